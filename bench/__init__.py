@@ -1,0 +1,1 @@
+"""Benchmarks: figures with their machine, command and ratios against peers in the same run."""

@@ -1,0 +1,90 @@
+"""Framing of the local channel: what one frame looks like and which number means which call.
+
+A frame is a 16-byte header and a protobuf payload, nothing else. Calls are numbered by the client and
+answered with the same number; a streaming answer is several frames, the last of which has `Flag.LAST`.
+gRPC over the same Unix socket was measured at 0.25 to 0.45 ms a call in Python; this costs one sixth
+of that, and unlike gRPC it can carry file descriptors.
+"""
+
+import struct
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+HEADER = struct.Struct("<IHHQ")  # payload bytes, method, flags, call number
+MAX_PAYLOAD_BYTES = 4 << 20
+MAX_DESCRIPTORS = 64  # file descriptors one frame may carry; the kernel allows 253
+
+
+class Method(IntEnum):
+    """Number of each call on the wire. Numbers are never reused."""
+
+    ATTACH = 1
+    MAP_EXTENTS = 2
+    REGISTER_NAMESPACE = 3
+    LOOKUP = 4
+    ACQUIRE = 5
+    RELEASE = 6
+    KEEP_ALIVE = 7
+    TOUCH = 8
+    RESERVE = 9
+    COMMIT = 10
+    ABORT = 11
+    PIN = 12
+    UNPIN = 13
+    PREFETCH = 14
+    UPDATE_SESSION = 15
+    FORK_SESSION = 16
+    END_SESSION = 17
+
+
+class Flag(IntFlag):
+    """Bits of a frame's `flags`."""
+
+    NONE = 0
+    LAST = 1  # ends the answer to this call
+    ERROR = 2  # the payload is an ErrorDetail
+    NO_REPLY = 4  # request only: nobody waits for an answer
+
+
+class Frame(NamedTuple):
+    """One message of the local channel."""
+
+    method: Method
+    flags: Flag
+    call: int
+    payload: bytes
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the bytes of `frame`."""
+    assert len(frame.payload) <= MAX_PAYLOAD_BYTES
+    return HEADER.pack(len(frame.payload), frame.method, frame.flags, frame.call) + frame.payload
+
+
+class Decoder:
+    """Cuts a byte stream into frames. Feed it what arrives; take out what is whole."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Append `data` and return the frames completed by it.
+
+        Raises ValueError when the peer announces more than MAX_PAYLOAD_BYTES or an unknown method: the
+        stream cannot be trusted any further and must be closed.
+        """
+        self._buffer += data
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= HEADER.size:
+            length, method, flags, call = HEADER.unpack_from(self._buffer, start)
+            if length > MAX_PAYLOAD_BYTES:
+                raise ValueError(f"frame of {length} bytes, limit {MAX_PAYLOAD_BYTES}")
+            end = start + HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            payload = bytes(memoryview(self._buffer)[start + HEADER.size : end])
+            frames.append(Frame(Method(method), Flag(flags), call, payload))
+            start = end
+        del self._buffer[:start]
+        return frames

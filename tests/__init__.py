@@ -1,0 +1,1 @@
+"""Tests: deterministic, on real components, able to fail."""

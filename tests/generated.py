@@ -1,0 +1,78 @@
+"""Everything in the repository that is generated, and the one command that writes or checks it.
+
+    python -m tests.generated --write     (make proto, make docs)
+    python -m tests.generated --check     (make check; exit 1 and a list when something is stale)
+
+A generated file is committed, so that users need no generator; this module is why it cannot drift.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc_tools
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTO = ROOT / "proto"
+
+
+def wire_stubs() -> Iterator[tuple[Path, bytes]]:
+    """Yield (path, content) of the Python modules and typed stubs of every .proto file."""
+    # protoc looks for the mypy plug-ins on PATH; they are installed beside this interpreter.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with tempfile.TemporaryDirectory() as out:
+        names = sorted(str(p.relative_to(PROTO)) for p in PROTO.glob("kvtier/v1/*.proto"))
+        arguments = [
+            "protoc",
+            f"--proto_path={PROTO}",
+            f"--proto_path={Path(grpc_tools.__file__).parent / '_proto'}",
+            f"--python_out={out}",
+            f"--grpc_python_out={out}",
+            f"--mypy_out={out}",
+            f"--mypy_grpc_out={out}",
+            *names,
+        ]
+        if protoc.main(arguments) != 0:
+            raise SystemExit("protoc refused the .proto files; its message is above")
+        for made in sorted(Path(out).glob("kvtier/v1/*")):
+            yield PROTO / "kvtier" / "v1" / made.name, made.read_bytes()
+
+
+GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [wire_stubs]
+
+
+def stale() -> list[Path]:
+    """Return the generated files whose committed content differs from what would be written."""
+    return [
+        path
+        for generate in GENERATORS
+        for path, content in generate()
+        if not path.exists() or path.read_bytes() != content
+    ]
+
+
+def write() -> None:
+    """Write every generated file."""
+    for generate in GENERATORS:
+        for path, content in generate():
+            path.write_bytes(content)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--write", action="store_true")
+    mode.add_argument("--check", action="store_true")
+    if parser.parse_args().write:
+        write()
+    elif behind := stale():
+        listing = "\n".join(f"  {path.relative_to(ROOT)}" for path in behind)
+        sys.exit(f"stale, run `make proto docs`:\n{listing}")
+
+
+if __name__ == "__main__":
+    main()

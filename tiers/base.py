@@ -1,0 +1,172 @@
+"""The contract of a tier: a room that keeps the books and an engine that moves the bytes.
+
+The two halves are separate objects on purpose. The *room* is pure bookkeeping (which places are free); the
+planner owns it, so that placement is a deterministic decision and the simulator runs the very same
+code. The *engine* touches memory, files or a GPU and knows nothing of policy; the mover drives it. A
+tier with both in one object was rejected: either the planner would do I/O or the simulator would need
+a second allocator.
+
+Life of a place:
+
+    reserve -> write -> (visible) -> read ... -> retract -> release
+
+`reserve` and `release` are the room's, `write`, `publish`, `read`, `retract` the engine's.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeAlias
+
+from .block import FragmentLabel, Tier
+
+Buffer: TypeAlias = memoryview  # one-dimensional, contiguous, of bytes
+
+
+class Cause(Enum):
+    """Why a copy did not land. Every one of them is a miss, counted under this name."""
+
+    IO_ERROR = "io_error"
+    SHORT_TRANSFER = "short_transfer"
+    WRONG_IDENTITY = "wrong_identity"  # the record there is another one
+    WRONG_CHECKSUM = "wrong_checksum"  # the record there is this one, its bytes are not
+    NO_SPACE = "no_space"
+    CANCELLED = "cancelled"
+    SOURCE_GONE = "source_gone"  # the staging extent or device went away with its client
+    TIER_OFFLINE = "tier_offline"
+
+
+class CopyError(Exception):
+    """A copy of one fragment failed; `cause` says why. Never carries payload bytes in its message."""
+
+    def __init__(self, cause: Cause, detail: str = "") -> None:
+        super().__init__(f"{cause.value}: {detail}" if detail else cause.value)
+        self.cause = cause
+
+
+class CopyOutcome(NamedTuple):
+    """How one copy ended: with the payload's checksum, or with a cause."""
+
+    cause: Cause | None
+    checksum: bytes = b""  # xxh3-128 of the raw payload, when the copy took or verified it
+
+
+@dataclass(slots=True)
+class RoomStatistics:
+    """Books of a room, in bytes. `free + reserved + used + condemned == capacity` is the owner's to
+    keep; a room itself knows free and taken."""
+
+    capacity_bytes: int
+    free_bytes: int
+    taken_bytes: int
+    wasted_bytes: int = 0  # taken, but not by payload: rounding, headers, holes
+
+
+class Room(Protocol):
+    """Which places of a tier are free. Pure, deterministic, no I/O."""
+
+    def reserve(self, domain: int, num_bytes: int) -> int | None:
+        """Take a place for a fragment of `num_bytes` of isolation domain `domain`; None when there is
+        none. Mutates the books; amortised O(1)."""
+        ...
+
+    def release(self, place: int, num_bytes: int) -> None:
+        """Give `place`, reserved for `num_bytes`, back. The caller promises that nobody reads or writes it any more."""
+        ...
+
+    def settle(self, place: int) -> None:
+        """Say that the copy into `place` ended, well or not."""
+        ...
+
+    def can_hold(self, num_bytes: int) -> bool:
+        """Whether a fragment of this size can ever be placed here."""
+        ...
+
+    def statistics(self) -> RoomStatistics:
+        """Return the books as they stand."""
+        ...
+
+    def check_integrity(self) -> list[str]:
+        """Audit the books; return the problems in words, empty when there are none."""
+        ...
+
+
+@dataclass(slots=True)
+class EngineStatistics:
+    """What an engine did since it was opened."""
+
+    backend: str
+    num_reads: int = 0
+    num_writes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    failures: dict[Cause, int] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Moves bytes in and out of the places of one tier. Thread-safe; long calls release the GIL."""
+
+    tier: Tier
+
+    def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
+        """Store `payload` (len == label.raw_length) at `place`; return its xxh3-128 checksum.
+
+        The checksum is taken from *the stored copy* when `label.checksum` is empty, because a client
+        can change its staging extent during the copy; otherwise `label.checksum` is carried unchanged.
+        The fragment is not readable before `publish`. Raises CopyError.
+        """
+        ...
+
+    def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
+        """Fill `into` with the payload at `place` after comparing identity, and the checksum where this
+        tier could have lost it. On any doubt raises CopyError; `into` is then undefined."""
+        ...
+
+    def publish(self, place: int, label: FragmentLabel) -> None:
+        """Make the fragment at `place` readable under its label. Cheap; called on the event loop."""
+        ...
+
+    def retract(self, place: int) -> None:
+        """Make `place` unreadable. Cheap; called on the event loop before the place is reused."""
+        ...
+
+    def statistics(self) -> EngineStatistics:
+        """Return counters."""
+        ...
+
+    def check_integrity(self) -> list[str]:
+        """Audit the engine's own state; return problems in words."""
+        ...
+
+    def close(self) -> None:
+        """Release memory, files and threads. Idempotent."""
+        ...
+
+
+class MemoryEngine(Engine, Protocol):
+    """A tier whose places are addressable by this process: copies from and to it need no bounce."""
+
+    def view(self, place: int, length: int) -> Buffer:
+        """Return the `length` bytes at `place`, writable, without copying. Valid until `close`."""
+        ...
+
+
+class CopyItem(NamedTuple):
+    """One fragment to copy. Places belong to the source and target tier of the batch."""
+
+    source: int  # place, or offset in the staging extent
+    target: int
+    label: FragmentLabel
+
+
+class Copier(Protocol):
+    """Executes batches of copies of one edge asynchronously. Completion is an event, never a wait.
+
+    Host memory and NVMe copy in worker threads; a GPU enqueues on a stream and completes by CUDA
+    event. Within one batch, outcomes are in the order of the items.
+    """
+
+    def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
+        """Begin copying `items`; the future completes when every item has ended, well or not."""
+        ...

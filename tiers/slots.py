@@ -1,0 +1,144 @@
+"""SlotPool: the room of a memory tier. Extents cut into equal slots, all books in plain lists.
+
+An extent is bound to one isolation domain for its whole life (a client's mapping of it cannot be
+revoked) and to one slot size while any of its slots is taken. Fragments of one namespace are all about the
+same size, so slabs of equal slots waste less than a general allocator and never fragment; a buddy or
+offset allocator was rejected for its worst case just above a power of two.
+
+Freed slots are reused last-in first-out, because their lines and TLB entries are the warmest.
+"""
+
+from dataclasses import dataclass, field
+
+from ..v1.shm import MIN_SLOT_BYTES, extent_of, place_of, slot_bytes_for, slot_of
+from .base import RoomStatistics
+
+_UNBOUND = -1
+
+
+@dataclass(slots=True)
+class _Extent:
+    domain: int = _UNBOUND
+    slot_bytes: int = 0  # 0 while the extent is empty and uncut
+    free: list[int] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+
+
+class SlotPool:
+    """Books of `num_extents` extents of `extent_bytes` data bytes each.
+
+    Mutated by `reserve` and `release` only. `check_integrity` proves that every slot is either free or
+    taken and that the byte counts follow.
+    """
+
+    def __init__(self, num_extents: int, extent_bytes: int) -> None:
+        assert num_extents > 0
+        assert extent_bytes >= MIN_SLOT_BYTES
+        self.extent_bytes = extent_bytes
+        self._extents = [_Extent() for _ in range(num_extents)]
+        self._uncut_unbound = list(range(num_extents - 1, -1, -1))
+        self._uncut_of_domain: dict[int, list[int]] = {}
+        # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.
+        self._open: dict[tuple[int, int], dict[int, None]] = {}
+        self._taken_bytes = 0
+
+    def can_hold(self, num_bytes: int) -> bool:
+        """Whether a fragment of this size fits an extent."""
+        return num_bytes > 0 and slot_bytes_for(num_bytes) <= self.extent_bytes
+
+    def reserve(self, domain: int, num_bytes: int) -> int | None:
+        """Take a slot of at least `num_bytes` for `domain`; None when no extent has one."""
+        slot_bytes = slot_bytes_for(num_bytes)
+        key = (domain, slot_bytes)
+        candidates = self._open.get(key)
+        if not candidates:
+            number = self._cut(domain, slot_bytes)
+            if number is None:
+                return None
+            candidates = self._open.setdefault(key, {})
+            candidates[number] = None
+        number = next(iter(candidates))
+        extent = self._extents[number]
+        slot = extent.free.pop()
+        extent.taken.add(slot)
+        if not extent.free:
+            del candidates[number]
+        self._taken_bytes += slot_bytes
+        return place_of(number, slot)
+
+    def release(self, place: int, num_bytes: int) -> None:
+        """Give a slot back. An extent that becomes empty may be cut anew, for the same domain."""
+        number, slot = extent_of(place), slot_of(place)
+        extent = self._extents[number]
+        assert slot_bytes_for(num_bytes) == extent.slot_bytes
+        assert slot in extent.taken, f"slot {number}/{slot} is not taken"
+        extent.taken.remove(slot)
+        extent.free.append(slot)
+        self._taken_bytes -= extent.slot_bytes
+        key = (extent.domain, extent.slot_bytes)
+        if extent.taken:
+            self._open.setdefault(key, {})[number] = None
+        else:
+            self._open.get(key, {}).pop(number, None)
+            extent.slot_bytes = 0
+            extent.free.clear()
+            self._uncut_of_domain.setdefault(extent.domain, []).append(number)
+
+    def settle(self, place: int) -> None:
+        """Nothing to do: a slot does not care whether its bytes have landed."""
+
+    def offset_of(self, place: int) -> int:
+        """Return the byte offset of a taken slot in its extent."""
+        return slot_of(place) * self._extents[extent_of(place)].slot_bytes
+
+    def domain_of_extent(self, number: int) -> int | None:
+        """Return the domain an extent is bound to, None before its first use."""
+        if not 0 <= number < len(self._extents):
+            return None
+        domain = self._extents[number].domain
+        return None if domain == _UNBOUND else domain
+
+    def statistics(self) -> RoomStatistics:
+        """Return the books; slots of uncut extents count as free in full."""
+        capacity = len(self._extents) * self.extent_bytes
+        return RoomStatistics(capacity, capacity - self._taken_bytes, self._taken_bytes)
+
+    def check_integrity(self) -> list[str]:
+        """Audit: slots free xor taken, open sets exact, byte count equal to the sum of slots."""
+        problems = []
+        total = 0
+        uncut = {*self._uncut_unbound, *(n for ns in self._uncut_of_domain.values() for n in ns)}
+        for number, extent in enumerate(self._extents):
+            total += len(extent.taken) * extent.slot_bytes
+            if (extent.slot_bytes == 0) != (number in uncut):
+                problems.append(
+                    f"extent {number}: cut={extent.slot_bytes != 0}, listed uncut={number in uncut}"
+                )
+            if extent.slot_bytes == 0:
+                continue
+            slots = sorted([*extent.free, *extent.taken])
+            if slots != list(range(self.extent_bytes // extent.slot_bytes)):
+                problems.append(f"extent {number}: free + taken are not each slot once")
+            is_open = number in self._open.get((extent.domain, extent.slot_bytes), {})
+            if is_open != bool(extent.free):
+                problems.append(f"extent {number}: open={is_open}, free slots={len(extent.free)}")
+        if total != self._taken_bytes:
+            problems.append(f"taken_bytes {self._taken_bytes} != sum over slots {total}")
+        return problems
+
+    def _cut(self, domain: int, slot_bytes: int) -> int | None:
+        """Cut an empty extent into slots, one already of this domain if there is any."""
+        if slot_bytes > self.extent_bytes:
+            return None
+        of_domain = self._uncut_of_domain.get(domain)
+        if of_domain:
+            number = of_domain.pop()
+        elif self._uncut_unbound:
+            number = self._uncut_unbound.pop()
+        else:
+            return None
+        extent = self._extents[number]
+        extent.domain = domain
+        extent.slot_bytes = slot_bytes
+        extent.free = list(range(self.extent_bytes // slot_bytes - 1, -1, -1))
+        return number
