@@ -1,0 +1,50 @@
+"""PlannerOptions: every limit and default of the pure core, in one place.
+
+Everything is bounded (invariant 8): beyond a limit the answer is RESOURCE_EXHAUSTED, never a longer queue.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """Limits and defaults. Immutable: a policy change makes a new one."""
+
+    max_blocks_per_request: int = 4096
+    max_namespaces: int = 1024
+    max_clients: int = 256
+    max_sessions: int = 65_536
+    max_leases_per_client: int = 4096
+    max_pins: int = 65_536
+    #: Share of a memory tier's capacity that leases and pins of one client may hold.
+    max_pinned_fraction: float = 0.5
+    #: Puts that may wait for room at the same time.
+    max_waiting_puts: int = 256
+
+    lease_ttl_s: float = 30.0
+    lease_ttl_max_s: float = 600.0
+    pin_ttl_max_s: float = 7 * 24 * 3600.0
+    #: After a lease's deadline, how long its holder may still release it before its slots are condemned.
+    lease_grace_s: float = 2.0
+    reservation_ttl_s: float = 10.0
+    #: Longest time a put waits for room when its caller gave no deadline.
+    put_wait_s: float = 5.0
+    session_idle_s: float = 3600.0
+
+    #: Share of capacity at which spilling starts, and at which it stops.
+    high_watermark: float = 0.90
+    low_watermark: float = 0.80
+    #: Bytes being spilled at one time, per tier. Enough to fill a device queue, little enough to plan anew often.
+    max_spill_bytes: int = 64 << 20
+    #: Free segments the cold store tries to keep ready.
+    min_free_segments: int = 2
+    #: Share of a segment that may be copied forward when it is reclaimed; the rest is dropped.
+    max_forward_fraction: float = 0.25
+
+    #: Remembered requests per client for answering a retry like the first try.
+    max_remembered_requests: int = 1024
+    #: Lines of the story kept for all blocks and sessions together.
+    max_story_lines: int = 100_000
+    #: Assumed until measured: what one edge moves per second, and how long it takes to begin.
+    default_bandwidth_bytes_per_s: float = 1e9
+    default_latency_s: float = 1e-3
