@@ -21,7 +21,7 @@ class _Extent:
     domain: int = _UNBOUND
     slot_bytes: int = 0  # 0 while the extent is empty and uncut
     free: list[int] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
+    taken: dict[int, int] = field(default_factory=dict)  # slot -> payload bytes it was reserved for
 
 
 class SlotPool:
@@ -34,6 +34,7 @@ class SlotPool:
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
         assert num_extents > 0
         assert extent_bytes >= MIN_SLOT_BYTES
+        self.num_extents = num_extents
         self.extent_bytes = extent_bytes
         self._extents = [_Extent() for _ in range(num_extents)]
         self._uncut_unbound = list(range(num_extents - 1, -1, -1))
@@ -41,6 +42,7 @@ class SlotPool:
         # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.
         self._open: dict[tuple[int, int], dict[int, None]] = {}
         self._taken_bytes = 0
+        self._payload_bytes = 0
 
     def can_hold(self, num_bytes: int) -> bool:
         """Whether a fragment of this size fits an extent."""
@@ -60,21 +62,22 @@ class SlotPool:
         number = next(iter(candidates))
         extent = self._extents[number]
         slot = extent.free.pop()
-        extent.taken.add(slot)
+        extent.taken[slot] = num_bytes
         if not extent.free:
             del candidates[number]
         self._taken_bytes += slot_bytes
+        self._payload_bytes += num_bytes
         return place_of(number, slot)
 
     def release(self, place: int, num_bytes: int) -> None:
         """Give a slot back. An extent that becomes empty may be cut anew, for the same domain."""
         number, slot = extent_of(place), slot_of(place)
         extent = self._extents[number]
-        assert slot_bytes_for(num_bytes) == extent.slot_bytes
-        assert slot in extent.taken, f"slot {number}/{slot} is not taken"
-        extent.taken.remove(slot)
+        reserved_bytes = extent.taken.pop(slot, None)
+        assert reserved_bytes == num_bytes, f"slot {number}/{slot} was taken for {reserved_bytes}"
         extent.free.append(slot)
         self._taken_bytes -= extent.slot_bytes
+        self._payload_bytes -= num_bytes
         key = (extent.domain, extent.slot_bytes)
         if extent.taken:
             self._open.setdefault(key, {})[number] = None
@@ -91,6 +94,14 @@ class SlotPool:
         """Return the byte offset of a taken slot in its extent."""
         return slot_of(place) * self._extents[extent_of(place)].slot_bytes
 
+    def slot_bytes_of(self, place: int) -> int:
+        """Return the size of the slot at `place`; 0 when its extent is not cut."""
+        return self._extents[extent_of(place)].slot_bytes
+
+    def is_taken(self, place: int) -> bool:
+        """Whether `place` is reserved."""
+        return slot_of(place) in self._extents[extent_of(place)].taken
+
     def domain_of_extent(self, number: int) -> int | None:
         """Return the domain an extent is bound to, None before its first use."""
         if not 0 <= number < len(self._extents):
@@ -101,15 +112,17 @@ class SlotPool:
     def statistics(self) -> RoomStatistics:
         """Return the books; slots of uncut extents count as free in full."""
         capacity = len(self._extents) * self.extent_bytes
-        return RoomStatistics(capacity, capacity - self._taken_bytes, self._taken_bytes)
+        taken = self._taken_bytes
+        return RoomStatistics(capacity, capacity - taken, taken, taken - self._payload_bytes)
 
     def check_integrity(self) -> list[str]:
         """Audit: slots free xor taken, open sets exact, byte count equal to the sum of slots."""
         problems = []
-        total = 0
+        total = payload = 0
         uncut = {*self._uncut_unbound, *(n for ns in self._uncut_of_domain.values() for n in ns)}
         for number, extent in enumerate(self._extents):
             total += len(extent.taken) * extent.slot_bytes
+            payload += sum(extent.taken.values())
             if (extent.slot_bytes == 0) != (number in uncut):
                 problems.append(
                     f"extent {number}: cut={extent.slot_bytes != 0}, listed uncut={number in uncut}"
@@ -124,6 +137,8 @@ class SlotPool:
                 problems.append(f"extent {number}: open={is_open}, free slots={len(extent.free)}")
         if total != self._taken_bytes:
             problems.append(f"taken_bytes {self._taken_bytes} != sum over slots {total}")
+        if payload != self._payload_bytes:
+            problems.append(f"payload_bytes {self._payload_bytes} != sum over slots {payload}")
         return problems
 
     def _cut(self, domain: int, slot_bytes: int) -> int | None:

@@ -1,0 +1,128 @@
+"""Edges: how a list of fragments gets from one tier of the host to another.
+
+Edges differ only in who can show its bytes: a source that has `view` (memory, staging) is written to the
+target from where it lies; one that has not (nvme) reads straight into the target's own pages. So no edge
+needs a bounce buffer, and a new tier needs no new edge. An engine that offers batches gets the batch.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, cast
+
+from .base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
+from .block import FragmentLabel
+
+Transfer: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, who, and the bytes or where they go
+TransferAll: TypeAlias = Callable[[list[Transfer]], list[CopyOutcome]]
+Run: TypeAlias = Callable[[Sequence[CopyItem]], list[CopyOutcome]]
+Verify: TypeAlias = Callable[..., int]  # (place, label, expected generation) -> generation
+
+
+class Viewable(Protocol):
+    """Memory in this process: a memory tier, or a client's staging extent.
+
+    One whose places are recycled also has `verify(place, label, generation=None) -> generation`.
+    """
+
+    def view(self, place: int, length: int, /) -> Buffer:
+        """Return the bytes at `place`; raises CopyError."""
+        ...
+
+
+class Readable(Protocol):
+    """A source that must be read. May also have `read_batch(list[Transfer]) -> list[CopyOutcome]`."""
+
+    def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
+        """Fill `into`; raises CopyError."""
+        ...
+
+
+class Writable(Protocol):
+    """A target that takes payloads. May also have `write_batch(list[Transfer]) -> list[CopyOutcome]`."""
+
+    def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
+        """Store `payload`, return its checksum; raises CopyError."""
+        ...
+
+
+def cause_of(error: Exception) -> Cause:
+    """Return the cause of an operating error; raises it again when it is a programmer's."""
+    if isinstance(error, CopyError):
+        return error.cause
+    if isinstance(error, MemoryError):
+        return Cause.NO_SPACE
+    if isinstance(error, OSError):
+        return Cause.NO_SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.IO_ERROR
+    raise error
+
+
+def edge(source: Viewable | Readable, target: Viewable | Writable) -> Run:
+    """Return the function that copies items over this edge: push what lies in memory, pull what does not."""
+    if hasattr(source, "view"):
+        writable = cast(Writable, target)
+        write = getattr(target, "write_batch", None) or _each(writable.write)
+        verify = getattr(source, "verify", None)
+        return lambda items: _push(cast(Viewable, source), verify, write, items)
+    assert hasattr(target, "view"), "one end of a host edge must be memory"
+    read = getattr(source, "read_batch", None) or _each(cast(Readable, source).read)
+    return lambda items: _pull(read, cast(Viewable, target), items)
+
+
+def _each(transfer: Callable[[int, FragmentLabel, Buffer], bytes | None]) -> TransferAll:
+    """Make a batch call of a call for one place."""
+
+    def transfer_each(transfers: list[Transfer]) -> list[CopyOutcome]:
+        outcomes = []
+        for place, label, buffer in transfers:
+            try:
+                digest = transfer(place, label, buffer)
+                outcomes.append(CopyOutcome(None, digest or label.checksum))
+            except Exception as error:
+                outcomes.append(CopyOutcome(cause_of(error)))
+        return outcomes
+
+    return transfer_each
+
+
+def _push(
+    source: Viewable,
+    verify: Verify | None,
+    write: TransferAll,
+    items: Sequence[CopyItem],
+) -> list[CopyOutcome]:
+    """Write each item from where it lies in the source, whose identity is compared before and after."""
+    outcomes = [CopyOutcome(Cause.CANCELLED)] * len(items)
+    opened: list[tuple[int, int]] = []  # position in the batch, generation in the source
+    transfers: list[Transfer] = []
+    for position, item in enumerate(items):
+        try:
+            generation = verify(item.source, item.label) if verify else 0
+            transfers.append((item.target, item.label, source.view(item.source, item.label.raw_length)))
+            opened.append((position, generation))
+        except Exception as error:
+            outcomes[position] = CopyOutcome(cause_of(error))
+    for (position, generation), outcome in zip(opened, write(transfers), strict=True):
+        outcomes[position] = outcome
+        if verify and outcome.cause is None:
+            try:
+                verify(items[position].source, items[position].label, generation)
+            except CopyError as error:
+                outcomes[position] = CopyOutcome(error.cause)
+    return outcomes
+
+
+def _pull(read: TransferAll, target: Viewable, items: Sequence[CopyItem]) -> list[CopyOutcome]:
+    """Read each item from the source into the target's own pages."""
+    outcomes = [CopyOutcome(Cause.CANCELLED)] * len(items)
+    opened: list[int] = []
+    transfers: list[Transfer] = []
+    for position, item in enumerate(items):
+        try:
+            transfers.append((item.source, item.label, target.view(item.target, item.label.raw_length)))
+            opened.append(position)
+        except Exception as error:
+            outcomes[position] = CopyOutcome(cause_of(error))
+    for position, (cause, digest) in zip(opened, read(transfers), strict=True):
+        known = digest or (b"" if cause else items[position].label.checksum)
+        outcomes[position] = CopyOutcome(cause, known)
+    return outcomes

@@ -1,0 +1,52 @@
+"""The three things that are done to every byte: copy it, hash it, or both in one pass.
+
+All release the GIL where that pays. numpy does the copying because `copyto` runs libc's memcpy without
+the GIL at 0.7 us a call; ctypes costs 1 us more. Below 32 KiB a plain slice assignment is used: it keeps the
+GIL, but for less than 2 us, which is less than handing it over.
+
+Rejected by measurement: splitting one large copy over threads (slower at 8 MiB, 1.3 times faster at
+32 MiB, and both cores are busy with other fragments anyway); hashing after the whole copy (a 32 MiB
+payload has left the cache by then: 12 instead of 17 GB/s).
+"""
+
+import numpy as np
+import xxhash
+
+from .base import Buffer
+
+_SLICE_BYTES = 32 << 10
+CHUNK_BYTES = 512 << 10  # half a common level 2 cache: the copy is still warm when it is hashed
+
+
+def copy(into: Buffer, source: Buffer) -> None:
+    """Copy `source` into `into`; both are contiguous bytes of equal length."""
+    assert len(into) == len(source), f"{len(source)} bytes into {len(into)}"
+    if len(into) <= _SLICE_BYTES:
+        into[:] = source
+    else:
+        np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def checksum(buffer: Buffer) -> bytes:
+    """Return the xxh3-128 of `buffer`, 16 bytes, in the canonical (big-endian) form."""
+    return xxhash.xxh3_128_digest(buffer)
+
+
+def copy_and_checksum(into: Buffer, source: Buffer) -> bytes:
+    """Copy `source` into `into` and return the xxh3-128 of *the copy*.
+
+    Never of `source`: that may be a client's staging extent, which the client can change while we
+    copy. What was hashed is then exactly what is stored, whatever the client does.
+    """
+    if len(into) <= CHUNK_BYTES:
+        copy(into, source)
+        return xxhash.xxh3_128_digest(into)
+    assert len(into) == len(source), f"{len(source)} bytes into {len(into)}"
+    target = np.frombuffer(into, np.uint8)
+    origin = np.frombuffer(source, np.uint8)
+    hasher = xxhash.xxh3_128()
+    for start in range(0, len(into), CHUNK_BYTES):
+        chunk = target[start : start + CHUNK_BYTES]
+        np.copyto(chunk, origin[start : start + CHUNK_BYTES])
+        hasher.update(chunk)
+    return hasher.digest()
