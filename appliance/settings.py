@@ -1,0 +1,307 @@
+"""Settings: what an administrator may choose, as one checked, frozen value.
+
+Keys are words of DESIGN; values carry their unit (`64GiB`, `30s`, `90%`), so keys do not; the attributes
+behind them do (`capacity` -> `capacity_bytes`). Everything is checked before the daemon touches memory or
+disk, and every refusal says where it was written and what to write instead. An unknown key is an error:
+a misspelt limit that is silently ignored is the most expensive kind of default.
+
+    settings = Settings.load(Path("policy.yaml"), overrides=["tiers.dram.capacity=1GiB"])
+    settings.tiers.dram.num_extents
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
+from . import settings_sources, units
+from .addresses import default_address
+from .core.options import PlannerOptions
+from .settings_fields import (
+    Addresses,
+    Bytes,
+    Count,
+    Directory,
+    Fraction,
+    Nodes,
+    Seconds,
+    Switch,
+    refuse,
+    require_multiple,
+)
+from .settings_sources import SettingsError
+
+__all__ = [
+    "DramTier",
+    "HbmTier",
+    "Leases",
+    "Limits",
+    "NvmeTier",
+    "Settings",
+    "SettingsError",
+    "Tiers",
+    "Watermarks",
+]
+
+MAX_EXTENTS = 16_384  # each is a descriptor and a mapping, here and in every client
+MIN_SEGMENTS = 3  # one to fill, one to reclaim, one to reclaim into
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class _MemoryTier(_Model):
+    capacity_bytes: Bytes = Field(1 << 30, alias="capacity")
+    """Memory to take at start. Whole extents are used; what is left over is not taken."""
+    extent_bytes: Bytes = Field(64 << 20, alias="extent")
+    """Unit in which memory is taken and handed to clients, a multiple of 2MiB. No fragment can be larger."""
+
+    @property
+    def num_extents(self) -> int:
+        """Number of extents this tier has."""
+        return self.capacity_bytes // self.extent_bytes
+
+    @model_validator(mode="after")
+    def _check_extents(self) -> Self:
+        require_multiple("extent", self.extent_bytes, HUGE_PAGE_BYTES)
+        capacity, extent = units.format_bytes(self.capacity_bytes), units.format_bytes(self.extent_bytes)
+        if self.capacity_bytes < self.extent_bytes:
+            refuse(
+                "capacity", f"{capacity} is less than one extent of {extent}; raise capacity or lower extent"
+            )
+        if self.num_extents > MAX_EXTENTS:
+            enough = HUGE_PAGE_BYTES
+            while self.capacity_bytes // enough > MAX_EXTENTS:
+                enough *= 2
+            refuse(
+                "extent",
+                f"{capacity} in extents of {extent} are {self.num_extents} extents, limit {MAX_EXTENTS}; "
+                f"write {units.format_bytes(enough)}",
+            )
+        return self
+
+
+class HbmTier(_MemoryTier):
+    """The hot tier: memory that stands for a GPU's."""
+
+    backend: Literal["host"] = "host"
+    """What holds the bytes. `host` is ordinary memory of this process."""
+
+
+class DramTier(_MemoryTier):
+    """The warm tier: sealed shared memory that clients read in place."""
+
+    hugepages: Switch = "auto"
+    """2MiB pages: `auto` takes them where the host has them free, `on` insists, `off` never."""
+    lock: bool = False
+    """Keep the memory from being swapped out. Needs a large enough memlock limit or CAP_IPC_LOCK."""
+    numa_nodes: Nodes = []
+    """NUMA nodes to take the memory from, CXL nodes included. Empty: wherever the kernel likes."""
+
+
+class NvmeTier(_Model):
+    """The cold tier: append-only segment files."""
+
+    path: Directory
+    """Directory of the segment files, on the NVMe device. It belongs to one daemon at a time."""
+    capacity_bytes: Bytes = Field(alias="capacity")
+    """Disk space to use. Whole segments are used; what is left over is not."""
+    segment_bytes: Bytes = Field(64 << 20, alias="segment")
+    """Size of one segment file, a multiple of 4KiB. Space comes back a whole segment at a time."""
+    durability: Literal["none", "segment", "record"] = "segment"
+    """What is on the device before it counts: nothing, each full segment, or each record."""
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments this tier has."""
+        return self.capacity_bytes // self.segment_bytes
+
+    @model_validator(mode="after")
+    def _check_segments(self) -> Self:
+        require_multiple("segment", self.segment_bytes, PAGE_BYTES)
+        segment = units.format_bytes(self.segment_bytes)
+        if not 1 << 20 <= self.segment_bytes <= 16 << 30:
+            refuse("segment", f"{segment} is outside 1MiB to 16GiB; 64MiB suits most devices")
+        if self.num_segments < MIN_SEGMENTS:
+            least = units.format_bytes(MIN_SEGMENTS * self.segment_bytes)
+            refuse(
+                "capacity",
+                f"{units.format_bytes(self.capacity_bytes)} holds {self.num_segments} segments of {segment}, "
+                f"at least {MIN_SEGMENTS} are needed; write {least} or more, or lower segment",
+            )
+        return self
+
+
+class Tiers(_Model):
+    """Where bytes live, fastest first."""
+
+    hbm: HbmTier | None = None
+    """The hot tier; null for none."""
+    dram: DramTier = DramTier()
+    """The warm tier. There is always one: it is what clients read."""
+    nvme: NvmeTier | None = None
+    """The cold tier; null for none, then what leaves dram is gone."""
+
+
+class Watermarks(_Model):
+    """When a tier makes room before it must."""
+
+    high: Fraction = 0.90
+    """Share of capacity at which spilling starts."""
+    low: Fraction = 0.80
+    """Share of capacity at which spilling stops."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        low, high = units.format_fraction(self.low), units.format_fraction(self.high)
+        if self.low >= self.high:
+            refuse("low", f"{low} is not below high ({high}); lower low or raise high")
+        return self
+
+
+class Leases(_Model):
+    """How long promises last."""
+
+    ttl_s: Seconds = Field(30.0, alias="ttl")
+    """A lease's life when its caller names none."""
+    ttl_max_s: Seconds = Field(600.0, alias="ttl_max")
+    """The longest life a caller may ask for."""
+    grace_s: Seconds = Field(2.0, alias="grace")
+    """After a lease's deadline, how long its holder may still release it."""
+    pin_ttl_max_s: Seconds = Field(7 * 86_400.0, alias="pin_ttl_max")
+    """The longest life of a pin."""
+    reservation_ttl_s: Seconds = Field(10.0, alias="reservation_ttl")
+    """How long room reserved for a put is held when its caller gave no deadline."""
+    client_ttl_s: Seconds = Field(60.0, alias="client_ttl")
+    """Silence after which a client without a local connection counts as gone."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        for key in ("ttl", "ttl_max", "pin_ttl_max", "reservation_ttl", "client_ttl"):
+            if getattr(self, f"{key}_s") <= 0:
+                refuse(key, "must be longer than 0s")
+        if self.ttl_s > self.ttl_max_s:
+            ttl, longest = units.format_duration(self.ttl_s), units.format_duration(self.ttl_max_s)
+            refuse("ttl", f"{ttl} is longer than ttl_max ({longest}); lower ttl or raise ttl_max")
+        return self
+
+
+class Limits(_Model):
+    """What bounds every queue and table; beyond it the answer is RESOURCE_EXHAUSTED."""
+
+    max_clients: Count = 256
+    """Clients at the same time."""
+    max_concurrent_rpcs: Count = 256
+    """gRPC calls in progress at the same time, watchers included."""
+    max_blocks_per_request: Annotated[int, Field(ge=1, le=4096)] = 4096
+    """Blocks one call may name."""
+    staging_per_client_bytes: Bytes = Field(64 << 20, alias="staging_per_client")
+    """Largest staging extent a client gets, a multiple of 4KiB."""
+    max_stream_put_bytes: Bytes = Field(256 << 20, alias="max_stream_put")
+    """Payload of one put through gRPC; it is held in memory meanwhile."""
+    max_namespaces: Count = 1024
+    """Namespaces in one life of the daemon."""
+    max_sessions: Count = 65_536
+    """Sessions at the same time."""
+    max_leases_per_client: Count = 4096
+    """Leases one client may hold."""
+    max_pins: Count = 65_536
+    """Pins at the same time."""
+    max_pinned: Fraction = 0.5
+    """Share of a memory tier that leases and pins of one client may hold."""
+    max_waiting_puts: Count = 256
+    """Puts that may wait for room at the same time."""
+    put_wait_s: Seconds = Field(5.0, alias="put_wait")
+    """Longest time a put waits for room when its caller gave no deadline."""
+    session_idle_s: Seconds = Field(3600.0, alias="session_idle")
+    """Silence after which a session counts as ended."""
+    max_copies_per_edge: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Batches of copies in flight between one pair of tiers."""
+    max_story_lines: Count = 100_000
+    """Lines of story remembered, for all blocks and sessions together."""
+    max_block_events: Count = 65_536
+    """Block events remembered for watchers that come back."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        require_multiple("staging_per_client", self.staging_per_client_bytes, PAGE_BYTES)
+        if self.max_stream_put_bytes < 1 << 20:
+            refuse("max_stream_put", f"{units.format_bytes(self.max_stream_put_bytes)} is less than 1MiB")
+        if self.max_pinned == 0:
+            refuse("max_pinned", "0% lets nobody read; write 50%")
+        return self
+
+
+class Settings(_Model):
+    """Everything an administrator may choose."""
+
+    schema_version: Literal[1] = 1
+    """Version of this file's format."""
+    listen: Addresses = Field(default_factory=lambda: [default_address(os.environ)])
+    """Addresses to serve gRPC on: unix:///absolute/path or host:port."""
+    tiers: Tiers = Tiers()
+    """Where bytes live."""
+    watermarks: Watermarks = Watermarks()
+    """When a tier makes room."""
+    leases: Leases = Leases()
+    """How long promises last."""
+    limits: Limits = Limits()
+    """What bounds every queue and table."""
+    reflection: bool = True
+    """Describe the services to tools such as grpcurl."""
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        overrides: Iterable[str] = (),
+    ) -> Self:
+        """Read settings: `overrides` (KEY.KEY=VALUE) > `env` (default: this process's) > file > defaults.
+
+        Raises SettingsError, which names source, path and the fix of every problem found.
+        """
+        environment = os.environ if env is None else env
+        gathered = settings_sources.gather(cls, path, environment, overrides)
+        gathered.values.setdefault("listen", default_address(environment))
+        try:
+            return cls.model_validate(gathered.values)
+        except ValidationError as error:
+            raise settings_sources.explain(error, cls, gathered) from error
+
+    def canonical(self) -> dict[str, Any]:
+        """Return all settings, defaults included, as plain values in the units people write."""
+        return self.model_dump(by_alias=True)
+
+    def to_yaml(self) -> str:
+        """Return `canonical()` as YAML that `load` reads back as an equal value."""
+        return yaml.safe_dump(self.canonical(), sort_keys=False)
+
+    def planner_options(self) -> PlannerOptions:
+        """Return what the pure core needs of it."""
+        limits, leases = self.limits, self.leases
+        return PlannerOptions(
+            max_blocks_per_request=limits.max_blocks_per_request,
+            max_namespaces=limits.max_namespaces,
+            max_clients=limits.max_clients,
+            max_sessions=limits.max_sessions,
+            max_leases_per_client=limits.max_leases_per_client,
+            max_pins=limits.max_pins,
+            max_pinned_fraction=limits.max_pinned,
+            max_waiting_puts=limits.max_waiting_puts,
+            lease_ttl_s=leases.ttl_s,
+            lease_ttl_max_s=leases.ttl_max_s,
+            pin_ttl_max_s=leases.pin_ttl_max_s,
+            lease_grace_s=leases.grace_s,
+            reservation_ttl_s=leases.reservation_ttl_s,
+            put_wait_s=limits.put_wait_s,
+            session_idle_s=limits.session_idle_s,
+            high_watermark=self.watermarks.high,
+            low_watermark=self.watermarks.low,
+            max_story_lines=limits.max_story_lines,
+        )

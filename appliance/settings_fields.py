@@ -1,0 +1,92 @@
+"""The kinds of values settings are made of, and how a combination of them is refused.
+
+Each kind reads what people write, checks it, and is printed in one canonical way; the schema editors use
+says so too. Kept apart from settings.py, so that the settings read as the list they are.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from . import units
+from .addresses import check_address
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(units.parse_bytes),
+    PlainSerializer(units.format_bytes, return_type=str),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["64MiB", "256GiB"]}),
+]
+Seconds = Annotated[
+    float,
+    BeforeValidator(units.parse_duration),
+    PlainSerializer(units.format_duration, return_type=str),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["500ms", "30s", "10m"]}),
+]
+Fraction = Annotated[
+    float,
+    BeforeValidator(units.parse_fraction),
+    PlainSerializer(units.format_fraction, return_type=str),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["90%"]}),
+]
+
+
+def _directory(value: object) -> Path:
+    """Read an absolute path; `~` is not expanded, because a daemon has no home."""
+    if not isinstance(value, str | Path) or not Path(value).is_absolute():
+        raise ValueError(f"must be an absolute path such as /var/lib/kvtier; is {str(value)!r}")
+    return Path(value)
+
+
+def _switch(value: object) -> object:
+    """YAML reads a bare `on` or `off` as a truth value."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _unique_nodes(nodes: list[int]) -> list[int]:
+    for node in nodes:
+        if not 0 <= node < 1024 or nodes.count(node) > 1:
+            raise ValueError(f"must name each NUMA node once, as in `numactl --hardware`; is {nodes}")
+    return nodes
+
+
+def _addresses(value: object) -> list[str]:
+    """Read one address or a list of them."""
+    addresses = [value] if isinstance(value, str) else value
+    if not isinstance(addresses, list) or not addresses:
+        raise ValueError("must be an address or a list of them, such as unix:///run/kvtier/kvtier.sock")
+    checked = [check_address(address) for address in addresses]
+    if len(set(checked)) < len(checked):
+        raise ValueError(f"names an address twice: {', '.join(checked)}")
+    return checked
+
+
+Directory = Annotated[
+    Path,
+    BeforeValidator(_directory),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
+Addresses = Annotated[
+    list[str],
+    BeforeValidator(_addresses),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+Nodes = Annotated[list[int], AfterValidator(_unique_nodes)]
+Count = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+def refuse(key: str, sentence: str) -> NoReturn:
+    """Refuse a combination of fields; `key` is the one to change."""
+    raise PydanticCustomError("kvtier", "{sentence}", {"key": key, "sentence": sentence})
+
+
+def require_multiple(key: str, num_bytes: int, step_bytes: int) -> None:
+    """Refuse a size that is zero or no multiple of a step."""
+    if num_bytes == 0 or num_bytes % step_bytes:
+        near_bytes = (-(-num_bytes // step_bytes) or 1) * step_bytes
+        step, near = units.format_bytes(step_bytes), units.format_bytes(near_bytes)
+        refuse(key, f"{units.format_bytes(num_bytes)} is not a multiple of {step}; write {near}")

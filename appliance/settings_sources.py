@@ -1,0 +1,192 @@
+"""Where settings come from, and how a refusal names the place: flag > environment > file > default.
+
+The sources are overlaid into one tree of plain values before the model sees it, and every value keeps
+the name of its source (`policy.yaml:7`, `KVTIER_LEASES__TTL`, `--set leases.ttl`). pydantic-settings was
+rejected: it overlays, but forgets where a value came from, and an error that does not say where is half
+an error.
+
+Only variables whose first word is a setting are read (`KVTIER_TIERS__DRAM__CAPACITY`, two underscores
+between keys). Kubernetes injects `KVTIER_PORT`, `KVTIER_SERVICE_HOST` and such into every pod that sits
+beside a Service named kvtier; refusing those would break exactly the users who did everything right.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from . import marked_yaml
+from .errors import StartError
+from .marked_yaml import KeyPath
+
+ENVIRONMENT_PREFIX = "KVTIER_"
+
+
+class Problem(NamedTuple):
+    """One thing wrong with the settings: where it was written, which setting, what to do."""
+
+    source: str  # "policy.yaml:7", "KVTIER_LEASES__TTL", "--set leases.ttl"
+    path: str  # "tiers.dram.capacity"; empty for the document itself
+    sentence: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in self if part)
+
+
+class SettingsError(StartError):
+    """The settings are refused, with every problem found. Its text has one line a problem."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = list(problems)
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Plain values of all sources, overlaid, and the source of each path that was written."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[KeyPath, str] = field(default_factory=dict)
+
+    def source_of(self, path: KeyPath) -> str:
+        """Return where `path`, or the nearest thing around it, was written."""
+        for length in range(len(path), -1, -1):
+            if source := self.sources.get(path[:length]):
+                return source
+        return "default"
+
+    def set(self, path: Sequence[str], value: object, source: str) -> None:
+        """Overlay one value. Mutates `values`. Raises SettingsError when `path` leads through a value."""
+        here = self.values
+        for depth, key in enumerate(path[:-1], 1):
+            if here.get(key) is None:
+                here[key] = {}
+            here = here[key]
+            if not isinstance(here, dict):
+                above = ".".join(path[:depth])
+                raise SettingsError(
+                    [Problem(source, ".".join(path), f"{above} is a value; nothing is below")]
+                )
+        here[path[-1]] = value
+        key_path = tuple(path)
+        for written in [p for p in self.sources if p[: len(key_path)] == key_path]:
+            del self.sources[written]
+        self.sources[key_path] = source
+
+
+def gather(
+    model: type[BaseModel], path: Path | None, environment: Mapping[str, str], overrides: Iterable[str]
+) -> Gathered:
+    """Overlay file, environment and `KEY.KEY=VALUE` overrides. Raises SettingsError."""
+    gathered = _read_file(path) if path is not None else Gathered()
+    known = {name.upper(): name for name in keys_of(model)}
+    for variable in sorted(environment):
+        words = variable.removeprefix(ENVIRONMENT_PREFIX).split("__")
+        if not variable.startswith(ENVIRONMENT_PREFIX) or words[0] not in known:
+            continue
+        keys = [word.lower() for word in words]
+        gathered.set(keys, _scalar(environment[variable], variable), variable)
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        source = f"--set {name}"
+        keys = name.strip().split(".")
+        if not equals or not all(keys):
+            raise SettingsError(
+                [Problem(f"--set {override}", "", "write it like --set tiers.dram.capacity=1GiB")]
+            )
+        gathered.set(keys, _scalar(text, source), source)
+    return gathered
+
+
+def _read_file(path: Path) -> Gathered:
+    try:
+        document = marked_yaml.read(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError([Problem(str(path), "", "is not UTF-8 text")]) from error
+    except marked_yaml.YamlError as error:
+        where = f"{path}:{error.line}" if error.line else str(path)
+        raise SettingsError([Problem(where, "", str(error))]) from error
+    if not isinstance(document.value, dict):
+        line = document.lines[()]
+        raise SettingsError([Problem(f"{path}:{line}", "", "a policy is a mapping, such as `tiers: ...`")])
+    sources = {key_path: f"{path}:{line}" for key_path, line in document.lines.items()}
+    return Gathered(document.value, sources)
+
+
+def _scalar(text: str, source: str) -> object:
+    """Read a value from outside a file in the language of the file: `64MiB`, `null`, `[0, 1]`."""
+    try:
+        return marked_yaml.read(text).value if text.strip() else ""
+    except marked_yaml.YamlError as error:
+        raise SettingsError([Problem(source, "", str(error))]) from error
+
+
+# ------------------------------------------------------------------------- errors, in our own words
+
+
+def explain(error: ValidationError, model: type[BaseModel], gathered: Gathered) -> SettingsError:
+    """Translate pydantic's refusal into problems that name source, path and what is allowed."""
+    problems = []
+    for detail in error.errors():
+        path: KeyPath = detail["loc"]
+        context = detail.get("ctx", {})
+        if "key" in context:  # a check of several fields says which one to change
+            path = (*path, context["key"])
+        sentence = _sentence(detail["type"], detail["msg"], detail["input"], context, model, path)
+        problems.append(Problem(gathered.source_of(path), ".".join(map(str, path)), sentence))
+    return SettingsError(problems)
+
+
+def _sentence(
+    kind: str, message: str, value: object, context: Mapping[str, Any], model: type[BaseModel], path: KeyPath
+) -> str:
+    """Return what is wrong with `value` and what would be right."""
+    match kind:
+        case "extra_forbidden":
+            allowed = keys_of(model_at(model, path[:-1]))
+            near = difflib.get_close_matches(str(path[-1]), allowed, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"unknown key; allowed here: {', '.join(allowed)}{hint}"
+        case "missing":
+            return f"must be given: {model_at(model, path[:-1]).model_fields[str(path[-1])].description}"
+        case "literal_error":
+            return f"must be {context['expected']}; is {value!r}"
+        case "model_type" | "model_attributes_type":
+            return (
+                f"must be a mapping with the keys {', '.join(keys_of(model_at(model, path)))}; is {value!r}"
+            )
+        case "bool_type":
+            return f"must be true or false; is {value!r}"
+        case "int_type":
+            return f"must be a whole number; is {value!r}"
+        case "list_type":
+            return f"must be a list, such as [0, 1]; is {value!r}"
+        case "value_error":
+            return str(context["error"])
+        case "kvtier":
+            return message
+        case _:
+            return f"{message.replace('Input should', 'must', 1)}; is {value!r}"
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """Return the keys a mapping of `model` may have in a file."""
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
+    """Return the model of the mapping at `path`, through optional ones. Raises KeyError."""
+    for key in path:
+        by_key = {info.alias or name: info for name, info in model.model_fields.items()}
+        annotation = by_key[str(key)].annotation
+        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return model
