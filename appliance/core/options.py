@@ -34,7 +34,8 @@ class PlannerOptions:
     #: Share of capacity at which spilling starts, and at which it stops.
     high_watermark: float = 0.90
     low_watermark: float = 0.80
-    #: Bytes being spilled at one time, per tier. Enough to fill a device queue, little enough to plan anew often.
+    #: Bytes being spilled at one time, per tier: enough to fill a device queue, little enough to
+    #: plan anew often.
     max_spill_bytes: int = 64 << 20
     #: Free segments the cold store tries to keep ready.
     min_free_segments: int = 2

@@ -1,0 +1,309 @@
+"""The catalog: the metadata of all blocks, in columns.
+
+A block is a row number; a fragment is a row number in a second table; one attribute is one `array`. At a
+million fragments an object per block would cost kilobytes and a garbage-collector pass per second;
+columns cost about 0.3 KiB a block (bench/catalog.py prints it) and survive `gc.freeze`. numpy columns were
+rejected for the live tables: reading one scalar costs three times as much as from `array`. They are
+used where a million rows arrive at once, in recovery.py.
+
+The prefix tree is in the columns too: parent, first child, siblings. A row exists as long as it has a
+place anywhere, a child, or somebody who keeps it; rows without bytes are a miss for everyone.
+
+`Catalog` only keeps the books; rules (who may be evicted) live in residency.py.
+"""
+
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier
+from .states import State
+
+TIERS: Final = (Tier.HBM, Tier.DRAM, Tier.NVME)
+NO_ROW: Final = -1
+
+
+@dataclass(slots=True)
+class Namespace:
+    """A registered namespace: its identity, its short name, and its rows by prefix hash."""
+
+    id: int
+    identity: NamespaceIdentity
+    domain: int
+    rows: dict[bytes, int]
+    #: Raw bytes of the fragment of each layer group.
+    fragment_bytes: tuple[int, ...]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.fragment_bytes)
+
+
+class Catalog:
+    """Columns of blocks and fragments. Public columns are read by everyone in the core and written by
+    `Catalog` and `Residency` only."""
+
+    def __init__(self) -> None:
+        self.namespaces: dict[int, Namespace] = {}
+        self.num_blocks = 0
+        # One entry per block row.
+        self.prefix_hash: list[bytes] = []
+        self.namespace_id = array("H")
+        self.serial = array("I")  # how often the row was reused; part of a row's handle
+        self.parent = array("i")
+        self.first_child = array("i")
+        self.next_sibling = array("i")
+        self.previous_sibling = array("i")
+        self.position = array("i")  # in the chain, from 0
+        self.first_fragment = array("i")
+        self.last_used = array("d")  # seconds
+        self.num_uses = array("I")
+        self.num_keepers = array("H")  # decoding sessions, puts being admitted: never evict while > 0
+        self.urgency = array("B")  # of the session that used it last
+        # Per tier: fragments with a place, fragments readable, holds on fragments, children with a place.
+        self.num_placed = [array("H") for _ in TIERS]
+        self.num_resident = [array("H") for _ in TIERS]
+        self.num_holds = [array("I") for _ in TIERS]
+        self.num_children_placed = [array("i") for _ in TIERS]
+        # One entry per fragment row.
+        self.block_of = array("i")
+        self.checksum_low = array("Q")
+        self.checksum_high = array("Q")
+        self.place = [array("q") for _ in TIERS]
+        self.state = [array("B") for _ in TIERS]
+        self.holds = [array("H") for _ in TIERS]
+        self._free_rows: list[int] = []
+        self._free_fragments: dict[int, list[int]] = {}  # by number of groups
+
+    # ---------------------------------------------------------------------------------- namespaces
+
+    def add_namespace(self, identity: NamespaceIdentity, domain: int) -> Namespace:
+        """Give `identity` the next short name. Ids start at 1 and are never reused in one life."""
+        geometry = identity.geometry
+        sizes = tuple(geometry.fragment_bytes(group) for group in range(geometry.num_groups))
+        namespace = Namespace(len(self.namespaces) + 1, identity, domain, {}, sizes)
+        self.namespaces[namespace.id] = namespace
+        return namespace
+
+    # ---------------------------------------------------------------------------------------- rows
+
+    def add(self, namespace: Namespace, prefix_hash: bytes, parent: int, now: float) -> int:
+        """Create the row of a block that is nowhere yet, linked under `parent`; return it."""
+        assert prefix_hash not in namespace.rows
+        row = self._free_rows.pop() if self._free_rows else self._grow_blocks()
+        namespace.rows[prefix_hash] = row
+        self.prefix_hash[row] = prefix_hash
+        self.namespace_id[row] = namespace.id
+        self.first_child[row] = NO_ROW
+        self.first_fragment[row] = self._take_fragments(namespace.num_groups, row)
+        self.last_used[row] = now
+        self.num_uses[row] = 0
+        self.position[row] = self.position[parent] + 1 if parent != NO_ROW else 0
+        self.link(row, parent)
+        self.num_blocks += 1
+        return row
+
+    def remove(self, row: int) -> None:
+        """Forget a block that has no place, no child and no keeper."""
+        assert self.first_child[row] == NO_ROW
+        assert not any(placed[row] for placed in self.num_placed)
+        namespace = self.namespaces[self.namespace_id[row]]
+        del namespace.rows[self.prefix_hash[row]]
+        self._unlink(row)
+        self.prefix_hash[row] = b""
+        self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
+        self._free_fragments[namespace.num_groups].append(self.first_fragment[row])
+        self._free_rows.append(row)
+        self.num_blocks -= 1
+
+    def find(self, namespace_id: int, prefix_hash: bytes) -> int:
+        """Return the row of a block, or NO_ROW."""
+        return self.namespaces[namespace_id].rows.get(prefix_hash, NO_ROW)
+
+    def namespace_of(self, row: int) -> Namespace:
+        """Return the namespace a block belongs to."""
+        return self.namespaces[self.namespace_id[row]]
+
+    def fragments(self, row: int) -> range:
+        """Return the fragment rows of a block, in group order."""
+        first = self.first_fragment[row]
+        return range(first, first + self.namespace_of(row).num_groups)
+
+    def children(self, row: int) -> list[int]:
+        """Return the rows of the blocks that continue this one."""
+        found = []
+        child = self.first_child[row]
+        while child != NO_ROW:
+            found.append(child)
+            child = self.next_sibling[child]
+        return found
+
+    def handle(self, row: int) -> int:
+        """Return a number that names this block until it is forgotten, and never another one."""
+        return self.serial[row] << 32 | row
+
+    def row_of(self, handle: int) -> int:
+        """Return the row a handle names, or NO_ROW when that block is forgotten."""
+        row = handle & 0xFFFF_FFFF
+        alive = self.serial[row] == handle >> 32 and self.prefix_hash[row] != b""
+        return row if alive else NO_ROW
+
+    # ----------------------------------------------------------------------------------- fragments
+
+    def length_of(self, fragment: int) -> int:
+        """Return the raw bytes of a fragment."""
+        row = self.block_of[fragment]
+        return self.namespace_of(row).fragment_bytes[fragment - self.first_fragment[row]]
+
+    def label_of(self, fragment: int) -> FragmentLabel:
+        """Return who a fragment is, with its checksum once it was taken."""
+        row = self.block_of[fragment]
+        namespace = self.namespace_of(row)
+        parent = self.parent[row]
+        group = fragment - self.first_fragment[row]
+        low, high = self.checksum_low[fragment], self.checksum_high[fragment]
+        return FragmentLabel(
+            namespace.identity.digest,
+            namespace.id,
+            self.prefix_hash[row],
+            self.prefix_hash[parent] if parent != NO_ROW else b"",
+            self.position[row],
+            group,
+            namespace.fragment_bytes[group],
+            (high << 64 | low).to_bytes(16, "big") if high or low else b"",
+        )
+
+    def set_checksum(self, fragment: int, checksum: bytes) -> None:
+        """Remember the checksum taken at put."""
+        self.checksum_high[fragment] = int.from_bytes(checksum[:8], "big")
+        self.checksum_low[fragment] = int.from_bytes(checksum[8:], "big")
+
+    def fastest(self, fragment: int) -> Tier | None:
+        """Return the fastest tier this fragment can be read from, None when there is none."""
+        for tier in TIERS:
+            if self.state[tier][fragment] == State.RESIDENT:
+                return tier
+        return None
+
+    def tier_of(self, row: int) -> Tier | None:
+        """Return the slowest tier that reading the whole block involves; None when it is a miss."""
+        num_groups = self.namespaces[self.namespace_id[row]].num_groups
+        for tier in TIERS:
+            if self.num_resident[tier][row] == num_groups:
+                return tier
+        slowest = Tier.HBM
+        for fragment in self.fragments(row):
+            tier_or_none = self.fastest(fragment)
+            if tier_or_none is None:
+                return None
+            slowest = max(slowest, tier_or_none)
+        return slowest
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def link(self, row: int, parent: int) -> None:
+        """Make `row` the first child of `parent` (NO_ROW: the start of a chain)."""
+        self.parent[row] = parent
+        self.previous_sibling[row] = NO_ROW
+        if parent == NO_ROW:
+            self.next_sibling[row] = NO_ROW
+            return
+        next_row = self.first_child[parent]
+        self.next_sibling[row] = next_row
+        if next_row != NO_ROW:
+            self.previous_sibling[next_row] = row
+        self.first_child[parent] = row
+
+    def _unlink(self, row: int) -> None:
+        parent, before, after = self.parent[row], self.previous_sibling[row], self.next_sibling[row]
+        if before != NO_ROW:
+            self.next_sibling[before] = after
+        elif parent != NO_ROW:
+            self.first_child[parent] = after
+        if after != NO_ROW:
+            self.previous_sibling[after] = before
+        self.parent[row] = NO_ROW
+
+    def _grow_blocks(self) -> int:
+        row = len(self.prefix_hash)
+        self.prefix_hash.append(b"")
+        for column in (
+            self.namespace_id,
+            self.serial,
+            self.num_uses,
+            self.num_keepers,
+            self.urgency,
+            self.position,
+            self.first_fragment,
+        ):
+            column.append(0)
+        for column in (self.parent, self.first_child, self.next_sibling, self.previous_sibling):
+            column.append(NO_ROW)
+        self.last_used.append(0.0)
+        for columns in (self.num_placed, self.num_resident, self.num_holds, self.num_children_placed):
+            for column in columns:
+                column.append(0)
+        return row
+
+    def _take_fragments(self, num_groups: int, row: int) -> int:
+        free = self._free_fragments.setdefault(num_groups, [])
+        if free:
+            first = free.pop()
+        else:
+            first = len(self.block_of)
+            for _ in range(num_groups):
+                self.block_of.append(row)
+                self.checksum_low.append(0)
+                self.checksum_high.append(0)
+                for tier in TIERS:
+                    self.place[tier].append(NO_PLACE)
+                    self.state[tier].append(State.ABSENT)
+                    self.holds[tier].append(0)
+        for fragment in range(first, first + num_groups):
+            self.block_of[fragment] = row
+            self.checksum_low[fragment] = self.checksum_high[fragment] = 0
+        return first
+
+    # ------------------------------------------------------------------------------------ integrity
+
+    def check_integrity(self) -> list[str]:
+        """Audit the tree and every per-block count against the fragments. O(everything)."""
+        problems = []
+        num_blocks = 0
+        for namespace in self.namespaces.values():
+            for prefix_hash, row in namespace.rows.items():
+                num_blocks += 1
+                if self.prefix_hash[row] != prefix_hash or self.namespace_id[row] != namespace.id:
+                    problems.append(f"row {row}: hash or namespace differs from the table's")
+                problems += self._check_row(row)
+        if num_blocks != self.num_blocks:
+            problems.append(f"num_blocks {self.num_blocks} != rows in tables {num_blocks}")
+        return problems
+
+    def _check_row(self, row: int) -> list[str]:
+        problems = []
+        children = self.children(row)
+        for child in children:
+            if self.parent[child] != row:
+                problems.append(f"row {child}: is a child of {row} but its parent is {self.parent[child]}")
+        for tier in TIERS:
+            states = [self.state[tier][f] for f in self.fragments(row)]
+            counts = {
+                "num_placed": (self.num_placed, sum(s != State.ABSENT for s in states)),
+                "num_resident": (self.num_resident, states.count(State.RESIDENT)),
+                "num_holds": (self.num_holds, sum(self.holds[tier][f] for f in self.fragments(row))),
+                "num_children_placed": (
+                    self.num_children_placed,
+                    sum(self.num_placed[tier][child] > 0 for child in children),
+                ),
+            }
+            for name, (columns, truth) in counts.items():
+                if columns[tier][row] != truth:
+                    problems.append(f"row {row} {tier.label}: {name} {columns[tier][row]} != {truth}")
+            for fragment in self.fragments(row):
+                absent = self.state[tier][fragment] == State.ABSENT
+                if absent != (self.place[tier][fragment] == NO_PLACE):
+                    problems.append(f"fragment {fragment} {tier.label}: state and place disagree")
+                if absent and self.holds[tier][fragment]:
+                    problems.append(f"fragment {fragment} {tier.label}: held but absent")
+        return problems

@@ -1,0 +1,138 @@
+"""Copies in flight: which batch moves which fragments, and what happens when it ends.
+
+A copy belongs to nobody: a load that a lease waits for goes on when the lease ends, and its block is then
+simply resident. Whoever wants to know that a fragment arrived listens for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from ...tiers.base import Cause, CopyItem, CopyOutcome
+from ...tiers.block import Tier, Urgency
+from ...v1.shm import extent_of
+from .events import Copy
+from .residency import Residency
+
+#: Causes that make reading the same record again pointless.
+LOST = frozenset({Cause.WRONG_CHECKSUM, Cause.WRONG_IDENTITY, Cause.SHORT_TRANSFER, Cause.IO_ERROR})
+
+Listener: TypeAlias = Callable[[int, Cause | None], None]  # fragment, why it did not arrive
+
+
+class Move(NamedTuple):
+    """One fragment of a batch."""
+
+    fragment: int
+    source: int  # place in the source tier, or offset in the staging extent
+    target: int  # place in the target tier
+
+
+@dataclass(slots=True)
+class _Batch:
+    source: Tier | None
+    target: Tier
+    moves: Sequence[Move]
+    num_bytes: int
+
+
+class Copies:
+    """Starts copies and settles them. Holds on sources are taken here, when the copy is queued."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._batches: dict[int, _Batch] = {}
+        self._next_copy = 1
+        self._listeners: dict[tuple[int, Tier], list[Listener]] = {}
+        #: Records being read, per segment: a segment is not freed under a reader.
+        self.num_reads_of_segment: dict[int, int] = {}
+        #: Bytes in flight per (source, target).
+        self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def start(
+        self,
+        source: Tier | None,
+        target: Tier,
+        moves: Sequence[Move],
+        urgency: Urgency,
+        deadline_at: float = float("inf"),
+        client: int = 0,
+    ) -> None:
+        """Queue one batch. Targets are ARRIVING already, except records copied forward in the cold store."""
+        residency = self._residency
+        catalog = residency.catalog
+        items = []
+        num_bytes = 0
+        for move in moves:
+            if source is not None:
+                residency.hold(move.fragment, source)
+            if source is Tier.NVME:
+                self._count_read(move.source, +1)
+            items.append(CopyItem(move.source, move.target, catalog.label_of(move.fragment)))
+            num_bytes += items[-1].label.raw_length
+        copy, self._next_copy = self._next_copy, self._next_copy + 1
+        self._batches[copy] = _Batch(source, target, moves, num_bytes)
+        self._count_bytes(source, target, num_bytes)
+        residency.out.append(Copy(copy, source, target, items, urgency, deadline_at, client))
+
+    def listen(self, fragment: int, tier: Tier, listener: Listener) -> None:
+        """Call `listener` once, when the copy of `fragment` into `tier` has ended."""
+        self._listeners.setdefault((fragment, tier), []).append(listener)
+
+    def finish(self, copy: int, outcomes: Sequence[CopyOutcome]) -> None:
+        """A batch ended: land what arrived, fail what did not, tell who listens."""
+        batch = self._batches.pop(copy)
+        assert len(outcomes) == len(batch.moves)
+        self._count_bytes(batch.source, batch.target, -batch.num_bytes)
+        for move, outcome in zip(batch.moves, outcomes, strict=True):
+            if batch.source is Tier.NVME and batch.target is Tier.NVME:
+                self._finish_forward(move, outcome)
+            else:
+                self._finish_one(batch, move, outcome)
+
+    def forward_targets(self) -> list[tuple[int, int]]:
+        """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""
+        forwards = [b for b in self._batches.values() if b.source is Tier.NVME and b.target is Tier.NVME]
+        length_of = self._residency.catalog.length_of
+        return [(move.target, length_of(move.fragment)) for batch in forwards for move in batch.moves]
+
+    def _finish_one(self, batch: _Batch, move: Move, outcome: CopyOutcome) -> None:
+        residency = self._residency
+        if batch.source is not None:
+            self._release_source(batch.source, move, outcome)
+        if outcome.cause is None:
+            residency.land(move.fragment, batch.target, b"" if batch.source is not None else outcome.checksum)
+        for listener in self._listeners.pop((move.fragment, batch.target), ()):
+            listener(move.fragment, outcome.cause)
+        if outcome.cause is not None:  # last, because the block may be forgotten by this
+            residency.fail(move.fragment, batch.target, outcome.cause)
+
+    def _finish_forward(self, move: Move, outcome: CopyOutcome) -> None:
+        residency = self._residency
+        if outcome.cause is None:
+            residency.move(move.fragment, move.target)
+        else:
+            residency.abandon_record(move.fragment, move.target)
+        self._release_source(Tier.NVME, move, outcome)
+
+    def _release_source(self, source: Tier, move: Move, outcome: CopyOutcome) -> None:
+        if source is Tier.NVME:
+            self._count_read(move.source, -1)
+            if outcome.cause in LOST:
+                self._residency.condemn(move.fragment, source, outcome.cause.value)
+        self._residency.drop(move.fragment, source)
+
+    def _count_read(self, place: int, by: int) -> None:
+        segment = extent_of(place)
+        count = self.num_reads_of_segment.get(segment, 0) + by
+        if count:
+            self.num_reads_of_segment[segment] = count
+        else:
+            self.num_reads_of_segment.pop(segment, None)
+
+    def _count_bytes(self, source: Tier | None, target: Tier, by: int) -> None:
+        edge = (source, target)
+        self.bytes_in_flight[edge] = self.bytes_in_flight.get(edge, 0) + by

@@ -1,0 +1,187 @@
+"""Acquire: look up and pin in one step, promote what is cold, report fragments as they arrive.
+
+    lookup the prefix -> hold what is in memory -> bring up the rest, layer order -> reply as it lands
+    -> last reply: how many blocks are readable
+
+A fragment that cannot be brought up shortens the prefix; it is never an error for the caller.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ...tiers.base import Cause
+from ...tiers.block import Tier
+from .catalog import NO_ROW, Catalog, Namespace
+from .events import AcquireRequested, AcquireResult, ReadyFragment, Reply
+from .leases import Lease, Leases
+from .loads import Loads
+from .residency import Residency
+from .states import State
+
+
+class AcquireJob:
+    """One acquire from request to last reply. Implements waiting.Job."""
+
+    def __init__(
+        self,
+        request: AcquireRequested,
+        rows: Sequence[int],
+        lease: Lease,
+        leases: Leases,
+        loads: Loads,
+        residency: Residency,
+        readable: Sequence[Tier],
+        on_done: Callable[["AcquireJob"], None],
+    ) -> None:
+        self.request = request
+        self.calls = [request.call]
+        self.lease = lease
+        self.is_done = False
+        self.tiers = bytes(residency.catalog.tier_of(row) or 0 for row in rows)
+        self._rows = rows
+        self._leases = leases
+        self._loads = loads
+        self._residency = residency
+        self._readable = readable
+        self._on_done = on_done
+        self._limit = len(rows)  # blocks that can still become readable
+        self._next = (request.first_block, 0)  # block and group to look at next
+        self._pending: dict[int, tuple[int, int]] = {}  # fragment -> (block, group), on its way up
+        self._ready: list[ReadyFragment] = []  # not reported yet
+        self._all_ready: list[ReadyFragment] = []
+        self._has_replied = False
+        for row in rows:
+            residency.keep(row)
+
+    def advance(self) -> bool:
+        """Hold or bring up as much as there is room for; True when nothing more needs room."""
+        catalog = self._residency.catalog
+        block, group = self._next
+        while block < self._limit:
+            row = self._rows[block]
+            fragments = catalog.fragments(row)
+            while group < len(fragments):
+                if not self._take(fragments[group], block, group):
+                    if self._limit > block:
+                        self._next = (block, group)
+                        self._start_loads()
+                        return False
+                    break
+                group += 1
+            block, group = block + 1, 0
+        self._next = (block, 0)
+        self._start_loads()
+        return True
+
+    def give_up(self) -> None:
+        """The deadline passed: keep the blocks that are complete, leave the rest."""
+        waiting_for = [block for block, _ in self._pending.values()]
+        self._shorten(min([self._next[0], *waiting_for, self._limit]))
+        self.report()
+
+    def abandon(self) -> None:
+        """Nobody listens any more: end the lease."""
+        self._finish()
+        self._leases.release(self.lease.id)
+
+    def report(self) -> None:
+        """Tell the caller what became readable since the last report."""
+        if self.is_done:
+            return
+        last = not self._pending and self._next[0] >= self._limit
+        if not (self._ready or last or not self._has_replied):
+            return
+        first = not self._has_replied
+        for call in self.calls:
+            tiers = self.tiers[: self._limit] if first else b""
+            self._reply(call, self._ready, last, tiers)
+        self._all_ready += self._ready
+        self._ready = []
+        self._has_replied = True
+        if last:
+            self._finish()
+
+    def repeat_for(self, call: int) -> None:
+        """Answer a retry of the same request like the first try."""
+        self._reply(call, self._all_ready, self.is_done, self.tiers[: self._limit])
+        if not self.is_done:
+            self.calls.append(call)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _take(self, fragment: int, block: int, group: int) -> bool:
+        """Hold one fragment, or see that it comes; False when there is no room yet or it is gone (then
+        the prefix was shortened)."""
+        catalog = self._residency.catalog
+        for tier in self._readable:
+            if catalog.state[tier][fragment] == State.RESIDENT:
+                self._hold(fragment, tier, block, group)
+                return True
+        is_coming = catalog.state[Tier.DRAM][fragment] == State.ARRIVING
+        can_come = catalog.state[Tier.DRAM][fragment] == State.ABSENT
+        if not (is_coming or (can_come and self._loads.source_of(fragment, Tier.DRAM) is not None)):
+            self._shorten(block)
+            return False
+        if not self._loads.bring(fragment, Tier.DRAM, self._arrived):
+            return False
+        self._pending[fragment] = (block, group)
+        return True
+
+    def _hold(self, fragment: int, tier: Tier, block: int, group: int) -> None:
+        catalog = self._residency.catalog
+        self._leases.hold(self.lease, fragment, tier)
+        place, length = catalog.place[tier][fragment], catalog.length_of(fragment)
+        self._ready.append(ReadyFragment(block, group, tier, place, length))
+
+    def _arrived(self, fragment: int, cause: Cause | None) -> None:
+        where = self._pending.pop(fragment, None)
+        if self.is_done or where is None or where[0] >= self._limit:
+            return
+        if cause is None:
+            self._hold(fragment, Tier.DRAM, *where)
+        else:
+            self._shorten(where[0])
+
+    def _shorten(self, num_blocks: int) -> None:
+        """Only the first `num_blocks` blocks can become readable: let go of what is behind them."""
+        self._limit = min(self._limit, num_blocks)
+        self._pending = {f: where for f, where in self._pending.items() if where[0] < self._limit}
+        self._ready = [r for r in self._ready if r.block < self._limit]
+        catalog = self._residency.catalog
+        behind = {catalog.handle(row) for row in self._rows[self._limit :]}
+        extra = [
+            (fragment, tier)
+            for fragment, tier in self.lease.held
+            if catalog.handle(catalog.block_of[fragment]) in behind
+        ]
+        if extra:
+            gone = set(extra)
+            self.lease.held = [pair for pair in self.lease.held if pair not in gone]
+            self._leases.let_go(self.lease, extra)
+
+    def _start_loads(self) -> None:
+        self._loads.start(self.request.urgency, self.request.deadline_at)
+
+    def _reply(self, call: int, ready: list[ReadyFragment], last: bool, tiers: bytes) -> None:
+        ttl_s = max(0.0, self.lease.deadline_at - self._residency.now)
+        result = AcquireResult(self.lease.id, self._limit, list(ready), last, ttl_s, tiers)
+        self._residency.out.append(Reply(call, result))
+
+    def _finish(self) -> None:
+        if not self.is_done:
+            self.is_done = True
+            for row in reversed(self._rows):
+                self._residency.unkeep(row)
+            if self._limit <= self.request.first_block:
+                self._leases.release(self.lease.id)
+            self._on_done(self)
+
+
+def stored_prefix(catalog: Catalog, namespace: Namespace, prefix_hashes: Sequence[bytes]) -> list[int]:
+    """Return the rows of the longest prefix that is readable from some tier."""
+    rows = []
+    for prefix_hash in prefix_hashes:
+        row = namespace.rows.get(prefix_hash, NO_ROW)
+        if row == NO_ROW or catalog.tier_of(row) is None:
+            break
+        rows.append(row)
+    return rows

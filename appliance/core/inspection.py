@@ -1,0 +1,180 @@
+"""What the planner can say about itself: statistics, one block, session or lease, and its story.
+
+Only reads. Kept apart from planner.py so that the file which decides stays short.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ...tiers.block import NO_PLACE, Tier
+from ...tiers.log import SegmentLog, record_bytes
+from ...v1.shm import extent_of
+from .catalog import NO_ROW, TIERS
+from .states import State
+from .story import Line
+
+if TYPE_CHECKING:
+    from .planner import Planner
+
+
+class Inspection:
+    """Answers for `kvtier status`, `inspect` and `story`. Field names are stable."""
+
+    def __init__(self, planner: "Planner") -> None:
+        self._planner = planner
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the numbers of the whole appliance."""
+        planner = self._planner
+        residency = planner.residency
+        return {
+            "tiers": {tier: self._tier(tier) for tier in planner.rooms},
+            "num_blocks": planner.catalog.num_blocks,
+            "num_namespaces": len(planner.catalog.namespaces),
+            "num_sessions": len(planner.sessions),
+            "num_leases": len(planner.leases),
+            "num_pins": len(planner.pins),
+            "num_clients": len(planner.leases.clients),
+            "num_waiting": len(planner.waiting),
+            "num_copies_in_flight": len(planner.copies),
+            "overdue_bytes": planner.leases.overdue_bytes,
+            "counters": dict(residency.story.counters),
+        }
+
+    def block(self, namespace_id: int, prefix: bytes) -> dict[str, Any] | None:
+        """Return everything about one block, named by its prefix hash or a unique beginning of it."""
+        catalog = self._planner.catalog
+        namespace = catalog.namespaces.get(namespace_id)
+        if namespace is None:
+            return None
+        row = namespace.rows.get(prefix, NO_ROW)
+        if row == NO_ROW and len(prefix) >= 4:
+            matches = [r for name, r in namespace.rows.items() if name.startswith(prefix)]
+            row = matches[0] if len(matches) == 1 else NO_ROW
+        if row == NO_ROW:
+            return None
+        parent = catalog.parent[row]
+        return {
+            "namespace_id": namespace_id,
+            "prefix_hash": catalog.prefix_hash[row].hex(),
+            "parent_hash": catalog.prefix_hash[parent].hex() if parent != NO_ROW else None,
+            "position": catalog.position[row],
+            "num_children": len(catalog.children(row)),
+            "num_uses": catalog.num_uses[row],
+            "last_used_s_ago": self._planner.residency.now - catalog.last_used[row],
+            "num_keepers": catalog.num_keepers[row],
+            "floors": [floor.label for floor in self._planner.residency.floors.get(row, [])],
+            "fragments": [self._fragment(row, fragment) for fragment in catalog.fragments(row)],
+        }
+
+    def session(self, session_id: str) -> dict[str, Any] | None:
+        """Return what a session holds, and where."""
+        sessions, catalog = self._planner.sessions, self._planner.catalog
+        session = sessions.get(session_id)
+        if session is None:
+            return None
+        where = Counter(catalog.tier_of(row) for row in sessions.rows(session))
+        return {
+            "session_id": session.id,
+            "client_id": session.client,
+            "urgency": session.urgency.name.lower(),
+            "num_blocks": sum(where.values()),
+            "blocks_by_tier": {tier.label if tier is not None else "miss": n for tier, n in where.items()},
+            "idle_s": self._planner.residency.now - session.last_active,
+        }
+
+    def lease(self, lease_id: int) -> dict[str, Any] | None:
+        """Return what a lease holds, and for how long."""
+        lease = self._planner.leases.get(lease_id)
+        if lease is None:
+            return None
+        catalog = self._planner.catalog
+        return {
+            "lease_id": lease.id,
+            "client_id": lease.client.id,
+            "client_name": lease.client.name,
+            "ttl_s": lease.deadline_at - self._planner.residency.now,
+            "is_overdue": lease.is_overdue,
+            "num_fragments": len(lease.held),
+            "num_bytes": sum(catalog.length_of(fragment) for fragment, _ in lease.held),
+        }
+
+    def segment(self, number: int) -> dict[str, Any] | None:
+        """Return the books of one segment of the cold store."""
+        log = self._planner.rooms.get(Tier.NVME)
+        if not isinstance(log, SegmentLog) or not 0 <= number < len(log.segments):
+            return None
+        segment = log.segments[number]
+        return {
+            "segment": number,
+            "state": segment.state.value,
+            "num_live": segment.num_live,
+            "num_landing": segment.num_landing,
+            "live_bytes": segment.live_bytes,
+            "written_pages": segment.next_page,
+        }
+
+    def story(self, namespace_id: int, prefix: bytes) -> list[Line]:
+        """Return the story of a block, known now or forgotten already."""
+        block = self.block(namespace_id, prefix)
+        return self._planner.story.of(bytes.fromhex(block["prefix_hash"]) if block else prefix)
+
+    def session_story(self, session_id: str) -> list[Line]:
+        """Return the story of a session."""
+        return self._planner.story.of(session_id)
+
+    def check_books(self) -> list[str]:
+        """Audit invariant 15: bytes by state against the rooms, live records against the segments."""
+        planner = self._planner
+        catalog = planner.catalog
+        log = planner.rooms.get(Tier.NVME)
+        if not isinstance(log, SegmentLog):
+            return []
+        num_live: Counter[int] = Counter()
+        live_bytes: Counter[int] = Counter()
+        for namespace in catalog.namespaces.values():
+            for row in namespace.rows.values():
+                for fragment in catalog.fragments(row):
+                    place = catalog.place[Tier.NVME][fragment]
+                    if place != NO_PLACE:
+                        num_live[extent_of(place)] += 1
+                        live_bytes[extent_of(place)] += record_bytes(catalog.length_of(fragment))
+        for place, length in planner.copies.forward_targets():
+            num_live[extent_of(place)] += 1
+            live_bytes[extent_of(place)] += record_bytes(length)
+        return [
+            f"segment {n}: {s.num_live} live records of {s.live_bytes} bytes, "
+            f"the catalog has {num_live[n]} of {live_bytes[n]}"
+            for n, s in enumerate(log.segments)
+            if (s.num_live, s.live_bytes) != (num_live[n], live_bytes[n])
+        ]
+
+    def _tier(self, tier: Tier) -> dict[str, int]:
+        planner = self._planner
+        residency = planner.residency
+        return {
+            "capacity_bytes": planner.rooms[tier].statistics().capacity_bytes,
+            "used_bytes": residency.resident_bytes[tier],
+            "reserved_bytes": residency.arriving_bytes[tier],
+            "condemned_bytes": residency.condemned_bytes[tier],
+            "pinned_bytes": planner.pins.pinned_bytes[tier],
+            "num_fragments": residency.num_resident[tier],
+        }
+
+    def _fragment(self, row: int, fragment: int) -> dict[str, Any]:
+        catalog = self._planner.catalog
+        label = catalog.label_of(fragment)
+        return {
+            "group": label.group,
+            "raw_bytes": label.raw_length,
+            "checksum": label.checksum.hex(),
+            "places": {
+                tier.label: {
+                    "state": State(catalog.state[tier][fragment]).name.lower(),
+                    "container": extent_of(catalog.place[tier][fragment]),
+                    "holds": catalog.holds[tier][fragment],
+                }
+                for tier in TIERS
+                if catalog.place[tier][fragment] != NO_PLACE
+            },
+        }

@@ -1,0 +1,103 @@
+"""Loads: bringing fragments up to a faster tier. Shared by acquire, prefetch and pin.
+
+One fragment has one place per tier, so a fragment that is on its way already is never loaded twice: whoever
+wants it listens. Batches are cut by layer group, because prefill consumes layer 0 first: the mover
+orders them by urgency, deadline and group.
+"""
+
+from collections import defaultdict
+
+from ...tiers.base import Cause
+from ...tiers.block import Tier, Urgency
+from .catalog import TIERS
+from .copies import Copies, Listener, Move
+from .pressure import Pressure
+from .residency import Residency
+from .states import State
+
+#: Fragments in one batch: small enough that the first ones are not reported with the last ones.
+MAX_BATCH = 32
+
+
+class Loads:
+    """Collects moves and starts them in batches when told to."""
+
+    def __init__(self, residency: Residency, copies: Copies, pressure: Pressure) -> None:
+        self._residency = residency
+        self._copies = copies
+        self._pressure = pressure
+        self._collected: defaultdict[tuple[Tier, Tier, int], list[Move]] = defaultdict(list)
+
+    def source_of(self, fragment: int, target: Tier) -> Tier | None:
+        """Return the fastest working tier other than `target` that holds this fragment."""
+        catalog = self._residency.catalog
+        for tier in TIERS:
+            if (
+                tier is not target
+                and tier not in self._residency.offline
+                and catalog.state[tier][fragment] == State.RESIDENT
+            ):
+                return tier
+        return None
+
+    def bring(self, fragment: int, target: Tier, listener: Listener | None) -> bool:
+        """Collect the load of one fragment, or join the one under way; False: no room yet.
+
+        The fragment must not be RESIDENT in `target` and must be somewhere else, or arriving.
+        """
+        residency = self._residency
+        catalog = residency.catalog
+        if catalog.state[target][fragment] == State.ABSENT:
+            source = self.source_of(fragment, target)
+            assert source is not None
+            # The hold keeps the record while room is made for it: making room could evict it.
+            residency.hold(fragment, source)
+            domain = catalog.namespace_of(catalog.block_of[fragment]).domain
+            place = self._pressure.place_for(target, domain, catalog.length_of(fragment))
+            if place is not None:
+                residency.arrive(fragment, target, place)
+                group = fragment - catalog.first_fragment[catalog.block_of[fragment]]
+                move = Move(fragment, catalog.place[source][fragment], place)
+                self._collected[source, target, group].append(move)
+            residency.drop(fragment, source)
+            if place is None:
+                return False
+        if listener is not None:
+            self._copies.listen(fragment, target, listener)
+        return True
+
+    def start(self, urgency: Urgency, deadline_at: float) -> int:
+        """Start what was collected, earliest layers first. Returns the number of fragments."""
+        collected, self._collected = self._collected, defaultdict(list)
+        for (source, target, _), moves in sorted(collected.items(), key=lambda entry: entry[0][2]):
+            for first in range(0, len(moves), MAX_BATCH):
+                batch = moves[first : first + MAX_BATCH]
+                self._copies.start(source, target, batch, urgency, deadline_at)
+        return sum(len(moves) for moves in collected.values())
+
+    def promote(self, row: int, target: Tier, urgency: Urgency, deadline_at: float) -> bool:
+        """Bring a whole block to `target` for nobody in particular; False when nothing was queued.
+
+        From the cold store to `hbm` it goes through `dram`, one edge after the other.
+        """
+        catalog = self._residency.catalog
+        queued = False
+        for fragment in catalog.fragments(row):
+            if catalog.state[target][fragment] != State.ABSENT:
+                continue
+            source = self.source_of(fragment, target)
+            if source is None or (source < target and target is Tier.NVME):
+                continue
+            first_stop = Tier.DRAM if source > Tier.DRAM and target is Tier.HBM else target
+            onward = None if first_stop is target else self._onward(target, urgency, deadline_at)
+            queued |= self.bring(fragment, first_stop, onward)
+        return queued
+
+    def _onward(self, target: Tier, urgency: Urgency, deadline_at: float) -> Listener:
+        def continue_up(fragment: int, cause: Cause | None) -> None:
+            state = self._residency.catalog.state[target][fragment]
+            if cause is None and state == State.ABSENT:
+                self.bring(fragment, target, None)
+                self.start(urgency, deadline_at)
+
+        return continue_up

@@ -1,0 +1,102 @@
+"""Pins: blocks kept in a floor tier or faster until a deadline, whoever lives or dies.
+
+Unlike a lease a pin belongs to nobody and names no place: the block may move, as long as it stays at or
+above its floor. That is what a shared system prompt needs.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+from ...tiers.block import Tier
+from .catalog import NO_ROW, TIERS
+from .options import PlannerOptions
+from .residency import Residency
+
+
+@dataclass(slots=True)
+class Pin:
+    """One pin on a chain of blocks."""
+
+    id: int
+    floor: Tier
+    deadline_at: float
+    blocks: list[int]  # handles
+    num_bytes: int
+
+
+class Pins:
+    """All pins, bounded in number and, per tier, in bytes."""
+
+    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+        self._residency = residency
+        self.options = options
+        self._pins: dict[int, Pin] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._next_id = 1
+        self.pinned_bytes = dict.fromkeys(TIERS, 0)
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def room_for(self, floor: Tier, num_bytes: int) -> bool:
+        """Whether so many more bytes may be pinned in a tier."""
+        if len(self._pins) >= self.options.max_pins or floor not in self._residency.rooms:
+            return False
+        capacity = self._residency.rooms[floor].statistics().capacity_bytes
+        return self.pinned_bytes[floor] + num_bytes <= self.options.max_pinned_fraction * capacity
+
+    def pin(self, rows: list[int], floor: Tier, ttl_s: float) -> Pin:
+        """Pin blocks; bringing them up to the floor is the caller's business."""
+        catalog = self._residency.catalog
+        num_bytes = sum(sum(catalog.namespace_of(row).fragment_bytes) for row in rows)
+        deadline_at = self._residency.now + ttl_s
+        pin = Pin(self._next_id, floor, deadline_at, [catalog.handle(row) for row in rows], num_bytes)
+        self._next_id += 1
+        self._pins[pin.id] = pin
+        heapq.heappush(self._deadlines, (deadline_at, pin.id))
+        self.pinned_bytes[floor] += num_bytes
+        for row in rows:
+            self._residency.floors.setdefault(row, []).append(floor)
+            story = self._residency.story
+            story.tell(self._residency.now, catalog.prefix_hash[row], "pinned", floor.label)
+        return pin
+
+    def unpin(self, pin_id: int) -> bool:
+        """End a pin; False when it is unknown (which is not an error)."""
+        pin = self._pins.pop(pin_id, None)
+        if pin is None:
+            return False
+        self.pinned_bytes[pin.floor] -= pin.num_bytes
+        residency = self._residency
+        for handle in pin.blocks:
+            row = residency.catalog.row_of(handle)
+            if row == NO_ROW:
+                continue
+            residency.floors[row].remove(pin.floor)
+            if not residency.floors[row]:
+                del residency.floors[row]
+            for tier in TIERS:
+                residency.offer(row, tier)
+        return True
+
+    def expire(self, now: float) -> None:
+        """End the pins whose time is over."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self.unpin(heapq.heappop(self._deadlines)[1])
+
+    def next_deadline(self) -> float | None:
+        """When the next pin ends."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def check_integrity(self) -> list[str]:
+        """Audit: floors in the residency are exactly those of living pins."""
+        expected: dict[int, list[Tier]] = {}
+        for pin in self._pins.values():
+            for handle in pin.blocks:
+                row = self._residency.catalog.row_of(handle)
+                if row != NO_ROW:
+                    expected.setdefault(row, []).append(pin.floor)
+        actual = {row: sorted(floors) for row, floors in self._residency.floors.items()}
+        if actual != {row: sorted(floors) for row, floors in expected.items()}:
+            return ["pins: floors of blocks are not those of the living pins"]
+        return []

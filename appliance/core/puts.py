@@ -1,0 +1,234 @@
+"""Put: reserve room, take the bytes, make them visible. Dedup is answered per block.
+
+    decide each block (stored? being written? parent there?) -> reserve slots, waiting for room if need be
+    -> [Reserve stops here until Commit] -> copy from the staging extent -> all landed: reply
+
+Nothing is visible before its bytes are complete and hashed: a slot is published by its landing, and a
+block is found only when all its fragments landed.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ...tiers.base import Cause
+from ...tiers.block import Tier, Urgency
+from .catalog import NO_ROW, TIERS, Namespace
+from .copies import Copies, Move
+from .events import PutOutcome, PutResult, Reply, ReserveRequested, ReserveResult
+from .leases import Client
+from .pressure import Pressure
+from .residency import Residency
+from .states import State
+
+
+class PutJob:
+    """One put from request to reply. Implements waiting.Job."""
+
+    def __init__(
+        self,
+        request: ReserveRequested,
+        client: Client,
+        namespace: Namespace,
+        reservation_id: int,
+        residency: Residency,
+        copies: Copies,
+        pressure: Pressure,
+        on_done: Callable[["PutJob"], None],
+    ) -> None:
+        self.request = request
+        self.client = client
+        self.reservation_id = reservation_id
+        self.is_done = False
+        self.is_decided = False
+        self.reserve_calls: list[int] = []  # calls that wait for the decision
+        self.commit_calls: list[int] = []  # calls that wait for the bytes to be visible
+        self.deadline_at = request.deadline_at
+        self.outcomes = bytearray(len(request.prefix_hashes))
+        self._namespace = namespace
+        self._residency = residency
+        self._copies = copies
+        self._pressure = pressure
+        self._on_done = on_done
+        self._next = 0
+        self._kept: list[int] = []
+        self.rows: list[int] = []  # of the blocks decided so far, NO_ROW for refused ones
+        self._taken: list[tuple[int, int]] = []  # (block, fragment) with a slot, waiting for its bytes
+        self._spans: Sequence[tuple[int, int]] | None = None
+        self._copying: dict[int, int] = {}  # fragment -> block, bytes on their way
+        self._parent = self._find_parent()
+
+    # ---------------------------------------------------------------------------------- admission
+
+    def advance(self) -> bool:
+        """Decide and make room for as many blocks as possible; True when all are decided."""
+        hashes = self.request.prefix_hashes
+        while self._next < len(hashes):
+            if not self._decide(self._next, hashes[self._next]):
+                self._copy_taken()
+                return False
+            self._next += 1
+        self._decided()
+        return True
+
+    def give_up(self) -> None:
+        """No room came in time: the rest is refused, what has room goes on."""
+        for block in range(self._next, len(self.outcomes)):
+            if self.outcomes[block] == 0 or self.outcomes[block] == PutOutcome.NEEDED:
+                self._give_back(block)
+                self.outcomes[block] = PutOutcome.NO_ROOM
+        self._next = len(self.outcomes)
+        self._residency.story.count("puts_without_room")
+        self._decided()
+
+    def _decide(self, block: int, prefix_hash: bytes) -> bool:
+        """Find out what block number `block` needs and reserve it; False when there is no room yet."""
+        catalog = self._residency.catalog
+        row = self._namespace.rows.get(prefix_hash, NO_ROW)
+        if row == NO_ROW:
+            if self._parent is None:
+                self.outcomes[block] = PutOutcome.PARENT_MISSING
+                self.rows.append(NO_ROW)
+                return True
+            row = catalog.add(self._namespace, prefix_hash, self._parent, self._residency.now)
+        if self.outcomes[block] == 0:
+            self._keep(row)
+            self._residency.adopt_child(row, self._parent)
+            outcome = self._needs(row)
+            self.outcomes[block] = outcome
+            if outcome is PutOutcome.NEEDED and self._parent is None:
+                self.outcomes[block] = PutOutcome.PARENT_MISSING
+        if self.outcomes[block] == PutOutcome.NEEDED and not self._reserve(block, row):
+            return False
+        self.rows.append(row)
+        self._parent = row if self.outcomes[block] != PutOutcome.PARENT_MISSING else None
+        return True
+
+    def _needs(self, row: int) -> PutOutcome:
+        """Whether a block is stored, being written, or needs bytes."""
+        catalog = self._residency.catalog
+        outcome = PutOutcome.DEDUPLICATED
+        for fragment in catalog.fragments(row):
+            if any(
+                catalog.state[tier][fragment] == State.RESIDENT
+                for tier in TIERS
+                if tier not in self._residency.offline
+            ):
+                continue
+            if catalog.state[Tier.DRAM][fragment] != State.ABSENT:
+                return PutOutcome.IN_PROGRESS
+            outcome = PutOutcome.NEEDED
+        return outcome
+
+    def _reserve(self, block: int, row: int) -> bool:
+        residency = self._residency
+        catalog = residency.catalog
+        for fragment in catalog.fragments(row):
+            if any(catalog.state[tier][fragment] != State.ABSENT for tier in TIERS):
+                continue
+            length = catalog.length_of(fragment)
+            place = self._pressure.place_for(Tier.DRAM, self._namespace.domain, length)
+            if place is None:
+                return False
+            residency.arrive(fragment, Tier.DRAM, place)
+            self._taken.append((block, fragment))
+        return True
+
+    def _find_parent(self) -> int | None:
+        """Return the row of the block before the first one (NO_ROW at the start of a chain), or None
+        when it is not stored and not being written."""
+        parent_hash = self.request.parent_hash
+        if not parent_hash:
+            return NO_ROW
+        row = self._namespace.rows.get(parent_hash, NO_ROW)
+        if row == NO_ROW:
+            return None
+        catalog = self._residency.catalog
+        is_coming = catalog.num_placed[Tier.DRAM][row] == self._namespace.num_groups
+        if catalog.tier_of(row) is None and not is_coming:
+            return None
+        self._keep(row)
+        return row
+
+    def _decided(self) -> None:
+        self.is_decided = True
+        num_needed = self.outcomes.count(PutOutcome.NEEDED)
+        reservation_id = self.reservation_id if num_needed else 0
+        for call in self.reserve_calls:
+            self._residency.out.append(Reply(call, ReserveResult(reservation_id, bytes(self.outcomes))))
+        self.reserve_calls = []
+        self._copy_taken()
+        self._finish_if_landed()
+
+    # -------------------------------------------------------------------------------------- bytes
+
+    def commit(self, call: int, spans: Sequence[tuple[int, int]]) -> None:
+        """The bytes are in the staging extent: one span per block, empty ones for blocks not needed."""
+        self.commit_calls.append(call)
+        if self._spans is None:
+            self._spans = spans
+            self.deadline_at = float("inf")
+            self._copy_taken()
+            self._finish_if_landed()
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the bytes were announced."""
+        return self._spans is not None
+
+    def _copy_taken(self) -> None:
+        """Start copying what has both a slot and bytes."""
+        if self._spans is None or not self._taken:
+            return
+        catalog = self._residency.catalog
+        moves = []
+        for block, fragment in self._taken:
+            row = catalog.block_of[fragment]
+            group = fragment - catalog.first_fragment[row]
+            offset = self._spans[block][0] + sum(self._namespace.fragment_bytes[:group])
+            moves.append(Move(fragment, offset, catalog.place[Tier.DRAM][fragment]))
+            self._copies.listen(fragment, Tier.DRAM, self._landed)
+            self._copying[fragment] = block
+        self._taken = []
+        self._copies.start(None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id)
+
+    def _landed(self, fragment: int, cause: Cause | None) -> None:
+        block = self._copying.pop(fragment)
+        if cause is not None:
+            self.outcomes[block] = PutOutcome.FAILED
+        self._finish_if_landed()
+
+    # ---------------------------------------------------------------------------------------- end
+
+    def abort(self) -> None:
+        """Give back what has no bytes on their way; what is being copied lands as if nothing was said."""
+        for block in range(len(self.outcomes)):
+            self._give_back(block)
+            if self.outcomes[block] in (0, PutOutcome.NEEDED):
+                self.outcomes[block] = PutOutcome.FAILED
+        self._next = len(self.outcomes)
+        self.is_decided = True
+        self._spans = self._spans or ()
+        self._finish_if_landed()
+
+    def _give_back(self, block: int) -> None:
+        mine = [fragment for number, fragment in self._taken if number == block]
+        self._taken = [pair for pair in self._taken if pair[0] != block]
+        for fragment in mine:
+            self._residency.fail(fragment, Tier.DRAM, Cause.CANCELLED)
+
+    def _finish_if_landed(self) -> None:
+        committed = self._spans is not None or not self.outcomes.count(PutOutcome.NEEDED)
+        if self.is_done or not self.is_decided or self._copying or not committed:
+            return
+        self.is_done = True
+        for block, outcome in enumerate(self.outcomes):
+            if outcome == PutOutcome.NEEDED:
+                self.outcomes[block] = PutOutcome.STORED
+        for call in self.commit_calls:
+            self._residency.out.append(Reply(call, PutResult(bytes(self.outcomes))))
+        for row in reversed(self._kept):
+            self._residency.unkeep(row)
+        self._on_done(self)
+
+    def _keep(self, row: int) -> None:
+        self._residency.keep(row)
+        self._kept.append(row)

@@ -1,0 +1,187 @@
+"""Reclaim: space in the cold store comes back a whole segment at a time.
+
+The oldest sealed segment is emptied: what is worth keeping is copied forward, the rest is dropped, and the
+segment is forgotten durably before it is reused. Worth is decided per block by its last use, up to a
+budget; blocks that must not go (pinned, decoding, a child in a faster tier) are copied whatever the budget.
+
+A dropped block takes its descendants with it: without it no lookup can reach them. The work is cut
+into steps of bounded size, so that no request waits for a whole segment.
+"""
+
+from collections import deque
+
+from ...tiers.block import NO_PLACE, Tier, Urgency
+from ...tiers.log import SegmentLog, record_bytes
+from ...v1.shm import extent_of
+from .catalog import NO_ROW
+from .copies import Copies, Move
+from .events import FreeSegment
+from .options import PlannerOptions
+from .residency import Residency
+from .states import State
+
+#: Blocks looked at in one step: about a millisecond.
+STEP_BLOCKS = 256
+#: A segment of which more than this had to be kept won no room; wait before trying the next, or a cold
+#: store full of pinned blocks would copy itself in circles.
+FRUITLESS_FRACTION = 0.9
+FRUITLESS_PAUSE_S = 1.0
+
+
+class Reclaim:
+    """Empties one segment at a time."""
+
+    def __init__(
+        self, residency: Residency, copies: Copies, log: SegmentLog | None, options: PlannerOptions
+    ) -> None:
+        self._residency = residency
+        self._copies = copies
+        self._log = log
+        self.options = options
+        self._segment: int | None = None  # being emptied
+        self._rows: deque[int] = deque()  # handles of blocks still to decide, most recently used first
+        self._forward_bytes = 0
+        self._kept_bytes = 0  # copied forward out of this segment
+        self._is_freeing = False
+        self._not_before = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is deciding left to do; the planner asks for a Tick soon."""
+        return self._segment is not None and bool(self._rows)
+
+    def place_for(self, domain: int, num_bytes: int) -> int | None:
+        """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
+        if self._log is None:
+            return None
+        place = self._log.reserve(domain, num_bytes)
+        if place is None:
+            self.keep_free_segments()
+            place = self._log.reserve(domain, num_bytes)
+        return place
+
+    def keep_free_segments(self) -> None:
+        """Begin or continue emptying a segment while fewer than `min_free_segments` are free."""
+        if self._log is None or Tier.NVME in self._residency.offline:
+            return
+        short = self._log.num_free < self.options.min_free_segments
+        if short and self._segment is None and self._residency.now >= self._not_before:
+            self._begin()
+        if self._segment is not None:
+            self._step()
+
+    def segment_freed(self, segment: int) -> None:
+        """The cold store has durably forgotten the segment."""
+        assert self._log is not None
+        assert segment == self._segment
+        self._log.finish_reclaim(segment)
+        self._residency.in_segment.pop(segment, None)
+        self._segment, self._is_freeing = None, False
+        if self._kept_bytes > FRUITLESS_FRACTION * self._log.segment_bytes:
+            self._not_before = self._residency.now + FRUITLESS_PAUSE_S
+        self._residency.story.count("segments_reclaimed")
+        self._residency.on_room(Tier.NVME)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _begin(self) -> None:
+        assert self._log is not None
+        catalog = self._residency.catalog
+        for segment in self._log.sealed_segments():
+            if segment in self._copies.num_reads_of_segment:
+                continue
+            self._log.begin_reclaim(segment)
+            self._segment = segment
+            rows = {catalog.block_of[f] for f in self._live(segment)}
+            newest_first = sorted(rows, key=lambda row: -catalog.last_used[row])
+            self._rows = deque(catalog.handle(row) for row in newest_first)
+            self._forward_bytes = int(self.options.max_forward_fraction * self._log.segment_bytes)
+            self._kept_bytes = 0
+            return
+
+    def _live(self, segment: int) -> list[int]:
+        """Return the fragments whose record is in this segment now."""
+        place = self._residency.catalog.place[Tier.NVME]
+        listed = self._residency.in_segment.get(segment, ())
+        return [f for f in set(listed) if place[f] != NO_PLACE and extent_of(place[f]) == segment]
+
+    def _step(self) -> None:
+        for _ in range(min(STEP_BLOCKS, len(self._rows))):
+            row = self._residency.catalog.row_of(self._rows[0])
+            if row != NO_ROW and not self._decide(row):
+                return  # no room to copy forward yet
+            self._rows.popleft()
+        if not self._rows:
+            self._finish_when_quiet()
+
+    def _decide(self, row: int) -> bool:
+        """Copy one block's records forward or drop it; False when it must be tried again later."""
+        catalog = self._residency.catalog
+        here = [f for f in catalog.fragments(row) if self._is_here(f)]
+        if catalog.num_holds[Tier.NVME][row]:
+            return False  # being read, or copied forward already
+        assert all(catalog.state[Tier.NVME][f] == State.RESIDENT for f in here)
+        num_bytes = sum(record_bytes(catalog.length_of(f)) for f in here)
+        used_again = catalog.num_uses[row] > 0
+        worth_it = (
+            used_again
+            and num_bytes <= self._forward_bytes
+            and not self._residency.is_elsewhere(row, Tier.NVME)
+        )
+        doomed = None if worth_it else self._subtree_to_drop(row)
+        if doomed is None:
+            if not self._forward(row, here):
+                return False
+            self._forward_bytes -= num_bytes
+            self._kept_bytes += num_bytes
+            return True
+        for victim in doomed:
+            self._residency.evict(victim, Tier.NVME, "segment reclaimed")
+        return True
+
+    def _is_here(self, fragment: int) -> bool:
+        place = self._residency.catalog.place[Tier.NVME][fragment]
+        return place != NO_PLACE and extent_of(place) == self._segment
+
+    def _subtree_to_drop(self, row: int) -> list[int] | None:
+        """Return the blocks that leave with `row`, deepest first; None when one of them must stay."""
+        catalog = self._residency.catalog
+        if self._residency.is_elsewhere(row, Tier.NVME) and catalog.first_child[row] == NO_ROW:
+            return [row] if self._residency.may_leave(row, Tier.NVME) else None
+        order = [row]
+        for block in order:  # grows while it is walked: breadth first, parents before children
+            in_memory = catalog.num_placed[Tier.HBM][block] or catalog.num_placed[Tier.DRAM][block]
+            touched = catalog.num_holds[Tier.NVME][block] or catalog.num_keepers[block]
+            if touched or block in self._residency.floors or (in_memory and block != row):
+                return None
+            order += catalog.children(block)
+        if catalog.num_placed[Tier.HBM][row] or catalog.num_placed[Tier.DRAM][row]:
+            return None if len(order) > 1 else [row]
+        return [block for block in reversed(order) if catalog.num_resident[Tier.NVME][block]]
+
+    def _forward(self, row: int, fragments: list[int]) -> bool:
+        assert self._log is not None
+        catalog = self._residency.catalog
+        domain = catalog.namespace_of(row).domain
+        moves = []
+        for fragment in fragments:
+            place = self._log.reserve(domain, catalog.length_of(fragment), forward=True)
+            if place is None:
+                break
+            moves.append(Move(fragment, catalog.place[Tier.NVME][fragment], place))
+        if moves:
+            self._copies.start(Tier.NVME, Tier.NVME, moves, Urgency.ENDED)
+        return len(moves) == len(fragments)
+
+    def _finish_when_quiet(self) -> None:
+        """Free the segment once nobody reads from it and nothing lives in it."""
+        assert self._segment is not None
+        quiet = self._segment not in self._copies.num_reads_of_segment
+        if quiet and not self._is_freeing:
+            left = self._live(self._segment)
+            if left:  # a copy forward failed; decide about those blocks again
+                catalog = self._residency.catalog
+                self._rows.extend(catalog.handle(catalog.block_of[f]) for f in left)
+                return
+            self._is_freeing = True
+            self._residency.out.append(FreeSegment(self._segment))

@@ -1,0 +1,188 @@
+"""Recovery: taking over a million records found at start, in columns, without Python per record.
+
+The cold store hands over arrays; this turns them into rows of the catalog and books of the segment log. The
+only step per block is the insertion into the table of prefix hashes, done by `dict(zip(...))` in C.
+
+What arrives may have holes: a block with a missing fragment is a miss until it is put again; a block
+whose parent is missing is kept, unreachable, until the parent comes back or its segment is reclaimed.
+"""
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...tiers.block import NO_PLACE, Tier
+from ...tiers.log import SegmentLog
+from .catalog import NO_ROW, TIERS, Catalog, Namespace
+from .residency import Residency
+from .states import State
+
+if TYPE_CHECKING:
+    from ...tiers.recovery import Recovered
+
+Records = npt.NDArray[np.void]
+
+
+def adopt(recovered: "Recovered", residency: Residency, by_digest: dict[bytes, Namespace]) -> int:
+    """Fill an empty catalog with what the cold store found. Returns the number of blocks.
+
+    `by_digest` maps the digests of `recovered.namespaces` to registered namespaces.
+    """
+    assert residency.catalog.num_blocks == 0, "recovery comes before the first request"
+    log = residency.rooms[Tier.NVME]
+    assert isinstance(log, SegmentLog)
+    for segment in recovered.segments:
+        log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
+    for index, identity in enumerate(recovered.namespaces):
+        mine = recovered.records[recovered.records["namespace_index"] == index]
+        if len(mine):
+            _adopt_namespace(mine, residency, by_digest[identity.digest])
+    residency.story.count("blocks_recovered", residency.catalog.num_blocks)
+    return residency.catalog.num_blocks
+
+
+def _adopt_namespace(records: Records, residency: Residency, namespace: Namespace) -> None:
+    catalog = residency.catalog
+    num_groups = namespace.num_groups
+    first_row, first_fragment = len(catalog.prefix_hash), len(catalog.block_of)
+    row_of_record, first_record = _rows(records["prefix_hash"])
+    num_rows = len(first_record)
+    names: list[bytes] = records["prefix_hash"][first_record].tolist()
+    namespace.rows.update(zip(names, range(first_row, first_row + num_rows), strict=True))
+    parents = _parents(records[first_record], namespace)
+    positions = records["position"][first_record]
+    _extend_blocks(catalog, names, namespace, positions, first_fragment)
+    _link(catalog, first_row, parents)
+    fragment_of_record = row_of_record * num_groups + records["group"]
+    _extend_fragments(catalog, first_row, num_rows, num_groups, fragment_of_record, records)
+    _count(residency, namespace, parents, row_of_record, fragment_of_record + first_fragment, records)
+    residency.story.count("blocks_recovered_without_parent", int(np.sum((parents < 0) & (positions > 0))))
+
+
+def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Number the distinct prefix hashes; return (number of each record, first record of each number)."""
+    words = np.ascontiguousarray(hashes).view("<u8").reshape(-1, 4)
+    order = np.lexsort((words[:, 1], words[:, 0]))  # 128 bits of a cryptographic hash: no two share them
+    ordered = words[order]
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.cumsum(is_first) - 1
+    return numbers, order[is_first]
+
+
+def _parents(records: Records, namespace: Namespace) -> npt.NDArray[np.int32]:
+    """Return the row of each block's parent, NO_ROW where there is none or it was not found."""
+    find = namespace.rows.get
+    names = records["parent_hash"].tolist()
+    parents = np.fromiter((find(name, NO_ROW) for name in names), np.int32, len(names))
+    parents[~records["has_parent"]] = NO_ROW
+    return parents
+
+
+def _extend_blocks(
+    catalog: Catalog,
+    names: list[bytes],
+    namespace: Namespace,
+    positions: npt.NDArray[Any],
+    first_fragment: int,
+) -> None:
+    num_rows = len(names)
+    catalog.prefix_hash += names
+    catalog.num_blocks += num_rows
+    _extend(catalog.namespace_id, np.full(num_rows, namespace.id))
+    _extend(catalog.position, positions)
+    _extend(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
+    for column in (catalog.serial, catalog.num_uses, catalog.num_keepers, catalog.urgency, catalog.last_used):
+        _extend(column, np.zeros(num_rows))
+    for tier in TIERS:
+        for columns in (
+            catalog.num_placed,
+            catalog.num_resident,
+            catalog.num_holds,
+            catalog.num_children_placed,
+        ):
+            _extend(columns[tier], np.zeros(num_rows))
+
+
+def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> None:
+    """Fill the columns of the tree: siblings are the rows with the same parent, in row order."""
+    num_rows = len(parents)
+    rows = np.arange(first_row, first_row + num_rows, dtype=np.int32)
+    first_child = np.full(num_rows, NO_ROW, np.int32)
+    next_sibling, previous_sibling = first_child.copy(), first_child.copy()
+    linked = np.flatnonzero(parents != NO_ROW)
+    order = linked[np.argsort(parents[linked], kind="stable")]
+    if len(order):
+        same = parents[order[1:]] == parents[order[:-1]]
+        next_sibling[order[:-1][same]] = rows[order[1:][same]]
+        previous_sibling[order[1:][same]] = rows[order[:-1][same]]
+        heads = order[np.concatenate(([True], ~same))]
+        first_child[parents[heads] - first_row] = rows[heads]
+    _extend(catalog.parent, parents)
+    _extend(catalog.first_child, first_child)
+    _extend(catalog.next_sibling, next_sibling)
+    _extend(catalog.previous_sibling, previous_sibling)
+
+
+def _extend_fragments(
+    catalog: Catalog,
+    first_row: int,
+    num_rows: int,
+    num_groups: int,
+    fragment: npt.NDArray[np.int64],
+    records: Records,
+) -> None:
+    """Append the fragments of the new rows; `fragment` counts from the first of them."""
+    num_fragments = num_rows * num_groups
+    _extend(catalog.block_of, first_row + np.arange(num_fragments) // num_groups)
+    halves = np.ascontiguousarray(records["checksum"]).view(">u8").reshape(-1, 2)
+    for column, values in ((catalog.checksum_high, halves[:, 0]), (catalog.checksum_low, halves[:, 1])):
+        filled = np.zeros(num_fragments, np.uint64)
+        filled[fragment] = values
+        _extend(column, filled)
+    for tier in TIERS:
+        place = np.full(num_fragments, NO_PLACE, np.int64)
+        state = np.full(num_fragments, State.ABSENT, np.uint8)
+        if tier is Tier.NVME:
+            place[fragment] = records["place"]
+            state[fragment] = State.RESIDENT
+        _extend(catalog.place[tier], place)
+        _extend(catalog.state[tier], state)
+        _extend(catalog.holds[tier], np.zeros(num_fragments))
+
+
+def _count(
+    residency: Residency,
+    namespace: Namespace,
+    parents: npt.NDArray[np.int32],
+    row_of_record: npt.NDArray[np.int64],
+    fragment: npt.NDArray[np.int64],
+    records: Records,
+) -> None:
+    """Bring the per-block and per-tier counts up to what was appended."""
+    catalog = residency.catalog
+    num_rows = len(parents)
+    first_row = len(catalog.prefix_hash) - num_rows
+    placed = np.bincount(row_of_record, minlength=num_rows)
+    children = np.bincount(parents[parents != NO_ROW] - first_row, minlength=num_rows)
+    for column, counts in (
+        (catalog.num_placed[Tier.NVME], placed),
+        (catalog.num_resident[Tier.NVME], placed),
+        (catalog.num_children_placed[Tier.NVME], children),
+    ):
+        np.frombuffer(column, column.typecode)[first_row:] = counts
+    sizes = np.array(namespace.fragment_bytes)[records["group"]]
+    residency.resident_bytes[Tier.NVME] += int(sizes.sum())
+    residency.num_resident[Tier.NVME] += len(records)
+    segments = records["place"] >> 32
+    order = np.argsort(segments, kind="stable")
+    numbers, starts = np.unique(segments[order], return_index=True)
+    for number, part in zip(numbers, np.split(fragment[order], starts[1:]), strict=True):
+        _extend(residency.in_segment[int(number)], part)
+
+
+def _extend(column: "array[Any]", values: npt.NDArray[Any]) -> None:
+    column.frombytes(values.astype(column.typecode).tobytes())

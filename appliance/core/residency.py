@@ -1,0 +1,376 @@
+"""Residency: the only code that changes where a fragment is.
+
+Every method is one step of the table in states.py, plus the books that follow from it: the room's, the
+counts in the catalog, the instruction for the shell, the notice for routers, the line in the story. The
+rules that protect blocks (invariants 3, 4 and 5 of the design) are in `may_leave`.
+
+A *hold* is one reader, writer or queued copy of a fragment in a tier. It is taken when the copy is queued,
+not when it starts: a victim chosen in between was the one real bug of the prototype behind this design.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from ...policies.base import EvictionPolicy
+from ...tiers.base import Cause, Room
+from ...tiers.block import NO_PLACE, Tier
+from ...tiers.log import SegmentLog
+from ...v1.shm import extent_of
+from .catalog import NO_ROW, TIERS, Catalog
+from .events import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
+from .states import TRANSITIONS, InvalidTransition, State, Step
+from .story import Story
+
+MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
+
+
+class Residency:
+    """Moves fragments between states; appends instructions to `out`, which the planner hands over."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        rooms: Mapping[Tier, Room],
+        evictions: Mapping[Tier, EvictionPolicy],
+        story: Story,
+    ) -> None:
+        self.catalog = catalog
+        self.rooms = rooms
+        self.evictions = evictions
+        self.story = story
+        self.now = 0.0
+        self.out: list[Instruction] = []
+        self.offline: set[Tier] = set()
+        #: Fragments whose place is (or was, until checked) in a container: segment of the cold store.
+        self.in_segment: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
+        #: Bytes per tier that are promised to copies, and bytes nobody may see but somebody touches.
+        self.arriving_bytes = dict.fromkeys(TIERS, 0)
+        self.condemned_bytes = dict.fromkeys(TIERS, 0)
+        self.resident_bytes = dict.fromkeys(TIERS, 0)
+        self.num_resident = dict.fromkeys(TIERS, 0)
+        #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
+        self.floors: dict[int, list[Tier]] = {}
+        #: Called when a place in a tier became free: somebody may be waiting for it.
+        self.on_room: Callable[[Tier], None] = lambda tier: None
+
+    # --------------------------------------------------------------------------------------- steps
+
+    def arrive(self, fragment: int, tier: Tier, place: int) -> None:
+        """A place was reserved and its copy is queued (or promised): takes the copy's hold."""
+        catalog = self.catalog
+        self._step(fragment, tier, Step.RESERVE)
+        row = catalog.block_of[fragment]
+        catalog.place[tier][fragment] = place
+        catalog.num_placed[tier][row] += 1
+        if catalog.num_placed[tier][row] == 1 and catalog.parent[row] != NO_ROW:
+            catalog.num_children_placed[tier][catalog.parent[row]] += 1
+        if tier is Tier.NVME:
+            self.in_segment[extent_of(place)].append(fragment)
+        self.arriving_bytes[tier] += catalog.length_of(fragment)
+        self.hold(fragment, tier)
+
+    def land(self, fragment: int, tier: Tier, checksum: bytes) -> None:
+        """The bytes arrived: readable from now on. Gives the copy's hold back."""
+        catalog = self.catalog
+        self._step(fragment, tier, Step.LAND)
+        if checksum:
+            catalog.set_checksum(fragment, checksum)
+        row = catalog.block_of[fragment]
+        catalog.num_resident[tier][row] += 1
+        length = catalog.length_of(fragment)
+        self.arriving_bytes[tier] -= length
+        self.resident_bytes[tier] += length
+        self.num_resident[tier] += 1
+        place = catalog.place[tier][fragment]
+        if tier in MEMORY_TIERS:
+            self.out.append(Publish(tier, place, catalog.label_of(fragment)))
+        else:
+            self._settle(tier, place)
+        self.drop(fragment, tier)
+        if catalog.num_resident[tier][row] == catalog.namespace_of(row).num_groups:
+            elsewhere = any(
+                catalog.num_resident[other][row] == catalog.num_resident[tier][row]
+                for other in TIERS
+                if other is not tier
+            )
+            change = BlockChange.MOVED if elsewhere else BlockChange.STORED
+            self._notify(change, row, tier, "")
+            self.story.tell(self.now, catalog.prefix_hash[row], f"stored_{tier.label}")
+
+    def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
+        """The bytes will not arrive: the place goes back. Gives the copy's hold back."""
+        catalog = self.catalog
+        row = catalog.block_of[fragment]
+        self.arriving_bytes[tier] -= catalog.length_of(fragment)
+        self._give_hold(fragment, tier)
+        assert catalog.holds[tier][fragment] == 0, "a fragment that never landed has no readers"
+        self._step(fragment, tier, Step.FAIL)
+        if tier not in MEMORY_TIERS:
+            self._settle(tier, catalog.place[tier][fragment])
+        self.story.tell(self.now, catalog.prefix_hash[row], f"copy_failed_{tier.label}", cause.value)
+        self._vacate(fragment, tier)
+        self._forget_if_nowhere(row)
+
+    def evict(self, row: int, tier: Tier, reason: str) -> int:
+        """A block leaves a tier. `may_leave` must hold. Returns the bytes freed."""
+        assert self.may_leave(row, tier), self.story.words(self.catalog.prefix_hash[row])
+        freed = 0
+        for fragment in self.catalog.fragments(row):
+            if self.catalog.state[tier][fragment] == State.RESIDENT:
+                freed += self.catalog.length_of(fragment)
+                self._leave(fragment, tier, Step.EVICT)
+                self._vacate(fragment, tier)
+        self._notify(BlockChange.REMOVED, row, tier, reason)
+        self.story.tell(self.now, self.catalog.prefix_hash[row], f"evicted_{tier.label}", reason)
+        self._forget_if_nowhere(row)
+        return freed
+
+    def condemn(self, fragment: int, tier: Tier, reason: str) -> None:
+        """What is there must not be read any more (it failed verification). Its place is freed when the
+        last one who touches it lets go."""
+        catalog = self.catalog
+        if catalog.state[tier][fragment] != State.RESIDENT:
+            return
+        row = catalog.block_of[fragment]
+        self._leave(fragment, tier, Step.CONDEMN)
+        self.condemned_bytes[tier] += catalog.length_of(fragment)
+        self._notify(BlockChange.REMOVED, row, tier, reason)
+        self.story.tell(self.now, catalog.prefix_hash[row], f"condemned_{tier.label}", reason)
+        if catalog.holds[tier][fragment] == 0:
+            self._quiet(fragment, tier)
+
+    def move(self, fragment: int, place: int) -> None:
+        """A cold record was copied forward inside the cold store: same bytes, new place."""
+        catalog = self.catalog
+        old = catalog.place[Tier.NVME][fragment]
+        self.rooms[Tier.NVME].release(old, catalog.length_of(fragment))
+        catalog.place[Tier.NVME][fragment] = place
+        self.in_segment[extent_of(place)].append(fragment)
+        self._settle(Tier.NVME, place)
+
+    def abandon_record(self, fragment: int, place: int) -> None:
+        """A record could not be copied forward: its new place is dead space, the old one stays."""
+        self._settle(Tier.NVME, place)
+        self.rooms[Tier.NVME].release(place, self.catalog.length_of(fragment))
+
+    # --------------------------------------------------------------------------------------- holds
+
+    def hold(self, fragment: int, tier: Tier) -> None:
+        """One more reader, writer or queued copy touches this fragment here."""
+        self.catalog.holds[tier][fragment] += 1
+        self.catalog.num_holds[tier][self.catalog.block_of[fragment]] += 1
+
+    def drop(self, fragment: int, tier: Tier) -> None:
+        """One of them let go. A condemned place is freed by the last one."""
+        self._give_hold(fragment, tier)
+        catalog = self.catalog
+        if catalog.holds[tier][fragment] == 0:
+            row = catalog.block_of[fragment]
+            if catalog.state[tier][fragment] == State.CONDEMNED:
+                self._quiet(fragment, tier)
+            elif catalog.num_holds[tier][row] == 0:
+                self.offer(row, tier)
+
+    def keep(self, row: int) -> None:
+        """Protect a block from eviction in every tier (a decoding session, a put being admitted)."""
+        self.catalog.num_keepers[row] += 1
+
+    def unkeep(self, row: int) -> None:
+        """Undo one `keep`."""
+        catalog = self.catalog
+        assert catalog.num_keepers[row] > 0
+        catalog.num_keepers[row] -= 1
+        if catalog.num_keepers[row] == 0:
+            for tier in TIERS:
+                self.offer(row, tier)
+            self._forget_if_nowhere(row)
+
+    def touch(self, row: int, urgency: int) -> None:
+        """A block was used."""
+        catalog = self.catalog
+        catalog.last_used[row] = self.now
+        catalog.num_uses[row] += 1
+        catalog.urgency[row] = urgency
+
+    def adopt_child(self, row: int, parent: int | None) -> None:
+        """Link a block found at start without its parent, now that the parent is known again."""
+        catalog = self.catalog
+        if parent is None or parent == NO_ROW or catalog.parent[row] != NO_ROW:
+            return
+        catalog.link(row, parent)
+        for tier in TIERS:
+            if catalog.num_placed[tier][row]:
+                catalog.num_children_placed[tier][parent] += 1
+
+    # --------------------------------------------------------------------------------------- rules
+
+    def may_leave(self, row: int, tier: Tier) -> bool:
+        """Whether a block may leave a tier: invariants 3 (nobody touches it), 4 (no session decodes on
+        it) and 5 (no child in the same or a faster tier, none left behind when it is the last copy)."""
+        catalog = self.catalog
+        if catalog.num_resident[tier][row] == 0 or catalog.num_holds[tier][row] or catalog.num_keepers[row]:
+            return False
+        for faster in range(tier + 1):
+            if catalog.num_children_placed[faster][row]:
+                return False
+        if row in self.floors and not self._above_floor_without(row, tier):
+            return False
+        return catalog.first_child[row] == NO_ROW or self.is_elsewhere(row, tier)
+
+    def is_elsewhere(self, row: int, tier: Tier) -> bool:
+        """Whether every fragment of a block can also be read from another tier."""
+        catalog = self.catalog
+        num_groups = catalog.namespace_of(row).num_groups
+        return any(
+            catalog.num_resident[other][row] == num_groups
+            for other in TIERS
+            if other is not tier and other not in self.offline
+        )
+
+    def is_below(self, row: int, tier: Tier) -> bool:
+        """Whether every fragment that is in `tier` is also in a slower one: giving it up loses nothing."""
+        catalog = self.catalog
+        return all(
+            any(
+                catalog.state[slower][fragment] == State.RESIDENT
+                for slower in TIERS
+                if slower > tier and slower not in self.offline
+            )
+            for fragment in catalog.fragments(row)
+            if catalog.state[tier][fragment] == State.RESIDENT
+        )
+
+    def offer(self, row: int, tier: Tier) -> None:
+        """Tell the tier's eviction policy that a block may be a candidate now."""
+        if tier in self.evictions and self.may_leave(row, tier):
+            self.evictions[tier].offer(row)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _step(self, fragment: int, tier: Tier, step: Step) -> None:
+        catalog = self.catalog
+        state = catalog.state[tier][fragment]
+        following = TRANSITIONS.get((state, step))  # type: ignore[call-overload]
+        if following is None:
+            subject = catalog.prefix_hash[catalog.block_of[fragment]]
+            story = self.story.words(subject)
+            raise InvalidTransition(State(state), step, f"{subject.hex()} {tier.label}", story)
+        catalog.state[tier][fragment] = following
+
+    def _leave(self, fragment: int, tier: Tier, step: Step) -> None:
+        """From RESIDENT to wherever `step` leads: unreadable from now on."""
+        catalog = self.catalog
+        self._step(fragment, tier, step)
+        catalog.num_resident[tier][catalog.block_of[fragment]] -= 1
+        self.resident_bytes[tier] -= catalog.length_of(fragment)
+        self.num_resident[tier] -= 1
+        if tier in MEMORY_TIERS:
+            self.out.append(Retract(tier, catalog.place[tier][fragment]))
+
+    def _vacate(self, fragment: int, tier: Tier) -> None:
+        """Give the place back; the fragment is ABSENT here."""
+        catalog = self.catalog
+        row = catalog.block_of[fragment]
+        self.rooms[tier].release(catalog.place[tier][fragment], catalog.length_of(fragment))
+        catalog.place[tier][fragment] = NO_PLACE
+        catalog.num_placed[tier][row] -= 1
+        parent = catalog.parent[row]
+        if catalog.num_placed[tier][row] == 0 and parent != NO_ROW:
+            catalog.num_children_placed[tier][parent] -= 1
+            if catalog.num_children_placed[tier][parent] == 0:
+                for slower in TIERS[tier:]:
+                    self.offer(parent, slower)
+        self.on_room(tier)
+
+    def _quiet(self, fragment: int, tier: Tier) -> None:
+        self._step(fragment, tier, Step.QUIET)
+        self.condemned_bytes[tier] -= self.catalog.length_of(fragment)
+        row = self.catalog.block_of[fragment]
+        self._vacate(fragment, tier)
+        self._forget_if_nowhere(row)
+
+    def _give_hold(self, fragment: int, tier: Tier) -> None:
+        catalog = self.catalog
+        assert catalog.holds[tier][fragment] > 0
+        catalog.holds[tier][fragment] -= 1
+        catalog.num_holds[tier][catalog.block_of[fragment]] -= 1
+
+    def _forget_if_nowhere(self, row: int) -> None:
+        """Remove rows that have nothing left, upwards: a parent may have waited for its last child."""
+        catalog = self.catalog
+        while row != NO_ROW:
+            needed = (
+                catalog.first_child[row] != NO_ROW
+                or catalog.num_keepers[row]
+                or any(placed[row] for placed in catalog.num_placed)
+            )
+            if needed or not catalog.prefix_hash[row]:
+                return
+            parent = catalog.parent[row]
+            self.floors.pop(row, None)
+            catalog.remove(row)
+            if parent != NO_ROW:
+                for tier in TIERS:
+                    self.offer(parent, tier)
+            row = parent
+
+    def _settle(self, tier: Tier, place: int) -> None:
+        room = self.rooms[tier]
+        room.settle(place)
+        if isinstance(room, SegmentLog):
+            self.out += [SealSegment(number) for number in room.take_segments_to_seal()]
+
+    def _above_floor_without(self, row: int, tier: Tier) -> bool:
+        """Whether a pinned block would still be at or above its floor after leaving `tier`."""
+        catalog = self.catalog
+        floor = min(self.floors[row])
+        if tier > floor:
+            return True
+        num_groups = catalog.namespace_of(row).num_groups
+        return any(
+            catalog.num_resident[other][row] == num_groups
+            for other in TIERS
+            if other <= floor and other is not tier
+        )
+
+    def _notify(self, change: BlockChange, row: int, tier: Tier, reason: str) -> None:
+        namespace_id = self.catalog.namespace_id[row]
+        prefix_hash = self.catalog.prefix_hash[row]
+        last = self.out[-1] if self.out else None
+        if isinstance(last, Notify) and (last.change, last.namespace_id, last.tier, last.reason) == (
+            change,
+            namespace_id,
+            tier,
+            reason,
+        ):
+            last.prefix_hashes.append(prefix_hash)
+        else:
+            self.out.append(Notify(change, namespace_id, tier, [prefix_hash], reason))
+
+    # ------------------------------------------------------------------------------------ integrity
+
+    def check_integrity(self) -> list[str]:
+        """Audit byte counts, unique places, and that every placed fragment agrees with its room."""
+        problems = []
+        catalog = self.catalog
+        for tier in TIERS:
+            seen: dict[int, int] = {}
+            by_state = dict.fromkeys(State, 0)
+            for namespace in catalog.namespaces.values():
+                for row in namespace.rows.values():
+                    for fragment in catalog.fragments(row):
+                        state = State(catalog.state[tier][fragment])
+                        by_state[state] += catalog.length_of(fragment)
+                        place = catalog.place[tier][fragment]
+                        if place != NO_PLACE and seen.setdefault(place, fragment) != fragment:
+                            problems.append(f"{tier.label}: place {place:#x} belongs to two fragments")
+            books = (
+                ("arriving", self.arriving_bytes, State.ARRIVING),
+                ("resident", self.resident_bytes, State.RESIDENT),
+                ("condemned", self.condemned_bytes, State.CONDEMNED),
+            )
+            for name, count, state in books:
+                if count[tier] != by_state[state]:
+                    problems.append(f"{tier.label}: {name} {count[tier]} != sum {by_state[state]}")
+        return problems

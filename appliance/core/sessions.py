@@ -1,0 +1,144 @@
+"""Sessions: who holds which blocks, and how soon they are needed.
+
+A session holds blocks by handle, so that a forgotten block leaves no dangling reference and needs no
+search. Decoding is the one urgency that is a promise: while it lasts, the blocks of the session are
+kept (invariant 4). Every other urgency is a hint for the policies.
+"""
+
+from dataclasses import dataclass, field
+
+from ...tiers.block import Urgency
+from .catalog import NO_ROW
+from .options import PlannerOptions
+from .residency import Residency
+
+
+@dataclass(slots=True)
+class Session:
+    """One conversation or agent run."""
+
+    id: str
+    client: int
+    urgency: Urgency = Urgency.QUEUED
+    deadline_at: float = float("inf")
+    last_active: float = 0.0
+    num_turns: int = 0
+    #: Handles of the blocks it used, in order. A dict is used as an ordered set.
+    blocks: dict[int, None] = field(default_factory=dict)
+    #: Rows it protects while it is decoding.
+    kept_rows: list[int] = field(default_factory=list)
+
+
+class Sessions:
+    """All sessions. Bounded: the longest idle one is forgotten (not its blocks) to make room."""
+
+    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+        self._residency = residency
+        self.options = options
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: str) -> Session | None:
+        """Return a session, None when it is unknown."""
+        return self._sessions.get(session_id)
+
+    def open(self, session_id: str, client: int) -> Session:
+        """Return the session, created if need be, and note that it is active."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            if len(self._sessions) >= self.options.max_sessions:
+                self._forget_one()
+            session = self._sessions[session_id] = Session(session_id, client)
+            self._residency.story.tell(self._residency.now, session_id, "session_opened")
+        session.client = client
+        session.last_active = self._residency.now
+        self._sessions[session_id] = self._sessions.pop(session_id)  # most recently active last
+        return session
+
+    def update(self, session: Session, urgency: Urgency, deadline_at: float) -> None:
+        """Change how soon a session needs its blocks."""
+        session.deadline_at = deadline_at
+        if urgency == session.urgency:
+            return
+        residency = self._residency
+        residency.story.tell(residency.now, session.id, "session_urgency", urgency.name.lower())
+        was_decoding = session.urgency is Urgency.DECODING
+        session.urgency = urgency
+        catalog = residency.catalog
+        for row in self.rows(session):
+            catalog.urgency[row] = urgency
+            if urgency is Urgency.DECODING:
+                residency.keep(row)
+                session.kept_rows.append(row)
+        if was_decoding:
+            self._unkeep(session)
+
+    def attach(self, session: Session, rows: list[int]) -> None:
+        """Note that a session uses these blocks."""
+        catalog = self._residency.catalog
+        for row in rows:
+            handle = catalog.handle(row)
+            if handle in session.blocks:
+                continue
+            session.blocks[handle] = None
+            if session.urgency is Urgency.DECODING:
+                self._residency.keep(row)
+                session.kept_rows.append(row)
+
+    def fork(self, session: Session, new_id: str, client: int) -> int:
+        """A new session holds the blocks of another one. Returns how many there are."""
+        rows = self.rows(session)
+        fork = self.open(new_id, client)
+        self.attach(fork, rows)
+        return len(rows)
+
+    def end(self, session: Session) -> list[int]:
+        """Forget a session; returns the rows it held."""
+        self.update(session, Urgency.ENDED, float("inf"))
+        rows = self.rows(session)
+        del self._sessions[session.id]
+        self._residency.story.tell(self._residency.now, session.id, "session_ended")
+        return rows
+
+    def rows(self, session: Session) -> list[int]:
+        """Return the rows of the session's blocks that still exist; forgets the others."""
+        catalog = self._residency.catalog
+        rows = {handle: catalog.row_of(handle) for handle in session.blocks}
+        for handle in [h for h, row in rows.items() if row == NO_ROW]:
+            del session.blocks[handle]
+        return [row for row in rows.values() if row != NO_ROW]
+
+    def client_gone(self, client: int) -> None:
+        """The client of these sessions died: nobody decodes on them any more."""
+        for session in self._sessions.values():
+            if session.client == client:
+                self.update(session, Urgency.IDLE, float("inf"))
+
+    def expire(self, now: float) -> None:
+        """Turn sessions idle that were silent too long. Looks at the longest silent ones only."""
+        for session in self._sessions.values():
+            if now - session.last_active < self.options.session_idle_s:
+                return
+            if session.urgency < Urgency.IDLE:
+                self.update(session, Urgency.IDLE, float("inf"))
+                return  # one a call: the rest at the next tick
+
+    def check_integrity(self) -> list[str]:
+        """Audit: a decoding session keeps each of its living blocks, any other keeps none."""
+        problems = []
+        for session in self._sessions.values():
+            expected = len(self.rows(session)) if session.urgency is Urgency.DECODING else 0
+            if len(session.kept_rows) != expected:
+                problems.append(f"session {session.id}: keeps {len(session.kept_rows)}, expected {expected}")
+        return problems
+
+    def _unkeep(self, session: Session) -> None:
+        rows, session.kept_rows = session.kept_rows, []
+        for row in rows:
+            self._residency.unkeep(row)
+
+    def _forget_one(self) -> None:
+        oldest = next(iter(self._sessions.values()))
+        self.end(oldest)

@@ -1,0 +1,44 @@
+"""The story: what happened to every block and session, with the reasons, as far back as memory allows.
+
+One bounded ring for all subjects. A list per block was rejected: a million blocks would keep a million
+lists alive for a question that people ask about a handful. Answering scans the ring, which takes
+milliseconds and never happens on the way of a request.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """One thing that happened."""
+
+    at: float  # seconds on the shell's clock
+    subject: bytes | str  # prefix hash of a block, or id of a session
+    what: str
+    why: str
+
+
+class Story:
+    """A bounded log of decisions, and counters of the same words."""
+
+    def __init__(self, max_lines: int) -> None:
+        self._lines: deque[Line] = deque(maxlen=max_lines)
+        #: How often each `what` happened since the start.
+        self.counters: dict[str, int] = {}
+
+    def tell(self, at: float, subject: bytes | str, what: str, why: str = "") -> None:
+        """Remember that `what` happened to `subject`, and count it."""
+        self._lines.append(Line(at, subject, what, why))
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Count something that is not worth a line."""
+        self.counters[what] = self.counters.get(what, 0) + by
+
+    def of(self, subject: bytes | str) -> list[Line]:
+        """Return what is remembered about a block or session, oldest first."""
+        return [line for line in self._lines if line.subject == subject]
+
+    def words(self, subject: bytes | str) -> list[str]:
+        """Return the story as text, for error messages."""
+        return [f"{line.at:.6f} {line.what} {line.why}".rstrip() for line in self.of(subject)]
