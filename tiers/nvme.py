@@ -1,0 +1,497 @@
+"""ColdStore: the engine of the `nvme` tier. Append-only segment files, direct I/O, self-describing records.
+
+The room (SegmentLog, owned by the planner) says where a record goes and when a segment is sealed or freed;
+this class moves the bytes, proves on every read that they are the right ones, and remembers across
+restarts what was sealed. Nothing on the disk is ever trusted: a header, a footer or a manifest that does
+not check out makes the cache smaller and a counter larger.
+
+Durability says what an acknowledged write survives, besides the death of the process, which it always
+does: `none`, power loss may take anything; `segment`, sealed segments survive power loss; `record`, every
+acknowledged record does.
+
+Sealing order: flush the data, then write the footer, then tell the manifest. A valid footer therefore
+implies complete data, and needs no payload to be read at recovery. A failed flush is not repeated, because
+the kernel may have dropped what it could not write: the segment becomes *suspect*, gets no footer, and
+its records are believed one by one after a restart.
+"""
+
+import logging
+import os
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import xxhash
+
+from ..v1.shm import PAGE_BYTES
+from .base import Buffer, Cause, CopyError, CopyOutcome, EngineStatistics
+from .block import FragmentLabel, NamespaceIdentity, Tier
+from .direct import DirectIo, Scratch, offset_of, read_fully, runs_of, segment_of, write_fully
+from .footer import (
+    MAX_NAMESPACES,
+    Entries,
+    Footer,
+    FooterError,
+    check_entries,
+    footer_bytes_for,
+    pack_footer,
+    pack_tombstone,
+)
+from .inspection import inspect_segment
+from .log import record_bytes
+from .manifest import Kind, namespace_event, segment_event
+from .manifest_file import Manifest
+from .opening import Durability, open_directory
+from .ownership import DirectoryLock
+from .record import ENTRY, RecordHeader, pack_header
+from .recovery import Found, Recovered, SegmentFile, assemble, examine
+from .transfer import finish_read, scratch_bytes, stage_read, stage_write
+
+log = logging.getLogger(__name__)
+
+TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, who, bytes
+
+_COUNTER_BITS = 40  # of a sequence number; the owner epoch stands above them
+_MAX_RECOVERY_THREADS = 8
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One segment's present life. `epoch` is 0 while it is free."""
+
+    fd: int
+    epoch: int = 0
+    sealed: bool = False
+    suspect: bool = False  # a flush failed: no footer, ever
+    entries: bytearray = field(default_factory=bytearray)  # of the records written, until sealed
+    namespaces: dict[bytes, int] = field(default_factory=dict)
+
+
+class ColdStore:
+    """Engine of segment files in one directory, which it owns. Made by `ColdStore.open`.
+
+    Thread-safe: transfers of many threads run side by side. `write` and `seal` of one segment must not
+    overlap; the room sees to that. Call `recover` once, before the first transfer.
+    """
+
+    tier = Tier.NVME
+
+    def __init__(
+        self,
+        directory: Path,
+        lock: DirectoryLock,
+        io: DirectIo,
+        manifest: Manifest,
+        fds: Sequence[int],
+        segment_bytes: int,
+        durability: Durability,
+        reasons: Counter[str],
+    ) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.footer_bytes = footer_bytes_for(segment_bytes)
+        self.data_pages = (segment_bytes - self.footer_bytes) // PAGE_BYTES
+        self.durability: Durability = durability
+        self._directory_lock = lock
+        self._io = io
+        self._manifest = manifest
+        self._reasons = reasons
+        self._segments = [_Segment(fd) for fd in fds]
+        for number, life in manifest.state.lives.items():
+            self._segments[number].epoch = life.epoch
+            self._segments[number].sealed = True  # until recover() has looked: not to be appended to
+        self._scratch = Scratch()
+        self._sequence = count(manifest.owner_epoch << _COUNTER_BITS)
+        self._statistics = EngineStatistics(backend=io.backend)
+        self._lock = threading.Lock()  # of everything below a segment's life and of the statistics
+        self._idle = threading.Condition(self._lock)
+        self._num_busy = 0
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        segment_bytes: int,
+        num_segments: int,
+        durability: Durability = "none",
+        *,
+        io: DirectIo | None = None,
+    ) -> "ColdStore":
+        """Own the directory `path`, preallocate `num_segments` files of `segment_bytes` in it, and return
+        the store. `io` replaces the system calls (tests).
+
+        Raises ColdStoreError, naming the fix: the directory has another owner, the disk is too small,
+        the sizes make no sense. Damage is not an error: see `recover`.
+        """
+        opened = open_directory(Path(path), segment_bytes, num_segments, durability, io)
+        return cls(*opened)
+
+    # ------------------------------------------------------------------------------------ transfers
+
+    def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
+        """Store one record; see Engine.write."""
+        outcome = self.write_batch([(place, label, payload)])[0]
+        if outcome.cause is not None:
+            raise CopyError(
+                outcome.cause, f"segment {segment_of(place)}, page {offset_of(place) // PAGE_BYTES}"
+            )
+        return outcome.checksum
+
+    def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
+        """Fill `into` with one record's payload; see Engine.read."""
+        outcome = self.read_batch([(place, label, into)])[0]
+        if outcome.cause is not None:
+            raise CopyError(
+                outcome.cause, f"segment {segment_of(place)}, page {offset_of(place) // PAGE_BYTES}"
+            )
+
+    def write_batch(self, items: Sequence[TransferItem]) -> list[CopyOutcome]:
+        """Store records; neighbours share a system call. Outcomes in the order of `items`; never raises
+        for what the disk does. A payload (len == label.raw_length) with a checksum in its label must not
+        change during the call; one without is copied first, and the copy is hashed and written."""
+        outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
+        with self._busy() as is_open:
+            if is_open:
+                for run in _runs(items):
+                    self._write_run(run, items, outcomes)
+        self._count(outcomes, items, written=True)
+        return outcomes
+
+    def read_batch(self, items: Sequence[TransferItem]) -> list[CopyOutcome]:
+        """Fill each item's view (at least label.raw_length bytes; a longer one is overwritten up to the
+        next page) and verify it. Outcomes in the order of `items`; never raises for what the disk does.
+        A view whose outcome has a cause is undefined."""
+        outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
+        with self._busy() as is_open:
+            if is_open:
+                for run in _runs(items):
+                    self._read_run(run, items, outcomes)
+        self._count(outcomes, items, written=False)
+        return outcomes
+
+    def publish(self, place: int, label: FragmentLabel) -> None:
+        """Nothing to do: clients never read the cold store themselves."""
+
+    def retract(self, place: int) -> None:
+        """Nothing to do: a place is not reused before its segment was freed."""
+
+    # ------------------------------------------------------------------------------- life of segments
+
+    def seal(self, number: int) -> bool:
+        """Write the footer of a segment whose copies have all ended, and tell the manifest.
+
+        False when that failed: the segment is then suspect, still serves its records in this life, and
+        is scanned after a restart. Never raises.
+        """
+        segment = self._segments[number]
+        with self._busy() as is_open:
+            if not is_open or segment.epoch == 0 or segment.sealed:
+                return segment.sealed
+            segment.sealed = True
+            entries = np.frombuffer(bytes(segment.entries), ENTRY)
+            return self._seal(number, entries[np.argsort(entries["page"])])
+
+    def free(self, number: int) -> None:
+        """Forget a segment. When this returns, no restart will find its records again, power loss or
+        not. Idempotent. Raises CopyError when the manifest cannot be written; nothing is freed then."""
+        segment = self._segments[number]
+        with self._busy() as is_open:
+            if not is_open:
+                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+            if segment.epoch == 0:
+                return
+            self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
+            tombstone = pack_tombstone(number, segment.epoch)
+            self._segments[number] = _Segment(segment.fd)
+            try:
+                self._write_aligned(segment.fd, tombstone, self.data_pages * PAGE_BYTES, durable=False)
+            except CopyError as error:  # the second witness only; the manifest knows
+                log.warning("segment %d: no tombstone (%s)", number, error)
+
+    def store_namespace(self, identity: NamespaceIdentity) -> None:
+        """Remember a namespace, before any of its records. Idempotent. Raises CopyError."""
+        with self._busy() as is_open:
+            if not is_open:
+                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+            if identity.digest not in self._manifest.state.namespaces:
+                self._manifest.append(namespace_event(identity))
+
+    def recover(self) -> Recovered:
+        """Return everything a former owner sealed, or wrote completely before it died. Segments found
+        unsealed are sealed, those with nothing whole in them are freed. Damage is counted, never raised.
+        Runs once, before the first transfer."""
+        lives = dict(self._manifest.state.lives)
+        with ThreadPoolExecutor(_MAX_RECOVERY_THREADS, "kvtier-recovery") as pool:
+            work = [pool.submit(examine, self._file(n), sealed=life.sealed) for n, life in lives.items()]
+            found = {item.number: item for item in (future.result() for future in work)}
+        for number, item in found.items():
+            self._settle_found(number, item)
+        # Those sealed just now stand at the end of the manifest's order.
+        in_order = [found[number] for number in self._manifest.state.lives if number in found]
+        gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
+        recovered = assemble(in_order + gone, list(self._manifest.state.namespaces.values()))
+        recovered.reasons.update(self._reasons)
+        if recovered.reasons:
+            log.warning("cold store %s: %s", self.directory, dict(recovered.reasons))
+        return recovered
+
+    # --------------------------------------------------------------------------------- observation
+
+    def statistics(self) -> EngineStatistics:
+        """Return a copy of the counters."""
+        with self._lock:
+            now = self._statistics
+            return EngineStatistics(
+                now.backend,
+                now.num_reads,
+                now.num_writes,
+                now.read_bytes,
+                now.written_bytes,
+                dict(now.failures),
+            )
+
+    def suspect_segments(self) -> list[int]:
+        """Return the segments a flush of which failed in this life."""
+        return [number for number, segment in enumerate(self._segments) if segment.suspect]
+
+    def check_integrity(self) -> list[str]:
+        """Audit: lives agree with the manifest, no two records of an unsealed segment overlap, the lock
+        is still ours."""
+        problems = []
+        if not self._closed and not self._directory_lock.still_ours():
+            problems.append(f"{self.directory}: the lock file was replaced; another owner may be at work")
+        lives = dict(self._manifest.state.lives)
+        for number, segment in enumerate(self._segments):
+            life = lives.get(number)
+            if segment.epoch != (life.epoch if life else 0):
+                problems.append(f"segment {number}: its epoch is not the manifest's")
+            if life and life.sealed and not segment.sealed:
+                problems.append(f"segment {number}: sealed in the manifest only")
+            with self._lock:
+                entries = np.frombuffer(bytes(segment.entries), ENTRY)
+                num_namespaces = len(segment.namespaces)
+            try:
+                check_entries(entries[np.argsort(entries["page"])], num_namespaces, self.data_pages)
+            except FooterError as error:
+                problems.append(f"segment {number}: {error}")
+        return problems
+
+    def inspect_segment(self, number: int) -> dict[str, Any]:
+        """Return what the files say about a segment; see inspection.inspect_segment."""
+        return inspect_segment(self.directory, number)
+
+    def close(self) -> None:
+        """Wait for the transfers under way, close all files, give the directory back. Idempotent."""
+        with self._idle:
+            if self._closed:
+                return
+            self._closed = True
+            self._idle.wait_for(lambda: self._num_busy == 0)
+        self._manifest.close()
+        for segment in self._segments:
+            self._io.close(segment.fd)
+        self._io.shut_down()
+        self._directory_lock.release()
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _write_run(self, run: list[int], items: Sequence[TransferItem], outcomes: list[CopyOutcome]) -> None:
+        """Write neighbouring records of one segment with one call; set their outcomes."""
+        place = items[run[0]][0]
+        number = segment_of(place)
+        try:
+            segment = self._life(number)
+            indexes = [self._namespace_index(segment, items[i][1].namespace_digest) for i in run]
+            scratch = self._scratch
+            scratch.reset(sum(scratch_bytes(items[i][1].raw_length) for i in run))
+            buffers: list[Buffer | bytes] = []
+            entries = []
+            checksums = []
+            page = offset_of(place) // PAGE_BYTES
+            for i, namespace_index in zip(run, indexes, strict=True):
+                _, label, payload = items[i]
+                length = len(payload)
+                assert length == label.raw_length
+                staged = stage_write(scratch, payload, private=not label.checksum)
+                checksum = label.checksum or xxhash.xxh3_128_digest(staged.stored)
+                header = RecordHeader(
+                    number,
+                    segment.epoch,
+                    self._manifest.owner_epoch,
+                    label.namespace_digest,
+                    label.prefix_hash,
+                    label.parent_hash,
+                    checksum,
+                    next(self._sequence),
+                    length,
+                    length,
+                    page,
+                    label.position,
+                    label.group,
+                    namespace_index,
+                )
+                entries.append(pack_header(staged.page, header))
+                buffers += staged.buffers
+                checksums.append(checksum)
+                page += record_bytes(length) // PAGE_BYTES
+            assert page <= self.data_pages, f"record leaves segment {number}"
+            durable = self.durability == "record"
+            write_fully(self._io, segment.fd, buffers, offset_of(place), durable=durable)
+        except CopyError as error:
+            for i in run:
+                outcomes[i] = CopyOutcome(error.cause)
+            return
+        with self._lock:
+            segment.entries += b"".join(entries)
+        for i, checksum in zip(run, checksums, strict=True):
+            outcomes[i] = CopyOutcome(None, checksum)
+
+    def _read_run(self, run: list[int], items: Sequence[TransferItem], outcomes: list[CopyOutcome]) -> None:
+        """Read neighbouring records of one segment with one call, verify each; set their outcomes."""
+        place = items[run[0]][0]
+        number = segment_of(place)
+        segment = self._segments[number]
+        if segment.epoch == 0:
+            for i in run:
+                outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)
+            return
+        scratch = self._scratch
+        scratch.reset(sum(scratch_bytes(items[i][1].raw_length) for i in run))
+        staged = [stage_read(scratch, items[i][2], items[i][1].raw_length) for i in run]
+        buffers = [buffer for one in staged for buffer in one.buffers]
+        try:
+            read_fully(self._io, segment.fd, buffers, offset_of(place))
+        except CopyError as error:
+            if len(run) > 1:  # one bad sector must not take its neighbours along
+                for i in run:
+                    self._read_run([i], items, outcomes)
+            else:
+                outcomes[run[0]] = CopyOutcome(error.cause)
+            return
+        for i, one in zip(run, staged, strict=True):
+            place, label, into = items[i]
+            where = (number, segment.epoch, offset_of(place) // PAGE_BYTES)
+            outcomes[i] = CopyOutcome(*finish_read(one, into, label, where))
+        if self._segments[number] is not segment:  # freed meanwhile, though the planner should have waited
+            for i in run:
+                outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)
+
+    def _life(self, number: int) -> _Segment:
+        """Return a segment that may be appended to, begun anew when it was free. Raises CopyError."""
+        segment = self._segments[number]
+        if segment.epoch == 0:
+            with self._lock:
+                segment = self._segments[number]
+                if segment.epoch == 0:
+                    epoch = secrets.randbits(63) + 1  # never 0
+                    self._manifest.append(segment_event(Kind.OPENED, number, epoch))
+                    segment.epoch = epoch
+        assert not segment.sealed, f"segment {number} is sealed; it must be freed before it is written again"
+        return segment
+
+    def _namespace_index(self, segment: _Segment, digest: bytes) -> int:
+        """Return the namespace's index in the segment's table. Raises CopyError when that is full."""
+        index = segment.namespaces.get(digest)
+        if index is None:
+            with self._lock:
+                index = segment.namespaces.setdefault(digest, len(segment.namespaces))
+                if index >= MAX_NAMESPACES:
+                    del segment.namespaces[digest]
+                    raise CopyError(Cause.NO_SPACE, f"{MAX_NAMESPACES} namespaces in one segment")
+        return index
+
+    def _seal(self, number: int, entries: Entries) -> bool:
+        """Flush, write the footer, tell the manifest; the segment is suspect when any of it fails."""
+        segment = self._segments[number]
+        durable = self.durability != "none"
+        footer = Footer(number, segment.epoch, self._manifest.owner_epoch, list(segment.namespaces), entries)
+        try:
+            if durable:
+                try:
+                    self._io.sync(segment.fd)
+                except OSError as error:
+                    raise CopyError(Cause.IO_ERROR, f"flush: {error.strerror}") from error
+            start = self.data_pages * PAGE_BYTES
+            self._write_aligned(segment.fd, pack_footer(footer), start, durable=durable)
+            self._manifest.append(segment_event(Kind.SEALED, number, segment.epoch))
+        except CopyError as error:
+            segment.suspect = True
+            log.warning("segment %d is suspect and stays without footer: %s", number, error)
+            with self._lock:
+                failures = self._statistics.failures
+                failures[error.cause] = failures.get(error.cause, 0) + 1
+            return False
+        with self._lock:
+            segment.entries = bytearray()
+        return True
+
+    def _settle_found(self, number: int, item: Found) -> None:
+        """Make the store agree with what recovery found in a segment."""
+        segment = self._segments[number]
+        footer = item.footer
+        if footer is None:
+            try:
+                self.free(number)
+            except CopyError as error:
+                log.warning("segment %d: cannot be freed (%s)", number, error)
+            return
+        if not item.scanned and self._manifest.state.lives[number].sealed:
+            return
+        segment.namespaces = {digest: index for index, digest in enumerate(footer.namespaces)}
+        self._seal(number, footer.entries)
+
+    def _file(self, number: int) -> SegmentFile:
+        segment = self._segments[number]
+        return SegmentFile(self._io, segment.fd, number, segment.epoch, self.data_pages, self.footer_bytes)
+
+    def _write_aligned(self, fd: int, data: bytes, offset: int, *, durable: bool) -> None:
+        """Write whole pages from ordinary memory. Raises CopyError."""
+        self._scratch.reset(len(data))
+        page = self._scratch.take(len(data))
+        page[:] = data
+        write_fully(self._io, fd, [page], offset, durable=durable)
+
+    @contextmanager
+    def _busy(self) -> Iterator[bool]:
+        """Keep the files open meanwhile; yields False when the store is closed."""
+        with self._lock:
+            is_open = not self._closed
+            self._num_busy += is_open
+        try:
+            yield is_open
+        finally:
+            if is_open:
+                with self._idle:
+                    self._num_busy -= 1
+                    if self._closed:
+                        self._idle.notify_all()
+
+    def _count(self, outcomes: list[CopyOutcome], items: Sequence[TransferItem], *, written: bool) -> None:
+        good = [
+            item[1].raw_length for item, outcome in zip(items, outcomes, strict=True) if not outcome.cause
+        ]
+        with self._lock:
+            if written:
+                self._statistics.num_writes += len(good)
+                self._statistics.written_bytes += sum(good)
+            else:
+                self._statistics.num_reads += len(good)
+                self._statistics.read_bytes += sum(good)
+            if len(good) < len(items):
+                failures = self._statistics.failures
+                for outcome in outcomes:
+                    if outcome.cause is not None:
+                        failures[outcome.cause] = failures.get(outcome.cause, 0) + 1
+
+
+def _runs(items: Sequence[TransferItem]) -> Iterator[list[int]]:
+    return runs_of([item[0] for item in items], [item[1].raw_length for item in items])

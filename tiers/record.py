@@ -1,0 +1,190 @@
+"""One record of the cold store: a header page that says everything about the payload behind it.
+
+    | header page, 4 KiB | payload, stored_length bytes | zeros up to the next page |
+
+A record describes itself completely, so a segment without a footer, or with a damaged one, is read back
+from its headers alone. The middle of the header, `ENTRY_BYTES` wide, is at the same time the record's
+entry in the segment's footer: packing a header packs the entry, and reading footers and scanning headers
+yield the same array. A separate, denser footer entry was rejected: a second format to keep in step, for
+32 bytes a record.
+
+What keeps a record from being taken for another one: its segment, the random epoch of the segment's
+present life, and its own page, all under the header's CRC32C; then namespace and prefix hash; then the
+xxh3-128 of the raw payload, taken once, at put.
+"""
+
+import struct
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from ..v1.shm import CHECKSUM_BYTES, HASH_BYTES, PAGE_BYTES
+from .log import record_bytes
+
+MAGIC = b"kvtrecrd"
+VERSION = 1
+COMPAT_FEATURES = 0  # a reader may ignore compat bits it does not know
+INCOMPAT_FEATURES = 0  # but must refuse records with an incompat bit it does not know
+CODEC_IDENTITY = 0
+
+# magic, version, header bytes, compat, incompat, segment, epoch, owner epoch, record bytes, namespace
+_PROLOGUE = struct.Struct("<8sHHIIIQQQ32s")
+# prefix, parent, checksum, sequence, raw length, stored length, page, position, group, namespace index,
+# codec, flags
+_ENTRY = struct.Struct("<32s32s16sQQQIIIIHH4x")
+_EPILOGUE = struct.Struct("<32s12x")  # codec parameters
+_HEADER = struct.Struct("<" + (_PROLOGUE.format + _ENTRY.format + _EPILOGUE.format).replace("<", ""))
+_CRC = struct.Struct("<I")
+
+ENTRY_OFFSET = _PROLOGUE.size
+ENTRY_BYTES = _ENTRY.size
+HEADER_BYTES = _HEADER.size + _CRC.size  # of this version; a later one may be longer, up to a page
+_HAS_PARENT = 1
+
+#: The same bytes as an array: what footers hold and recovery works on.
+ENTRY = np.dtype(
+    [
+        ("prefix_hash", "V32"),
+        ("parent_hash", "V32"),
+        ("checksum", "V16"),
+        ("sequence", "<u8"),
+        ("raw_length", "<u8"),
+        ("stored_length", "<u8"),
+        ("page", "<u4"),
+        ("position", "<u4"),
+        ("group", "<u4"),
+        ("namespace_index", "<u4"),
+        ("codec", "<u2"),
+        ("flags", "<u2"),
+        ("padding", "V4"),
+    ]
+)
+#: What finds header pages in a segment without parsing them one by one.
+PAGE_PROLOGUE = np.dtype(
+    {
+        "names": ["magic", "segment", "epoch", "page"],
+        "formats": ["<u8", "<u4", "<u8", "<u4"],
+        "offsets": [0, 20, 24, ENTRY_OFFSET + 104],
+        "itemsize": PAGE_BYTES,
+    }
+)
+MAGIC_WORD = int.from_bytes(MAGIC, "little")
+
+assert ENTRY.itemsize == ENTRY_BYTES == 128
+assert HEADER_BYTES == 256
+_NO_PARENT = bytes(HASH_BYTES)
+
+
+class RecordError(ValueError):
+    """These bytes are not a record header of a version we read; the message says what is wrong."""
+
+
+class RecordHeader(NamedTuple):
+    """Contents of a header page. Lengths in bytes; `page` is the record's own, in its segment."""
+
+    segment: int
+    epoch: int  # of the segment's present life, random
+    owner_epoch: int  # of the process that wrote it
+    namespace_digest: bytes
+    prefix_hash: bytes
+    parent_hash: bytes  # empty at the start of a chain
+    checksum: bytes  # xxh3-128 of the raw payload
+    sequence: int  # grows with every record ever written by any owner
+    raw_length: int
+    stored_length: int
+    page: int
+    position: int
+    group: int
+    namespace_index: int  # in the segment's own table of namespaces
+    codec: int = CODEC_IDENTITY
+    codec_parameters: bytes = b""
+
+
+def pack_header(page: memoryview, header: RecordHeader) -> bytes:
+    """Write `header` into the first HEADER_BYTES of `page`; return the footer entry of the record.
+
+    The rest of `page` is the caller's to keep zero.
+    """
+    parent = header.parent_hash
+    packed = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        HEADER_BYTES,
+        COMPAT_FEATURES,
+        INCOMPAT_FEATURES,
+        header.segment,
+        header.epoch,
+        header.owner_epoch,
+        record_bytes(header.stored_length),
+        header.namespace_digest,
+        header.prefix_hash,
+        parent or _NO_PARENT,
+        header.checksum,
+        header.sequence,
+        header.raw_length,
+        header.stored_length,
+        header.page,
+        header.position,
+        header.group,
+        header.namespace_index,
+        header.codec,
+        _HAS_PARENT if parent else 0,
+        header.codec_parameters,
+    )
+    page[:HEADER_BYTES] = packed + _CRC.pack(google_crc32c.value(packed))
+    return packed[ENTRY_OFFSET : ENTRY_OFFSET + ENTRY_BYTES]
+
+
+def unpack_header(page: bytes | memoryview) -> RecordHeader:
+    """Return the header in `page`. No length in it is believed before the CRC was checked, nor after
+    it beyond what the version allows. Raises RecordError."""
+    if len(page) < HEADER_BYTES:
+        raise RecordError(f"{len(page)} bytes cannot hold a header")
+    head = bytes(page[:HEADER_BYTES])
+    if head[:8] != MAGIC:
+        raise RecordError("no record starts here")
+    fields = _HEADER.unpack_from(head)
+    version, header_bytes, incompat = fields[1], fields[2], fields[4]
+    if not HEADER_BYTES <= header_bytes <= min(len(page), PAGE_BYTES):
+        raise RecordError(f"header of {header_bytes} bytes")
+    if header_bytes > HEADER_BYTES:
+        head = bytes(page[:header_bytes])
+    if google_crc32c.value(head[: -_CRC.size]) != _CRC.unpack_from(head, len(head) - _CRC.size)[0]:
+        raise RecordError("header CRC does not match")
+    if version != VERSION or incompat & ~INCOMPAT_FEATURES:
+        raise RecordError(f"format version {version}, incompatible features {incompat:#x}")
+    record_length, raw_length, stored_length, flags = fields[8], fields[14], fields[15], fields[21]
+    # Bounded before the arithmetic: 32-bit page numbers address at most 2**44 bytes.
+    if not 0 < stored_length < 1 << 44 or not 0 < raw_length < 1 << 44:
+        raise RecordError(f"payload of {stored_length} stored, {raw_length} raw bytes")
+    if record_length != record_bytes(stored_length):
+        raise RecordError(f"record of {record_length} bytes for {stored_length} of payload")
+    return RecordHeader(
+        segment=fields[5],
+        epoch=fields[6],
+        owner_epoch=fields[7],
+        namespace_digest=fields[9],
+        prefix_hash=fields[10],
+        parent_hash=fields[11] if flags & _HAS_PARENT else b"",
+        checksum=fields[12],
+        sequence=fields[13],
+        raw_length=raw_length,
+        stored_length=stored_length,
+        page=fields[16],
+        position=fields[17],
+        group=fields[18],
+        namespace_index=fields[19],
+        codec=fields[20],
+        codec_parameters=fields[22].rstrip(b"\0"),
+    )
+
+
+def has_parent(
+    flags: "np.ndarray[tuple[int], np.dtype[np.uint16]]",
+) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Return which entries have a parent, from their `flags`."""
+    return (flags & _HAS_PARENT).astype(np.bool_)
+
+
+assert CHECKSUM_BYTES == 16
