@@ -1,8 +1,9 @@
 """HostCopier: copies of one edge between host memory, staging extents and the cold store.
 
 A batch is cut into a few tasks for a shared pool of threads rather than one task per fragment: handing over
-a task costs 30 us, which is a fragment of half a megabyte. Cancelling the future has no effect by design:
-places may be reused when it completes, so it must complete when the last byte was moved, not earlier.
+a task and hearing of its end costs 55 us, as much as copying half a megabyte.
+Cancelling the future has no effect by design: places may be reused when it completes, so it must complete
+when the last byte was moved, not earlier.
 """
 
 import threading

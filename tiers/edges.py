@@ -64,7 +64,7 @@ def edge(source: Viewable | Readable, target: Viewable | Writable) -> Run:
         verify = getattr(source, "verify", None)
         return lambda items: _push(cast(Viewable, source), verify, write, items)
     assert hasattr(target, "view"), "one end of a host edge must be memory"
-    read = getattr(source, "read_batch", None) or _each(cast(Readable, source).read)
+    read = getattr(source, "read_batch", None) or _each(source.read)
     return lambda items: _pull(read, cast(Viewable, target), items)
 
 

@@ -46,7 +46,6 @@ def copy_and_checksum(into: Buffer, source: Buffer) -> bytes:
     origin = np.frombuffer(source, np.uint8)
     hasher = xxhash.xxh3_128()
     for start in range(0, len(into), CHUNK_BYTES):
-        chunk = target[start : start + CHUNK_BYTES]
-        np.copyto(chunk, origin[start : start + CHUNK_BYTES])
-        hasher.update(chunk)
+        np.copyto(target[start : start + CHUNK_BYTES], origin[start : start + CHUNK_BYTES])
+        hasher.update(into[start : start + CHUNK_BYTES])
     return hasher.digest()

@@ -50,11 +50,11 @@ class StagingExtent:
 
         A view outlives `close`. Raises StagingRangeError, or CopyError(SOURCE_GONE) after `close`.
         """
-        if offset < 0 or length <= 0 or offset + length > self.num_bytes:
-            raise StagingRangeError(offset, length, self.num_bytes)
         view = self._view
         if view is None:
             raise CopyError(Cause.SOURCE_GONE, "the client is gone")
+        if offset < 0 or length <= 0 or offset + length > self.num_bytes:
+            raise StagingRangeError(offset, length, self.num_bytes)
         return view[offset : offset + length]
 
     def prefault(self) -> None:

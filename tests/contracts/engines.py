@@ -1,0 +1,44 @@
+"""The engines that the contract suite of test_engines.py runs against. Add yours to FACTORIES."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtier.tiers.base import Engine, Room
+from kvtier.tiers.block import Tier
+from kvtier.tiers.index import Indexes
+from kvtier.tiers.memory import ExtentEngine
+from kvtier.tiers.slots import SlotPool
+
+
+@dataclass
+class Case:
+    """An engine and its room, opened for one test."""
+
+    engine: Engine
+    room: Room
+    #: Whether `read` refuses what is not published. False where clients never see the tier.
+    guards_visibility: bool = True
+
+
+Factory = Callable[[Path], AbstractContextManager[Case]]
+
+
+def _memory(tier: Tier) -> Factory:
+    @contextmanager
+    def make(directory: Path) -> Iterator[Case]:
+        del directory
+        room = SlotPool(4, 2 << 20)
+        indexes = Indexes(512, epoch=1)
+        engine = ExtentEngine(room, indexes, tier=tier)
+        try:
+            yield Case(engine, room)
+        finally:
+            engine.close()
+            indexes.close()
+
+    return make
+
+
+FACTORIES: dict[str, Factory] = {"dram": _memory(Tier.DRAM), "hbm in host memory": _memory(Tier.HBM)}
