@@ -149,9 +149,13 @@ class NamespaceIdentity:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class FragmentLabel:
-    """Who a fragment is: what every record and slot header says, and what every read compares."""
+    """Who a fragment is: what every record and slot header says, and what every read compares.
+
+    Not changed after its checksum was set. Not `frozen`, because that triples the cost of making one, and
+    one is made for every fragment that moves.
+    """
 
     namespace_digest: bytes  # 32 bytes
     namespace_id: int  # short name, valid for one life of the daemon

@@ -14,13 +14,20 @@ place anywhere, a child, or somebody who keeps it; rows without bytes are a miss
 
 from array import array
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier
 from .states import State
 
 TIERS: Final = (Tier.HBM, Tier.DRAM, Tier.NVME)
 NO_ROW: Final = -1
+GROWTH: Final = 1024  # rows added at a time: growing by one costs as much as filling one
+
+
+def _append(columns: "tuple[array[Any], ...]", value: int, count: int) -> None:
+    """Append `count` times `value` to each column."""
+    for column in columns:
+        column.extend(array(column.typecode, [value]) * count)
 
 
 @dataclass(slots=True)
@@ -33,10 +40,8 @@ class Namespace:
     rows: dict[bytes, int]
     #: Raw bytes of the fragment of each layer group.
     fragment_bytes: tuple[int, ...]
-
-    @property
-    def num_groups(self) -> int:
-        return len(self.fragment_bytes)
+    num_groups: int
+    block_bytes: int
 
 
 class Catalog:
@@ -81,7 +86,8 @@ class Catalog:
         """Give `identity` the next short name. Ids start at 1 and are never reused in one life."""
         geometry = identity.geometry
         sizes = tuple(geometry.fragment_bytes(group) for group in range(geometry.num_groups))
-        namespace = Namespace(len(self.namespaces) + 1, identity, domain, {}, sizes)
+        number = len(self.namespaces) + 1
+        namespace = Namespace(number, identity, domain, {}, sizes, len(sizes), sum(sizes))
         self.namespaces[namespace.id] = namespace
         return namespace
 
@@ -225,9 +231,11 @@ class Catalog:
         self.parent[row] = NO_ROW
 
     def _grow_blocks(self) -> int:
+        """Append GROWTH empty rows, keep all but one of them free; return that one."""
         row = len(self.prefix_hash)
-        self.prefix_hash.append(b"")
-        for column in (
+        self.prefix_hash += [b""] * GROWTH
+        links = (self.parent, self.first_child, self.next_sibling, self.previous_sibling)
+        counts = (
             self.namespace_id,
             self.serial,
             self.num_uses,
@@ -235,34 +243,33 @@ class Catalog:
             self.urgency,
             self.position,
             self.first_fragment,
-        ):
-            column.append(0)
-        for column in (self.parent, self.first_child, self.next_sibling, self.previous_sibling):
-            column.append(NO_ROW)
-        self.last_used.append(0.0)
-        for columns in (self.num_placed, self.num_resident, self.num_holds, self.num_children_placed):
-            for column in columns:
-                column.append(0)
+            self.last_used,
+            *self.num_placed,
+            *self.num_resident,
+            *self.num_holds,
+            *self.num_children_placed,
+        )
+        _append(links, NO_ROW, GROWTH)
+        _append(counts, 0, GROWTH)
+        self._free_rows += range(row + GROWTH - 1, row, -1)
         return row
 
     def _take_fragments(self, num_groups: int, row: int) -> int:
         free = self._free_fragments.setdefault(num_groups, [])
-        if free:
-            first = free.pop()
-        else:
-            first = len(self.block_of)
-            for _ in range(num_groups):
-                self.block_of.append(row)
-                self.checksum_low.append(0)
-                self.checksum_high.append(0)
-                for tier in TIERS:
-                    self.place[tier].append(NO_PLACE)
-                    self.state[tier].append(State.ABSENT)
-                    self.holds[tier].append(0)
+        if not free:
+            self._grow_fragments(num_groups, free)
+        first = free.pop()
         for fragment in range(first, first + num_groups):
             self.block_of[fragment] = row
             self.checksum_low[fragment] = self.checksum_high[fragment] = 0
         return first
+
+    def _grow_fragments(self, num_groups: int, free: list[int]) -> None:
+        first = len(self.block_of)
+        num_fragments = num_groups * GROWTH
+        _append((self.block_of, *self.place), NO_PLACE, num_fragments)
+        _append((self.checksum_low, self.checksum_high, *self.state, *self.holds), 0, num_fragments)
+        free += range(first + num_fragments - num_groups, first - 1, -num_groups)
 
     # ------------------------------------------------------------------------------------ integrity
 

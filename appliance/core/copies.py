@@ -33,7 +33,9 @@ class _Batch:
     source: Tier | None
     target: Tier
     moves: Sequence[Move]
+    items: list[CopyItem]
     num_bytes: int
+    listener: "Listener | None"
 
 
 class Copies:
@@ -60,21 +62,24 @@ class Copies:
         urgency: Urgency,
         deadline_at: float = float("inf"),
         client: int = 0,
+        listener: Listener | None = None,
     ) -> None:
-        """Queue one batch. Targets are ARRIVING already, except records copied forward in the cold store."""
+        """Queue one batch. Targets are ARRIVING already, except records copied forward in the cold store.
+
+        `listener` hears about every fragment of this batch.
+        """
         residency = self._residency
-        catalog = residency.catalog
-        items = []
-        num_bytes = 0
-        for move in moves:
-            if source is not None:
+        label_of = residency.catalog.label_of
+        items = [CopyItem(move.source, move.target, label_of(move.fragment)) for move in moves]
+        num_bytes = sum(item.label.raw_length for item in items)
+        if source is not None:
+            for move in moves:
                 residency.hold(move.fragment, source)
-            if source is Tier.NVME:
+        if source is Tier.NVME:
+            for move in moves:
                 self._count_read(move.source, +1)
-            items.append(CopyItem(move.source, move.target, catalog.label_of(move.fragment)))
-            num_bytes += items[-1].label.raw_length
         copy, self._next_copy = self._next_copy, self._next_copy + 1
-        self._batches[copy] = _Batch(source, target, moves, num_bytes)
+        self._batches[copy] = _Batch(source, target, moves, items, num_bytes, listener)
         self._count_bytes(source, target, num_bytes)
         residency.out.append(Copy(copy, source, target, items, urgency, deadline_at, client))
 
@@ -87,11 +92,12 @@ class Copies:
         batch = self._batches.pop(copy)
         assert len(outcomes) == len(batch.moves)
         self._count_bytes(batch.source, batch.target, -batch.num_bytes)
-        for move, outcome in zip(batch.moves, outcomes, strict=True):
-            if batch.source is Tier.NVME and batch.target is Tier.NVME:
+        is_forward = batch.source is Tier.NVME and batch.target is Tier.NVME
+        for move, item, outcome in zip(batch.moves, batch.items, outcomes, strict=True):
+            if is_forward:
                 self._finish_forward(move, outcome)
             else:
-                self._finish_one(batch, move, outcome)
+                self._finish_one(batch, move, item, outcome)
 
     def forward_targets(self) -> list[tuple[int, int]]:
         """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""
@@ -99,12 +105,17 @@ class Copies:
         length_of = self._residency.catalog.length_of
         return [(move.target, length_of(move.fragment)) for batch in forwards for move in batch.moves]
 
-    def _finish_one(self, batch: _Batch, move: Move, outcome: CopyOutcome) -> None:
+    def _finish_one(self, batch: _Batch, move: Move, item: CopyItem, outcome: CopyOutcome) -> None:
         residency = self._residency
+        label = item.label
         if batch.source is not None:
             self._release_source(batch.source, move, outcome)
         if outcome.cause is None:
-            residency.land(move.fragment, batch.target, b"" if batch.source is not None else outcome.checksum)
+            if not label.checksum:
+                label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
+            residency.land(move.fragment, batch.target, label)
+        if batch.listener is not None:
+            batch.listener(move.fragment, outcome.cause)
         for listener in self._listeners.pop((move.fragment, batch.target), ()):
             listener(move.fragment, outcome.cause)
         if outcome.cause is not None:  # last, because the block may be forgotten by this

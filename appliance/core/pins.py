@@ -48,7 +48,7 @@ class Pins:
     def pin(self, rows: list[int], floor: Tier, ttl_s: float) -> Pin:
         """Pin blocks; bringing them up to the floor is the caller's business."""
         catalog = self._residency.catalog
-        num_bytes = sum(sum(catalog.namespace_of(row).fragment_bytes) for row in rows)
+        num_bytes = sum(catalog.namespace_of(row).block_bytes for row in rows)
         deadline_at = self._residency.now + ttl_s
         pin = Pin(self._next_id, floor, deadline_at, [catalog.handle(row) for row in rows], num_bytes)
         self._next_id += 1

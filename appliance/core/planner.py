@@ -89,8 +89,6 @@ class Planner:
         self._next_reservation = 1
         self._requests: dict[int, OrderedDict[str, AcquireJob | PutJob]] = {}  # by client
         self._bandwidth: dict[tuple[Tier, Tier], tuple[float, float]] = {}
-        self._room_appeared = False
-        self.residency.on_room = self._note_room
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.ClientOpened: self._client_opened,
             ev.ClientGone: self._client_gone,
@@ -126,12 +124,9 @@ class Planner:
         residency.now = max(residency.now, now)
         self._handlers[type(event)](event)
         self.pressure.relieve()
-        while self._room_appeared and len(self.waiting):
-            self._room_appeared = False
-            self.waiting.retry()
+        self.waiting.retry()
         self._report_acquires()
-        out, residency.out = residency.out, []
-        return out
+        return residency.take_instructions()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:
         """How much of a chain is stored, where, and how long loading it takes. Changes nothing."""
@@ -235,8 +230,8 @@ class Planner:
             for tier, room in self.rooms.items():
                 if not room.can_hold(largest):
                     message = (
-                        f"a fragment of {largest} bytes does not fit tier {tier.label}; lower layers_per_group "
-                        f"or raise the tier's extent (segment) size"
+                        f"a fragment of {largest} bytes does not fit tier {tier.label}; "
+                        "lower layers_per_group or raise the tier's extent (segment) size"
                     )
                     return self._refuse(event.call, "LAYOUT_MISMATCH", message)
             if len(self.catalog.namespaces) >= self.options.max_namespaces:
@@ -314,7 +309,7 @@ class Planner:
         """Return how many blocks of the prefix the client's quota of held bytes allows."""
         capacity = sum(self.rooms[tier].statistics().capacity_bytes for tier in self._readable)
         quota = int(self.options.max_pinned_fraction * capacity) - client.held_bytes
-        return min(num_blocks, first_block + max(0, quota) // sum(namespace.fragment_bytes))
+        return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
 
     def _acquire_done(self, job: AcquireJob) -> None:
         for call in job.calls:
@@ -455,7 +450,7 @@ class Planner:
         return None
 
     def _spans_per_block(self, job: PutJob, event: ev.CommitRequested) -> list[tuple[int, int]] | None:
-        block_bytes = sum(self.catalog.namespaces[job.request.namespace_id].fragment_bytes)
+        block_bytes = self.catalog.namespaces[job.request.namespace_id].block_bytes
         if any(length != block_bytes for _, length in event.spans):
             return None
         if event.reserve is not None:
@@ -491,7 +486,7 @@ class Planner:
         if event.ttl_s > self.options.pin_ttl_max_s:
             message = f"ask for at most {self.options.pin_ttl_max_s:g} s"
             return self._refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
-        if not self.pins.room_for(event.floor, len(rows) * sum(namespace.fragment_bytes)):
+        if not self.pins.room_for(event.floor, len(rows) * namespace.block_bytes):
             message = (
                 f"tier {event.floor.label} holds as many pinned bytes as it may; unpin or raise its capacity"
             )
@@ -553,7 +548,6 @@ class Planner:
             "tier_offline" if event.offline else "tier_online",
             event.reason,
         )
-        self._room_appeared = True
 
     def _edge_measured(self, event: ev.EdgeMeasured) -> None:
         self._bandwidth[event.source, event.target] = (event.bandwidth_bytes_per_s, event.latency_s)
@@ -565,7 +559,7 @@ class Planner:
             return 0.0
         default = (self.options.default_bandwidth_bytes_per_s, self.options.default_latency_s)
         bandwidth, latency_s = self._bandwidth.get((Tier.NVME, Tier.DRAM), default)
-        return latency_s + num_cold * sum(namespace.fragment_bytes) / bandwidth
+        return latency_s + num_cold * namespace.block_bytes / bandwidth
 
     def _evict(self, event: ev.EvictRequested) -> None:
         if event.tier not in self.residency.evictions:
@@ -598,10 +592,6 @@ class Planner:
         for job in [job for job in self._puts.values() if job.deadline_at <= now]:
             job.abort()
             self.story.count("reservations_expired")
-        self._room_appeared = True
-
-    def _note_room(self, tier: Tier) -> None:
-        self._room_appeared = True
 
     # ------------------------------------------------------------------------------------- helpers
 
@@ -619,7 +609,8 @@ class Planner:
             self._refuse(call, refusal.reason, refusal.message)
             return None
         if len(prefix_hashes) > self.options.max_blocks_per_request:
-            message = f"{len(prefix_hashes)} blocks in one request; split it, limit {self.options.max_blocks_per_request}"
+            limit = self.options.max_blocks_per_request
+            message = f"{len(prefix_hashes)} blocks in one request; split it, limit {limit}"
             self._refuse(call, "TOO_MANY_BLOCKS", message)
             return None
         if any(len(prefix_hash) != HASH_BYTES for prefix_hash in prefix_hashes):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
-from .catalog import TIERS
+from .catalog import NO_ROW, TIERS
 from .copies import Copies, Move
 from .options import PlannerOptions
 from .reclaim import Reclaim
@@ -102,25 +102,36 @@ class Pressure:
         residency = self._residency
         policy = residency.evictions[tier]
         while (row := policy.choose()) is not None:
-            if not residency.may_leave(row, tier):
+            if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends
-            lower = self._lower(tier)
-            if residency.catalog.tier_of(row) is None:
-                residency.evict(row, tier, "incomplete")
-            elif residency.is_below(row, tier):
-                residency.evict(row, tier, "coldest")
-            elif lower is None:
-                residency.evict(row, tier, "coldest, no slower tier")
-            elif self._copies.bytes_in_flight.get((tier, lower), 0) >= self.options.max_spill_bytes or not self._spill(row, tier, lower, Urgency.IDLE):
+            reason = self._reason_to_evict(row, tier)
+            if reason and residency.may_leave(row, tier):
+                residency.evict(row, tier, reason)
+                return True
+            if self._lower(tier) is None:
+                continue  # incomplete, with children: it goes when they have gone
+            if not self._may_spill(tier) or not self._spill(row, tier, Urgency.IDLE):
                 policy.offer(row)
                 return False
-            else:
-                continue  # on its way down; look for one that is clean already
-            return True
         return False
 
-    def _spill(self, row: int, tier: Tier, lower: Tier, urgency: Urgency) -> bool:
-        """Queue the copy of a block one tier down. False when there is no room there now."""
+    def _reason_to_evict(self, row: int, tier: Tier) -> str:
+        """Say why a block may be given up at once; empty when it must be spilled first."""
+        if self._residency.catalog.tier_of(row) is None:
+            return "incomplete"
+        if self._residency.is_below(row, tier):
+            return "coldest"
+        return "" if self._lower(tier) is not None else "coldest, no slower tier"
+
+    def _may_spill(self, tier: Tier) -> bool:
+        lower = self._lower(tier)
+        assert lower is not None
+        return self._copies.bytes_in_flight.get((tier, lower), 0) < self.options.max_spill_bytes
+
+    def _spill(self, row: int, tier: Tier, urgency: Urgency, target: Tier | None = None) -> bool:
+        """Queue the copy of a block one tier down (or to `target`). False when there is no room there."""
+        lower = target if target is not None else self._lower(tier)
+        assert lower is not None
         residency = self._residency
         catalog = residency.catalog
         namespace = catalog.namespace_of(row)
@@ -160,17 +171,13 @@ class Pressure:
             taken = self._rooms[tier].statistics().taken_bytes
 
     def _archive(self) -> None:
-        catalog = self._residency.catalog
-        while self._to_archive:
+        while self._to_archive and Tier.NVME not in self._residency.offline:
             in_flight = sum(self._copies.bytes_in_flight.get((t, Tier.NVME), 0) for t in MEMORY_TIERS)
-            if Tier.NVME in self._residency.offline:
-                self._to_archive.clear()
-            elif in_flight >= self.options.max_spill_bytes:
+            if in_flight >= self.options.max_spill_bytes:
                 return
-            else:
-                row = catalog.row_of(self._to_archive[0])
-                tier = next((t for t in MEMORY_TIERS if row >= 0 and self._is_in(row, t)), None)
-                if tier is None or self._residency.is_below(row, tier) or self._spill(row, tier, Tier.NVME, Urgency.ENDED):
-                    self._to_archive.popleft()
-                else:
-                    return
+            row = self._residency.catalog.row_of(self._to_archive[0])
+            tiers = [tier for tier in MEMORY_TIERS if row != NO_ROW and self._is_in(row, tier)]
+            is_dirty = tiers and not self._residency.is_below(row, tiers[-1])
+            if is_dirty and not self._spill(row, tiers[-1], Urgency.ENDED, target=Tier.NVME):
+                return
+            self._to_archive.popleft()

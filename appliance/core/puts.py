@@ -105,27 +105,31 @@ class PutJob:
     def _needs(self, row: int) -> PutOutcome:
         """Whether a block is stored, being written, or needs bytes."""
         catalog = self._residency.catalog
+        if self._is_nowhere(row):
+            return PutOutcome.NEEDED
         outcome = PutOutcome.DEDUPLICATED
         for fragment in catalog.fragments(row):
-            if any(
-                catalog.state[tier][fragment] == State.RESIDENT
-                for tier in TIERS
-                if tier not in self._residency.offline
-            ):
+            tier = catalog.fastest(fragment)
+            if tier is not None and tier not in self._residency.offline:
                 continue
             if catalog.state[Tier.DRAM][fragment] != State.ABSENT:
                 return PutOutcome.IN_PROGRESS
             outcome = PutOutcome.NEEDED
         return outcome
 
+    def _is_nowhere(self, row: int) -> bool:
+        hbm, dram, nvme = self._residency.catalog.num_placed
+        return not (dram[row] or nvme[row] or hbm[row])
+
     def _reserve(self, block: int, row: int) -> bool:
         residency = self._residency
         catalog = residency.catalog
-        for fragment in catalog.fragments(row):
-            if any(catalog.state[tier][fragment] != State.ABSENT for tier in TIERS):
+        all_absent = self._is_nowhere(row)
+        domain = self._namespace.domain
+        for fragment, length in zip(catalog.fragments(row), self._namespace.fragment_bytes, strict=True):
+            if not all_absent and any(catalog.state[tier][fragment] != State.ABSENT for tier in TIERS):
                 continue
-            length = catalog.length_of(fragment)
-            place = self._pressure.place_for(Tier.DRAM, self._namespace.domain, length)
+            place = self._pressure.place_for(Tier.DRAM, domain, length)
             if place is None:
                 return False
             residency.arrive(fragment, Tier.DRAM, place)
@@ -185,10 +189,11 @@ class PutJob:
             group = fragment - catalog.first_fragment[row]
             offset = self._spans[block][0] + sum(self._namespace.fragment_bytes[:group])
             moves.append(Move(fragment, offset, catalog.place[Tier.DRAM][fragment]))
-            self._copies.listen(fragment, Tier.DRAM, self._landed)
             self._copying[fragment] = block
         self._taken = []
-        self._copies.start(None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id)
+        self._copies.start(
+            None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, listener=self._landed
+        )
 
     def _landed(self, fragment: int, cause: Cause | None) -> None:
         block = self._copying.pop(fragment)

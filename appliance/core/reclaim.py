@@ -80,7 +80,6 @@ class Reclaim:
         if self._kept_bytes > FRUITLESS_FRACTION * self._log.segment_bytes:
             self._not_before = self._residency.now + FRUITLESS_PAUSE_S
         self._residency.story.count("segments_reclaimed")
-        self._residency.on_room(Tier.NVME)
 
     # ------------------------------------------------------------------------------------ internals
 

@@ -10,11 +10,11 @@ not when it starts: a victim chosen in between was the one real bug of the proto
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ...policies.base import EvictionPolicy
 from ...tiers.base import Cause, Room
-from ...tiers.block import NO_PLACE, Tier
+from ...tiers.block import NO_PLACE, FragmentLabel, Tier
 from ...tiers.log import SegmentLog
 from ...v1.shm import extent_of
 from .catalog import NO_ROW, TIERS, Catalog
@@ -23,6 +23,7 @@ from .states import TRANSITIONS, InvalidTransition, State, Step
 from .story import Story
 
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
+STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
 
 
 class Residency:
@@ -41,6 +42,8 @@ class Residency:
         self.story = story
         self.now = 0.0
         self.out: list[Instruction] = []
+        self._notices: list[Notify] = []  # runs of the same kind, in order
+        self._last_subject: tuple[object, ...] | None = None
         self.offline: set[Tier] = set()
         #: Fragments whose place is (or was, until checked) in a container: segment of the cold store.
         self.in_segment: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
@@ -51,8 +54,6 @@ class Residency:
         self.num_resident = dict.fromkeys(TIERS, 0)
         #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
         self.floors: dict[int, list[Tier]] = {}
-        #: Called when a place in a tier became free: somebody may be waiting for it.
-        self.on_room: Callable[[Tier], None] = lambda tier: None
 
     # --------------------------------------------------------------------------------------- steps
 
@@ -70,33 +71,30 @@ class Residency:
         self.arriving_bytes[tier] += catalog.length_of(fragment)
         self.hold(fragment, tier)
 
-    def land(self, fragment: int, tier: Tier, checksum: bytes) -> None:
-        """The bytes arrived: readable from now on. Gives the copy's hold back."""
+    def land(self, fragment: int, tier: Tier, label: FragmentLabel) -> None:
+        """The bytes arrived, with the checksum in `label`: readable from now on. Gives the copy's hold
+        back."""
         catalog = self.catalog
         self._step(fragment, tier, Step.LAND)
-        if checksum:
-            catalog.set_checksum(fragment, checksum)
+        catalog.set_checksum(fragment, label.checksum)
         row = catalog.block_of[fragment]
-        catalog.num_resident[tier][row] += 1
-        length = catalog.length_of(fragment)
+        length = label.raw_length
         self.arriving_bytes[tier] -= length
         self.resident_bytes[tier] += length
         self.num_resident[tier] += 1
         place = catalog.place[tier][fragment]
         if tier in MEMORY_TIERS:
-            self.out.append(Publish(tier, place, catalog.label_of(fragment)))
+            self.out.append(Publish(tier, place, label))
         else:
             self._settle(tier, place)
+        num_resident = catalog.num_resident[tier][row] = catalog.num_resident[tier][row] + 1
         self.drop(fragment, tier)
-        if catalog.num_resident[tier][row] == catalog.namespace_of(row).num_groups:
-            elsewhere = any(
-                catalog.num_resident[other][row] == catalog.num_resident[tier][row]
-                for other in TIERS
-                if other is not tier
+        if num_resident == catalog.namespace_of(row).num_groups:
+            is_moved = any(
+                catalog.num_resident[other][row] == num_resident for other in TIERS if other is not tier
             )
-            change = BlockChange.MOVED if elsewhere else BlockChange.STORED
-            self._notify(change, row, tier, "")
-            self.story.tell(self.now, catalog.prefix_hash[row], f"stored_{tier.label}")
+            self._notify(BlockChange.MOVED if is_moved else BlockChange.STORED, row, tier, "")
+            self.story.tell(self.now, catalog.prefix_hash[row], STORED_IN[tier])
 
     def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
         """The bytes will not arrive: the place goes back. Gives the copy's hold back."""
@@ -182,8 +180,9 @@ class Residency:
         assert catalog.num_keepers[row] > 0
         catalog.num_keepers[row] -= 1
         if catalog.num_keepers[row] == 0:
-            for tier in TIERS:
-                self.offer(row, tier)
+            for tier in self.evictions:
+                if catalog.num_resident[tier][row]:
+                    self.offer(row, tier)
             self._forget_if_nowhere(row)
 
     def touch(self, row: int, urgency: int) -> None:
@@ -205,18 +204,25 @@ class Residency:
 
     # --------------------------------------------------------------------------------------- rules
 
-    def may_leave(self, row: int, tier: Tier) -> bool:
-        """Whether a block may leave a tier: invariants 3 (nobody touches it), 4 (no session decodes on
-        it) and 5 (no child in the same or a faster tier, none left behind when it is the last copy)."""
+    def is_candidate(self, row: int, tier: Tier) -> bool:
+        """Whether a block may be demoted out of a tier: invariants 3 (nobody touches it), 4 (no session
+        decodes on it), the first half of 5 (no child in the same or a faster tier), and its pins."""
         catalog = self.catalog
-        if catalog.num_resident[tier][row] == 0 or catalog.num_holds[tier][row] or catalog.num_keepers[row]:
+        if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
             return False
-        for faster in range(tier + 1):
-            if catalog.num_children_placed[faster][row]:
+        for same_or_faster in TIERS[: tier + 1]:
+            if catalog.num_children_placed[same_or_faster][row]:
                 return False
-        if row in self.floors and not self._above_floor_without(row, tier):
-            return False
-        return catalog.first_child[row] == NO_ROW or self.is_elsewhere(row, tier)
+        return row not in self.floors or self._above_floor_without(row, tier)
+
+    def may_leave(self, row: int, tier: Tier) -> bool:
+        """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
+        of invariant 5). Children in a tier that is offline are out of reach anyway."""
+        return self.is_candidate(row, tier) and (
+            self.catalog.first_child[row] == NO_ROW
+            or self.is_elsewhere(row, tier)
+            or Tier.NVME in self.offline
+        )
 
     def is_elsewhere(self, row: int, tier: Tier) -> bool:
         """Whether every fragment of a block can also be read from another tier."""
@@ -243,8 +249,9 @@ class Residency:
 
     def offer(self, row: int, tier: Tier) -> None:
         """Tell the tier's eviction policy that a block may be a candidate now."""
-        if tier in self.evictions and self.may_leave(row, tier):
-            self.evictions[tier].offer(row)
+        policy = self.evictions.get(tier)
+        if policy is not None and self.is_candidate(row, tier):
+            policy.offer(row)
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -281,7 +288,6 @@ class Residency:
             if catalog.num_children_placed[tier][parent] == 0:
                 for slower in TIERS[tier:]:
                     self.offer(parent, slower)
-        self.on_room(tier)
 
     def _quiet(self, fragment: int, tier: Tier) -> None:
         self._step(fragment, tier, Step.QUIET)
@@ -299,19 +305,17 @@ class Residency:
     def _forget_if_nowhere(self, row: int) -> None:
         """Remove rows that have nothing left, upwards: a parent may have waited for its last child."""
         catalog = self.catalog
-        while row != NO_ROW:
-            needed = (
-                catalog.first_child[row] != NO_ROW
-                or catalog.num_keepers[row]
-                or any(placed[row] for placed in catalog.num_placed)
-            )
-            if needed or not catalog.prefix_hash[row]:
+        while row != NO_ROW and catalog.prefix_hash[row]:
+            if catalog.first_child[row] != NO_ROW or catalog.num_keepers[row]:
                 return
+            for placed in catalog.num_placed:
+                if placed[row]:
+                    return
             parent = catalog.parent[row]
             self.floors.pop(row, None)
             catalog.remove(row)
             if parent != NO_ROW:
-                for tier in TIERS:
+                for tier in self.evictions:
                     self.offer(parent, tier)
             row = parent
 
@@ -336,17 +340,18 @@ class Residency:
 
     def _notify(self, change: BlockChange, row: int, tier: Tier, reason: str) -> None:
         namespace_id = self.catalog.namespace_id[row]
-        prefix_hash = self.catalog.prefix_hash[row]
-        last = self.out[-1] if self.out else None
-        if isinstance(last, Notify) and (last.change, last.namespace_id, last.tier, last.reason) == (
-            change,
-            namespace_id,
-            tier,
-            reason,
-        ):
-            last.prefix_hashes.append(prefix_hash)
-        else:
-            self.out.append(Notify(change, namespace_id, tier, [prefix_hash], reason))
+        subject = (change, namespace_id, tier, reason)
+        if self._last_subject != subject:
+            self._last_subject = subject
+            self._notices.append(Notify(change, namespace_id, tier, [], reason))
+        self._notices[-1].prefix_hashes.append(self.catalog.prefix_hash[row])
+
+    def take_instructions(self) -> list[Instruction]:
+        """Return what has to be done, notices last, and start anew."""
+        out = self.out
+        out += self._notices
+        self.out, self._notices, self._last_subject = [], [], None
+        return out
 
     # ------------------------------------------------------------------------------------ integrity
 
