@@ -1,0 +1,34 @@
+"""The command line. `main` is the program `kvtier`; one module per command, nothing shared but words.
+
+    app.py      the group and its options        target.py   one admin call, and what its failure exits with
+    output.py   text for people, JSON for programs
+
+click and rich are an extra, because a daemon in a container needs neither; this module is what says so
+when they are missing, hence it imports them late.
+"""
+
+import sys
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2  # wrong arguments, or settings that are refused
+EXIT_UNREACHABLE = 3
+
+_EXTRA = {"click": "cli", "rich": "cli", "pydantic": "server", "yaml": "server"}
+
+
+def main() -> None:
+    """Run the command line and exit: 0 ok, 1 failed, 2 usage or refused settings, 3 unreachable."""
+    try:
+        from .app import cli
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA:
+            raise
+        print(
+            f"kvtier: the command line needs {package}; install it with\n\n"
+            "    pip install 'kvtier[server,cli]'\n",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_FAILED)
+    cli.main(prog_name="kvtier")

@@ -1,0 +1,348 @@
+"""What `kvtier doctor` thinks of what it found: pure functions from facts to verdicts.
+
+Each check says what is, and when something is wrong, what to do: `fix` is a command or a setting to change.
+They read facts only (facts.py gathers them), so that every verdict can be tested on any machine.
+`warn` means slower or riskier than it could be; `fail` means the daemon will not start, or not work.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
+from ..settings import Settings
+from ..units import about_bytes, format_bytes
+from .facts import Daemon, Directory, Facts, Gpu, Host, Listen, Versions
+
+MIN_PYTHON = (3, 11)
+MIN_GRPC = (1, 70)
+SPARE_DESCRIPTORS = 128  # sockets, the log, threads' pipes
+DESCRIPTORS_PER_CLIENT = 4
+SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "pit"}
+MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
+NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse", "virtiofs", "lustre"}
+
+
+class Verdict(Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Check(NamedTuple):
+    """One line of the doctor's report."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    fix: str = ""
+
+
+def ok(name: str, detail: str) -> Check:
+    """Return a check that found nothing wrong."""
+    return Check(name, Verdict.OK, detail)
+
+
+def warn(name: str, detail: str, fix: str) -> Check:
+    """Return a check that found something slower or riskier than need be."""
+    return Check(name, Verdict.WARN, detail, fix)
+
+
+def fail(name: str, detail: str, fix: str) -> Check:
+    """Return a check that found what stops the daemon."""
+    return Check(name, Verdict.FAIL, detail, fix)
+
+
+def examine(facts: Facts, settings: Settings) -> list[Check]:
+    """Return all checks, in the order in which they matter to somebody setting up a host."""
+    host, running = facts.host, facts.daemon.reachable
+    checks = [
+        check_python(facts.versions),
+        check_grpc(facts.versions),
+        check_kernel(host),
+        check_shared_memory(host),
+        check_memory(host, settings, running),
+        check_huge_pages(host, settings, running),
+        check_memlock(host, settings),
+        check_descriptors(host, settings),
+        check_numa(host, settings),
+        check_dev_shm(host),
+        check_clock(host),
+        check_gpu(facts.gpu),
+    ]
+    checks += [check_listen(listen, facts.daemon) for listen in facts.listens]
+    if facts.directory is not None:
+        checks += check_directory(facts.directory, settings, running)
+    return checks + check_daemon(facts.daemon, facts.versions)
+
+
+# ------------------------------------------------------------------------------------------ software
+
+
+def check_python(versions: Versions) -> Check:
+    """Python is new enough."""
+    text = ".".join(map(str, versions.python))
+    if versions.python[:2] < MIN_PYTHON:
+        return fail("python", text, "use Python 3.11 or newer")
+    return ok("python", text)
+
+
+def check_grpc(versions: Versions) -> Check:
+    """grpcio is new enough."""
+    numbers = tuple(int(part) for part in versions.grpc.split(".")[:2])
+    detail = f"grpcio {versions.grpc}, protobuf {versions.protobuf}"
+    if numbers < MIN_GRPC:
+        return fail("grpc", detail, "pip install 'grpcio>=1.70'")
+    return ok("grpc", detail)
+
+
+# -------------------------------------------------------------------------------------------- kernel
+
+
+def check_kernel(host: Host) -> Check:
+    """The kernel has pidfds, by which the death of a client is noticed."""
+    if not host.has_pidfd:
+        return fail("kernel", f"Linux {host.kernel} has no pidfd", "use Linux 5.4 or newer")
+    return ok("kernel", f"Linux {host.kernel}, {host.machine}, pidfd")
+
+
+def check_shared_memory(host: Host) -> Check:
+    """Memory can be sealed so that clients can only read it."""
+    if host.seal_error:
+        return fail(
+            "shared memory",
+            host.seal_error,
+            "use Linux 5.1 or newer, and a seccomp profile that allows memfd_create",
+        )
+    return ok("shared memory", "memfds can be sealed read-only")
+
+
+def check_memory(host: Host, settings: Settings, running: bool) -> Check:
+    """There is as much memory as the tiers want to take."""
+    wanted = wanted_memory_bytes(settings)
+    detail = f"{about_bytes(wanted)} wanted, {about_bytes(host.available_bytes)} available"
+    if running:
+        return ok("memory", f"{detail} beside the running daemon")
+    if wanted > host.available_bytes:
+        return fail("memory", detail, "lower tiers.dram.capacity, or raise the container's memory limit")
+    if wanted > 0.9 * host.available_bytes:
+        return warn("memory", detail, "lower tiers.dram.capacity to leave room for everything else")
+    return ok("memory", detail)
+
+
+def check_huge_pages(host: Host, settings: Settings, running: bool) -> Check:
+    """2 MiB pages are there if they are wanted."""
+    mode = settings.tiers.dram.hugepages
+    needed = wanted_memory_bytes(settings) // HUGE_PAGE_BYTES
+    detail = f"{host.num_free_huge_pages} of {host.num_huge_pages} free, {needed} wanted ({mode})"
+    if mode == "off" or running or host.num_free_huge_pages >= needed:
+        return ok("huge pages", detail)
+    total = host.num_huge_pages - host.num_free_huge_pages + needed
+    fix = f"sysctl -w vm.nr_hugepages={total}, best at boot"
+    if mode == "on":
+        return fail("huge pages", detail, f"{fix}, or set tiers.dram.hugepages to auto")
+    return warn("huge pages", detail, f"{fix}; without them copies cost more TLB misses")
+
+
+def check_memlock(host: Host, settings: Settings) -> Check:
+    """The memory may be locked if it is to be."""
+    limit = host.memlock_bytes
+    text = "unlimited" if limit is None else format_bytes(limit)
+    if not settings.tiers.dram.lock:
+        return ok("memlock", f"limit {text}, not needed (tiers.dram.lock is false)")
+    if host.can_lock_anything or limit is None or limit >= wanted_memory_bytes(settings):
+        return ok("memlock", f"limit {text}")
+    return fail(
+        "memlock",
+        f"limit {text}, {about_bytes(wanted_memory_bytes(settings))} to lock",
+        "LimitMEMLOCK=infinity in the systemd unit, `ulimit -l unlimited`, or CAP_IPC_LOCK in a container",
+    )
+
+
+def check_descriptors(host: Host, settings: Settings) -> Check:
+    """As many files may be open as there are extents, segments and clients."""
+    tiers = settings.tiers
+    needed = tiers.dram.num_extents + SPARE_DESCRIPTORS
+    needed += tiers.hbm.num_extents if tiers.hbm else 0
+    needed += tiers.nvme.num_segments if tiers.nvme else 0
+    needed += DESCRIPTORS_PER_CLIENT * settings.limits.max_clients
+    detail = f"limit {host.max_descriptors}, up to {needed} needed"
+    if host.max_descriptors < needed:
+        return fail(
+            "open files",
+            detail,
+            f"LimitNOFILE={needed} in the systemd unit, `ulimit -n {needed}`, or larger extents and segments",
+        )
+    return ok("open files", detail)
+
+
+def check_numa(host: Host, settings: Settings) -> Check:
+    """The nodes in the settings exist; CXL nodes (memory without processors) are named."""
+    parts = [
+        f"node {node.number} {about_bytes(node.num_bytes)}{'' if node.has_cpus else ' (no CPU: CXL or HBM)'}"
+        for node in host.nodes
+    ]
+    detail = ", ".join(parts) or "not shown by the kernel"
+    wanted = settings.tiers.dram.numa_nodes
+    missing = [n for n in wanted if n not in {node.number for node in host.nodes}]
+    if missing:
+        nodes = ", ".join(map(str, missing))
+        return fail("numa", f"{detail}; no node {nodes}", "set tiers.dram.numa_nodes to nodes that exist")
+    if wanted:
+        return ok("numa", f"{detail}; dram is taken from {wanted}")
+    if len(host.nodes) > 1:
+        return warn("numa", detail, "set tiers.dram.numa_nodes to the nodes near the GPUs, else it is chance")
+    return ok("numa", detail)
+
+
+def check_dev_shm(host: Host) -> Check:
+    """/dev/shm does not matter: said aloud, because it is the first suspect everywhere else."""
+    return ok("/dev/shm", f"{about_bytes(host.shm_bytes)}, not used: kvtier shares memfds")
+
+
+def check_clock(host: Host) -> Check:
+    """Reading the clock is cheap."""
+    if host.clock_source in SLOW_CLOCKS:
+        return warn(
+            "clock",
+            f"{host.clock_source}: every reading is a slow system call",
+            "boot with clocksource=tsc, if the processor's is stable",
+        )
+    return ok("clock", host.clock_source or "not shown by the kernel")
+
+
+def check_gpu(gpu: Gpu) -> Check:
+    """Says what there is; nothing here needs it."""
+    driver = f"driver {gpu.driver}, {', '.join(gpu.names)}" if gpu.driver else "no NVIDIA driver"
+    libraries = [
+        f"{name} {version}" if version else f"no {name}"
+        for name, version in (("torch", gpu.torch), ("cupy", gpu.cupy))
+    ]
+    return ok("gpu", f"{driver}; {', '.join(libraries)}; the hbm tier is host memory in this version")
+
+
+# --------------------------------------------------------------------------------------------- places
+
+
+def check_listen(listen: Listen, daemon: Daemon) -> Check:
+    """The daemon may listen where it is told to."""
+    name = f"listen {listen.address}"
+    if listen.folder is None:
+        if listen.is_loopback:
+            return ok(name, "loopback")
+        return warn(
+            name,
+            "anybody who reaches this port can read and drop blocks",
+            "listen on unix:///... or firewall it",
+        )
+    if listen.kind == "other":
+        return fail(name, "something that is no socket is in the way", f"remove {listen.path}")
+    if not listen.is_writable:
+        return fail(name, f"{listen.folder} is not writable", f"install -d -m 0700 -o $USER {listen.folder}")
+    if listen.is_shared_folder:
+        return warn(
+            name,
+            f"others may write to {listen.folder}",
+            f"chmod 0700 {listen.folder}, or listen in a folder of the daemon's own",
+        )
+    if listen.kind == "socket":
+        is_it = daemon.reachable and daemon.target == listen.address
+        return ok(name, "the running daemon's" if is_it else "a socket is there; a dead one is replaced")
+    return ok(name, "may be created")
+
+
+def check_directory(directory: Directory, settings: Settings, running: bool) -> list[Check]:
+    """The cold store's directory can hold what it is to hold."""
+    nvme = settings.tiers.nvme
+    assert nvme is not None
+    name = f"nvme {directory.path}"
+    if directory.is_something_else:
+        return [fail(name, "is no directory", "set tiers.nvme.path to a directory")]
+    if not directory.is_writable:
+        return [fail(name, "is not writable", "chown it to the daemon's user, or change tiers.nvme.path")]
+    checks = [ok(name, f"{directory.filesystem}, {'exists' if directory.exists else 'will be created'}")]
+    if directory.filesystem in MEMORY_FILESYSTEMS:
+        checks[0] = warn(
+            name, f"{directory.filesystem} is memory, not a disk", "set tiers.nvme.path to an NVMe disk"
+        )
+    elif directory.filesystem.split(".")[0] in NETWORK_FILESYSTEMS:
+        checks[0] = warn(
+            name, f"{directory.filesystem} is a network away", "set tiers.nvme.path to a local disk"
+        )
+    elif directory.filesystem in ("overlay", "aufs"):
+        checks[0] = warn(name, "is in the container's own layer", "mount a volume at tiers.nvme.path")
+    if directory.direct_error:
+        checks.append(
+            warn(
+                "nvme direct I/O",
+                f"{directory.direct_error}; the slower aiofiles back end would serve it",
+                "use ext4 or xfs",
+            )
+        )
+    else:
+        checks.append(ok("nvme direct I/O", "accepted"))
+    room = directory.free_bytes + directory.own_bytes
+    detail = f"{about_bytes(nvme.num_segments * nvme.segment_bytes)} wanted, {about_bytes(room)} there"
+    if nvme.num_segments * nvme.segment_bytes > room:
+        checks.append(fail("nvme space", detail, "lower tiers.nvme.capacity, or make room"))
+    else:
+        checks.append(ok("nvme space", detail))
+    if directory.lock_holder and not running:
+        checks.append(
+            fail(
+                "nvme lock",
+                f"held by {directory.lock_holder}, and no daemon answers",
+                "stop that process, or set tiers.nvme.path to another directory",
+            )
+        )
+    else:
+        checks.append(
+            ok("nvme lock", f"held by {directory.lock_holder}" if directory.lock_holder else "free")
+        )
+    return checks
+
+
+# --------------------------------------------------------------------------------------------- daemon
+
+
+def check_daemon(daemon: Daemon, versions: Versions) -> list[Check]:
+    """A running daemon is of this version, sound, and as fast as its settings promise."""
+    if not daemon.reachable:
+        verdict = fail if daemon.was_named else warn
+        return [verdict("daemon", daemon.error, "start it with `kvtier serve`, or name it with --target")]
+    checks = [ok("daemon", f"answers at {daemon.target}")]
+    if daemon.version != versions.kvtier:
+        checks.append(
+            warn(
+                "daemon version",
+                f"daemon {daemon.version}, this program {versions.kvtier}",
+                "install the same version on both sides",
+            )
+        )
+    else:
+        checks.append(ok("daemon version", daemon.version))
+    if daemon.draining:
+        checks.append(warn("daemon state", "is draining: it takes nothing new", "wait for its successor"))
+    if daemon.problems:
+        shown = "; ".join(daemon.problems[:3]) + (
+            f"; {len(daemon.problems) - 3} more" if daemon.problems[3:] else ""
+        )
+        checks.append(fail("daemon integrity", shown, "restart the daemon and file a bug with this text"))
+    else:
+        checks.append(ok("daemon integrity", "every audit is clean"))
+    backend = daemon.backends.get("nvme")
+    if backend is not None:
+        if "direct" in backend.lower():
+            checks.append(ok("daemon nvme", backend))
+        else:
+            checks.append(
+                warn("daemon nvme", f"{backend}: no direct I/O", "put tiers.nvme.path on ext4 or xfs")
+            )
+    return checks
+
+
+def wanted_memory_bytes(settings: Settings) -> int:
+    """Return the memory the tiers take at start, slot headers included."""
+    tiers = [tier for tier in (settings.tiers.hbm, settings.tiers.dram) if tier is not None]
+    return sum(tier.num_extents * extent_file_bytes(tier.extent_bytes) for tier in tiers)

@@ -1,0 +1,68 @@
+"""`kvtier doctor`: is this host ready, is the daemon well, and if not, what to do."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from . import EXIT_FAILED, EXIT_OK
+from .checks import Check, Verdict, examine
+from .facts import gather
+from .output import console, print_json
+from .settings_options import load, settings_options
+from .target import json_option, resolve, target_option
+
+_STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+
+
+@click.command()
+@settings_options
+@target_option
+@json_option
+def doctor(policy: Path | None, overrides: Sequence[str], target: str | None, as_json: bool) -> None:
+    """Check this host against the settings, and a running daemon if there is one.
+
+    Every line is ok, warn (slower or riskier than it could be) or fail (it will not work), with the
+    fix. Exit code 1 when a line is fail.
+
+    \b
+    Example:
+      kvtier doctor --policy /etc/kvtier/policy.yaml
+      kvtier doctor --json | jq '.checks[] | select(.verdict != "ok")'
+    """
+    settings = load(policy, overrides)
+    # An address in the settings is the better guess: the daemon in question listens there.
+    address = resolve(target) if target or policy is None else settings.listen[0]
+    checks = examine(gather(settings, address, was_named=target is not None), settings)
+    if as_json:
+        print_json(report(checks))
+    else:
+        show(checks)
+    raise SystemExit(EXIT_FAILED if any(c.verdict is Verdict.FAIL for c in checks) else EXIT_OK)
+
+
+def report(checks: Sequence[Check]) -> dict[str, object]:
+    """Return the checks as plain values."""
+    verdicts = Counter(check.verdict for check in checks)
+    return {
+        "num_ok": verdicts[Verdict.OK],
+        "num_warn": verdicts[Verdict.WARN],
+        "num_fail": verdicts[Verdict.FAIL],
+        "checks": [
+            {"name": c.name, "verdict": c.verdict.value, "detail": c.detail, "fix": c.fix} for c in checks
+        ],
+    }
+
+
+def show(checks: Sequence[Check]) -> None:
+    """Print one line a check, and the fix below what needs one."""
+    screen = console()
+    width = min(30, max(len(check.name) for check in checks))
+    for check in checks:
+        screen.print(f"{check.verdict.value:<5}", style=_STYLES[check.verdict], end="")
+        screen.print(f"{check.name:<{width}}  {check.detail}", markup=False, soft_wrap=True)
+        if check.fix:
+            screen.print(f"     {'':<{width}}  fix: {check.fix}", markup=False, style="dim", soft_wrap=True)
+    verdicts = Counter(check.verdict.value for check in checks)
+    screen.print(f"\n{verdicts['ok']} ok, {verdicts['warn']} warn, {verdicts['fail']} fail")

@@ -1,0 +1,251 @@
+"""What `kvtier doctor` looks at: the host, the files, the running daemon. It judges nothing (checks.py does).
+
+Everything is read, or tried on something nameless and at once gone: an anonymous memfd, an unlinked
+temporary file. The cold store's lock is read from /proc/locks rather than tried, because trying it, even
+for a moment, can stop a daemon that is just starting.
+"""
+
+import ctypes
+import os
+import platform
+import resource
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from ... import __version__
+from ...v1 import admin_pb2, types_pb2
+from ...v1.admin_pb2_grpc import AdminServiceStub
+from ..addresses import socket_path
+from ..settings import Settings
+from . import probes
+from .probes import Node
+from .target import TIMEOUT_S, failure
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of what runs this program."""
+
+    kvtier: str
+    python: tuple[int, int, int]
+    grpc: str
+    protobuf: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine, as far as this process may use it."""
+
+    kernel: str
+    machine: str
+    has_pidfd: bool
+    seal_error: str  # empty: memfds can be sealed
+    available_bytes: int  # of memory, the cgroup's limit included
+    num_huge_pages: int
+    num_free_huge_pages: int
+    memlock_bytes: int | None  # None: unlimited
+    can_lock_anything: bool  # CAP_IPC_LOCK
+    max_descriptors: int
+    nodes: tuple[Node, ...]
+    shm_bytes: int
+    clock_source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """NVIDIA driver and the libraries that would use it; empty where there is none."""
+
+    driver: str = ""
+    names: tuple[str, ...] = ()
+    torch: str = ""
+    cupy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """One address of the daemon. `path` and `folder` are None for TCP."""
+
+    address: str
+    path: Path | None = None
+    folder: Path | None = None
+    kind: str = ""  # what is at the path: "", "socket" or "other"
+    is_writable: bool = True  # the folder, or where it would be created
+    is_shared_folder: bool = False  # others may replace what is in it
+    is_loopback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The cold store's directory."""
+
+    path: Path
+    exists: bool
+    is_something_else: bool
+    is_writable: bool
+    filesystem: str
+    free_bytes: int
+    own_bytes: int  # of segment files already there
+    direct_error: str  # empty: O_DIRECT is accepted
+    lock_holder: str  # empty: nobody
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A running daemon, or why there is none."""
+
+    target: str
+    was_named: bool = False  # by the user, so that its absence is a failure
+    reachable: bool = False
+    error: str = ""
+    version: str = ""
+    draining: bool = False
+    problems: tuple[str, ...] = ()
+    backends: dict[str, str] = field(default_factory=dict)  # by tier
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything the checks look at."""
+
+    versions: Versions
+    host: Host
+    gpu: Gpu
+    listens: tuple[Listen, ...]
+    directory: Directory | None
+    daemon: Daemon
+
+
+def gather(settings: Settings, target: str, was_named: bool) -> Facts:
+    """Look at everything. Takes a second at most, a few more when a daemon hangs."""
+    nvme = settings.tiers.nvme
+    return Facts(
+        gather_versions(),
+        gather_host(),
+        gather_gpu(),
+        tuple(gather_listen(address) for address in settings.listen),
+        gather_directory(nvme.path) if nvme else None,
+        gather_daemon(target, was_named),
+    )
+
+
+def gather_versions() -> Versions:
+    """Read the versions of what is installed."""
+    major, minor, micro = sys.version_info[:3]
+    return Versions(
+        __version__, (major, minor, micro), grpc.__version__, probes.installed_version("protobuf")
+    )
+
+
+def gather_host() -> Host:
+    """Read /proc and /sys, and try a memfd and a pidfd."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Host(
+        kernel=platform.release(),
+        machine=platform.machine(),
+        has_pidfd=probes.has_pidfd(),
+        seal_error=probes.seal_error(),
+        available_bytes=probes.available_bytes(),
+        num_huge_pages=probes.read_number(probes.HUGE_PAGES / "nr_hugepages"),
+        num_free_huge_pages=probes.read_number(probes.HUGE_PAGES / "free_hugepages"),
+        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+        can_lock_anything=probes.has_capability(probes.CAP_IPC_LOCK),
+        max_descriptors=sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors,
+        nodes=probes.numa_nodes(Path("/sys/devices/system/node")),
+        shm_bytes=probes.filesystem_bytes("/dev/shm"),
+        clock_source=probes.read_text(
+            Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+        ),
+    )
+
+
+def gather_gpu() -> Gpu:
+    """Ask the NVIDIA driver through its own library, without loading CUDA."""
+    torch, cupy = (
+        probes.installed_version("torch"),
+        probes.installed_version("cupy-cuda12x", "cupy-cuda13x", "cupy"),
+    )
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return Gpu("", (), torch, cupy)
+    if nvml.nvmlInit_v2() != 0:
+        return Gpu("", (), torch, cupy)
+    try:
+        text = ctypes.create_string_buffer(96)
+        nvml.nvmlSystemGetDriverVersion(text, len(text))
+        driver = text.value.decode()
+        count = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        names = []
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                nvml.nvmlDeviceGetName(handle, text, len(text))
+                names.append(text.value.decode())
+    finally:
+        nvml.nvmlShutdown()
+    return Gpu(driver, tuple(names), torch, cupy)
+
+
+def gather_listen(address: str) -> Listen:
+    """Look at where a socket would be."""
+    path = socket_path(address)
+    if path is None:
+        host = address.rpartition(":")[0].strip("[]")
+        return Listen(address, is_loopback=host in ("localhost", "::1") or host.startswith("127."))
+    folder = path.parent
+    try:
+        mode = path.stat().st_mode
+        kind = "socket" if stat.S_ISSOCK(mode) else "other"
+    except OSError:
+        kind = ""
+    existing = probes.nearest_existing(folder)
+    status = existing.stat()
+    shared = existing == folder and bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    writable = os.access(existing, os.W_OK | os.X_OK)
+    return Listen(address, path, folder, kind, writable, shared)
+
+
+def gather_directory(path: Path) -> Directory:
+    """Look at the cold store's directory, or at where it would be created."""
+    existing = probes.nearest_existing(path)
+    is_directory = existing.is_dir()
+    writable = is_directory and os.access(existing, os.W_OK | os.X_OK)
+    space = os.statvfs(existing)
+    return Directory(
+        path=path,
+        exists=existing == path,
+        is_something_else=not is_directory,
+        is_writable=writable,
+        filesystem=probes.filesystem_of(existing, probes.read_text(Path("/proc/self/mountinfo"))),
+        free_bytes=space.f_bavail * space.f_frsize,
+        own_bytes=sum(probes.allocated_bytes(file) for file in path.glob("segment-*")) if is_directory else 0,
+        direct_error=probes.direct_error(existing) if writable else "",
+        lock_holder=probes.lock_holder(path / "lock"),
+    )
+
+
+def gather_daemon(target: str, was_named: bool) -> Daemon:
+    """Ask a daemon for its status and its audits."""
+    with grpc.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
+        stub = AdminServiceStub(channel)
+        try:
+            status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+            audit = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
+        except grpc.RpcError as error:
+            return Daemon(target, was_named, error=failure(error, target).message)
+    backends = {types_pb2.Tier.Name(t.tier).removeprefix("TIER_").lower(): t.backend for t in status.tiers}
+    return Daemon(
+        target,
+        was_named,
+        reachable=True,
+        version=status.version,
+        draining=status.draining,
+        problems=tuple(audit.problems),
+        backends=backends,
+    )

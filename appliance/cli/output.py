@@ -1,0 +1,57 @@
+"""What commands print: data on stdout, talk on stderr, one shape for people and one for programs.
+
+JSON is made from the wire messages field by field, all fields always there, so its names are as stable
+as the .proto files (`MessageToDict` was rejected: it prints 64-bit numbers as text). Colours follow the
+terminal and NO_COLOR, which rich knows about; bars of progress appear on a terminal only.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from rich.console import Console
+
+WIDTH = 100  # columns when stdout is no terminal
+
+
+def console() -> Console:
+    """Return the console for data. Made anew, because tests and pipes replace sys.stdout."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def talk() -> Console:
+    """Return the console for talk: warnings, progress."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def print_json(value: object) -> None:
+    """Print `value` as JSON on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False), file=sys.stdout)
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Return a wire message as plain values: numbers as numbers, bytes in hex, enums by short name."""
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if isinstance(value, Mapping):
+            values[field.name] = {str(key): _plain_item(field, value[key]) for key in sorted(value)}
+        elif field.is_repeated:
+            values[field.name] = [_plain_item(field, item) for item in value]
+        else:
+            values[field.name] = _plain_item(field, value)
+    return values
+
+
+def _plain_item(field: FieldDescriptor, value: Any) -> Any:
+    if isinstance(value, Message):
+        return plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if field.enum_type is not None:
+        number = field.enum_type.values_by_number.get(value)
+        return number.name.split("_", 1)[1].lower() if number else str(value)
+    return value

@@ -1,0 +1,183 @@
+"""How the facts are found: one small question to the kernel each, answered without leaving a trace."""
+
+import importlib.metadata
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...tiers import memfd
+from ...v1.shm import PAGE_BYTES
+
+CAP_IPC_LOCK = 14
+HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A NUMA node."""
+
+    number: int
+    has_cpus: bool
+    num_bytes: int
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """Return the type of the file system `path` is on: that of the longest mount point around it."""
+    best, kind = Path("/"), "unknown"
+    for line in mountinfo.splitlines():
+        before, dash, after = line.partition(" - ")
+        fields = before.split()
+        if not dash or len(fields) < 5:
+            continue
+        mount = Path(fields[4].encode().decode("unicode_escape"))
+        if (path == mount or mount in path.parents) and len(mount.parts) >= len(best.parts):
+            best, kind = mount, after.split()[0]
+    return kind
+
+
+def holder_in(locks: str, major: int, minor: int, inode: int) -> str:
+    """Return who holds an flock on a file, as /proc/locks tells it; empty when nobody does."""
+    name = f"{major:02x}:{minor:02x}:{inode}"
+    for line in locks.splitlines():
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == name:
+            return f"pid {fields[4]}"
+    return ""
+
+
+def memory_limit(folders: Iterable[Path]) -> int | None:
+    """Return the bytes still free under the tightest cgroup limit in `folders`, None without one."""
+    rooms = []
+    for folder in folders:
+        limit = read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes")
+        used = read_number(folder / "memory.current") or read_number(folder / "memory.usage_in_bytes")
+        if limit.isdigit() and int(limit) < 1 << 60:
+            rooms.append(max(0, int(limit) - used))
+    return min(rooms, default=None)
+
+
+def available_bytes() -> int:
+    fields = dict(line.split(":", 1) for line in read_text(Path("/proc/meminfo")).splitlines() if ":" in line)
+    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
+    root = Path("/sys/fs/cgroup")
+    folders = [root, root / "memory"]
+    for line in read_text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, name = line.split(":", 2)
+        own = (root / "memory" if controllers else root) / name.lstrip("/")
+        folders += [own, *own.parents]
+    limit = memory_limit(folder for folder in dict.fromkeys(folders) if folder.is_relative_to(root))
+    return available if limit is None else min(available, limit)
+
+
+def numa_nodes(folder: Path) -> tuple[Node, ...]:
+    nodes = []
+    for entry in folder.glob("node[0-9]*"):
+        memory = next(
+            (line for line in read_text(entry / "meminfo").splitlines() if "MemTotal" in line), "0 kB"
+        )
+        num_bytes = int(memory.split()[-2]) * 1024
+        if num_bytes:
+            nodes.append(Node(int(entry.name[4:]), bool(read_text(entry / "cpulist")), num_bytes))
+    return tuple(sorted(nodes, key=lambda node: node.number))
+
+
+def seal_error() -> str:
+    try:
+        descriptor = memfd.create("kvtier-doctor", PAGE_BYTES)
+    except OSError as error:
+        return f"memfd_create is refused ({error.strerror})"
+    try:
+        memfd.seal(descriptor, memfd.SEALS_READ_ONLY)
+    except memfd.SharedMemoryError as error:
+        return str(error)
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def has_pidfd() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def has_capability(number: int) -> bool:
+    for line in read_text(Path("/proc/self/status")).splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
+
+
+def direct_error(directory: Path) -> str:
+    """Try direct I/O on a file without a name, so that nothing is left behind whatever happens."""
+    page = mmap.mmap(-1, PAGE_BYTES)
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return f"a file opened past the page cache is refused ({error.strerror})"
+    try:
+        os.pwritev(fd, [page], 0)
+        os.preadv(fd, [page], 0)
+    except OSError as error:
+        return f"direct I/O is refused ({error.strerror})"
+    finally:
+        os.close(fd)
+        page.close()
+    return ""
+
+
+def lock_holder(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    device = status.st_dev
+    return holder_in(read_text(Path("/proc/locks")), os.major(device), os.minor(device), status.st_ino)
+
+
+def allocated_bytes(file: Path) -> int:
+    try:
+        return file.stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return `path`, or the nearest thing above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def installed_version(*names: str) -> str:
+    """Return the version of the first installed distribution among `names`, empty when there is none."""
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def filesystem_bytes(path: str) -> int:
+    try:
+        space = os.statvfs(path)
+    except OSError:
+        return 0
+    return space.f_blocks * space.f_frsize
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def read_number(path: Path) -> int:
+    text = read_text(path)
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,39 @@
+"""`kvtier serve`: run the daemon in the foreground, as service managers and containers want it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from .settings_options import load, settings_options
+
+
+@click.command()
+@settings_options
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address to serve, unix:///path or host:port. May be repeated; replaces those of the policy.",
+)
+@click.option("--check", is_flag=True, help="Check the settings, print them with all defaults, and end.")
+def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], check: bool) -> None:
+    """Run the daemon until SIGTERM or SIGINT, which drain it.
+
+    \b
+    Example:
+      kvtier serve
+      kvtier serve --policy /etc/kvtier/policy.yaml --set tiers.dram.capacity=64GiB
+      kvtier serve --listen unix:///tmp/kvtier.sock --listen 127.0.0.1:50051
+      kvtier serve --policy policy.yaml --check
+    """
+    if listen:
+        quoted = ", ".join(f"'{address}'" for address in listen)
+        overrides = [*overrides, f"listen=[{quoted}]"]
+    settings = load(policy, overrides)
+    if check:
+        click.echo(settings.to_yaml(), nl=False)
+        return
+    from ..daemon import run  # late: `--help` and `--check` need no server code
+
+    raise SystemExit(run(settings))

@@ -1,0 +1,44 @@
+"""--policy and --set: how commands that stand beside the daemon, not before it, read its settings."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..settings import Settings, SettingsError
+from . import EXIT_USAGE
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Refused(click.ClickException):
+    """The settings are refused; one line on stderr per problem."""
+
+    exit_code = EXIT_USAGE
+
+
+def settings_options(command: Command) -> Command:
+    """Give `command` the options --policy and --set."""
+    command = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY.KEY=VALUE",
+        help="Overrides one setting, e.g. --set tiers.dram.capacity=1GiB. May be repeated.",
+    )(command)
+    return click.option(
+        "--policy",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="KVTIER_POLICY",
+        help="Settings, in YAML.  [default: $KVTIER_POLICY, else built-in defaults]",
+    )(command)
+
+
+def load(policy: Path | None, overrides: Sequence[str]) -> Settings:
+    """Return the settings. Raises Refused."""
+    try:
+        return Settings.load(policy, os.environ, overrides)
+    except SettingsError as error:
+        raise Refused(str(error)) from error

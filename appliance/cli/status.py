@@ -1,0 +1,150 @@
+"""`kvtier status`: the tiers drawn to scale, what moves between them, and the counters."""
+
+from typing import NamedTuple
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from ...v1 import admin_pb2, types_pb2
+from ..units import about_bytes, format_duration
+from .output import console, plain, print_json
+from .target import TIMEOUT_S, admin, json_option, resolve, target_option
+
+BAR_CELLS = 40
+
+
+class Part(NamedTuple):
+    """One kind of bytes in a tier's bar."""
+
+    name: str
+    mark: str  # tells the kinds apart without colours
+    style: str
+
+
+PINNED = Part("pinned", "█", "magenta")
+USED = Part("used", "▓", "cyan")
+RESERVED = Part("reserved", "▒", "yellow")
+CONDEMNED = Part("condemned", "░", "red")
+FREE = Part("free", "·", "dim")
+PARTS = (PINNED, USED, RESERVED, CONDEMNED, FREE)
+
+
+@click.command()
+@target_option
+@json_option
+def status(target: str | None, as_json: bool) -> None:
+    """Show tiers, copies and counters of a running daemon.
+
+    \b
+    Example:
+      kvtier status
+      kvtier status --json | jq '.tiers[] | {tier, used_bytes}'
+    """
+    address = resolve(target)
+    with admin(address) as stub:
+        answer = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+    if as_json:
+        print_json({"target": address, **plain(answer)})
+        return
+    screen = console()
+    screen.print(_headline(answer, address))
+    screen.print(_tiers(answer))
+    screen.print(_legend())
+    if answer.edges:
+        screen.print(_edges(answer))
+    if answer.counters:
+        screen.print(_counters(answer))
+
+
+def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[Part, int]]:
+    """Return how many of `width` cells each part takes, largest remainder first.
+
+    What is there at all is seen: a part with one byte gets a cell, taken from the widest.
+    """
+    pinned = min(tier.pinned_bytes, tier.used_bytes)
+    sizes = [pinned, tier.used_bytes - pinned, tier.reserved_bytes, tier.condemned_bytes]
+    sizes.append(max(0, tier.capacity_bytes - sum(sizes)))
+    total = sum(sizes) or 1
+    counts = [size * width // total for size in sizes]
+    remainders = sorted(range(len(sizes)), key=lambda i: -(sizes[i] * width % total))
+    for i in remainders[: width - sum(counts)]:
+        counts[i] += 1
+    for i, size in enumerate(sizes):
+        if size and not counts[i]:
+            counts[counts.index(max(counts))] -= 1
+            counts[i] = 1
+    return list(zip(PARTS, counts, strict=True))
+
+
+def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
+    text = Text.assemble(("kvtier ", "bold"), (answer.version, "bold"), f" at {address}")
+    text.append(f", up {format_duration(round(answer.uptime_s))}, epoch {answer.epoch}")
+    if answer.draining:
+        text.append("  DRAINING", "bold red")
+    counts = (
+        (answer.num_blocks, "blocks"),
+        (answer.num_namespaces, "namespaces"),
+        (answer.num_clients, "clients"),
+        (answer.num_sessions, "sessions"),
+        (answer.num_leases, "leases"),
+    )
+    text.append("\n" + ", ".join(f"{count:,} {name}" for count, name in counts) + "\n")
+    return text
+
+
+def _tiers(answer: admin_pb2.GetStatusResponse) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(no_wrap=True)
+    for _ in range(3):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for tier in answer.tiers:
+        bar = Text.assemble(*[(part.mark * count, part.style) for part, count in cells(tier, BAR_CELLS)])
+        taken = tier.used_bytes + tier.reserved_bytes + tier.condemned_bytes
+        table.add_row(
+            types_pb2.Tier.Name(tier.tier).removeprefix("TIER_").lower(),
+            bar,
+            f"{taken / (tier.capacity_bytes or 1):.0%}",
+            f"{about_bytes(taken)} of {about_bytes(tier.capacity_bytes)}",
+            f"{tier.num_fragments:,} fragments",
+            tier.backend,
+        )
+    return table
+
+
+def _legend() -> Text:
+    text = Text("      ")
+    for part in PARTS:
+        text.append(part.mark, part.style).append(f" {part.name}  ")
+    return text
+
+
+def _edges(answer: admin_pb2.GetStatusResponse) -> Table:
+    table = Table(box=None, pad_edge=False, title="\ncopies", title_justify="left", title_style="bold")
+    table.add_column("edge", no_wrap=True)
+    for name in ("copies", "failed", "in flight", "queued", "bytes", "GB/s", "latency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for edge in answer.edges:
+        table.add_row(
+            f"{edge.source} → {edge.target}",
+            f"{edge.num_copies:,}",
+            Text(f"{edge.num_failed:,}", "red" if edge.num_failed else ""),
+            f"{edge.num_in_flight:,}",
+            f"{edge.num_queued:,}",
+            about_bytes(edge.bytes),
+            f"{edge.bandwidth_bytes_per_s / 1e9:.2f}" if edge.bandwidth_bytes_per_s else "–",
+            f"{edge.latency_s * 1e3:.2f} ms" if edge.latency_s else "–",
+        )
+    return table
+
+
+def _counters(answer: admin_pb2.GetStatusResponse) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, title="\ncounters", title_justify="left")
+    table.title_style = "bold"
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name in sorted(answer.counters):
+        table.add_row(name, f"{answer.counters[name]:,}")
+    return table

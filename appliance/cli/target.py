@@ -1,0 +1,91 @@
+"""One call to a running daemon: where it is, how long to wait, and what a failure exits with.
+
+Nobody there, or nobody answering, is exit code 3 and names the target and how to start a daemon; a
+refusal is exit code 1 with the daemon's own sentence, which says the fix.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+import grpc
+
+from ...v1 import types_pb2
+from ...v1.admin_pb2_grpc import AdminServiceStub
+from ..addresses import check_address, default_target
+from . import EXIT_FAILED, EXIT_UNREACHABLE
+
+DETAIL_KEY = "kvtier-error-bin"
+TIMEOUT_S = 5.0
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Failed(click.ClickException):
+    """Ends the command with a sentence on stderr."""
+
+    exit_code = EXIT_FAILED
+
+
+class Unreachable(Failed):
+    """Nobody answers at the target."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+def target_option(command: Command) -> Command:
+    """Give `command` the option --target: where the daemon is."""
+    return click.option(
+        "--target",
+        envvar="KVTIER_TARGET",
+        metavar="ADDRESS",
+        help="The daemon's address: unix:///path or host:port.  [default: its usual place]",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """Give `command` the option --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON with stable names.")(command)
+
+
+def resolve(target: str | None) -> str:
+    """Return the address to call. Raises UsageError for one that is none."""
+    try:
+        return check_address(target or default_target(os.environ))
+    except ValueError as error:
+        raise click.UsageError(f"--target {error}") from error
+
+
+@contextmanager
+def admin(address: str) -> Iterator[AdminServiceStub]:
+    """Connect to the daemon at `address`; gRPC errors inside become exits with a sentence."""
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(address, options) as channel:
+        try:
+            yield AdminServiceStub(channel)
+        except grpc.RpcError as error:
+            raise failure(error, address) from error
+
+
+def failure(error: grpc.RpcError, address: str) -> Failed:
+    """Return (not raise) the exit for a failed call."""
+    detail = _detail(error)
+    if detail is not None:
+        return Failed(f"{detail.reason}: {detail.message}")
+    code, text = error.code(), error.details()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"no daemon at {address}; start one with `kvtier serve`, or name it with --target")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unreachable(f"the daemon at {address} does not answer; look at its log")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Failed(f"what listens at {address} is no kvtier daemon of this version ({text})")
+    return Failed(f"{code.name}: {text}")
+
+
+def _detail(error: grpc.RpcError) -> types_pb2.ErrorDetail | None:
+    """Return what the daemon said beside the gRPC status, if it said anything."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            return types_pb2.ErrorDetail.FromString(value)
+    return None
