@@ -56,9 +56,9 @@ class _Model(BaseModel):
 
 
 class _MemoryTier(_Model):
-    capacity_bytes: Bytes = Field(1 << 30, alias="capacity")
+    capacity_bytes: Bytes = Field(default=1 << 30, alias="capacity")
     """Memory to take at start. Whole extents are used; what is left over is not taken."""
-    extent_bytes: Bytes = Field(64 << 20, alias="extent")
+    extent_bytes: Bytes = Field(default=64 << 20, alias="extent")
     """Unit in which memory is taken and handed to clients, a multiple of 2MiB. No fragment can be larger."""
 
     @property
@@ -111,7 +111,7 @@ class NvmeTier(_Model):
     """Directory of the segment files, on the NVMe device. It belongs to one daemon at a time."""
     capacity_bytes: Bytes = Field(alias="capacity")
     """Disk space to use. Whole segments are used; what is left over is not."""
-    segment_bytes: Bytes = Field(64 << 20, alias="segment")
+    segment_bytes: Bytes = Field(default=64 << 20, alias="segment")
     """Size of one segment file, a multiple of 4KiB. Space comes back a whole segment at a time."""
     durability: Literal["none", "segment", "record"] = "segment"
     """What is on the device before it counts: nothing, each full segment, or each record."""
@@ -167,17 +167,17 @@ class Watermarks(_Model):
 class Leases(_Model):
     """How long promises last."""
 
-    ttl_s: Seconds = Field(30.0, alias="ttl")
+    ttl_s: Seconds = Field(default=30.0, alias="ttl")
     """A lease's life when its caller names none."""
-    ttl_max_s: Seconds = Field(600.0, alias="ttl_max")
+    ttl_max_s: Seconds = Field(default=600.0, alias="ttl_max")
     """The longest life a caller may ask for."""
-    grace_s: Seconds = Field(2.0, alias="grace")
+    grace_s: Seconds = Field(default=2.0, alias="grace")
     """After a lease's deadline, how long its holder may still release it."""
-    pin_ttl_max_s: Seconds = Field(7 * 86_400.0, alias="pin_ttl_max")
+    pin_ttl_max_s: Seconds = Field(default=7 * 86_400.0, alias="pin_ttl_max")
     """The longest life of a pin."""
-    reservation_ttl_s: Seconds = Field(10.0, alias="reservation_ttl")
+    reservation_ttl_s: Seconds = Field(default=10.0, alias="reservation_ttl")
     """How long room reserved for a put is held when its caller gave no deadline."""
-    client_ttl_s: Seconds = Field(60.0, alias="client_ttl")
+    client_ttl_s: Seconds = Field(default=60.0, alias="client_ttl")
     """Silence after which a client without a local connection counts as gone."""
 
     @model_validator(mode="after")
@@ -200,9 +200,9 @@ class Limits(_Model):
     """gRPC calls in progress at the same time, watchers included."""
     max_blocks_per_request: Annotated[int, Field(ge=1, le=4096)] = 4096
     """Blocks one call may name."""
-    staging_per_client_bytes: Bytes = Field(64 << 20, alias="staging_per_client")
+    staging_per_client_bytes: Bytes = Field(default=64 << 20, alias="staging_per_client")
     """Largest staging extent a client gets, a multiple of 4KiB."""
-    max_stream_put_bytes: Bytes = Field(256 << 20, alias="max_stream_put")
+    max_stream_put_bytes: Bytes = Field(default=256 << 20, alias="max_stream_put")
     """Payload of one put through gRPC; it is held in memory meanwhile."""
     max_namespaces: Count = 1024
     """Namespaces in one life of the daemon."""
@@ -216,9 +216,9 @@ class Limits(_Model):
     """Share of a memory tier that leases and pins of one client may hold."""
     max_waiting_puts: Count = 256
     """Puts that may wait for room at the same time."""
-    put_wait_s: Seconds = Field(5.0, alias="put_wait")
+    put_wait_s: Seconds = Field(default=5.0, alias="put_wait")
     """Longest time a put waits for room when its caller gave no deadline."""
-    session_idle_s: Seconds = Field(3600.0, alias="session_idle")
+    session_idle_s: Seconds = Field(default=3600.0, alias="session_idle")
     """Silence after which a session counts as ended."""
     max_copies_per_edge: Annotated[int, Field(ge=1, le=1024)] = 8
     """Batches of copies in flight between one pair of tiers."""

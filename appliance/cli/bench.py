@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -108,7 +109,7 @@ def measure(client: Client, size: int, batch: int, volume_bytes: int, seed: int)
     chains = _chains(namespace, num_chains, batch)
     order = random.Random(seed).sample(range(num_chains), num_chains)
 
-    copied = [_timed(lambda: np.copyto(into, source)) for _ in range(num_chains)]
+    copied = [_timed(partial(np.copyto, into, source)) for _ in range(num_chains)]
     memcpy_bytes_per_s = batch * size / float(np.median(copied))
 
     def figure(operation: str, samples: list[float], num_failed: int, num_bytes: int) -> Figure:
@@ -130,7 +131,8 @@ def measure(client: Client, size: int, batch: int, volume_bytes: int, seed: int)
     yield figure("put", put_s, num_refused, (num_chains * batch - num_refused) * size)
     get_s, num_missed = _get(client, namespace, chains, order, source, into)
     yield figure("get", get_s, num_missed, (num_chains * batch - num_missed) * size)
-    yield figure("lookup", [_timed(lambda c=c: client.lookup(namespace, chains[c])) for c in order], 0, 0)
+    looked_up = [_timed(partial(client.lookup, namespace, chains[number])) for number in order]
+    yield figure("lookup", looked_up, 0, 0)
     session.end(archive=False)
 
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from rich.console import Console
 
@@ -46,7 +45,7 @@ def plain(message: Message) -> dict[str, Any]:
     return values
 
 
-def _plain_item(field: FieldDescriptor, value: Any) -> Any:
+def _plain_item(field: Any, value: Any) -> Any:
     if isinstance(value, Message):
         return plain(value)
     if isinstance(value, bytes):

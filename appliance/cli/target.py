@@ -85,7 +85,8 @@ def failure(error: grpc.RpcError, address: str) -> Failed:
 
 def _detail(error: grpc.RpcError) -> types_pb2.ErrorDetail | None:
     """Return what the daemon said beside the gRPC status, if it said anything."""
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata()  # typeshed's type for it cannot be iterated
+    for key, value in metadata or ():
         if key == DETAIL_KEY and isinstance(value, bytes):
             return types_pb2.ErrorDetail.FromString(value)
     return None
