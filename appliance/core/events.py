@@ -60,7 +60,7 @@ class AcquireRequested:
     namespace_id: int
     prefix_hashes: Sequence[bytes]
     session_id: str = ""
-    urgency: Urgency = Urgency.QUEUED
+    urgency: Urgency | None = None  # None: the session's, or queued
     ttl_s: float = 0.0  # 0: the default
     deadline_at: float = float("inf")
     first_block: int = 0

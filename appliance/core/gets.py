@@ -9,7 +9,7 @@ A fragment that cannot be brought up shortens the prefix; it is never an error f
 from collections.abc import Callable, Sequence
 
 from ...tiers.base import Cause
-from ...tiers.block import Tier
+from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, Catalog, Namespace
 from .events import AcquireRequested, AcquireResult, ReadyFragment, Reply
 from .leases import Lease, Leases
@@ -24,6 +24,7 @@ class AcquireJob:
     def __init__(
         self,
         request: AcquireRequested,
+        urgency: Urgency,
         rows: Sequence[int],
         lease: Lease,
         leases: Leases,
@@ -33,6 +34,7 @@ class AcquireJob:
         on_done: Callable[["AcquireJob"], None],
     ) -> None:
         self.request = request
+        self._urgency = urgency
         self.calls = [request.call]
         self.lease = lease
         self.is_done = False
@@ -159,7 +161,7 @@ class AcquireJob:
             self._leases.let_go(self.lease, extra)
 
     def _start_loads(self) -> None:
-        self._loads.start(self.request.urgency, self.request.deadline_at)
+        self._loads.start(self._urgency, self.request.deadline_at)
 
     def _reply(self, call: int, ready: list[ReadyFragment], last: bool, tiers: bytes) -> None:
         ttl_s = max(0.0, self.lease.deadline_at - self._residency.now)

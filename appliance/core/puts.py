@@ -43,7 +43,7 @@ class PutJob:
         self.commit_calls: list[int] = []  # calls that wait for the bytes to be visible
         self.deadline_at = request.deadline_at
         self.outcomes = bytearray(len(request.prefix_hashes))
-        self._namespace = namespace
+        self.namespace = namespace
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
@@ -82,13 +82,13 @@ class PutJob:
     def _decide(self, block: int, prefix_hash: bytes) -> bool:
         """Find out what block number `block` needs and reserve it; False when there is no room yet."""
         catalog = self._residency.catalog
-        row = self._namespace.rows.get(prefix_hash, NO_ROW)
+        row = self.namespace.rows.get(prefix_hash, NO_ROW)
         if row == NO_ROW:
             if self._parent is None:
                 self.outcomes[block] = PutOutcome.PARENT_MISSING
                 self.rows.append(NO_ROW)
                 return True
-            row = catalog.add(self._namespace, prefix_hash, self._parent, self._residency.now)
+            row = catalog.add(self.namespace, prefix_hash, self._parent, self._residency.now)
         if self.outcomes[block] == 0:
             self._keep(row)
             self._residency.adopt_child(row, self._parent)
@@ -125,8 +125,8 @@ class PutJob:
         residency = self._residency
         catalog = residency.catalog
         all_absent = self._is_nowhere(row)
-        domain = self._namespace.domain
-        for fragment, length in zip(catalog.fragments(row), self._namespace.fragment_bytes, strict=True):
+        domain = self.namespace.domain
+        for fragment, length in zip(catalog.fragments(row), self.namespace.fragment_bytes, strict=True):
             if not all_absent and any(catalog.state[tier][fragment] != State.ABSENT for tier in TIERS):
                 continue
             place = self._pressure.place_for(Tier.DRAM, domain, length)
@@ -142,11 +142,11 @@ class PutJob:
         parent_hash = self.request.parent_hash
         if not parent_hash:
             return NO_ROW
-        row = self._namespace.rows.get(parent_hash, NO_ROW)
+        row = self.namespace.rows.get(parent_hash, NO_ROW)
         if row == NO_ROW:
             return None
         catalog = self._residency.catalog
-        is_coming = catalog.num_placed[Tier.DRAM][row] == self._namespace.num_groups
+        is_coming = catalog.num_placed[Tier.DRAM][row] == self.namespace.num_groups
         if catalog.tier_of(row) is None and not is_coming:
             return None
         self._keep(row)
@@ -187,7 +187,7 @@ class PutJob:
         for block, fragment in self._taken:
             row = catalog.block_of[fragment]
             group = fragment - catalog.first_fragment[row]
-            offset = self._spans[block][0] + sum(self._namespace.fragment_bytes[:group])
+            offset = self._spans[block][0] + sum(self.namespace.fragment_bytes[:group])
             moves.append(Move(fragment, offset, catalog.place[Tier.DRAM][fragment]))
             self._copying[fragment] = block
         self._taken = []
@@ -230,9 +230,9 @@ class PutJob:
                 self.outcomes[block] = PutOutcome.STORED
         for call in self.commit_calls:
             self._residency.out.append(Reply(call, PutResult(bytes(self.outcomes))))
+        self._on_done(self)  # the rows are still kept, so they are still these blocks
         for row in reversed(self._kept):
             self._residency.unkeep(row)
-        self._on_done(self)
 
     def _keep(self, row: int) -> None:
         self._residency.keep(row)

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 Records = npt.NDArray[np.void]
 
 
-def adopt(recovered: "Recovered", residency: Residency, by_digest: dict[bytes, Namespace]) -> int:
+def adopt(recovered: "Recovered", namespaces: list[Namespace], residency: Residency) -> int:
     """Fill an empty catalog with what the cold store found. Returns the number of blocks.
 
-    `by_digest` maps the digests of `recovered.namespaces` to registered namespaces.
+    `namespaces` are those of `recovered.namespaces`, in the same order.
     """
     assert residency.catalog.num_blocks == 0, "recovery comes before the first request"
     log = residency.rooms[Tier.NVME]
     assert isinstance(log, SegmentLog)
     for segment in recovered.segments:
         log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
-    for index, identity in enumerate(recovered.namespaces):
+    for index, namespace in enumerate(namespaces):
         mine = recovered.records[recovered.records["namespace_index"] == index]
         if len(mine):
-            _adopt_namespace(mine, residency, by_digest[identity.digest])
+            _adopt_namespace(mine, residency, namespace)
     residency.story.count("blocks_recovered", residency.catalog.num_blocks)
     return residency.catalog.num_blocks
 

@@ -1,0 +1,223 @@
+"""Requests that read: acquire, release, keep-alive, touch, prefetch, pin."""
+
+from collections.abc import Sequence
+
+from ...tiers.block import Tier, Urgency
+from .catalog import NO_ROW, TIERS, Namespace
+from .desk import Desk
+from .events import (
+    AcquireAbandoned,
+    AcquireRequested,
+    AcquireResult,
+    KeepAliveResult,
+    KeptAlive,
+    PinRequested,
+    PinResult,
+    PrefetchRequested,
+    PrefetchResult,
+    ReleaseRequested,
+    ReleaseResult,
+    Touched,
+)
+from .gets import AcquireJob, stored_prefix
+from .leases import Client, Leases
+from .loads import Loads
+from .pins import Pins
+from .residency import Residency
+from .sessions import Sessions
+from .waiting import Waiting
+
+
+class Reads:
+    """Answers the requests of those who read."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        residency: Residency,
+        leases: Leases,
+        loads: Loads,
+        pins: Pins,
+        sessions: Sessions,
+        waiting: Waiting,
+        readable: Sequence[Tier],
+    ) -> None:
+        self._desk = desk
+        self._residency = residency
+        self._leases = leases
+        self._loads = loads
+        self._pins = pins
+        self._sessions = sessions
+        self._waiting = waiting
+        self._readable = readable
+        self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
+
+    def acquire(self, event: AcquireRequested) -> None:
+        """Look up and pin; AcquireJob does the rest."""
+        desk = self._desk
+        checked = desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        if checked is None:
+            return
+        client, namespace = checked
+        earlier = desk.earlier(event.client, event.request_id)
+        if isinstance(earlier, AcquireJob):
+            self._repeat(earlier, event.call)
+        elif event.ttl_s > desk.options.lease_ttl_max_s:
+            message = f"ask for at most {desk.options.lease_ttl_max_s:g} s and keep the lease alive"
+            desk.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
+        elif len(client.leases) >= desk.options.max_leases_per_client:
+            message = f"{len(client.leases)} leases held; release some"
+            desk.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.1)
+        else:
+            self._begin(event, client, namespace)
+
+    def _repeat(self, job: AcquireJob, call: int) -> None:
+        if not job.is_done:
+            self._jobs[call] = job
+        job.repeat_for(call)
+
+    def _begin(self, event: AcquireRequested, client: Client, namespace: Namespace) -> None:
+        desk, catalog = self._desk, self._residency.catalog
+        rows = stored_prefix(catalog, namespace, event.prefix_hashes)
+        rows = rows[: self._affordable(client, namespace, event.first_block, len(rows))]
+        urgency = self._use(rows, event.client, event.session_id, event.urgency)
+        if len(rows) <= event.first_block:
+            tiers = bytes(catalog.tier_of(row) or 0 for row in rows)
+            return desk.reply(event.call, AcquireResult(0, len(rows), [], True, 0.0, tiers))
+        lease = self._leases.grant(client, event.ttl_s)
+        job = AcquireJob(
+            event,
+            urgency,
+            rows,
+            lease,
+            self._leases,
+            self._loads,
+            self._residency,
+            self._readable,
+            self._done,
+        )
+        self._jobs[event.call] = job
+        desk.remember(event.client, event.request_id, job)
+        if not job.advance():
+            if self._waiting.is_full:
+                job.give_up()
+            else:
+                deadline_at = min(event.deadline_at, self._residency.now + desk.options.put_wait_s)
+                self._waiting.add(job, urgency, deadline_at)
+        return None
+
+    def _affordable(self, client: Client, namespace: Namespace, first_block: int, num_blocks: int) -> int:
+        """Return how many blocks of the prefix the client's quota of held bytes allows."""
+        rooms = self._residency.rooms
+        capacity = sum(rooms[tier].statistics().capacity_bytes for tier in self._readable)
+        quota = int(self._desk.options.max_pinned_fraction * capacity) - client.held_bytes
+        return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
+
+    def _use(self, rows: list[int], client: int, session_id: str, urgency: Urgency | None) -> Urgency:
+        """Note that a request uses these blocks; returns the urgency that applies."""
+        session = self._sessions.open(session_id, client) if session_id else None
+        if session is not None:
+            if urgency is not None:
+                self._sessions.update(session, urgency, session.deadline_at)
+            self._sessions.attach(session, rows)
+            urgency = session.urgency
+        applies = urgency if urgency is not None else Urgency.QUEUED
+        for row in rows:
+            self._residency.touch(row, applies)
+        self._residency.story.count("blocks_used", len(rows))
+        return applies
+
+    def _done(self, job: AcquireJob) -> None:
+        for call in job.calls:
+            self._jobs.pop(call, None)
+
+    def abandon(self, event: AcquireAbandoned) -> None:
+        """One caller of an acquire no longer listens; without callers its lease ends."""
+        job = self._jobs.pop(event.call, None)
+        if job is not None:
+            job.calls.remove(event.call)
+            if not job.calls:
+                self._drop(job)
+
+    def _drop(self, job: AcquireJob) -> None:
+        self._desk.forget_request(job.request.client, job.request.request_id)
+        job.abandon()
+
+    def report(self) -> None:
+        """Tell the callers of unfinished acquires what became readable."""
+        if self._jobs:
+            for job in list(dict.fromkeys(self._jobs.values())):
+                job.report()
+
+    def client_gone(self, client_id: int) -> None:
+        """End the acquires of a client that is gone."""
+        for job in list(dict.fromkeys(self._jobs.values())):
+            if job.request.client == client_id:
+                self._drop(job)
+
+    def release(self, event: ReleaseRequested) -> None:
+        """End leases of this client; those of others and unknown ones are counted only."""
+        client = self._desk.client(event.client)
+        owned = client.leases if client is not None else {}
+        num_unknown = 0
+        for lease_id in event.lease_ids:
+            if lease_id not in owned or not self._leases.release(lease_id):
+                num_unknown += 1
+        if num_unknown:
+            self._residency.story.count("releases_unknown", num_unknown)
+        if event.call is not None:
+            self._desk.reply(event.call, ReleaseResult(num_unknown))
+
+    def keep_alive(self, event: KeptAlive) -> None:
+        """Extend leases."""
+        client = self._desk.client(event.client)
+        if client is None:
+            expired = list(event.lease_ids)
+        else:
+            expired = self._leases.extend(client, list(event.lease_ids), event.ttl_s)
+        if event.call is not None:
+            self._desk.reply(event.call, KeepAliveResult(expired))
+
+    def touched(self, event: Touched) -> None:
+        """Count blocks read one-sidedly as used."""
+        namespace = self._residency.catalog.namespaces.get(event.namespace_id)
+        client = self._desk.client(event.client)
+        if namespace is None or client is None or namespace.identity.domain != client.domain:
+            return
+        rows = [row for h in event.prefix_hashes if (row := namespace.rows.get(h, NO_ROW)) != NO_ROW]
+        self._use(rows, event.client, event.session_id, None)
+
+    def prefetch(self, event: PrefetchRequested) -> None:
+        """Promote a stored prefix for nobody in particular."""
+        checked = self._desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        if checked is None:
+            return
+        rows = stored_prefix(self._residency.catalog, checked[1], event.prefix_hashes)
+        target = event.target if event.target in self._residency.rooms else Tier.DRAM
+        promoted = sum(self._loads.promote(row, target, Urgency.WAITING, event.deadline_at) for row in rows)
+        self._loads.start(Urgency.WAITING, event.deadline_at)
+        self._residency.story.count("blocks_prefetched", promoted)
+        self._desk.reply(event.call, PrefetchResult(len(rows), promoted))
+
+    def pin(self, event: PinRequested) -> None:
+        """Keep a stored prefix at or above a floor tier."""
+        desk = self._desk
+        checked = desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        if checked is None:
+            return None
+        namespace = checked[1]
+        if event.ttl_s > desk.options.pin_ttl_max_s:
+            message = f"ask for at most {desk.options.pin_ttl_max_s:g} s"
+            return desk.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
+        catalog = self._residency.catalog
+        rows = stored_prefix(catalog, namespace, event.prefix_hashes)
+        if not self._pins.room_for(event.floor, len(rows) * namespace.block_bytes):
+            message = f"tier {event.floor.label} holds as many pinned bytes as it may; unpin or enlarge it"
+            return desk.refuse(event.call, "TIER_FULL", message, 1.0)
+        pin = self._pins.pin(rows, event.floor, event.ttl_s)
+        at_floor = TIERS[: event.floor + 1]
+        for row in rows:
+            if not any(catalog.num_resident[tier][row] == namespace.num_groups for tier in at_floor):
+                self._loads.promote(row, event.floor, Urgency.QUEUED, float("inf"))
+        self._loads.start(Urgency.QUEUED, float("inf"))
+        return desk.reply(event.call, PinResult(pin.id, len(rows)))

@@ -1,0 +1,162 @@
+"""Requests that write: reserve, commit, abort."""
+
+from ...tiers.block import Urgency
+from .catalog import NO_ROW
+from .copies import Copies
+from .desk import Desk
+from .events import (
+    AbortRequested,
+    CommitRequested,
+    PutOutcome,
+    PutResult,
+    ReserveRequested,
+    ReserveResult,
+)
+from .pressure import Pressure
+from .puts import PutJob
+from .residency import Residency
+from .sessions import Sessions
+from .waiting import Waiting
+
+
+class Writes:
+    """Answers the requests of those who write."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        residency: Residency,
+        copies: Copies,
+        pressure: Pressure,
+        sessions: Sessions,
+        waiting: Waiting,
+    ) -> None:
+        self._desk = desk
+        self._residency = residency
+        self._copies = copies
+        self._pressure = pressure
+        self._sessions = sessions
+        self._waiting = waiting
+        self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
+        self._next_reservation = 1
+        self.is_closed = False  # draining: nothing new
+
+    def reserve(self, event: ReserveRequested) -> None:
+        """First half of a put."""
+        job = self._job(event)
+        if job is None:
+            return
+        if job.is_decided:
+            needed = job.outcomes.count(PutOutcome.NEEDED)
+            result = ReserveResult(job.reservation_id if needed else 0, bytes(job.outcomes))
+            self._desk.reply(event.call, result)
+        else:
+            is_new = not job.reserve_calls
+            job.reserve_calls.append(event.call)
+            if is_new:
+                self._admit(job)
+
+    def commit(self, event: CommitRequested) -> None:
+        """Second half of a put, or both."""
+        job = self._job(event.reserve) if event.reserve is not None else self._reserved(event)
+        if job is None:
+            return None
+        if job.is_done:
+            return self._desk.reply(event.call, PutResult(bytes(job.outcomes)))
+        spans = self._spans_per_block(job, event)
+        if spans is None:
+            message = "give one span of block_bytes per block that needs bytes"
+            return self._desk.refuse(event.call, "BAD_SPAN", message)
+        is_new = not job.is_decided and not job.is_committed
+        job.commit(event.call, spans)
+        if is_new and event.reserve is not None:
+            self._admit(job)
+        return None
+
+    def abort(self, event: AbortRequested) -> None:
+        """Give a reservation back."""
+        job = self._jobs.get(event.reservation_id)
+        if job is not None and job.client.id == event.client:
+            job.abort()
+
+    def client_gone(self, client_id: int) -> None:
+        """Give back what a client reserved and never committed."""
+        for job in list(self._jobs.values()):
+            if job.client.id == client_id and not job.is_committed:
+                job.abort()
+
+    def expire(self, now: float) -> None:
+        """Give back reservations whose time is over."""
+        for job in [job for job in self._jobs.values() if job.deadline_at <= now]:
+            job.abort()
+            self._residency.story.count("reservations_expired")
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do."""
+        return min((job.deadline_at for job in self._jobs.values()), default=None)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _job(self, event: ReserveRequested) -> PutJob | None:
+        """Return the job of a put, an earlier one for a retry; None when it was refused."""
+        desk = self._desk
+        checked = desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        if checked is None:
+            return None
+        earlier = desk.earlier(event.client, event.request_id)
+        if isinstance(earlier, PutJob):
+            return earlier
+        if self.is_closed:
+            desk.refuse(event.call, "DRAINING", "the appliance is shutting down; recompute", 1.0)
+            return None
+        if self._waiting.is_full:
+            message = f"{len(self._waiting)} requests wait for room already"
+            desk.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.05)
+            return None
+        client, namespace = checked
+        number, self._next_reservation = self._next_reservation, self._next_reservation + 1
+        job = PutJob(
+            event, client, namespace, number, self._residency, self._copies, self._pressure, self._done
+        )
+        job.deadline_at = min(event.deadline_at, self._residency.now + desk.options.reservation_ttl_s)
+        self._jobs[number] = job
+        desk.remember(event.client, event.request_id, job)
+        return job
+
+    def _reserved(self, event: CommitRequested) -> PutJob | None:
+        """Return the job whose reservation is committed; None when it was refused."""
+        earlier = self._desk.earlier(event.client, event.request_id)
+        job = earlier if isinstance(earlier, PutJob) else self._jobs.get(event.reservation_id)
+        if job is None or job.client.id != event.client:
+            message = "the reservation is over or another client's; reserve again"
+            self._desk.refuse(event.call, "UNKNOWN_RESERVATION", message)
+            return None
+        self._desk.remember(event.client, event.request_id, job)
+        return job
+
+    def _admit(self, job: PutJob) -> None:
+        if not job.advance():
+            deadline_at = min(job.request.deadline_at, self._residency.now + self._desk.options.put_wait_s)
+            self._waiting.add(job, Urgency.QUEUED, deadline_at)
+
+    def _spans_per_block(self, job: PutJob, event: CommitRequested) -> list[tuple[int, int]] | None:
+        """Return one span per block of the put, or None when what was given does not fit."""
+        if any(length != job.namespace.block_bytes for _, length in event.spans):
+            return None
+        if event.reserve is not None:
+            return list(event.spans) if len(event.spans) == len(job.outcomes) else None
+        needed = [outcome == PutOutcome.NEEDED for outcome in job.outcomes]
+        if len(event.spans) != sum(needed):
+            return None
+        spans = iter(event.spans)
+        return [next(spans) if is_needed else (0, 0) for is_needed in needed]
+
+    def _done(self, job: PutJob) -> None:
+        self._jobs.pop(job.reservation_id, None)
+        catalog = self._residency.catalog
+        rows = [row for row in job.rows if row != NO_ROW and catalog.tier_of(row) is not None]
+        for row in rows:
+            catalog.last_used[row] = self._residency.now
+        if job.request.session_id:
+            session = self._sessions.open(job.request.session_id, job.client.id)
+            self._sessions.attach(session, rows)
