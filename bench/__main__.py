@@ -1,0 +1,113 @@
+"""`python -m bench [SECTION…] [--peers DIR] [--json FILE] [--quick]`: kvtier beside memcpy and its peers, in
+one run.
+
+A benchmark reports, it never asserts a time: absolute figures drift with the machine's load, so what counts
+are the ratios of stores measured in the same minute. Bytes are compared in every section; wrong ones end the
+run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench import answers, transfer
+from bench.machine import ROOT, describe
+from bench.peers import DEFAULT_DIR, RECIPES, install_line, is_installed
+from bench.rig import seated, stores
+from bench.transfer import GIB, MIB, Effort
+
+TITLES = {
+    "get": "get: stored fragments into the caller's buffer",
+    "put": "put: until the acknowledgement, fresh keys, no eviction (plain: from unshared memory)",
+    "lookup": "lookup: one client",
+    "pressure": "pressure: lookups of 16 keys while another process puts into a full pool",
+    "flood": "flood: 2 MiB puts back to back into 256 MiB (all may spill to disk)",
+    "cold": "cold: the NVMe tier",
+    "restart": "restart: time until a cold store is ready again",
+}
+DELEGATED = {"cold": ["bench.cold"], "restart": ["bench.cold", "--recover"]}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="kvtier beside its peers")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(TITLES)}; default: all"
+    )
+    parser.add_argument(
+        "--peers", type=Path, default=DEFAULT_DIR, help="where `bench.peers install` put them"
+    )
+    parser.add_argument("--only", metavar="STORES", help="comma-separated, of memcpy,kvtier,mooncake,lmcache")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    args = parser.parse_args(arguments)
+    if unknown := set(args.sections) - set(TITLES):
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; known: {', '.join(TITLES)}")
+    args.sections = args.sections or list(TITLES)
+    return args
+
+
+def main() -> int:
+    args = parse()
+    wanted = args.only.split(",") if args.only else ["memcpy", "kvtier", *RECIPES]
+    names = stores(args.peers, wanted)
+    machine = describe({name: RECIPES[name].version for name in names if name in RECIPES})
+    print("\n".join(f"{label:9}{value}" for label, value in machine.items()))
+    if missing := [name for name in wanted if name in RECIPES and not is_installed(args.peers, name)]:
+        print(f"\nWithout {' and '.join(missing)}; to install: {install_line(missing, args.peers)}")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    began = time.monotonic()
+    for section, found, text in _measure(args, names):
+        rows[section] = found
+        print(f"\n{TITLES[section]}  [{time.monotonic() - began:.0f} s]\n{text}", flush=True)
+    for section in args.sections:
+        if section in DELEGATED:
+            _delegate(section)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _measure(args: argparse.Namespace, names: list[str]) -> Any:
+    """Yield (section, rows as dicts, table) for every wanted section that runs in this process."""
+    effort = Effort(3, 0.12, 512 * MIB) if args.quick else Effort(5, 0.25, GIB)
+    wanted = set(args.sections)
+    if wanted & {"get", "put", "lookup"}:
+        with seated(names, args.peers, pool=2 * effort.put_bytes) as seats:
+            for section in ("get", "put"):
+                if section in wanted:
+                    moved = transfer.run(section, seats, effort)
+                    yield section, [asdict(row) for row in moved], transfer.report(moved)
+            if "lookup" in wanted:
+                looked = answers.run_lookup(seats, effort)
+                yield "lookup", [asdict(row) for row in looked], answers.report_lookup(looked)
+    if "pressure" in wanted:
+        objects, seconds = (100_000, 3.0) if args.quick else (400_000, 6.0)
+        # Filling LMCache takes over a minute: only when asked for by name.
+        pressing = [name for name in names if name != "lmcache" or args.only]
+        pressed = answers.run_pressure(pressing, args.peers, objects, seconds)
+        yield "pressure", [asdict(row) for row in pressed], answers.report_pressure(pressed)
+    if "flood" in wanted:
+        flooded = answers.run_flood(names, args.peers, puts=300 if args.quick else 1000, seconds=8.0)
+        yield "flood", [asdict(row) for row in flooded], answers.report_flood(flooded)
+
+
+def _delegate(section: str) -> None:
+    print(f"\n{TITLES[section]}", flush=True)
+    module, *arguments = DELEGATED[section]
+    if importlib.util.find_spec(module) is None:
+        print(f"{module} is not part of this checkout")
+        return
+    subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Where and how figures were taken: a figure without this is a rumour."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _field(path: str, name: str) -> str:
+    """Value of the first `name: value` line in a /proc file; empty when there is none."""
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _shared_cache() -> str:
+    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return caches[-1].read_text().strip() if caches else "unknown"
+
+
+def _commit() -> str:
+    """Commit of the checkout, with `+` when there are changes; empty outside of one."""
+    try:
+        command = ["git", "describe", "--always", "--dirty=+", "--abbrev=10"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def describe(peers: dict[str, str]) -> dict[str, str]:
+    """Return label -> value of machine, date, versions and command. `peers` maps each peer to its version."""
+    memory_kib = int(_field("/proc/meminfo", "MemTotal").split()[0])
+    model, huge = _field("/proc/cpuinfo", "model name"), _field("/proc/meminfo", "HugePages_Free")
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    versions = {"kvtier": f"{version('kvtier')} {_commit()}".strip(), **peers}
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": f"{model}, {os.cpu_count()} cores, last cache {_shared_cache()}",
+        "memory": f"{memory_kib / (1 << 20):.0f} GiB, huge pages free {huge}",
+        "kernel": platform.release(),
+        "load": f"{load} before the first measurement",
+        "python": platform.python_version(),
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+    }

@@ -1,0 +1,1 @@
+"""Tests of bench/: a benchmark that cannot notice wrong bytes measures nothing."""
