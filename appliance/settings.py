@@ -249,7 +249,7 @@ class Settings(_Model):
     watermarks: Watermarks = Watermarks()
     """When a tier makes room."""
     leases: Leases = Leases()
-    """How long promises last."""
+    """How long leases, pins and reservations last."""
     limits: Limits = Limits()
     """What bounds every queue and table."""
     reflection: bool = True

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from . import marked_yaml
 from .errors import StartError
@@ -156,7 +157,7 @@ def _sentence(
             hint = f"; did you mean {near[0]!r}?" if near else ""
             return f"unknown key; allowed here: {', '.join(allowed)}{hint}"
         case "missing":
-            return f"must be given: {model_at(model, path[:-1]).model_fields[str(path[-1])].description}"
+            return f"must be given: {_fields(model_at(model, path[:-1]))[str(path[-1])].description}"
         case "literal_error":
             return f"must be {context['expected']}; is {value!r}"
         case "model_type" | "model_attributes_type":
@@ -179,14 +180,18 @@ def _sentence(
 
 def keys_of(model: type[BaseModel]) -> list[str]:
     """Return the keys a mapping of `model` may have in a file."""
-    return [info.alias or name for name, info in model.model_fields.items()]
+    return list(_fields(model))
 
 
 def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
     """Return the model of the mapping at `path`, through optional ones. Raises KeyError."""
     for key in path:
-        by_key = {info.alias or name: info for name, info in model.model_fields.items()}
-        annotation = by_key[str(key)].annotation
+        annotation = _fields(model)[str(key)].annotation
         options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
         model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
     return model
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return a model's fields under the names they have in a file."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}

@@ -1,0 +1,334 @@
+"""Settings: read from every source, checked across fields, and refused with the place and the fix."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvtier.appliance.core.options import PlannerOptions
+from kvtier.appliance.settings import Settings, SettingsError
+
+WHOLE = """\
+schema_version: 1
+listen: unix:///tmp/kvtier.sock
+tiers:
+  hbm: {capacity: 512MiB, backend: host}
+  dram:
+    capacity: 4GiB
+    extent: 128MiB
+    hugepages: off
+    lock: true
+    numa_nodes: [0, 2]
+  nvme:
+    path: /var/lib/kvtier
+    capacity: 1TB
+    segment: 256MiB
+    durability: record
+watermarks: {high: 92%, low: 0.85}
+leases: {ttl: 1m, ttl_max: 1h, grace: 500ms}
+limits: {max_clients: 8, staging_per_client: 16MiB}
+reflection: false
+"""
+
+
+def load(tmp_path: Path, text: str, env: dict[str, str] | None = None, *overrides: str) -> Settings:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    return Settings.load(path, env or {}, overrides)
+
+
+def test_reads_a_whole_policy(tmp_path: Path) -> None:
+    settings = load(tmp_path, WHOLE)
+    assert settings.listen == ["unix:///tmp/kvtier.sock"]
+    assert settings.tiers.hbm is not None
+    assert settings.tiers.hbm.num_extents == 8
+    assert settings.tiers.dram.num_extents == 32
+    assert (settings.tiers.dram.hugepages, settings.tiers.dram.lock) == ("off", True)
+    assert settings.tiers.nvme is not None
+    assert settings.tiers.nvme.path == Path("/var/lib/kvtier")
+    assert settings.tiers.nvme.num_segments == 10**12 // (256 << 20)
+    assert (settings.watermarks.high, settings.watermarks.low) == (0.92, 0.85)
+    assert (settings.leases.ttl_s, settings.leases.ttl_max_s, settings.leases.grace_s) == (60, 3600, 0.5)
+    assert settings.limits.staging_per_client_bytes == 16 << 20
+    assert not settings.reflection
+
+
+def test_canonical_form_reads_back_equal(tmp_path: Path) -> None:
+    settings = load(tmp_path, WHOLE)
+    assert load(tmp_path, settings.to_yaml()) == settings
+    assert yaml.safe_load(settings.to_yaml())["watermarks"] == {"high": "92%", "low": "85%"}
+    assert settings.canonical()["leases"]["grace"] == "500ms"
+
+
+def test_an_empty_policy_is_the_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, "# nothing\n") == Settings.load(env={})
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    text = "leases: {ttl: 10s, grace: 1s, ttl_max: 5m}\n"
+    env = {"KVTIER_LEASES__TTL": "20s", "KVTIER_LEASES__GRACE": "3s"}
+    leases = load(tmp_path, text, env, "leases.ttl=25s").leases
+    assert (leases.ttl_s, leases.grace_s, leases.ttl_max_s, leases.client_ttl_s) == (25, 3, 300, 60)
+
+
+def test_overrides_are_yaml_and_open_tiers_that_were_null(tmp_path: Path) -> None:
+    overrides = ["tiers.nvme.path=/data", "tiers.nvme.capacity=1GiB", "tiers.dram.numa_nodes=[0, 1]"]
+    settings = load(tmp_path, "tiers: {nvme: null}", {}, *overrides)
+    assert settings.tiers.nvme is not None
+    assert settings.tiers.nvme.num_segments == 16
+    assert settings.tiers.dram.numa_nodes == [0, 1]
+    assert load(tmp_path, WHOLE, {}, "tiers.nvme=null").tiers.nvme is None
+
+
+def test_variables_that_kubernetes_injects_are_no_settings() -> None:
+    env = {"KVTIER_PORT": "tcp://10.0.0.1:50051", "KVTIER_SERVICE_HOST": "10.0.0.1", "KVTIER_TARGET": "x:1"}
+    assert Settings.load(env=env) == Settings.load(env={})
+
+
+def test_planner_options_follow_the_settings() -> None:
+    assert Settings.load(env={}).planner_options() == PlannerOptions()  # one set of defaults, not two
+    overrides = [
+        "limits.max_blocks_per_request=1",
+        "limits.max_namespaces=2",
+        "limits.max_clients=3",
+        "limits.max_sessions=4",
+        "limits.max_leases_per_client=5",
+        "limits.max_pins=6",
+        "limits.max_pinned=7%",
+        "limits.max_waiting_puts=8",
+        "limits.put_wait=9s",
+        "limits.session_idle=10s",
+        "limits.max_story_lines=11",
+        "leases.ttl=12s",
+        "leases.ttl_max=13s",
+        "leases.grace=14s",
+        "leases.pin_ttl_max=15s",
+        "leases.reservation_ttl=16s",
+        "watermarks.high=81%",
+        "watermarks.low=18%",
+    ]
+    options = Settings.load(env={}, overrides=overrides).planner_options()
+    changed = [f.name for f in fields(options) if getattr(options, f.name) != f.default]
+    assert len(changed) == len(overrides)
+    assert (options.max_pinned_fraction, options.lease_ttl_s, options.lease_grace_s) == (0.07, 12, 14)
+    assert (options.high_watermark, options.low_watermark) == (0.81, 0.18)
+
+
+# --------------------------------------------------------------------------------- malformed policies
+
+#: What is written, the line it is refused in, the path named, words of the sentence.
+MALFORMED = {
+    "unknown key": ("leases:\n  lese_ttl: 30s", 2, "leases.lese_ttl", "allowed here: ttl, ttl_max, grace"),
+    "near miss": ("tiers:\n  dram:\n    capcity: 1GiB", 3, "tiers.dram.capcity", "did you mean 'capacity'?"),
+    "attribute": (
+        "tiers:\n  dram: {capacity_bytes: 1}",
+        2,
+        "tiers.dram.capacity_bytes",
+        "did you mean 'capacity'?",
+    ),
+    "unknown top": ("\n\ncapacity: 1GiB", 3, "capacity", "allowed here: schema_version, listen, tiers"),
+    "unknown tier": ("tiers:\n  ssd: {}", 2, "tiers.ssd", "allowed here: hbm, dram, nvme"),
+    "twice": ("reflection: true\nreflection: false", 2, "", "'reflection' is written twice, first in line 1"),
+    "twice deep": ("leases:\n  ttl: 1s\n  grace: 1s\n  ttl: 2s", 4, "", "'ttl' is written twice"),
+    "bad size": (
+        "tiers:\n  dram:\n    capacity: 64 furlongs",
+        3,
+        "tiers.dram.capacity",
+        "like 512MiB, 64GiB",
+    ),
+    "no size": ("tiers:\n  dram:\n    capacity:", 3, "tiers.dram.capacity", "not a size"),
+    "size is a list": ("tiers: {dram: {capacity: [1]}}", 1, "tiers.dram.capacity", "not a size"),
+    "capacity < extent": (
+        "tiers:\n  dram:\n    capacity: 1MiB",
+        3,
+        "tiers.dram.capacity",
+        "raise capacity or lower extent",
+    ),
+    "odd extent": (
+        "tiers:\n  dram:\n    extent: 3MiB",
+        3,
+        "tiers.dram.extent",
+        "not a multiple of 2MiB; write 4MiB",
+    ),
+    "zero extent": ("tiers:\n  dram:\n    extent: 0B", 3, "tiers.dram.extent", "write 2MiB"),
+    "many extents": (
+        "tiers:\n  dram:\n    capacity: 4TiB",
+        2,
+        "tiers.dram.extent",
+        "limit 16384; write 256MiB",
+    ),
+    "hugepages": (
+        "tiers:\n  dram:\n    hugepages: maybe",
+        3,
+        "tiers.dram.hugepages",
+        "'auto', 'on' or 'off'",
+    ),
+    "backend": ("tiers:\n  hbm:\n    backend: cuda", 3, "tiers.hbm.backend", "'host'"),
+    "lock": ("tiers:\n  dram:\n    lock: 1", 3, "tiers.dram.lock", "true or false"),
+    "node twice": (
+        "tiers:\n  dram:\n    numa_nodes: [0, 0]",
+        3,
+        "tiers.dram.numa_nodes",
+        "each NUMA node once",
+    ),
+    "node is text": (
+        "tiers:\n  dram:\n    numa_nodes:\n    - a",
+        4,
+        "tiers.dram.numa_nodes.0",
+        "whole number",
+    ),
+    "nodes no list": ("tiers:\n  dram:\n    numa_nodes: 0", 3, "tiers.dram.numa_nodes", "must be a list"),
+    "no dram": ("tiers:\n  dram: null", 2, "tiers.dram", "mapping with the keys capacity, extent"),
+    "tier is text": ("tiers:\n  nvme: /data", 2, "tiers.nvme", "mapping with the keys path, capacity"),
+    "no path": ("tiers:\n  nvme:\n    capacity: 1GiB", 2, "tiers.nvme.path", "must be given: Directory"),
+    "no capacity": (
+        "tiers:\n  nvme:\n    path: /data",
+        2,
+        "tiers.nvme.capacity",
+        "must be given: Disk space",
+    ),
+    "relative": ("tiers:\n  nvme: {capacity: 1GiB,\n    path: data}", 3, "tiers.nvme.path", "absolute path"),
+    "home": ("tiers:\n  nvme: {capacity: 1GiB,\n    path: ~/kv}", 3, "tiers.nvme.path", "absolute path"),
+    "odd segment": (
+        "tiers:\n  nvme:\n    path: /d\n    capacity: 1GiB\n    segment: 1000001B",
+        5,
+        "tiers.nvme.segment",
+        "not a multiple of 4KiB; write 980KiB",
+    ),
+    "tiny segment": (
+        "tiers:\n  nvme:\n    path: /d\n    capacity: 1GiB\n    segment: 4KiB",
+        5,
+        "tiers.nvme.segment",
+        "outside 1MiB to 16GiB",
+    ),
+    "two segments": (
+        "tiers:\n  nvme:\n    path: /d\n    capacity: 128MiB",
+        4,
+        "tiers.nvme.capacity",
+        "at least 3 are needed; write 192MiB or more",
+    ),
+    "durability": (
+        "tiers:\n  nvme:\n    path: /d\n    capacity: 1GiB\n    durability: fsync",
+        5,
+        "tiers.nvme.durability",
+        "'none', 'segment' or 'record'",
+    ),
+    "low = high": ("watermarks:\n  high: 80%", 1, "watermarks.low", "80% is not below high (80%)"),
+    "low > high": ("watermarks:\n  high: 80%\n  low: 95%", 3, "watermarks.low", "lower low or raise high"),
+    "share of 90": ("watermarks:\n  high: 90", 2, "watermarks.high", "like 90% or 0.9"),
+    "ttl > max": ("leases:\n  ttl: 20m", 2, "leases.ttl", "longer than ttl_max (10m)"),
+    "no time": ("leases:\n  ttl: 0s", 2, "leases.ttl", "longer than 0s"),
+    "bare number": ("leases:\n  ttl: '30'", 2, "leases.ttl", "like 500ms, 30s or 10m"),
+    "clients": ("limits:\n  max_clients: many", 2, "limits.max_clients", "whole number"),
+    "no clients": ("limits:\n  max_clients: 0", 2, "limits.max_clients", "greater than or equal to 1"),
+    "true clients": ("limits:\n  max_clients: true", 2, "limits.max_clients", "whole number"),
+    "half a client": ("limits:\n  max_clients: 1.5", 2, "limits.max_clients", "whole number"),
+    "beyond the wire": (
+        "limits:\n  max_blocks_per_request: 4097",
+        2,
+        "limits.max_blocks_per_request",
+        "less than or equal to 4096",
+    ),
+    "odd staging": ("limits:\n  staging_per_client: 5000B", 2, "limits.staging_per_client", "write 8KiB"),
+    "small stream": ("limits:\n  max_stream_put: 1KiB", 2, "limits.max_stream_put", "less than 1MiB"),
+    "nothing pinned": ("limits:\n  max_pinned: 0%", 2, "limits.max_pinned", "write 50%"),
+    "version": ("schema_version: 2", 1, "schema_version", "must be 1; is 2"),
+    "listen": ("listen: kvtier.sock", 1, "listen", "unix:///absolute/path or host:port"),
+    "listen port": ("listen: localhost:70000", 1, "listen", "not an address"),
+    "listen nowhere": ("listen: []", 1, "listen", "an address or a list of them"),
+    "listen twice": ("listen: ['unix:/a', 'unix:///a']", 1, "listen", "names an address twice"),
+    "listen relative": ("listen: unix:kvtier.sock", 1, "listen", "a socket's path is absolute"),
+    "listen long": (f"listen: unix:///{'x' * 101}", 1, "listen", "at most 100 bytes"),
+    "reflection": ("reflection: maybe", 1, "reflection", "true or false"),
+    "not a mapping": ("\n- a\n- b", 2, "", "a policy is a mapping"),
+    "just text": ("hello", 1, "", "a policy is a mapping"),
+    "not yaml": ("tiers:\n  dram: {capacity: 1GiB\nleases: {}", 3, "", "not valid YAML"),
+    "tab": ("tiers:\n\tdram: {}", 2, "", "not valid YAML"),
+    "two documents": ("reflection: true\n---\nreflection: true", 2, "", "expected a single document"),
+    "alias": ("leases: &x {ttl: 1s}\nlimits: *x", 1, "", "anchors and aliases"),
+    "loop": ("tiers: &x\n  dram: *x", 1, "", "anchors and aliases"),
+    "merge": ("leases:\n  <<: {ttl: 1s}", 2, "", "merge keys"),
+    "tag": ("leases: !!python/object:os.system {}", 1, "", "tag"),
+    "tag on a value": ("reflection: !!python/name:os.system x", 1, "", "not valid YAML"),
+    "no plain key": ("? [a]\n: 1", 1, "", "a key must be a plain word"),
+    "date": ("leases:\n  ttl: 2026-13-77", 0, "", "a value cannot be read"),
+    "deep": ("[" * 5000, 0, "", "nested too deeply"),
+    "control": ("leases: \x01", 0, "", "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_policy_is_refused_with_file_line_path_and_fix(name: str, tmp_path: Path) -> None:
+    text, line, path, words = MALFORMED[name]
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, text)
+    (problem,) = caught.value.problems
+    file = tmp_path / "policy.yaml"
+    assert problem.source == (f"{file}:{line}" if line else str(file))
+    assert problem.path == path
+    assert words in problem.sentence
+    assert str(caught.value) == ": ".join(filter(None, problem))
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, "leases: {ttl: 20m}\nreflection: 7\nnothing: 1", {}, "watermarks.low=99%")
+    assert [problem.path for problem in caught.value.problems] == [
+        "watermarks.low",
+        "leases.ttl",
+        "reflection",
+        "nothing",
+    ]
+    assert len(str(caught.value).splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("env", "overrides", "source", "words"),
+    [
+        ({"KVTIER_LEASES__TTL": "soon"}, [], "KVTIER_LEASES__TTL", "leases.ttl: 'soon' is not a duration"),
+        ({"KVTIER_LEASES__TLT": "1s"}, [], "KVTIER_LEASES__TLT", "did you mean 'ttl'?"),
+        ({"KVTIER_LISTEN": "[a"}, [], "KVTIER_LISTEN", "not valid YAML"),
+        (
+            {"KVTIER_REFLECTION__DEEP": "1"},
+            ["reflection.deep.er=1"],
+            "--set reflection.deep.er",
+            "is a value",
+        ),
+        ({}, ["tiers.dram.capacity"], "--set tiers.dram.capacity", "write it like --set"),
+        ({}, ["tiers..capacity=1"], "--set tiers..capacity=1", "write it like --set"),
+        ({}, ["tiers.dram.capacity="], "--set tiers.dram.capacity", "not a size"),
+        ({}, ["tiers.dram.capacity=1MiB"], "--set tiers.dram.capacity", "raise capacity or lower extent"),
+    ],
+)
+def test_other_sources_are_named_too(
+    env: dict[str, str], overrides: list[str], source: str, words: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(None, env, overrides)
+    assert caught.value.problems[0].source == source
+    assert words in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"absent\.yaml: cannot be read: No such file"):
+        Settings.load(tmp_path / "absent.yaml", {})
+    (tmp_path / "latin.yaml").write_bytes(b"listen: \xff")
+    with pytest.raises(SettingsError, match="not UTF-8"):
+        Settings.load(tmp_path / "latin.yaml", {})
+    (tmp_path / "huge.yaml").write_text("#" * (1 << 20) + "\n#")
+    with pytest.raises(SettingsError, match="more than a policy may have"):
+        Settings.load(tmp_path / "huge.yaml", {})
+
+
+def test_settings_are_frozen() -> None:
+    settings = Settings.load(env={})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.reflection = False  # type: ignore[misc]
+
+
+def test_every_setting_is_described() -> None:
+    schema = Settings.model_json_schema()
+    for name, model in {"Settings": schema, **schema["$defs"]}.items():
+        for key, value in model["properties"].items():
+            assert value.get("description"), f"{name}.{key} has no description"
