@@ -80,6 +80,8 @@ class _Batch:
         except BaseException as error:  # reaches the caller through the future
             bug = error
         self._finish(task, outcomes, bug)
+        # The error holds this frame, which must not hold the error: a dead client's staging would linger.
+        del bug, self
 
     def refuse(self, task: range) -> None:
         """End the items of `task` without having begun."""
@@ -94,6 +96,7 @@ class _Batch:
             done = self._num_open == 0
         if done and self._bug is not None:
             self.future.set_exception(self._bug)
+            self._bug = None
         elif done:
             self.future.set_result(self._outcomes)
 

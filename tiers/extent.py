@@ -54,6 +54,7 @@ class Extent:
             memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
         except memfd.SharedMemoryError:
             os.close(self.descriptor)
+            self._mapping.close()
             raise
         whole = memoryview(self._mapping)
         end = extent_bytes + self.num_slots * SLOT_HEADER.itemsize

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvtier.tiers.base import Room
@@ -105,12 +105,13 @@ steps = st.lists(
 
 
 @cases
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(sequence=steps)
 def test_any_sequence_keeps_the_books(make: Callable[[], Case], sequence: list[tuple[str, int, int]]) -> None:
     case = make()
     room = case.room
     live: dict[int, tuple[int, int]] = {}
+    bound: dict[int, int] = {}  # extent -> the domain it was first used by
     for what, number, length in sequence:
         if what == "reserve":
             place = room.reserve(number, length)
@@ -129,6 +130,7 @@ def test_any_sequence_keeps_the_books(make: Callable[[], Case], sequence: list[t
         if isinstance(room, SlotPool):
             assert books.taken_bytes - books.wasted_bytes == sum(length for _, length in live.values())
             for place, (domain, _) in live.items():
+                assert bound.setdefault(extent_of(place), domain) == domain
                 assert room.domain_of_extent(extent_of(place)) == domain
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvtier.tiers import memory, payload
 from kvtier.tiers.base import Cause, CopyError, MemoryEngine
 from kvtier.tiers.block import Tier
 from kvtier.tiers.index import Indexes
@@ -57,6 +58,21 @@ def test_a_slot_recycled_during_a_read_is_refused() -> None:
         with pytest.raises(CopyError, match="recycled") as caught:
             engine.verify(place, label, generation)
         assert caught.value.cause is Cause.WRONG_IDENTITY
+
+
+def test_a_read_looks_again_when_it_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_engine() as (engine, room, _):
+        old, new = make_label(1, LENGTH), make_label(2, LENGTH)
+        place = store(engine, room, old, 1)
+
+        def copy_and_recycle(into: memoryview, source: memoryview) -> None:
+            payload.copy(into, source)
+            drop(engine, room, place, LENGTH)
+            assert store(engine, room, new, 2) == place
+
+        monkeypatch.setattr(memory, "copy", copy_and_recycle)  # the real copy, at the worst moment
+        with pytest.raises(CopyError):
+            engine.read(place, old, memoryview(bytearray(LENGTH)))
 
 
 def test_programmers_errors_are_assertions() -> None:
