@@ -230,7 +230,7 @@ class Worker:
     def lookup(self, count: int, keys: int) -> Answer:
         """Look `keys` objects of a prepared chain up, `count` times."""
         names = [self.adapter.names(chain, keys) for chain in self.chains]
-        latencies = []
+        latencies: list[int] = []
         for i in range(count):
             which = names[i % len(names)]
             began = time.perf_counter_ns()
@@ -244,7 +244,7 @@ class Worker:
     def probe(self, seconds: float, keys: int) -> Answer:
         """Look up chains for `seconds`, whatever the answer: what matters is how long it takes."""
         names = [self.adapter.names(chain, keys) for chain in (self.chains or [1])]
-        latencies = []
+        latencies: list[int] = []
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
             which = names[len(latencies) % len(names)]
