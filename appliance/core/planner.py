@@ -177,15 +177,26 @@ class Planner:
         namespaces = [self.desk.add_namespace(identity) for identity in recovered.namespaces]
         return adopt(recovered, namespaces, self.residency)
 
+    def domain_number(self, name: str) -> int:
+        """Return the number that rooms and indexes know an isolation domain by."""
+        return self.desk.domain_number(name)
+
     def statistics(self) -> dict[str, Any]:
         """Return the numbers of `kvtier status`; see inspection.py for details on one thing."""
         return self.inspection.statistics()
 
     def check_integrity(self) -> list[str]:
         """Audit everything. O(everything): for tests and `doctor`."""
-        parts = (self.catalog, self.residency, self.leases, self.pins, self.sessions, *self.rooms.values())
-        problems = [problem for part in parts for problem in part.check_integrity()]
-        return problems + self.inspection.check_books()
+        checks = [
+            self.catalog.check_integrity,
+            self.residency.check_integrity,
+            self.leases.check_integrity,
+            self.pins.check_integrity,
+            self.sessions.check_integrity,
+            self.inspection.check_books,
+            *(room.check_integrity for room in self.rooms.values()),
+        ]
+        return [problem for check in checks for problem in check()]
 
     # ---------------------------------------------------------------------------- clients, sessions
 

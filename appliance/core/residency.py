@@ -19,7 +19,7 @@ from ...tiers.log import SegmentLog
 from ...v1.shm import extent_of
 from .catalog import NO_ROW, TIERS, Catalog
 from .events import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
-from .states import TRANSITIONS, InvalidTransition, State, Step
+from .states import NEXT, InvalidTransition, State, Step
 from .story import Story
 
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
@@ -258,7 +258,7 @@ class Residency:
     def _step(self, fragment: int, tier: Tier, step: Step) -> None:
         catalog = self.catalog
         state = catalog.state[tier][fragment]
-        following = TRANSITIONS.get((state, step))  # type: ignore[call-overload]
+        following = NEXT[state][step]
         if following is None:
             subject = catalog.prefix_hash[catalog.block_of[fragment]]
             story = self.story.words(subject)

@@ -38,14 +38,13 @@ TRANSITIONS: dict[tuple[State, Step], State] = {
 }
 
 
+#: The same table by position, for the code that is run for every fragment: NEXT[state][step].
+NEXT: list[list[State | None]] = [[TRANSITIONS.get((state, step)) for step in Step] for state in State]
+
+
 class InvalidTransition(AssertionError):
     """A step that the table does not know. Carries the story of the block."""
 
     def __init__(self, state: State, step: Step, subject: str, story: list[str]) -> None:
         lines = "\n  ".join(story) or "(no story)"
         super().__init__(f"{subject}: {step.name} while {state.name}\n  {lines}")
-
-
-def next_state(state: int, step: Step) -> State | None:
-    """Return the state after `step`, or None when the table forbids it."""
-    return TRANSITIONS.get((State(state), step))
