@@ -1,0 +1,136 @@
+"""Admin: what people and their tools ask, for AdminService. Sees everything, changes little."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from .. import __version__
+from ..v1 import admin_pb2 as pb
+from . import checks
+from .core import events
+from .errors import error, from_refusal
+from .service import Caller, Service
+
+MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
+
+
+class Drained(NamedTuple):
+    """What a drain did."""
+
+    num_leases_ended: int
+    num_blocks_flushed: int
+
+
+class Admin:
+    """Handlers of AdminService. `drain` is the daemon's: (grace_s, exit) -> Drained."""
+
+    def __init__(
+        self,
+        service: Service,
+        drain: Callable[[float, bool], Awaitable[Drained]],
+        counters: Callable[[], Counter[str]],
+    ) -> None:
+        self._service = service
+        self._drain = drain
+        self._counters = counters
+        self._started_at = service.appliance.clock()
+
+    def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
+        service = self._service
+        books = service.planner.statistics()
+        engines = service.appliance.engines
+        return pb.GetStatusResponse(
+            version=__version__,
+            epoch=service.epoch,
+            uptime_s=service.appliance.clock() - self._started_at,
+            draining=service.draining,
+            tiers=[
+                pb.TierStatus(
+                    tier=checks.wire_tier(tier), backend=engines[tier].statistics().backend, **numbers
+                )
+                for tier, numbers in books["tiers"].items()
+            ],
+            edges=[
+                pb.EdgeStatus(
+                    source=edge.source,
+                    target=edge.target,
+                    num_copies=edge.num_copies,
+                    num_failed=edge.num_failed,
+                    num_in_flight=edge.num_in_flight,
+                    num_queued=edge.num_queued,
+                    bytes=edge.num_bytes,
+                    bandwidth_bytes_per_s=edge.bandwidth_bytes_per_s,
+                    latency_s=edge.latency_s,
+                )
+                for edge in service.appliance.mover.statistics()
+            ],
+            num_blocks=books["num_blocks"],
+            num_sessions=books["num_sessions"],
+            num_leases=books["num_leases"],
+            num_clients=len(service.clients),
+            num_namespaces=books["num_namespaces"],
+            counters={**books["counters"], **self._counters()},
+        )
+
+    def inspect(self, caller: Caller, request: pb.InspectRequest) -> pb.InspectResponse:
+        inspection = self._service.planner.inspection
+        what = request.WhichOneof("what")
+        if what == "block":
+            found = inspection.block(request.block.namespace_id, _name(request.block))
+        elif what == "session_id":
+            found = inspection.session(request.session_id)
+        elif what == "lease_id":
+            found = inspection.lease(request.lease_id)
+        elif what == "segment":
+            found = inspection.segment(request.segment)
+        else:
+            raise error("BAD_REQUEST", "name a block, a session, a lease or a segment")
+        if found is None:
+            raise error("NOTHING_THERE", f"no such {what.removesuffix('_id')}")
+        return pb.InspectResponse(json=json.dumps(found, sort_keys=True))
+
+    def get_story(self, caller: Caller, request: pb.GetStoryRequest) -> pb.GetStoryResponse:
+        inspection = self._service.planner.inspection
+        what = request.WhichOneof("what")
+        if what == "block":
+            lines = inspection.story(request.block.namespace_id, _name(request.block))
+        elif what == "session_id":
+            lines = inspection.session_story(request.session_id)
+        else:
+            raise error("BAD_REQUEST", "name a block or a session")
+        if not lines:
+            raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
+        since = self._started_at
+        return pb.GetStoryResponse(
+            lines=[pb.StoryLine(at_s=line.at - since, what=line.what, why=line.why) for line in lines]
+        )
+
+    async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
+        tier = checks.tier("tier", request.tier)
+        if tier not in self._service.appliance.engines:
+            raise error("BAD_TIER", f"this daemon has no tier {tier.label}")
+        answer = self._service.appliance.ask(lambda call: events.EvictRequested(call, tier, request.bytes))
+        result = await answer if isinstance(answer, asyncio.Future) else answer
+        if isinstance(result, events.Refusal):
+            raise from_refusal(result)
+        assert isinstance(result, events.EvictResult)
+        return pb.EvictResponse(num_blocks=result.num_blocks, bytes=result.num_bytes)
+
+    async def drain(self, caller: Caller, request: pb.DrainRequest) -> pb.DrainResponse:
+        drained = await self._drain(request.grace_ms / 1000, request.exit)
+        return pb.DrainResponse(
+            num_leases_ended=drained.num_leases_ended, num_blocks_flushed=drained.num_blocks_flushed
+        )
+
+    def check_integrity(self, caller: Caller, request: pb.CheckIntegrityRequest) -> pb.CheckIntegrityResponse:
+        service = self._service
+        problems = [*service.planner.check_integrity(), *service.appliance.check_integrity()]
+        return pb.CheckIntegrityResponse(problems=problems)
+
+
+def _name(block: pb.BlockName) -> bytes:
+    if len(block.prefix_hash) < MIN_PREFIX_BYTES:
+        raise error("BAD_KEY", f"give at least {MIN_PREFIX_BYTES} bytes of the prefix hash")
+    return block.prefix_hash

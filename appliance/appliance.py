@@ -1,0 +1,368 @@
+"""Appliance: the planner's hands. Start reading the daemon here.
+
+    calls, completions, deaths, the clock ──event──> planner.handle ──instructions──> execute, in order
+           ▲                                                                               │
+           └───────── Reply · Copy · Publish · Retract · Seal/FreeSegment · Notify ────────┘
+
+Everything that decides is in the planner, which is pure; everything that acts is here and in the mover.
+The two meet in `step`, on one event loop, so neither needs a lock. An event that arises while a step is
+executing (a copy so short that it ended at once) waits until the step is done.
+
+A planner that raised has books that cannot be trusted any more, and wrong bytes are worse than none:
+`failed` completes, and the process ends.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, Protocol, TypeVar
+
+from ..tiers.base import Engine
+from ..tiers.block import NamespaceIdentity, Tier
+from .core.events import (
+    AcquireAbandoned,
+    AcquireRequested,
+    AcquireResult,
+    CancelCopy,
+    ClientGone,
+    Copy,
+    Event,
+    FreeSegment,
+    Instruction,
+    Notify,
+    Publish,
+    Refusal,
+    Reply,
+    Result,
+    Retract,
+    SealSegment,
+    SegmentFreed,
+    StoreNamespace,
+    Tick,
+    TierLost,
+)
+from .errors import ApplianceError, from_refusal
+from .event_log import EventLog
+from .lanes import Edge, Route
+from .mover import Mover
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class PlannerPort(Protocol):
+    """What the shell needs of the planner to run it. (The services also ask it; asking changes nothing.)"""
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take in what happened; return what to do, in order."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When a Tick is due at the latest."""
+        ...
+
+
+class StorePort(Protocol):
+    """What the shell needs of the cold store beside copying. All of it blocks."""
+
+    def seal(self, segment: int) -> bool:
+        """Write the footer of a full segment and make it durable; False when the device refused."""
+        ...
+
+    def free(self, segment: int) -> None:
+        """Forget a segment durably."""
+        ...
+
+    def store_namespace(self, identity: NamespaceIdentity) -> None:
+        """Remember a namespace durably."""
+        ...
+
+
+class Replies(Generic[T]):
+    """The answers to a call that has several, each converted when it came: what it names (a slot, a
+    generation) is certain only then. Iterate, or `take` what is already there."""
+
+    def __init__(self, call: int, convert: Callable[[AcquireResult], T]) -> None:
+        self.call = call
+        self.ended = False  # nothing will be added
+        self._convert = convert
+        self._ready: deque[T | ApplianceError] = deque()
+        self._arrived = asyncio.Event()
+
+    def push(self, result: Result) -> None:
+        """Add one result. A refusal, or one marked `last`, is the last."""
+        if isinstance(result, AcquireResult):
+            self._ready.append(self._convert(result))
+            self.ended = result.last
+        else:
+            assert isinstance(result, Refusal)
+            self._ready.append(from_refusal(result))
+            self.ended = True
+        self._arrived.set()
+
+    def take(self) -> list[T]:
+        """Return the answers that are there. Raises the refusal when that is the first of them."""
+        answers: list[T] = []
+        while self._ready:
+            if answers and isinstance(self._ready[0], ApplianceError):
+                break
+            answers.append(self._next())
+        return answers
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the answer taken just now was the last one."""
+        return self.ended and not self._ready
+
+    def raise_first(self) -> None:
+        """Raise the refusal when the call was refused at once."""
+        if self._ready and isinstance(self._ready[0], ApplianceError):
+            raise self._ready[0]
+
+    def __aiter__(self) -> "Replies[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._ready:
+            if self.ended:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._next()
+
+    def _next(self) -> T:
+        answer = self._ready.popleft()
+        if isinstance(answer, ApplianceError):
+            raise answer
+        return answer
+
+
+class Appliance:
+    """Drives one planner over real tiers. Owned by the running event loop.
+
+    `engines` are the tiers' engines, `routes` and `max_in_flight` what the mover may use. `clock` must be
+    the loop's own in production; tests inject another.
+    """
+
+    def __init__(
+        self,
+        planner: PlannerPort,
+        engines: Mapping[Tier, Engine],
+        routes: Mapping[Edge, Route],
+        max_in_flight: Mapping[Edge, int],
+        store: StorePort | None,
+        events: EventLog,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.clock = clock or self._loop.time
+        self.planner = planner
+        self.engines = engines
+        self.events = events
+        self.mover = Mover(routes, self.step, max_in_flight=max_in_flight, clock=self.clock)
+        self.counters: Counter[str] = Counter()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self._store = store
+        # One thread: what is done to segments and namespaces is done in the order it was asked for.
+        self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
+        self._num_housekeeping = 0
+        self._num_namespaces_storing = 0
+        self._pending: deque[Event] = deque()
+        self._stepping = False
+        self._numbers = itertools.count(1)
+        self._sinks: dict[int, Callable[[Result], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self._execute: dict[type, Callable[[Any], None]] = {
+            Reply: self._reply,
+            Copy: self.mover.start,
+            CancelCopy: self.mover.cancel,
+            Publish: self._publish,
+            Retract: self._retract,
+            SealSegment: self._seal,
+            FreeSegment: self._free,
+            StoreNamespace: self._store_namespace,
+            Notify: events.append,
+        }
+
+    # ------------------------------------------------------------------------------- event in
+
+    def step(self, event: Event) -> None:
+        """Give `event` to the planner and execute what it answers."""
+        self._pending.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._pending:
+                self.execute(self.planner.handle(self._pending.popleft(), self.clock()))
+        except BaseException as defect:
+            if not self.failed.done():
+                self.failed.set_exception(defect)
+            raise
+        finally:
+            self._stepping = False
+        self._arm_timer()
+
+    def ask(self, build: Callable[[int], Event]) -> "Result | asyncio.Future[Result]":
+        """Step with the event that `build` makes of a call number. The result itself when the planner
+        answered at once, which is the common case and costs neither future nor task; else a future of it."""
+        call = next(self._numbers)
+        answers: list[Result] = []
+        self._sinks[call] = answers.append
+        self.step(build(call))
+        if answers:
+            return answers[0]
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._sinks[call] = lambda result: None if future.done() else future.set_result(result)
+        return future
+
+    def ask_many(
+        self, build: Callable[[int], AcquireRequested], convert: Callable[[AcquireResult], T]
+    ) -> Replies[T]:
+        """Step with the event that `build` makes of a call number; return its answers, now and to come."""
+        replies = Replies(next(self._numbers), convert)
+        self._sinks[replies.call] = replies.push
+        self.step(build(replies.call))
+        return replies
+
+    def abandon(self, replies: Replies[T]) -> None:
+        """Say that nobody listens to `replies` any more. Idempotent."""
+        if not replies.ended:
+            replies.ended = True
+            self._sinks.pop(replies.call, None)
+            self.step(AcquireAbandoned(replies.call))
+
+    # ------------------------------------------------------------------------ instructions out
+
+    def execute(self, instructions: Iterable[Instruction]) -> None:
+        """Carry out instructions in order."""
+        for instruction in instructions:
+            self._execute[type(instruction)](instruction)
+
+    def _reply(self, reply: Reply) -> None:
+        sink = self._sinks.get(reply.call)
+        if sink is None:
+            self.counters["replies_to_nobody"] += 1
+            return
+        if not isinstance(reply.result, AcquireResult) or reply.result.last:
+            del self._sinks[reply.call]
+        if isinstance(reply.result, Refusal):
+            self.counters[f"refused_{reply.result.reason.lower()}"] += 1
+        sink(reply.result)
+
+    def _publish(self, publish: Publish) -> None:
+        self.engines[publish.tier].publish(publish.place, publish.label)
+
+    def _retract(self, retract: Retract) -> None:
+        self.engines[retract.tier].retract(retract.place)
+
+    def _seal(self, instruction: SealSegment) -> None:
+        """A segment that cannot be sealed still serves its records; only a restart has to scan it."""
+        assert self._store is not None
+        self._keep_house("seal", self._store.seal, instruction.segment, self._sealed)
+
+    def _sealed(self, well: bool) -> None:
+        self.counters["segments_sealed" if well else "segments_suspect"] += 1
+
+    def _free(self, instruction: FreeSegment) -> None:
+        assert self._store is not None
+        segment = instruction.segment
+        self._keep_house("free", self._store.free, segment, lambda _: self.step(SegmentFreed(segment)))
+
+    def _store_namespace(self, instruction: StoreNamespace) -> None:
+        """No record may reach the store before its namespace has: copies into it wait meanwhile."""
+        assert self._store is not None
+        self._num_namespaces_storing += 1
+        self.mover.hold(Tier.NVME)
+        store = self._store.store_namespace
+        self._keep_house("store_namespace", store, instruction.identity, self._namespace_stored)
+
+    def _namespace_stored(self, _: None) -> None:
+        self._num_namespaces_storing -= 1
+        if self._num_namespaces_storing == 0:
+            self.mover.resume(Tier.NVME)
+
+    def _keep_house(
+        self, verb: str, function: Callable[[Any], R], argument: object, then: Callable[[R], None]
+    ) -> None:
+        """Run a blocking call of the store in its thread, `then` the rest on the loop.
+
+        A store that cannot keep its own books is given up as a whole: what it holds may not be what it says.
+        Whatever waited for it then fails by itself, which is how the planner learns of each copy.
+        """
+
+        def done(future: "Future[R]") -> None:
+            self._num_housekeeping -= 1
+            failure = future.exception()
+            if failure is None:
+                then(future.result())
+                return
+            log.error("cold store: %s(%s) failed", verb, argument, exc_info=failure)
+            self.counters[f"{verb}_failed"] += 1
+            self.step(TierLost(Tier.NVME, True, f"{verb} failed: {failure}"))
+            self.mover.refuse(Tier.NVME)
+
+        self._num_housekeeping += 1
+        future = self._housekeeper.submit(function, argument)
+        future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
+
+    # ------------------------------------------------------------------------------- the clock
+
+    def _arm_timer(self) -> None:
+        deadline = self.planner.next_deadline()
+        if deadline is None or self._stopped:
+            return
+        if self._timer is None:
+            self._timer = self._loop.call_later(max(0.0, deadline - self.clock()), self._on_timer)
+        elif self._timer.when() > self._loop.time() + deadline - self.clock():
+            self._timer.cancel()
+            self._timer = self._loop.call_later(max(0.0, deadline - self.clock()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        """A deadline may have moved away since the timer was set: then only set it anew."""
+        self._timer = None
+        deadline = self.planner.next_deadline()
+        if deadline is not None and deadline <= self.clock():
+            self.step(Tick())
+        else:
+            self._arm_timer()
+
+    # ---------------------------------------------------------------------------- life and death
+
+    def client_gone(self, client: int, reason: str) -> None:
+        """Give back everything of a client. Its queued copies end first."""
+        self.mover.detach(client)
+        self.step(ClientGone(client, reason))
+
+    async def settled(self) -> None:
+        """Wait until no copy and no call of the store is under way."""
+        while self.mover.is_busy or self._num_housekeeping:
+            await self.mover.idle()
+            if self._num_housekeeping:
+                await asyncio.wrap_future(self._housekeeper.submit(lambda: None))
+
+    async def stop(self) -> None:
+        """Let copies in flight end, then close every tier. Idempotent."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.mover.stop()
+        await asyncio.to_thread(self._housekeeper.shutdown)
+        for engine in self.engines.values():
+            await asyncio.to_thread(engine.close)
+        self.events.close()
+
+    def check_integrity(self) -> list[str]:
+        """Audit the shell's own books and every engine. (The planner's are its own.)"""
+        problems = [*self.mover.check_integrity(), *self.events.check_integrity()]
+        if self._pending:
+            problems.append(f"{len(self._pending)} events wait outside of a step")
+        for tier, engine in self.engines.items():
+            problems += [f"{tier.label}: {problem}" for problem in engine.check_integrity()]
+        return problems

@@ -1,0 +1,159 @@
+"""Assembly: from settings to tiers. Rooms for the planner, engines and routes for the shell.
+
+Everything that may take seconds or fail for reasons of the host happens here, before anybody is served:
+opening the cold store and recovering it, mapping the first extents. It blocks; run it in a thread.
+
+Threads: copies between memories, reads from the cold store and writes to it each have their own, so that
+no load waits for a thread that a spill holds.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ..tiers.base import CopyError, Engine, Room
+from ..tiers.block import Tier
+from ..tiers.copiers import HostCopier
+from ..tiers.edges import Viewable
+from ..tiers.index import Indexes
+from ..tiers.log import SegmentLog
+from ..tiers.memfd import SharedMemoryError
+from ..tiers.memory import ExtentEngine
+from ..tiers.nvme import ColdStore
+from ..tiers.ownership import ColdStoreError
+from ..tiers.recovery import Recovered
+from ..tiers.slots import SlotPool
+from ..v1.shm import MIN_SLOT_BYTES
+from .errors import StartError
+from .forward import ForwardCopier
+from .lanes import Edge, Route
+from .settings import NvmeTier, Settings
+
+log = logging.getLogger(__name__)
+
+MAX_MEMORY_THREADS = 4  # a few saturate the memory; more only take processors from the runtime
+
+
+@dataclass(slots=True)
+class Assembly:
+    """The tiers of one daemon. `close` ends what `Appliance.stop` does not: threads and indexes."""
+
+    rooms: dict[Tier, Room]
+    engines: dict[Tier, Engine]
+    routes: dict[Edge, Route]
+    max_in_flight: dict[Edge, int]
+    memory_threads: ThreadPoolExecutor
+    indexes: Indexes
+    store: ColdStore | None = None
+    recovered: Recovered | None = None
+    pools: list[ThreadPoolExecutor] = field(default_factory=list)
+
+    @property
+    def dram(self) -> ExtentEngine:
+        """The warm tier, where every put lands."""
+        engine = self.engines[Tier.DRAM]
+        assert isinstance(engine, ExtentEngine)
+        return engine
+
+    def staging_routes(self, staging: Viewable) -> Mapping[Tier, Route]:
+        """Return the ways out of a client's staging extent."""
+        copier = HostCopier(staging, self.dram, self.memory_threads, num_tasks=1)
+        return {Tier.DRAM: Route(copier, copier.run)}
+
+    def prefault(self) -> None:
+        """Allocate the memory tiers' pages, seconds per gigabyte. The daemon may serve meanwhile."""
+        for engine in self.engines.values():
+            if isinstance(engine, ExtentEngine):
+                try:
+                    engine.prefault()
+                except SharedMemoryError as problem:
+                    log.error("tier %s: %s", engine.tier.label, problem)
+
+    def close(self) -> None:
+        """End the threads, close what nobody closed. Idempotent."""
+        for engine in self.engines.values():
+            engine.close()
+        for pool in self.pools:
+            pool.shutdown()
+        self.indexes.close()
+
+
+def assemble(settings: Settings, epoch: int) -> Assembly:
+    """Build the tiers that `settings` ask for. Blocks. Raises StartError, naming the setting to change."""
+    tiers = settings.tiers
+    memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
+    if len({part.extent_bytes for part in memory.values()}) > 1:
+        raise StartError("tiers.hbm.extent must equal tiers.dram.extent: clients learn one size for both")
+    num_places = sum(part.num_extents * part.extent_bytes // MIN_SLOT_BYTES for part in memory.values())
+    num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
+    threads = ThreadPoolExecutor(num_threads, "kvtier-copy")
+    assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
+    try:
+        _open_memory(assembly, settings)
+        if tiers.nvme is not None:
+            _open_store(assembly, tiers.nvme)
+    except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
+        assembly.close()
+        raise StartError(str(problem)) from problem
+    except StartError:
+        assembly.close()
+        raise
+    _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
+    return assembly
+
+
+def _open_memory(assembly: Assembly, settings: Settings) -> None:
+    hbm, dram = settings.tiers.hbm, settings.tiers.dram
+    first_extent = 0
+    for tier, part in ((Tier.HBM, hbm), (Tier.DRAM, dram)):
+        if part is None:
+            continue
+        room = SlotPool(part.num_extents, part.extent_bytes)
+        engine = ExtentEngine(
+            room,
+            assembly.indexes,
+            tier=tier,
+            first_extent=first_extent,
+            huge_pages=dram.hugepages != "off",
+            numa_nodes=dram.numa_nodes if tier is Tier.DRAM else (),
+        )
+        assembly.rooms[tier], assembly.engines[tier] = room, engine
+        first_extent += part.num_extents
+    if dram.hugepages == "on" and not assembly.dram.reports()[0].huge_pages:
+        raise StartError("tiers.dram.hugepages is on, but the host has too few free 2MiB pages; write auto")
+
+
+def _open_store(assembly: Assembly, nvme: NvmeTier) -> None:
+    store = ColdStore.open(nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability)
+    assembly.store = assembly.engines[Tier.NVME] = store
+    assembly.rooms[Tier.NVME] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)
+    assembly.recovered = store.recover()
+
+
+def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int) -> None:
+    """Give every pair of tiers its route."""
+    memories = [engine for engine in assembly.engines.values() if isinstance(engine, ExtentEngine)]
+    routes, bounds = assembly.routes, assembly.max_in_flight
+    bounds[Edge(None, Tier.DRAM)] = num_memory_threads
+    for source in memories:
+        for target in memories:
+            if source is not target:
+                edge = Edge(source.tier, target.tier)
+                routes[edge] = Route(HostCopier(source, target, assembly.memory_threads, num_tasks=1))
+                bounds[edge] = num_memory_threads
+    store = assembly.store
+    if store is None:
+        return
+    reading = ThreadPoolExecutor(num_store_threads, "kvtier-load")
+    writing = ThreadPoolExecutor(num_store_threads, "kvtier-spill")
+    forwarding = ThreadPoolExecutor(1, "kvtier-forward")
+    assembly.pools += [reading, writing, forwarding]
+    for memory in memories:
+        load, spill = Edge(Tier.NVME, memory.tier), Edge(memory.tier, Tier.NVME)
+        routes[load] = Route(HostCopier(store, memory, reading, num_tasks=1))
+        routes[spill] = Route(HostCopier(memory, store, writing, num_tasks=1))
+        bounds[load] = bounds[spill] = num_store_threads
+    routes[Edge(Tier.NVME, Tier.NVME)] = Route(ForwardCopier(store, forwarding))
+    bounds[Edge(Tier.NVME, Tier.NVME)] = 1

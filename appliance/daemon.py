@@ -1,0 +1,234 @@
+"""The daemon: one process, from settings to the last sealed segment.
+
+    assemble tiers -> adopt what the cold store recovered -> serve -> (signal) drain -> stop
+
+Draining keeps the order that lets everybody leave well: report NOT_SERVING, take nothing new, write what is
+dirty to the cold store, seal it, then close connections and end. A second signal skips the waiting.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import secrets
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+from .. import __version__
+from .addresses import socket_path
+from .admin import Admin, Drained
+from .appliance import Appliance
+from .assembly import Assembly, assemble
+from .clients import Clients
+from .core.events import CountResult, DrainStarted
+from .core.planner import Planner
+from .errors import StartError
+from .event_log import EventLog
+from .grpc_server import GrpcServer
+from .local_server import LocalOptions, LocalServer
+from .service import Service
+from .settings import Settings
+from .streams import PutBuffers, Streams
+
+log = logging.getLogger(__name__)
+
+LOCAL_SUFFIX = ".local"  # the local channel's socket stands beside the gRPC one
+DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
+CLOSE_GRACE_S = 1.0  # for calls in progress when everything else is done
+SWEEP_INTERVAL_S = 5.0
+EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
+_PR_SET_DUMPABLE = 4
+
+
+class Daemon:
+    """Everything that serves. Made by `Daemon.start`; ended by `stop`."""
+
+    def __init__(self, settings: Settings, assembly: Assembly, epoch: int) -> None:
+        """Wire the parts; nothing is served yet. Must run on the event loop."""
+        limits = settings.limits
+        options = settings.planner_options()
+        self.settings = settings
+        self.assembly = assembly
+        self.planner = Planner(options, assembly.rooms)
+        self.events = EventLog(limits.max_block_events)
+        self.appliance = Appliance(
+            self.planner,
+            assembly.engines,
+            assembly.routes,
+            assembly.max_in_flight,
+            assembly.store,
+            self.events,
+        )
+        if assembly.recovered is not None:
+            self.planner.adopt(assembly.recovered, self.appliance.clock())
+            assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
+        self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
+        paths = [path for path in map(socket_path, settings.listen) if path is not None]
+        local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
+        buffers = PutBuffers(limits.max_stream_put_bytes)
+        self.service = Service(
+            self.appliance,
+            self.planner,
+            self.clients,
+            options,
+            epoch=epoch,
+            extent_bytes=settings.tiers.dram.extent_bytes,
+            remote_routes=assembly.staging_routes(buffers),
+            local_socket_path=str(local_path or ""),
+        )
+        self.local: LocalServer | None = None
+        if local_path is not None:
+            local = LocalOptions(limits.staging_per_client_bytes, limits.max_clients)
+            self.local = LocalServer(self.service, local_path, assembly.staging_routes, local)
+        self.grpc = GrpcServer(
+            self.service,
+            Streams(self.service, buffers),
+            Admin(self.service, self.drain, self.counters),
+            self.events,
+            addresses=settings.listen,
+            max_concurrent_rpcs=limits.max_concurrent_rpcs,
+            with_reflection=settings.reflection,
+        )
+        self.leaving = asyncio.Event()
+        self._drained: Drained | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._prefaulting: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, settings: Settings) -> "Daemon":
+        """Assemble, recover, listen. Raises StartError, naming what to change."""
+        epoch = secrets.randbits(63) | 1
+        assembly = await asyncio.to_thread(assemble, settings, epoch)
+        daemon = cls(settings, assembly, epoch)
+        try:
+            for address in settings.listen:
+                _make_folder(socket_path(address))
+            if daemon.local is not None:
+                daemon.local.start()
+            await daemon.grpc.start()
+        except StartError:
+            await daemon.stop()
+            raise
+        daemon._prefaulting = asyncio.create_task(asyncio.to_thread(assembly.prefault))
+        daemon._sweep()
+        return daemon
+
+    async def drain(self, grace_s: float, leave: bool = False) -> Drained:
+        """Take nothing new, flush what is dirty, seal; with `leave` let the process end. Idempotent."""
+        if not self.service.draining:
+            self.service.draining = True
+            await self.grpc.stop_serving()
+        if self._drained is None:
+            num_leases = self.planner.statistics()["num_leases"]
+            answer = self.appliance.ask(DrainStarted)
+            result = await answer if isinstance(answer, asyncio.Future) else answer
+            assert isinstance(result, CountResult)
+            self._drained = Drained(num_leases, result.count)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.appliance.settled()
+        self.appliance.execute(self.planner.close_cold_store())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.appliance.settled()
+        if leave:
+            self.leaving.set()
+        return self._drained
+
+    async def stop(self) -> None:
+        """Close every connection, then every tier. Idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.events.close()
+        await self.grpc.stop(CLOSE_GRACE_S)
+        if self.local is not None:
+            await self.local.stop()
+        for client in self.clients:
+            self.clients.close(client.id, "daemon stops")
+        await self.appliance.stop()
+        await asyncio.to_thread(self.assembly.close)
+        if self._prefaulting is not None:
+            await self._prefaulting
+
+    def counters(self) -> Counter[str]:
+        """Return what the shell counted, by name."""
+        counters = Counter(self.appliance.counters)
+        for reason, number in (self.local.counters if self.local is not None else Counter[str]()).items():
+            counters[f"local_closed_{reason.replace(' ', '_')}"] += number
+        return counters
+
+    def check_integrity(self) -> list[str]:
+        """Audit planner and shell."""
+        return [*self.planner.check_integrity(), *self.appliance.check_integrity()]
+
+    def _sweep(self) -> None:
+        """Forget remote clients that fell silent. (What they held went with their ttl, in the planner.)"""
+        self.clients.expire()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
+
+
+def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
+    """Return small settings for tests, demos and a daemon inside another process: hbm 64 MiB, dram
+    256 MiB, and with a `directory` nvme 1 GiB in it."""
+    tiers: dict[str, object] = {
+        "hbm": {"capacity": "64MiB", "extent": "16MiB"},
+        "dram": {"capacity": "256MiB", "extent": "16MiB"},
+    }
+    if directory is not None:
+        tiers["nvme"] = {"path": str(directory), "capacity": "1GiB"}
+    return Settings.model_validate({"listen": [listen], "tiers": tiers})
+
+
+async def serve(settings: Settings) -> int:
+    """Run a daemon until it is told to leave; return the process's exit code. Prints one line when ready."""
+    loop = asyncio.get_running_loop()
+    try:
+        daemon = await Daemon.start(settings)
+    except StartError as problem:
+        print(f"kvtier: {problem}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    signals: list[asyncio.Task[Drained]] = []
+
+    def on_signal() -> None:
+        if signals:
+            daemon.leaving.set()  # somebody insists
+        else:
+            signals.append(loop.create_task(daemon.drain(DRAIN_GRACE_S, leave=True)))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    print(f"kvtier {__version__} ready at {', '.join(daemon.grpc.addresses)}", flush=True)
+    daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
+    await daemon.leaving.wait()
+    for task in signals:
+        task.cancel()
+    await asyncio.gather(*signals, return_exceptions=True)
+    failed = daemon.appliance.failed.done()
+    if failed:
+        log.critical("the planner failed; ending", exc_info=daemon.appliance.failed.exception())
+    await daemon.stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    return EXIT_FAILED if failed else 0
+
+
+def run(settings: Settings) -> int:
+    """Run the daemon as this process; return its exit code."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Another process of the same user could otherwise write our memory through /proc.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    return asyncio.run(serve(settings))
+
+
+def _make_folder(path: Path | None) -> None:
+    """Create the folder of a socket, for this user alone, where it is missing."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise StartError(f"cannot create {path.parent}: {problem.strerror}; change `listen`") from problem

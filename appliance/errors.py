@@ -1,0 +1,230 @@
+"""Every operating error of the daemon: one exception tree and one table.
+
+    ApplianceError                  a call is refused; `reason` is a row of the table below
+    ├── CallerError                 the call is wrong: sent again as it is, it fails again
+    ├── UnknownError                the call names something the daemon does not know (any more)
+    ├── BusyError                   no room or no time: retry as told, or do without
+    ├── UnavailableError            the daemon is leaving
+    └── BugError                    the daemon itself is wrong
+    StartError                      the daemon cannot start; the message names the setting to change
+
+The table REASONS is the only place where a reason meets its gRPC code. The planner refuses by reason
+(it knows no gRPC), both transports translate here, and docs/api.md is printed from it, so code, wire and
+documentation cannot disagree. A class per reason was rejected: programs branch on the reason anyway,
+people on the family.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from ..v1 import types_pb2
+from .core.events import Refusal
+
+DETAIL_KEY = "kvtier-error-bin"  # trailing metadata: a serialized ErrorDetail
+STATUS_KEY = "grpc-status-details-bin"  # where gRPC's own tools look for google.rpc.Status
+ERROR_DOMAIN = "kvtier"
+
+
+class StartError(Exception):
+    """The daemon cannot start. The message names what to change."""
+
+
+class ApplianceError(Exception):
+    """A call is refused. `message` says the fix; `retry_after_s` is 0 when a retry is useless."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        retry_after_s: float = 0.0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{reason}: {message}")
+        assert reason in REASONS, f"{reason} is not in the error table"
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.metadata = dict(metadata or {})
+
+
+class CallerError(ApplianceError):
+    """The call is wrong: sent again as it is, it fails again."""
+
+
+class UnknownError(ApplianceError):
+    """The call names something the daemon does not know, or no longer knows."""
+
+
+class BusyError(ApplianceError):
+    """No room or no time: retry as told, or do without."""
+
+
+class UnavailableError(ApplianceError):
+    """The daemon is leaving; recompute, or ask its successor."""
+
+
+class BugError(ApplianceError):
+    """The daemon itself is wrong. Its log has the trace."""
+
+
+class Row(NamedTuple):
+    """One line of the table: when it happens, what it is called, what to do."""
+
+    code: grpc.StatusCode
+    family: type[ApplianceError]
+    condition: str
+    recovery: str
+
+
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+_RANGE = grpc.StatusCode.OUT_OF_RANGE
+_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+_NOT_FOUND = grpc.StatusCode.NOT_FOUND
+_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+REASONS: dict[str, Row] = {
+    "BAD_KEY": Row(
+        _INVALID,
+        CallerError,
+        "prefix hashes are missing or not whole 32-byte strides",
+        "fix the caller; do not retry",
+    ),
+    "BAD_REQUEST": Row(
+        _INVALID,
+        CallerError,
+        "a field is missing, malformed or contradicts another",
+        "fix the caller; do not retry",
+    ),
+    "BAD_NAMESPACE": Row(
+        _INVALID, CallerError, "a namespace's digest or geometry is out of range", "fix the named field"
+    ),
+    "BAD_SPAN": Row(
+        _INVALID,
+        CallerError,
+        "a span leaves the caller's staging extent, or spans and blocks differ in number or size",
+        "fix the caller; do not retry",
+    ),
+    "TOO_MANY_BLOCKS": Row(
+        _INVALID, CallerError, "more blocks in one call than GetServerInfo allows", "split the call"
+    ),
+    "TOO_LARGE": Row(
+        _INVALID, CallerError, "a stream's payload exceeds what one put may carry", "split the put"
+    ),
+    "LEASE_TTL_TOO_LARGE": Row(_RANGE, CallerError, "a TTL above the limit", "ask for less"),
+    "UNKNOWN_NAMESPACE": Row(
+        _PRECONDITION,
+        UnknownError,
+        "the namespace id was not given out in this life of the daemon, or not to this domain",
+        "register the namespace, then retry",
+    ),
+    "LAYOUT_MISMATCH": Row(
+        _PRECONDITION,
+        UnknownError,
+        "no tier can hold a fragment of this geometry",
+        "lower layers_per_group, or raise the daemon's extent_bytes",
+    ),
+    "UNKNOWN_CLIENT": Row(
+        _PRECONDITION,
+        UnknownError,
+        "the client never opened, closed, or was silent longer than its TTL",
+        "open again; everything it held was given back",
+    ),
+    "UNKNOWN_RESERVATION": Row(
+        _NOT_FOUND, UnknownError, "the reservation ended: committed, aborted or timed out", "reserve again"
+    ),
+    "LEASE_EXPIRED": Row(
+        _NOT_FOUND, UnknownError, "the lease is unknown or has ended", "discard what was read; acquire again"
+    ),
+    "UNKNOWN_EXTENT": Row(
+        _NOT_FOUND,
+        UnknownError,
+        "the extent does not exist or belongs to another isolation domain",
+        "ask only for extents that an answer named",
+    ),
+    "BAD_TIER": Row(
+        _INVALID, CallerError, "the tier cannot do what is asked of it", "name a tier that the message names"
+    ),
+    "NOTHING_THERE": Row(
+        _NOT_FOUND, UnknownError, "nothing is known under this name (Inspect, GetStory)", "check the name"
+    ),
+    "TIER_FULL": Row(
+        _EXHAUSTED,
+        BusyError,
+        "no room, and nothing that may be evicted",
+        "back off as told, or skip the put",
+    ),
+    "TOO_MANY_IN_FLIGHT": Row(
+        _EXHAUSTED, BusyError, "a queue has reached its limit", "back off as told, or do without"
+    ),
+    "TOO_MANY_CLIENTS": Row(_EXHAUSTED, BusyError, "the limit on clients is reached", "close some"),
+    "TOO_MANY_NAMESPACES": Row(
+        _EXHAUSTED, BusyError, "the limit on namespaces is reached", "restart, or raise the limit"
+    ),
+    "DRAINING": Row(
+        grpc.StatusCode.UNAVAILABLE,
+        UnavailableError,
+        "the daemon accepts nothing new",
+        "recompute, or retry elsewhere",
+    ),
+    "BUG": Row(grpc.StatusCode.INTERNAL, BugError, "the daemon itself is wrong", "file it, with the log"),
+}
+
+
+def error(reason: str, message: str, retry_after_s: float = 0.0, **metadata: str) -> ApplianceError:
+    """Return (not raise) the error of the right family for `reason`, a key of REASONS."""
+    return REASONS[reason].family(reason, message, retry_after_s, metadata)
+
+
+def from_refusal(refusal: Refusal) -> ApplianceError:
+    """Return the planner's refusal as an exception."""
+    return error(refusal.reason, refusal.message, refusal.retry_after_s)
+
+
+def to_detail(problem: ApplianceError) -> types_pb2.ErrorDetail:
+    """Return `problem` as it travels in an error frame and in the trailing metadata."""
+    code: int = REASONS[problem.reason].code.value[0]
+    return types_pb2.ErrorDetail(
+        code=code,
+        reason=problem.reason,
+        message=problem.message,
+        retry_after_ms=round(problem.retry_after_s * 1000),
+        metadata=problem.metadata,
+    )
+
+
+def to_status(problem: ApplianceError) -> status_pb2.Status:
+    """Return `problem` as google.rpc.Status with ErrorInfo, and RetryInfo when a retry can help."""
+    info = error_details_pb2.ErrorInfo(reason=problem.reason, domain=ERROR_DOMAIN, metadata=problem.metadata)
+    status = status_pb2.Status(code=REASONS[problem.reason].code.value[0], message=problem.message)
+    status.details.append(_packed(info))
+    if problem.retry_after_s > 0:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(problem.retry_after_s * 1000))
+        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status
+
+
+def trailing_metadata(problem: ApplianceError) -> tuple[tuple[str, bytes], ...]:
+    """Return the two entries that carry the error's details beside a gRPC status."""
+    return (
+        (DETAIL_KEY, to_detail(problem).SerializeToString()),
+        (STATUS_KEY, to_status(problem).SerializeToString()),
+    )
+
+
+def error_table_markdown() -> str:
+    """Return REASONS as the Markdown table of docs/api.md."""
+    lines = ["| reason | gRPC code | condition | recovery |", "|---|---|---|---|"]
+    for reason, row in REASONS.items():
+        lines.append(f"| `{reason}` | `{row.code.name}` | {row.condition} | {row.recovery} |")
+    return "\n".join(lines) + "\n"
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,191 @@
+"""The gRPC transport: every method of every service, found by its name, in one loop.
+
+Handlers (service.py, streams.py, admin.py) know nothing of gRPC; here they meet the service descriptors.
+A method of the .proto without a handler fails at start, not at the first call. Generated servicer
+classes were rejected: thirty methods that each say the same two lines.
+"""
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ..v1 import admin_pb2, events_pb2, kvcache_pb2
+from ..v1.local import MAX_PAYLOAD_BYTES
+from .addresses import socket_path
+from .admin import Admin
+from .checks import wire_tier
+from .errors import REASONS, ApplianceError, StartError, error, trailing_metadata
+from .event_log import EventLog
+from .local_server import remove_stale_socket
+from .service import Caller, Service
+from .streams import Streams
+
+log = logging.getLogger(__name__)
+
+HEADROOM_BYTES = 64 << 10  # a message may be a payload's limit and its own framing
+SERVICES = (
+    kvcache_pb2.DESCRIPTOR.services_by_name["KVCacheService"],
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+    events_pb2.DESCRIPTOR.services_by_name["EventsService"],
+)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler = Callable[[Caller, Any], Any]
+
+
+class Events:
+    """Handler of EventsService."""
+
+    def __init__(self, events: EventLog, epoch: int) -> None:
+        self._events = events
+        self._epoch = epoch
+
+    async def watch(
+        self, caller: Caller, request: events_pb2.WatchRequest
+    ) -> AsyncIterator[events_pb2.WatchResponse]:
+        async for event in self._events.watch(request.after_sequence):
+            if request.namespace_id in (0, event.namespace_id):
+                yield events_pb2.WatchResponse(
+                    sequence=event.sequence,
+                    epoch=self._epoch,
+                    kind=events_pb2.BlockEventKind.ValueType(event.change.value),
+                    namespace_id=event.namespace_id,
+                    tier=wire_tier(event.tier),
+                    prefix_hashes=b"".join(event.prefix_hashes),
+                    reason=event.reason,
+                )
+
+
+class GrpcServer:
+    """One grpc.aio server for all services at `addresses`."""
+
+    def __init__(
+        self,
+        service: Service,
+        streams: Streams,
+        admin: Admin,
+        events: EventLog,
+        *,
+        addresses: Sequence[str],
+        max_concurrent_rpcs: int,
+        with_reflection: bool,
+    ) -> None:
+        self.addresses: list[str] = []
+        self._clock = service.appliance.clock
+        self._wanted = list(addresses)
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=max_concurrent_rpcs,
+            options=[
+                ("grpc.max_receive_message_length", MAX_PAYLOAD_BYTES + HEADROOM_BYTES),
+                ("grpc.max_send_message_length", MAX_PAYLOAD_BYTES + HEADROOM_BYTES),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        handlers: Mapping[str, Sequence[object]] = {
+            "KVCacheService": (service, streams),
+            "AdminService": (admin,),
+            "EventsService": (Events(events, service.epoch),),
+        }
+        for descriptor in SERVICES:
+            self._serve(descriptor, handlers[descriptor.name])
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if with_reflection:
+            names = [descriptor.full_name for descriptor in SERVICES]
+            reflection.enable_server_reflection(
+                [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+            )
+
+    async def start(self) -> None:
+        """Listen at every address and report SERVING. Raises StartError."""
+        for address in self._wanted:
+            path = socket_path(address)
+            if path is not None:
+                remove_stale_socket(path)
+            try:
+                port = self._server.add_insecure_port(address)
+            except RuntimeError as problem:
+                raise StartError(f"cannot listen at {address}; change `listen`") from problem
+            self.addresses.append(address if path is not None else f"{address.rpartition(':')[0]}:{port}")
+        await self._server.start()
+        for name in ("", *(descriptor.full_name for descriptor in SERVICES)):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop_serving(self) -> None:
+        """Report NOT_SERVING from now on; calls are still answered."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """Let calls in progress end for `grace_s` seconds, then cancel them."""
+        await self._server.stop(grace_s)
+
+    # ------------------------------------------------------------------------------------- private
+
+    def _serve(self, descriptor: ServiceDescriptor, handlers: Sequence[object]) -> None:
+        methods = {}
+        for method in descriptor.methods:
+            name = snake_case(method.name)
+            found = [getattr(handler, name) for handler in handlers if hasattr(handler, name)]
+            assert len(found) == 1, f"{method.full_name} has {len(found)} handlers"
+            methods[method.name] = self._adapt(method, found[0])
+        generic = grpc.method_handlers_generic_handler(descriptor.full_name, methods)
+        self._server.add_generic_rpc_handlers((generic,))
+
+    def _adapt(self, method: MethodDescriptor, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Wrap a handler: caller in, errors out."""
+
+        async def unary(request: Any, context: Context) -> Any:
+            try:
+                answer = handler(self._caller(context), request)
+                return await answer if inspect.isawaitable(answer) else answer
+            except Exception as problem:
+                failure = _known(problem, method)
+            await _abort(context, failure)
+
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            answers = handler(self._caller(context), request)
+            try:
+                async for answer in answers:
+                    yield answer
+                return
+            except Exception as problem:
+                failure = _known(problem, method)
+            finally:
+                await answers.aclose()
+            await _abort(context, failure)
+
+        takes = message_factory.GetMessageClass(method.input_type).FromString
+        gives = message_factory.GetMessageClass(method.output_type).SerializeToString
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, takes, gives)
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(unary, takes, gives)
+        return grpc.unary_unary_rpc_method_handler(unary, takes, gives)
+
+    def _caller(self, context: Context) -> Caller:
+        remaining_s = context.time_remaining()
+        return Caller(None, float("inf") if remaining_s is None else self._clock() + remaining_s)
+
+
+def snake_case(name: str) -> str:
+    """Return the handler's name of an rpc: `GetServerInfo` -> `get_server_info`."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+def _known(problem: Exception, method: MethodDescriptor) -> ApplianceError:
+    """Return an error of the table; whatever is not one is a bug of ours."""
+    if isinstance(problem, ApplianceError):
+        return problem
+    log.error("%s failed", method.full_name, exc_info=problem)
+    return error("BUG", f"{method.name} failed inside the daemon; its log says why")
+
+
+async def _abort(context: Context, problem: ApplianceError) -> None:
+    await context.abort(REASONS[problem.reason].code, problem.message, trailing_metadata(problem))

@@ -1,0 +1,136 @@
+"""Lanes: what the mover has to do on each edge, in which order, and what it did.
+
+An edge (source tier or staging, target tier) has its own lane: a priority queue and a bounded number of
+batches in flight. NVMe reads and NVMe writes are different edges with different executors, so a load
+never waits behind a spill in our queues; only the device itself can still make it wait. One queue for
+everything was rejected for that reason, a thread per copy because nothing would bound it.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..tiers.base import Copier, CopyItem, CopyOutcome
+from ..tiers.block import Tier
+from .core.events import STAGING, Copy
+from .meter import Meter
+
+MIN_BATCH_BYTES = 256 << 10  # cutting finer costs more in hand-over than it gains in sharing
+MAX_BATCH_BYTES = 4 << 20
+
+
+class Edge(NamedTuple):
+    """Where a copy goes from and to; source None is a client's staging extent."""
+
+    source: Tier | None
+    target: Tier
+
+    @property
+    def source_label(self) -> str:
+        """The source's name in text."""
+        return STAGING if self.source is None else self.source.label
+
+
+class Route(NamedTuple):
+    """What executes the copies of one edge: in worker threads, and, where that can be short, at once."""
+
+    copier: Copier
+    inline: Callable[[Sequence[CopyItem]], list[CopyOutcome]] | None = None
+
+
+@dataclass(slots=True)
+class EdgeStatistics:
+    """What one edge did and does."""
+
+    source: str
+    target: str
+    num_copies: int  # fragments that landed
+    num_failed: int  # fragments that did not
+    num_in_flight: int  # batches
+    num_queued: int  # batches
+    num_bytes: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(slots=True)
+class Job:
+    """One Copy instruction on its way. `num_open` counts its batches that have not ended."""
+
+    copy: Copy
+    outcomes: list[CopyOutcome]
+    num_open: int = 0
+
+
+@dataclass(slots=True, order=True)
+class Batch:
+    """A run of items of one job that one thread copies. Ordered by how soon it must go: urgency, deadline,
+    layer group, arrival."""
+
+    key: tuple[int, float, int, int]
+    job: Job = field(compare=False)
+    start: int = field(compare=False)
+    stop: int = field(compare=False)
+    num_bytes: int = field(compare=False)
+    began_at: float = field(default=0.0, compare=False)
+
+    @property
+    def items(self) -> list[CopyItem]:
+        """The items of this batch."""
+        return self.job.copy.items[self.start : self.stop]
+
+
+@dataclass(slots=True)
+class Lane:
+    """Queue and books of one edge."""
+
+    edge: Edge
+    max_in_flight: int
+    queue: list[Batch] = field(default_factory=list)
+    num_in_flight: int = 0
+    num_copies: int = 0
+    num_failed: int = 0
+    meter: Meter = field(default_factory=Meter)
+    measured_at: float = float("-inf")
+
+    def enqueue(self, job: Job, sequence: Iterator[int]) -> None:
+        """Cut a job's items, kept in order, so that all threads of this lane can share them."""
+        copy = job.copy
+        total = sum(item.label.raw_length for item in copy.items)
+        share = min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
+        start = num_bytes = 0
+        for position, item in enumerate(copy.items):
+            num_bytes += item.label.raw_length
+            if num_bytes >= share or position + 1 == len(copy.items):
+                heapq.heappush(self.queue, self.batch(job, start, position + 1, num_bytes, sequence))
+                job.num_open += 1
+                start, num_bytes = position + 1, 0
+
+    def batch(self, job: Job, start: int, stop: int, num_bytes: int, sequence: Iterator[int]) -> Batch:
+        """Return items `start` to `stop` of a job as one batch."""
+        copy = job.copy
+        key = (int(copy.urgency), copy.deadline_at, copy.items[start].label.group, next(sequence))
+        return Batch(key, job, start, stop, num_bytes)
+
+    def take_queued(self, wanted: Callable[[Batch], bool]) -> list[Batch]:
+        """Remove and return the wanted batches that nobody has started, in their order."""
+        taken = sorted(batch for batch in self.queue if wanted(batch))
+        if taken:
+            self.queue = [batch for batch in self.queue if not wanted(batch)]
+            heapq.heapify(self.queue)
+        return taken
+
+    def statistics(self) -> EdgeStatistics:
+        """Return the books of this edge."""
+        return EdgeStatistics(
+            self.edge.source_label,
+            self.edge.target.label,
+            self.num_copies,
+            self.num_failed,
+            self.num_in_flight,
+            len(self.queue),
+            self.meter.num_bytes,
+            self.meter.bandwidth_bytes_per_s,
+            self.meter.latency_s,
+        )
