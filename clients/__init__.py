@@ -1,0 +1,59 @@
+"""What an inference runtime installs: Client, AsyncClient, value objects, errors.
+
+Depends on grpcio, protobuf and numpy; knows tensors by their pointer and never imports torch. Reading
+order: words, namespace, keys · effects, base, puts, gets, leases (what is said, no I/O) · extents, shared,
+staging (shared memory) · local, link, remote, aio_link, remote_aio (connections) · sync, aio (the face).
+"""
+
+from .aio import AsyncClient
+from .errors import (
+    DataLoss,
+    DeadlineExceeded,
+    InvalidRequest,
+    KvtierError,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    PreconditionFailed,
+    ServerBug,
+    Unavailable,
+)
+from .keys import prefix_hashes
+from .leases import Fragment
+from .namespace import Geometry, Namespace, NamespaceIdentity
+from .options import Limits, Retry, Timeout
+from .staging import StagingBuffer
+from .sync import Client
+from .words import GetReport, Lookup, Prefetch, PutOutcome, PutReport, ServerInfo, Tier, Urgency
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "DataLoss",
+    "DeadlineExceeded",
+    "Fragment",
+    "Geometry",
+    "GetReport",
+    "InvalidRequest",
+    "KvtierError",
+    "Limits",
+    "Lookup",
+    "Namespace",
+    "NamespaceIdentity",
+    "NotFound",
+    "Overloaded",
+    "PermissionDenied",
+    "PreconditionFailed",
+    "Prefetch",
+    "PutOutcome",
+    "PutReport",
+    "Retry",
+    "ServerBug",
+    "ServerInfo",
+    "StagingBuffer",
+    "Tier",
+    "Timeout",
+    "Unavailable",
+    "Urgency",
+    "prefix_hashes",
+]

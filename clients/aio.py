@@ -1,0 +1,289 @@
+"""AsyncClient: the asyncio shell, twin of sync.py. What to say is in base.py.
+
+Any number of tasks may share one client; their calls overlap on one connection. A cancelled get leaves its
+target undefined and copies nothing afterwards; a cancelled put copies nothing more from the caller's memory.
+Copies above a megabyte run in a thread, so that the loop goes on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from . import gets, leases, puts
+from .aio_handles import AsyncLease, AsyncPin, AsyncSession
+from .aio_link import AsyncLink, open_link
+from .base import DEFAULT_TARGET, Operations, Settings
+from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
+from .errors import CONNECTION_LOST, KvtierError, Unavailable
+from .keys import only_hash
+from .namespace import Namespace, NamespaceIdentity
+from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
+from .staging import StagingBuffer
+from .words import GetReport, Lookup, Prefetch, PutReport, ServerInfo, Tier, Urgency
+
+T = TypeVar("T")
+THREAD_BYTES = 1 << 20  # less is copied faster than a thread is woken
+
+
+class AsyncClient:
+    """A connection to one kvtier daemon. Connects on first use, reconnects by itself, closes by `async with`.
+
+    `target` is `unix:///path` (shared memory, the fast way) or `host:port` (gRPC). `shared_memory` forces
+    the choice. Every call raises KvtierError (errors.py) and nothing else; a miss is an answer.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        name: str = "",
+        domain: str = "",
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        retry: Retry = DEFAULT_RETRY,
+        limits: Limits = DEFAULT_LIMITS,
+        shared_memory: bool | None = None,
+    ) -> None:
+        settings = Settings(target, name, domain, timeout, retry, limits, shared_memory)
+        self._set_up(settings, partial(open_link, settings))
+
+    @classmethod
+    def from_env(cls) -> "AsyncClient":
+        """Make a client from KVTIER_TARGET, KVTIER_NAME and KVTIER_DOMAIN."""
+        settings = Settings.from_env()
+        return cls(settings.target, name=settings.name, domain=settings.domain)
+
+    @classmethod
+    def over(cls, open_link: Callable[[], Awaitable[AsyncLink]], settings: Settings) -> "AsyncClient":
+        """Make a client over another kind of link, e.g. FakeAppliance's."""
+        client = cls.__new__(cls)
+        client._set_up(settings, open_link)
+        return client
+
+    def _set_up(self, settings: Settings, open_link: Callable[[], Awaitable[AsyncLink]]) -> None:
+        self.operations = Operations(settings)
+        self._open_link = open_link
+        self._link: AsyncLink | None = None
+        self._connecting = asyncio.Lock()
+
+    # ------------------------------------------------------------------------------------- calls
+
+    @property
+    async def info(self) -> ServerInfo:
+        """Who answers, and over which transport."""
+        return await self.run(self.operations.info)
+
+    async def register(self, identity: NamespaceIdentity) -> Namespace:
+        """Make a namespace known. Raises PreconditionFailed when no tier can hold its geometry."""
+        return await self.run(partial(self.operations.register, identity))
+
+    async def lookup(self, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> Lookup:
+        """Tell how much of a chain is stored. No side effect, no promise."""
+        return await self.run(partial(self.operations.lookup, namespace, hashes))
+
+    async def put(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        data: Any,
+        *,
+        parent: bytes = b"",
+        session: str = "",
+        deadline_s: float | None = None,
+    ) -> PutReport:
+        """Store the blocks of a chain; return when their bytes are readable.
+
+        `data` is one contiguous buffer of len(hashes) * block_bytes (block after block, fragments in
+        group order), or a list of one buffer per block. `parent` is the prefix hash of the block before
+        the first one. Blocks that cannot be stored are in the report, not errors.
+        """
+        return await self.run(
+            partial(puts.put, self.operations, namespace, hashes, data, parent, session, deadline_s)
+        )
+
+    async def get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        into: Any = None,
+        *,
+        first_block: int = 0,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        deadline_s: float | None = None,
+    ) -> GetReport:
+        """Fetch the stored part of a chain from `first_block` on.
+
+        `into` is one writable contiguous buffer, block `first_block` first, or a list of one per block;
+        None allocates. Bytes behind the report's `num_bytes` are undefined.
+        """
+        link = self._link
+        if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
+            report = None
+            if namespace.block_bytes < THREAD_BYTES:
+                report = gets.get_one(link.attachment, namespace, name, into, session)
+            if report is not None:
+                if link.attachment.touches.num_blocks >= self.operations.settings.limits.max_pending_touches:
+                    await self.flush()
+                return report
+        return await self.run(
+            partial(
+                gets.get,
+                self.operations,
+                namespace,
+                hashes,
+                into,
+                first_block,
+                session,
+                urgency,
+                deadline_s,
+            )
+        )
+
+    async def acquire(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        *,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        ttl_s: float | None = None,
+        deadline_s: float | None = None,
+        first_block: int = 0,
+    ) -> AsyncLease:
+        """Look up and pin in one step; read in place. Use it as a context manager."""
+        make = partial(
+            leases.acquire,
+            self.operations,
+            namespace,
+            hashes,
+            session,
+            urgency,
+            ttl_s,
+            deadline_s,
+            first_block,
+        )
+        return AsyncLease(self, await self.run(make))
+
+    async def pin(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        ttl_s: float,
+        floor: Tier = Tier.DRAM,
+    ) -> AsyncPin:
+        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`."""
+        pin_id, num_blocks = await self.run(
+            partial(self.operations.pin, namespace, hashes, ttl_s, floor), repeat=False
+        )
+        return AsyncPin(self, pin_id, num_blocks)
+
+    async def prefetch(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        target: Tier = Tier.DRAM,
+        deadline_s: float | None = None,
+    ) -> Prefetch:
+        """Promote the stored prefix before anyone asks. Returns at once."""
+        return await self.run(partial(self.operations.prefetch, namespace, hashes, target, deadline_s))
+
+    async def session(
+        self, session_id: str, urgency: Urgency = Urgency.QUEUED, deadline_s: float | None = None
+    ) -> AsyncSession:
+        """Create or change a session."""
+        session = AsyncSession(self, session_id)
+        await session.update(urgency, deadline_s)
+        return session
+
+    async def staging(self, num_bytes: int) -> StagingBuffer:
+        """Return memory from which a put copies nothing on this side. Raises Overloaded."""
+        await self.run(self.operations.info)
+        link = self._link
+        return StagingBuffer(num_bytes, link.attachment.staging if link else None)
+
+    async def flush(self) -> None:
+        """Report blocks read one-sidedly now, instead of with the next call."""
+        await self.run(self.operations.touch)
+
+    async def close(self) -> None:
+        """Give everything back. Idempotent; a later call connects anew."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --------------------------------------------------------------------------------- internals
+
+    async def run(self, make: Callable[[], Operation[T]], *, repeat: bool = True) -> T:
+        """Perform an operation; once more on a new connection when the old one turned out dead."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._drive(make())
+            except KvtierError as problem:
+                if not repeat or not self.operations.should_repeat(problem, attempt):
+                    raise
+                await self.close()
+
+    async def _drive(self, operation: Operation[T]) -> T:
+        link: AsyncLink | None = None  # the one this operation started on; never changed under it
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    if type(effect) is Attach:
+                        link = await self._attached(effect.connect)
+                        result: Any = link.attachment if link else None
+                    else:
+                        result = await _perform(effect, link)
+                except BaseException as problem:
+                    effect = operation.throw(problem)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    async def _attached(self, connect: bool) -> AsyncLink | None:
+        if connect and (self._link is None or self._link.closed):
+            async with self._connecting:
+                if self._link is None or self._link.closed:
+                    self._link = await self._open_link()
+        return self._link if self._link and not self._link.closed else None
+
+
+async def _perform(effect: Effect, link: AsyncLink | None) -> Any:
+    if type(effect) is Work:
+        return await _work(effect)
+    if link is None or link.closed:
+        raise Unavailable("the connection was lost during the call", reason=CONNECTION_LOST)
+    if type(effect) is Send:
+        return link.send(effect.call, effect.request, effect.timeout_s)
+    if type(effect) is Receive:
+        return await link.receive(effect.ticket)
+    if type(effect) is Post:
+        return link.post(effect.call, effect.request)
+    assert type(effect) is Forget
+    return link.forget(effect.ticket)
+
+
+async def _work(effect: Work) -> Any:
+    """Run it; in a thread when it moves much. Even when cancelled, return only after it has ended:
+    nothing may be copied after the caller was told that the call is over."""
+    if effect.num_bytes < THREAD_BYTES:
+        return effect.function()
+    running = asyncio.get_running_loop().run_in_executor(None, effect.function)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

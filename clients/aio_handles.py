@@ -1,0 +1,120 @@
+"""What calls of AsyncClient return and one holds on to. Twins of handles.py."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .leases import Fragment, LeaseState
+from .words import Tier, Urgency
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient
+
+
+class AsyncLease:
+    """Blocks pinned and readable in place. Ends with its `async with`, by `release`, or when its TTL passes.
+
+    Iterating yields fragments as they become readable, in layer order. All views die with the lease.
+    """
+
+    def __init__(self, client: "AsyncClient", state: LeaseState) -> None:
+        self._client = client
+        self._state = state
+
+    @property
+    def num_blocks(self) -> int:
+        """End of the prefix: pinned so far, and readable once iteration or `wait` has ended."""
+        return self._state.num_blocks
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Where each block was found."""
+        return self._state.tiers
+
+    async def __aiter__(self) -> AsyncIterator[Fragment]:
+        while fragments := await self._client.run(self._state.next_fragments, repeat=False):
+            for fragment in fragments:
+                yield fragment
+
+    async def wait(self) -> int:
+        """Wait for every fragment; return how many blocks are readable."""
+        async for _ in self:
+            pass
+        return self.num_blocks
+
+    def view(self, block: int, group: int) -> memoryview:
+        """Return a fragment's bytes in place, read-only. Raises NotFound when it has not arrived."""
+        return self._state.view(block, group)
+
+    def still_valid(self) -> bool:
+        """Whether what was read is right; ask after the last read."""
+        return self._state.still_valid()
+
+    async def extend(self, ttl_s: float) -> None:
+        """Ask for more time. Raises NotFound when the lease has ended."""
+        await self._client.run(partial(self._state.extend, ttl_s), repeat=False)
+
+    async def release(self) -> None:
+        """End the lease. Idempotent."""
+        if not self._state.released:
+            await self._client.run(self._state.close, repeat=False)
+
+    async def __aenter__(self) -> "AsyncLease":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+
+class AsyncPin:
+    """A promise of the daemon to keep blocks, whoever lives or dies. Ends with `async with` or its TTL."""
+
+    def __init__(self, client: "AsyncClient", pin_id: int, num_blocks: int) -> None:
+        self._client = client
+        self.pin_id = pin_id
+        self.num_blocks = num_blocks
+
+    async def unpin(self) -> None:
+        """End the pin. Idempotent."""
+        await self._client.run(partial(self._client.operations.unpin, self.pin_id))
+
+    async def __aenter__(self) -> "AsyncPin":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.unpin()
+
+
+class AsyncSession:
+    """One conversation or agent run. Ends with its `async with`."""
+
+    def __init__(self, client: "AsyncClient", session_id: str) -> None:
+        self._client = client
+        self.session_id = session_id
+
+    async def update(self, urgency: Urgency, deadline_s: float | None = None) -> None:
+        """Say how soon the session needs its blocks, and when it expects to return."""
+        operations = self._client.operations
+        await self._client.run(partial(operations.update_session, self.session_id, urgency, deadline_s))
+
+    async def fork(self, new_session_id: str) -> "AsyncSession":
+        """Return a new session that holds the blocks of this one."""
+        await self._client.run(partial(self._client.operations.fork_session, self.session_id, new_session_id))
+        return AsyncSession(self._client, new_session_id)
+
+    async def end(self, archive: bool = True) -> int:
+        """End it; return how many blocks are being archived in the cold store."""
+        return await self._client.run(partial(self._client.operations.end_session, self.session_id, archive))
+
+    async def __aenter__(self) -> "AsyncSession":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.end()

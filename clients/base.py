@@ -1,0 +1,232 @@
+"""Operations: what every call of the client does, once, for both shells. No sockets, no clock, no await.
+
+Each method is a generator of effects (effects.py) that returns the call's result. Puts, gets and leases
+have files of their own.
+"""
+
+import itertools
+import os
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..v1 import kvcache_pb2
+from ..v1.shm import HASH_BYTES
+from .effects import Attach, Attachment, Operation, Post, Receive, Send
+from .errors import CONNECTION_LOST, InvalidRequest, KvtierError
+from .keys import pack
+from .namespace import Namespace, NamespaceIdentity
+from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
+from .words import Lookup, Prefetch, ServerInfo, Tier, Urgency, tiers_of
+
+DEFAULT_TARGET = "unix:///run/kvtier/kvtier.sock"
+_STALE = ("UNKNOWN_CLIENT", "UNKNOWN_NAMESPACE")  # the daemon was restarted, or gave us up
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a client is told when it is made."""
+
+    target: str = DEFAULT_TARGET
+    name: str = ""
+    domain: str = ""
+    timeout: Timeout = DEFAULT_TIMEOUT
+    retry: Retry = DEFAULT_RETRY
+    limits: Limits = DEFAULT_LIMITS
+    shared_memory: bool | None = None  # None: where the target allows it
+
+    @classmethod
+    def from_env(cls) -> "Settings":
+        """Read KVTIER_TARGET, KVTIER_NAME and KVTIER_DOMAIN."""
+        return cls(
+            target=os.environ.get("KVTIER_TARGET", DEFAULT_TARGET),
+            name=os.environ.get("KVTIER_NAME", ""),
+            domain=os.environ.get("KVTIER_DOMAIN", ""),
+        )
+
+
+class Operations:
+    """The simple calls, and the steps that all calls share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._prefix = uuid.uuid4().hex[:12]
+        self._numbers = itertools.count(1)
+
+    # ------------------------------------------------------------------------------ shared steps
+
+    def request_id(self) -> str:
+        """Return an id that no other request of this client has."""
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    def deadline(self, deadline_s: float | None) -> float:
+        """Return how long a call may take, in seconds."""
+        return self.settings.timeout.call_s if deadline_s is None else deadline_s
+
+    def should_repeat(self, problem: KvtierError, attempt: int) -> bool:
+        """Whether a call that failed in attempt number `attempt` (from 1) is made once more, on a new
+        connection. Silence is never tried again: the caller's time is spent."""
+        if attempt >= self.settings.retry.num_attempts:
+            return False
+        return problem.reason == CONNECTION_LOST or problem.reason in _STALE
+
+    def send(self, attachment: Attachment, call: str, request: Any, timeout_s: float) -> Operation[int]:
+        """Report touches that wait, then start a call; return its ticket."""
+        yield from self.flush(attachment)
+        ticket: int = yield Send(call, request, timeout_s)
+        return ticket
+
+    def call(self, attachment: Attachment, call: str, request: Any, timeout_s: float) -> Operation[Any]:
+        """Make a call with one answer; return its message."""
+        ticket = yield from self.send(attachment, call, request, timeout_s)
+        answer = yield Receive(ticket)
+        return answer.message
+
+    def flush(self, attachment: Attachment) -> Operation[None]:
+        """Report blocks that were read one-sidedly."""
+        if attachment.touches.num_blocks:
+            for namespace_id, session, packed in attachment.touches.take():
+                request = kvcache_pb2.TouchRequest(
+                    client_id=attachment.client_id,
+                    namespace_id=namespace_id,
+                    prefix_hashes=packed,
+                    session_id=session,
+                )
+                yield Post("Touch", request)
+
+    def begin(self, namespace: Namespace) -> Operation[tuple[Attachment, int]]:
+        """Connect, and register the namespace when this connection has not done so; return its id."""
+        attachment: Attachment = yield Attach()
+        namespace_id = attachment.namespace_ids.get(namespace.digest)
+        if namespace_id is None:
+            response = yield from self._register(attachment, namespace.identity)
+            namespace.id = namespace_id = response.namespace_id
+            attachment.namespace_ids[namespace.digest] = namespace_id
+        return attachment, namespace_id
+
+    def chain(self, attachment: Attachment, hashes: Any) -> bytes:
+        """Return `hashes` packed. Raises InvalidRequest when they are too many for one call."""
+        packed = pack(hashes)
+        limit = attachment.info.max_blocks_per_request
+        if len(packed) > limit * HASH_BYTES:
+            raise InvalidRequest(
+                f"{len(packed) // HASH_BYTES} blocks in one call, limit {limit}; split the chain",
+                reason="TOO_MANY_BLOCKS",
+            )
+        return packed
+
+    # ------------------------------------------------------------------------------ simple calls
+
+    def info(self) -> Operation[ServerInfo]:
+        attachment: Attachment = yield Attach()
+        return attachment.info
+
+    def register(self, identity: NamespaceIdentity) -> Operation[Namespace]:
+        domain = self.settings.domain
+        if identity.domain not in ("", domain):
+            raise InvalidRequest(
+                f"the identity's domain is {identity.domain!r}, the client's is {domain!r}; "
+                f"make a client with domain={identity.domain!r}",
+                reason="BAD_NAMESPACE",
+            )
+        identity = replace(identity, domain=domain)
+        attachment: Attachment = yield Attach()
+        response = yield from self._register(attachment, identity)
+        namespace = Namespace(identity, response.namespace_id, response.digest)
+        if tuple(response.fragment_bytes) != namespace.fragment_bytes:
+            raise InvalidRequest(
+                f"daemon and client disagree on fragment sizes ({list(response.fragment_bytes)} and "
+                f"{list(namespace.fragment_bytes)} bytes); use the same version on both sides",
+                reason="LAYOUT_MISMATCH",
+            )
+        attachment.namespace_ids[namespace.digest] = namespace.id
+        return namespace
+
+    def lookup(self, namespace: Namespace, hashes: Any) -> Operation[Lookup]:
+        attachment, namespace_id = yield from self.begin(namespace)
+        packed = self.chain(attachment, hashes)
+        request = kvcache_pb2.LookupRequest(namespace_id=namespace_id, prefix_hashes=packed)
+        response = yield from self.call(attachment, "Lookup", request, self.deadline(None))
+        return Lookup(response.num_blocks, tiers_of(response.tiers), response.load_s)
+
+    def pin(self, namespace: Namespace, hashes: Any, ttl_s: float, floor: Tier) -> Operation[tuple[int, int]]:
+        attachment, namespace_id = yield from self.begin(namespace)
+        request = kvcache_pb2.PinRequest(
+            request_id=self.request_id(),
+            client_id=attachment.client_id,
+            namespace_id=namespace_id,
+            prefix_hashes=self.chain(attachment, hashes),
+            floor=_wire_tier(floor),
+            ttl_ms=milliseconds(ttl_s),
+        )
+        response = yield from self.call(attachment, "Pin", request, self.deadline(None))
+        return response.pin_id, response.num_blocks
+
+    def unpin(self, pin_id: int) -> Operation[None]:
+        attachment: Attachment = yield Attach()
+        request = kvcache_pb2.UnpinRequest(pin_id=pin_id)
+        yield from self.call(attachment, "Unpin", request, self.deadline(None))
+
+    def prefetch(
+        self, namespace: Namespace, hashes: Any, target: Tier, deadline_s: float | None
+    ) -> Operation[Prefetch]:
+        attachment, namespace_id = yield from self.begin(namespace)
+        request = kvcache_pb2.PrefetchRequest(
+            client_id=attachment.client_id,
+            namespace_id=namespace_id,
+            prefix_hashes=self.chain(attachment, hashes),
+            target=_wire_tier(target),
+            deadline_ms=milliseconds(deadline_s or 0.0),
+        )
+        response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
+        return Prefetch(response.num_blocks, response.num_promoted)
+
+    def update_session(self, session_id: str, urgency: Urgency, deadline_s: float | None) -> Operation[None]:
+        attachment: Attachment = yield Attach()
+        request = kvcache_pb2.UpdateSessionRequest(
+            client_id=attachment.client_id,
+            session_id=session_id,
+            urgency=wire_urgency(urgency),
+            deadline_ms=milliseconds(deadline_s or 0.0),
+        )
+        yield from self.call(attachment, "UpdateSession", request, self.deadline(None))
+
+    def fork_session(self, session_id: str, new_session_id: str) -> Operation[int]:
+        attachment: Attachment = yield Attach()
+        request = kvcache_pb2.ForkSessionRequest(
+            client_id=attachment.client_id, session_id=session_id, new_session_id=new_session_id
+        )
+        response = yield from self.call(attachment, "ForkSession", request, self.deadline(None))
+        return int(response.num_blocks)
+
+    def end_session(self, session_id: str, archive: bool) -> Operation[int]:
+        attachment: Attachment = yield Attach()
+        request = kvcache_pb2.EndSessionRequest(
+            client_id=attachment.client_id, session_id=session_id, archive=archive
+        )
+        response = yield from self.call(attachment, "EndSession", request, self.deadline(None))
+        return int(response.num_archived)
+
+    def touch(self) -> Operation[None]:
+        """Report touches now."""
+        attachment: Attachment = yield Attach()
+        yield from self.flush(attachment)
+
+    def _register(self, attachment: Attachment, identity: NamespaceIdentity) -> Operation[Any]:
+        request = kvcache_pb2.RegisterNamespaceRequest(identity=identity.to_wire())
+        response = yield from self.call(attachment, "RegisterNamespace", request, self.deadline(None))
+        return response
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a duration as it travels; anything above zero is at least 1."""
+    return max(1, round(seconds * 1000)) if seconds > 0 else 0
+
+
+def wire_urgency(urgency: Urgency) -> Any:
+    """Return the protobuf value, which has the same number."""
+    return int(urgency)
+
+
+def _wire_tier(tier: Tier) -> Any:
+    return int(tier)

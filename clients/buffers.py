@@ -1,0 +1,121 @@
+"""Memory of the caller as an address: ndarrays, tensors and anything with the buffer protocol.
+
+Bytes are moved by memmove through ctypes because it releases the GIL, which memoryview slice assignment does
+not, and because an address is the one thing that a bfloat16 tensor (which numpy cannot represent) and a
+bytearray have in common. torch is recognised by `data_ptr`, never imported.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import InvalidRequest
+
+copy_bytes = ctypes.memmove  # (target address, source address, number of bytes); releases the GIL
+_BYTE = ctypes.c_char
+
+
+class Span(NamedTuple):
+    """Contiguous memory of the caller. `owner` keeps it alive and pinned while the span is in use."""
+
+    address: int
+    num_bytes: int
+    owner: Any
+
+
+def target_span(buffer: Any) -> Span:
+    """Return the writable memory of `buffer`. Raises InvalidRequest when it is not contiguous, not
+    writable, or not in host memory."""
+    if type(buffer) is np.ndarray:
+        if not buffer.flags.c_contiguous or not buffer.flags.writeable:
+            raise InvalidRequest("`into` must be writable and contiguous; use np.ascontiguousarray")
+        if not buffer.nbytes:
+            return Span(0, 0, buffer)
+        return Span(_address_of_array(buffer), buffer.nbytes, buffer)
+    if hasattr(buffer, "data_ptr"):
+        return _tensor_span(buffer)
+    view = _memoryview(buffer)
+    if view.readonly:
+        raise InvalidRequest("`into` is read-only; pass a bytearray, a writable array or a tensor")
+    return _view_span(view, buffer)
+
+
+def source_span(buffer: Any) -> Span:
+    """Return the readable memory of `buffer`. Raises InvalidRequest when it is not contiguous or not
+    in host memory."""
+    if hasattr(buffer, "data_ptr"):
+        return _tensor_span(buffer)
+    array = getattr(buffer, "array", None)
+    if isinstance(array, np.ndarray):  # a StagingBuffer
+        buffer = array
+    return _view_span(_memoryview(buffer), buffer)
+
+
+def block_spans(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -> list[Span]:
+    """Return one span of `block_bytes` per block: `data` is one buffer that holds the blocks back to
+    back, or a list or tuple of one buffer per block. Raises InvalidRequest naming the sizes."""
+    span_of = target_span if writable else source_span
+    if isinstance(data, list | tuple):
+        if len(data) != num_blocks:
+            raise InvalidRequest(f"{len(data)} buffers for {num_blocks} blocks; pass one per block")
+        spans = [span_of(one) for one in data]
+        for span in spans:
+            if span.num_bytes != block_bytes:
+                raise InvalidRequest(f"a buffer has {span.num_bytes} bytes, a block has {block_bytes}")
+        return spans
+    whole = span_of(data)
+    wanted = num_blocks * block_bytes
+    if whole.num_bytes < wanted or (not writable and whole.num_bytes != wanted):
+        raise InvalidRequest(
+            f"{num_blocks} blocks of {block_bytes} bytes are {wanted} bytes, the buffer has {whole.num_bytes}"
+        )
+    return [Span(whole.address + i * block_bytes, block_bytes, whole.owner) for i in range(num_blocks)]
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Return where a contiguous array's bytes begin."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _address_of_array(array: Any) -> int:
+    # Four times faster than __array_interface__; needs a writable array that is not empty.
+    return ctypes.addressof(_BYTE.from_buffer(array))
+
+
+def _memoryview(buffer: Any) -> memoryview:
+    if isinstance(buffer, np.ndarray) and buffer.flags.c_contiguous:
+        buffer = buffer.reshape(-1).view(np.uint8)  # dtypes without a buffer format, e.g. ml_dtypes
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise InvalidRequest(
+            f"{type(buffer).__name__} has no buffer; pass bytes, an ndarray, a tensor or a list of them"
+        ) from None
+    if not view.c_contiguous:
+        raise InvalidRequest("the buffer must be contiguous; use np.ascontiguousarray or .contiguous()")
+    return view
+
+
+def _view_span(view: memoryview, owner: Any) -> Span:
+    if not view.nbytes:
+        return Span(0, 0, owner)
+    if not view.readonly:
+        return Span(ctypes.addressof(_BYTE.from_buffer(view)), view.nbytes, view)
+    return Span(address_of(np.frombuffer(view, np.uint8)), view.nbytes, view)
+
+
+def _tensor_span(tensor: Any) -> Span:
+    if tensor.device.type != "cpu":
+        raise InvalidRequest(f"the tensor is on {tensor.device}; copy it to host memory with .cpu() first")
+    if not tensor.is_contiguous():
+        raise InvalidRequest("the tensor must be contiguous; use .contiguous()")
+    return Span(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+def copy_spans(targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
+    """Copy `lengths[i]` bytes from address `sources[i]` to `targets[i]`, for every i."""
+    for target, source, length in zip(targets, sources, lengths, strict=True):
+        copy_bytes(target, source, length)

@@ -1,0 +1,131 @@
+"""What can go wrong, as one tree. A miss is an answer, never an error.
+
+    KvtierError
+    ├── Unavailable            nobody answers, or the daemon drains: recompute; the next call reconnects
+    ├── Overloaded             no room, or a queue is full: back off `retry_after_s`, or do without
+    ├── DeadlineExceeded       the daemon ran out of the caller's time: treat as a miss
+    ├── InvalidRequest         the call itself is wrong; the message names the fix
+    ├── NotFound               a lease, session or reservation that is no more
+    ├── PreconditionFailed     something must be done first, e.g. a geometry no tier can hold
+    ├── PermissionDenied       another client's lease, another domain's memory
+    ├── DataLoss               stored bytes failed their check and were dropped: treat as a miss
+    └── ServerBug              the daemon is wrong; its log has the trace
+
+Every one carries what the daemon said in its ErrorDetail: `reason` is a stable name to branch on (the
+table is in docs/api.md), `retry_after_s` is 0.0 where a retry is useless. One class per reason was
+rejected: handlers differ by family, and new reasons must not break old clients.
+"""
+
+from collections.abc import Mapping
+
+from ..v1 import types_pb2
+
+DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDetail
+
+CONNECTION_LOST = "CONNECTION_LOST"  # the connection broke: nothing is known about the call
+NO_ANSWER = "NO_ANSWER"  # the daemon stayed silent past the deadline
+NOT_RUNNING = "NOT_RUNNING"  # nobody listens at the target
+
+
+class KvtierError(Exception):
+    """Base of all operating errors of the client."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        retry_after_s: float = 0.0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.message = message
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.metadata = dict(metadata or {})
+
+
+class Unavailable(KvtierError):
+    """Nobody answers, or the daemon drains. Recompute; the next call reconnects by itself."""
+
+
+class Overloaded(KvtierError):
+    """No room, or a bounded queue is full. Back off `retry_after_s`, or do without."""
+
+
+class DeadlineExceeded(KvtierError):
+    """The daemon ran out of the caller's time. Treat as a miss."""
+
+
+class InvalidRequest(KvtierError, ValueError):
+    """The call itself is wrong; sent again as it is, it fails again."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "BAD_REQUEST",
+        retry_after_s: float = 0.0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, reason=reason, retry_after_s=retry_after_s, metadata=metadata)
+
+
+class NotFound(KvtierError):
+    """The lease, session or reservation is no more."""
+
+
+class PreconditionFailed(KvtierError):
+    """Something must be done first; the message says what."""
+
+
+class PermissionDenied(KvtierError):
+    """The lease, extent or namespace belongs to somebody else."""
+
+
+class DataLoss(KvtierError):
+    """Stored bytes failed their check and were dropped. Treat as a miss."""
+
+
+class ServerBug(KvtierError):
+    """The daemon itself is wrong. Its log has the trace."""
+
+
+# gRPC status code (its number) -> class. Numbers, so that grpc need not be imported to read a frame.
+_BY_CODE: dict[int, type[KvtierError]] = {
+    1: Unavailable,  # CANCELLED: the daemon is stopping
+    3: InvalidRequest,
+    4: DeadlineExceeded,
+    5: NotFound,
+    6: PreconditionFailed,  # ALREADY_EXISTS
+    7: PermissionDenied,
+    8: Overloaded,
+    9: PreconditionFailed,
+    10: PreconditionFailed,  # ABORTED
+    11: InvalidRequest,  # OUT_OF_RANGE
+    14: Unavailable,
+    15: DataLoss,
+    16: PermissionDenied,  # UNAUTHENTICATED
+}
+
+
+def from_detail(detail: types_pb2.ErrorDetail) -> KvtierError:
+    """Return (not raise) the exception that `detail` describes."""
+    family = _BY_CODE.get(detail.code, ServerBug)
+    return family(
+        detail.message,
+        reason=detail.reason or "UNKNOWN",
+        retry_after_s=detail.retry_after_ms / 1000,
+        metadata=detail.metadata,
+    )
+
+
+def from_status(code: int, message: str, trailing: Mapping[str, bytes | str]) -> KvtierError:
+    """Return the exception for a gRPC status; `trailing` is its metadata, where the detail travels."""
+    packed = trailing.get(DETAIL_KEY)
+    if isinstance(packed, bytes):
+        return from_detail(types_pb2.ErrorDetail.FromString(packed))
+    if code == 4:
+        return Unavailable(f"no answer in time ({message})", reason=NO_ANSWER)
+    reason = CONNECTION_LOST if code == 14 else "UNKNOWN"
+    return _BY_CODE.get(code, ServerBug)(message, reason=reason)

@@ -1,0 +1,119 @@
+"""What calls of Client return and one holds on to: Lease, Pin, Session."""
+
+from collections.abc import Iterator
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .leases import Fragment, LeaseState
+from .words import Tier, Urgency
+
+if TYPE_CHECKING:
+    from .sync import Client
+
+
+class Lease:
+    """Blocks pinned and readable in place. Ends with its `with`, by `release`, or when its TTL passes.
+
+    Iterating yields fragments as they become readable, in layer order. All views die with the lease.
+    """
+
+    def __init__(self, client: "Client", state: LeaseState) -> None:
+        self._client = client
+        self._state = state
+
+    @property
+    def num_blocks(self) -> int:
+        """End of the prefix: pinned so far, and readable once iteration or `wait` has ended."""
+        return self._state.num_blocks
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Where each block was found."""
+        return self._state.tiers
+
+    def __iter__(self) -> Iterator[Fragment]:
+        while fragments := self._client.run(self._state.next_fragments, repeat=False):
+            yield from fragments
+
+    def wait(self) -> int:
+        """Wait for every fragment; return how many blocks are readable."""
+        for _ in self:
+            pass
+        return self.num_blocks
+
+    def view(self, block: int, group: int) -> memoryview:
+        """Return a fragment's bytes in place, read-only. Raises NotFound when it has not arrived."""
+        return self._state.view(block, group)
+
+    def still_valid(self) -> bool:
+        """Whether what was read is right; ask after the last read."""
+        return self._state.still_valid()
+
+    def extend(self, ttl_s: float) -> None:
+        """Ask for more time. Raises NotFound when the lease has ended."""
+        self._client.run(partial(self._state.extend, ttl_s), repeat=False)
+
+    def release(self) -> None:
+        """End the lease. Idempotent."""
+        if not self._state.released:
+            self._client.run(self._state.close, repeat=False)
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Pin:
+    """A promise of the daemon to keep blocks, whoever lives or dies. Ends with its `with` or its TTL."""
+
+    def __init__(self, client: "Client", pin_id: int, num_blocks: int) -> None:
+        self._client = client
+        self.pin_id = pin_id
+        self.num_blocks = num_blocks
+
+    def unpin(self) -> None:
+        """End the pin. Idempotent."""
+        self._client.run(partial(self._client.operations.unpin, self.pin_id))
+
+    def __enter__(self) -> "Pin":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unpin()
+
+
+class Session:
+    """One conversation or agent run. Ends with its `with`."""
+
+    def __init__(self, client: "Client", session_id: str) -> None:
+        self._client = client
+        self.session_id = session_id
+
+    def update(self, urgency: Urgency, deadline_s: float | None = None) -> None:
+        """Say how soon the session needs its blocks, and when it expects to return."""
+        operations = self._client.operations
+        self._client.run(partial(operations.update_session, self.session_id, urgency, deadline_s))
+
+    def fork(self, new_session_id: str) -> "Session":
+        """Return a new session that holds the blocks of this one."""
+        self._client.run(partial(self._client.operations.fork_session, self.session_id, new_session_id))
+        return Session(self._client, new_session_id)
+
+    def end(self, archive: bool = True) -> int:
+        """End it; return how many blocks are being archived in the cold store."""
+        return self._client.run(partial(self._client.operations.end_session, self.session_id, archive))
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()

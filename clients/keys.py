@@ -1,0 +1,81 @@
+"""Prefix hashes: how tokens become block names, and how chains of names travel.
+
+A prefix hash is 32 bytes, chained: H(parent, tokens, extra keys). A runtime that has its own chained
+hash of 32 bytes (vLLM's SHA-256) passes that instead; kvtier never recomputes them. The encoding is
+tagged and length-prefixed, hence injective: no two (parent, tokens, extra keys) meet short of a SHA-256
+collision. A faster non-cryptographic hash was rejected: a collision would hand out wrong bytes.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..v1.shm import HASH_BYTES
+from .errors import InvalidRequest
+from .namespace import Geometry, Namespace
+
+_TAG = b"kvtier.prefix.1"
+
+
+def prefix_hashes(
+    where: Namespace | Geometry,
+    tokens: Sequence[int] | npt.NDArray[np.integer],
+    *,
+    parent: bytes = b"",
+    extra_keys: Iterable[bytes | str] = (),
+) -> list[bytes]:
+    """Return one prefix hash per *full* block of `tokens`; a rest shorter than a block has no name.
+
+    `parent` is the prefix hash of the block before, empty at the start of a chain. `extra_keys` go into
+    every block: what else the KV depends on (a salt, the digest of an image).
+    """
+    block_tokens = where.block_tokens if isinstance(where, Geometry) else where.geometry.block_tokens
+    if parent and len(parent) != HASH_BYTES:
+        raise InvalidRequest(
+            f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}", reason="BAD_KEY"
+        )
+    numbers = np.ascontiguousarray(tokens, dtype="<u8")
+    keys = [key.encode() if isinstance(key, str) else key for key in extra_keys]
+    tail = b"".join([len(keys).to_bytes(4, "big"), *(len(key).to_bytes(4, "big") + key for key in keys)])
+    head = _TAG + block_tokens.to_bytes(4, "big")
+    hashes = []
+    for first in range(0, len(numbers) - block_tokens + 1, block_tokens):
+        content = numbers[first : first + block_tokens].tobytes()
+        parent = hashlib.sha256(b"".join([head, bytes([len(parent)]), parent, content, tail])).digest()
+        hashes.append(parent)
+    return hashes
+
+
+def pack(hashes: Sequence[bytes] | bytes) -> bytes:
+    """Return a chain as one bytes of 32-byte strides. Raises InvalidRequest for other lengths."""
+    if isinstance(hashes, bytes):
+        if len(hashes) % HASH_BYTES:
+            raise _bad_length(len(hashes))
+        return hashes
+    packed = b"".join(hashes)
+    if len(packed) != len(hashes) * HASH_BYTES or any(len(one) != HASH_BYTES for one in hashes):
+        raise _bad_length(next(len(one) for one in hashes if len(one) != HASH_BYTES))
+    return packed
+
+
+def check_parent(parent: bytes) -> None:
+    """Raise InvalidRequest unless `parent` is a prefix hash, or empty."""
+    if parent and len(parent) != HASH_BYTES:
+        message = f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}"
+        raise InvalidRequest(message, reason="BAD_KEY")
+
+
+def only_hash(hashes: Sequence[bytes] | bytes) -> bytes | None:
+    """Return the prefix hash of a chain of exactly one block, None for other chains."""
+    if isinstance(hashes, bytes):
+        return hashes if len(hashes) == HASH_BYTES else None
+    return hashes[0] if len(hashes) == 1 and len(hashes[0]) == HASH_BYTES else None
+
+
+def _bad_length(length: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"prefix hashes must be {HASH_BYTES} bytes each, one has {length}; use prefix_hashes() or SHA-256",
+        reason="BAD_KEY",
+    )

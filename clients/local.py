@@ -1,0 +1,142 @@
+"""The local channel, sans-IO: frames out, frames in, answers by call number. Both shells drive it.
+
+Descriptors arrive in the order of the frames that carry them, and every frame says by its content how
+many are its own, so one queue of descriptors is enough.
+"""
+
+import os
+from collections import deque
+from typing import Any
+
+from ..v1 import kvcache_pb2, local_pb2, types_pb2
+from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode
+from ..v1.shm import ONE_SIDED_READS_ARE_SAFE
+from .effects import Answer, Attachment
+from .errors import CONNECTION_LOST, InvalidRequest, Unavailable, from_detail
+from .extents import ExtentTable, map_memory
+from .shared import OneSidedReader
+from .staging import StagingArea
+from .words import ServerInfo
+
+__all__ = ["CLOSED", "LocalProtocol", "attachment_of"]
+
+CLOSED = "the daemon closed the connection; the next call reconnects"
+
+
+def _responses() -> dict[str, tuple[Method, Any]]:
+    calls = {}
+    for method in Method:
+        name = "".join(part.capitalize() for part in method.name.split("_"))
+        module = local_pb2 if method in (Method.ATTACH, Method.MAP_EXTENTS) else kvcache_pb2
+        calls[name] = (method, getattr(module, f"{name}Response"))
+    return calls
+
+
+_CALLS = _responses()
+
+
+class LocalProtocol:
+    """State of one connection: call numbers, answers that nobody took yet, descriptors."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder()
+        self._next_call = 1
+        self._response_of: dict[int, Any] = {}  # calls that still listen
+        self._answers: dict[int, deque[Frame]] = {}
+        self._descriptors: deque[int] = deque()
+
+    def request(self, call: str, message: Any, *, no_reply: bool = False) -> tuple[int, bytes]:
+        """Return the call's number and the bytes to send. Raises InvalidRequest when it is too long."""
+        payload = message.SerializeToString()
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise InvalidRequest(
+                f"{call} of {len(payload)} bytes, limit {MAX_PAYLOAD_BYTES}; split it", reason="TOO_LARGE"
+            )
+        method, response = _CALLS[call]
+        number = self._next_call
+        self._next_call += 1
+        if not no_reply:
+            self._response_of[number] = response
+        flags = Flag.NO_REPLY if no_reply else Flag.NONE
+        return number, encode(Frame(method, flags, number, payload))
+
+    def feed(self, data: bytes, descriptors: list[int]) -> None:
+        """Take in what arrived. Raises Unavailable when the peer speaks another language."""
+        self._descriptors.extend(descriptors)
+        try:
+            frames = self._decoder.feed(data)
+        except ValueError as problem:
+            raise Unavailable(f"broken frame: {problem}", reason=CONNECTION_LOST) from None
+        for frame in frames:
+            if frame.call in self._response_of:
+                self._answers.setdefault(frame.call, deque()).append(frame)
+            else:
+                self._drop(frame)
+
+    def take(self, number: int) -> Answer | None:
+        """Return the next answer to a call; None when it has not arrived. Raises what the daemon raised."""
+        waiting = self._answers.get(number)
+        if not waiting:
+            return None
+        frame = waiting.popleft()
+        response = self._response_of[number]
+        if frame.flags & (Flag.LAST | Flag.ERROR):
+            self.forget(number)
+        if frame.flags & Flag.ERROR:
+            raise from_detail(types_pb2.ErrorDetail.FromString(frame.payload))
+        message = response.FromString(frame.payload)
+        return Answer(message, self._memory_of(frame, message))
+
+    def has_answer(self, number: int) -> bool:
+        """Whether `take` would return or raise something."""
+        return bool(self._answers.get(number))
+
+    def listens(self, number: int) -> bool:
+        """Whether answers to a call are still wanted."""
+        return number in self._response_of
+
+    def forget(self, number: int) -> None:
+        """Stop listening to a call; what still arrives for it is dropped."""
+        self._response_of.pop(number, None)
+        for frame in self._answers.pop(number, ()):
+            self._drop(frame)
+
+    def close(self) -> None:
+        """Close descriptors that nobody took."""
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _memory_of(self, frame: Frame, message: Any) -> list[int]:
+        if frame.method is Method.ATTACH:
+            wanted = 2
+        elif frame.method is Method.MAP_EXTENTS:
+            wanted = len(message.extents)
+        else:
+            return []
+        if len(self._descriptors) < wanted:
+            raise Unavailable(
+                f"{frame.method.name} came with too few descriptors; raise `ulimit -n`",
+                reason=CONNECTION_LOST,
+            )
+        return [self._descriptors.popleft() for _ in range(wanted)]
+
+    def _drop(self, frame: Frame) -> None:
+        if frame.method is Method.MAP_EXTENTS and not frame.flags & Flag.ERROR:
+            for descriptor in self._memory_of(frame, local_pb2.MapExtentsResponse.FromString(frame.payload)):
+                os.close(descriptor)
+
+
+def attachment_of(answer: Answer) -> Attachment:
+    """Map what Attach brought: the staging extent and the index. Raises Unavailable when they do not
+    fit this version of the client."""
+    message = answer.message
+    staging, index = answer.memory
+    extents = ExtentTable(message.extent_bytes)
+    area = StagingArea(map_memory(staging, writable=True))
+    memory = map_memory(index)
+    try:
+        reader = OneSidedReader(memory, extents, message.epoch) if ONE_SIDED_READS_ARE_SAFE else None
+    except ValueError as problem:
+        raise Unavailable(str(problem), reason="VERSION_MISMATCH") from None
+    info = ServerInfo(message.version, message.epoch, "local", message.max_blocks_per_request)
+    return Attachment(info, message.client_id, True, extents, area, reader)

@@ -1,0 +1,66 @@
+"""Timeout, Retry, Limits: the client's settings as value objects, and the gRPC service config they imply."""
+
+import json
+from dataclasses import dataclass
+
+SERVICE = "kvtier.v1.KVCacheService"
+IDEMPOTENT = (
+    "GetServerInfo",
+    "OpenClient",
+    "CloseClient",
+    "RegisterNamespace",
+    "Lookup",
+    "Release",
+    "KeepAlive",
+    "Prefetch",
+    "Unpin",
+    "UpdateSession",
+    "EndSession",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """How long to wait. Every call has a deadline; there is no way to wait for ever."""
+
+    call_s: float = 5.0  # when a call names no deadline of its own
+    connect_s: float = 2.0
+    grace_s: float = 1.0  # past the deadline, before a silent daemon counts as dead
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often to try. A broken connection is tried anew at once; an overloaded daemon never is."""
+
+    num_attempts: int = 2
+    backoff_s: float = 0.02  # gRPC only: first pause; doubles each time
+    max_backoff_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what the client holds."""
+
+    staging_bytes: int = 64 << 20  # wanted; the daemon may grant less
+    piece_bytes: int = 8 << 20  # a larger put is cut, so that copying and committing overlap
+    max_pending_touches: int = 256  # blocks read one-sidedly and not reported yet
+    chunk_bytes: int = 1 << 20  # gRPC only: payload of one message of a stream
+
+
+DEFAULT_TIMEOUT = Timeout()
+DEFAULT_RETRY = Retry()
+DEFAULT_LIMITS = Limits()
+
+
+def service_config(retry: Retry) -> str:
+    """Return the gRPC service config: UNAVAILABLE is retried, for idempotent calls only."""
+    policy = {
+        "maxAttempts": min(5, max(2, retry.num_attempts)),
+        "initialBackoff": f"{retry.backoff_s}s",
+        "maxBackoff": f"{retry.max_backoff_s}s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    names = [{"service": SERVICE, "method": method} for method in IDEMPOTENT]
+    config = {"methodConfig": [{"name": names, "retryPolicy": policy}]} if retry.num_attempts > 1 else {}
+    return json.dumps(config)

@@ -1,0 +1,276 @@
+"""Client: the blocking shell. It has the socket, the lock and the retry; what to say is in base.py.
+
+Thread safety: one Client may be shared by threads. Calls are serialised by a lock (one connection, one
+staging extent), except a get of one block that shared memory answers alone. Threads that want to overlap
+calls each make a Client of their own; it costs a socket and a staging extent.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from . import gets, leases, puts
+from .base import DEFAULT_TARGET, Operations, Settings
+from .connect import open_link
+from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
+from .errors import CONNECTION_LOST, KvtierError, Unavailable
+from .handles import Lease, Pin, Session
+from .keys import only_hash
+from .link import Link
+from .namespace import Namespace, NamespaceIdentity
+from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
+from .staging import StagingBuffer
+from .words import GetReport, Lookup, Prefetch, PutReport, ServerInfo, Tier, Urgency
+
+T = TypeVar("T")
+
+
+class Client:
+    """A connection to one kvtier daemon. Connects on first use, reconnects by itself, closes by `with`.
+
+    `target` is `unix:///path` (shared memory, the fast way) or `host:port` (gRPC). `shared_memory` forces
+    the choice. Every call raises KvtierError (errors.py) and nothing else; a miss is an answer.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        name: str = "",
+        domain: str = "",
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        retry: Retry = DEFAULT_RETRY,
+        limits: Limits = DEFAULT_LIMITS,
+        shared_memory: bool | None = None,
+    ) -> None:
+        settings = Settings(target, name, domain, timeout, retry, limits, shared_memory)
+        self._set_up(settings, partial(open_link, settings))
+
+    @classmethod
+    def from_env(cls) -> "Client":
+        """Make a client from KVTIER_TARGET, KVTIER_NAME and KVTIER_DOMAIN."""
+        settings = Settings.from_env()
+        return cls(settings.target, name=settings.name, domain=settings.domain)
+
+    @classmethod
+    def over(cls, open_link: Callable[[], Link], settings: Settings) -> "Client":
+        """Make a client over another kind of link, e.g. FakeAppliance's."""
+        client = cls.__new__(cls)
+        client._set_up(settings, open_link)
+        return client
+
+    def _set_up(self, settings: Settings, open_link: Callable[[], Link]) -> None:
+        self.operations = Operations(settings)
+        self._open_link = open_link
+        self._link: Link | None = None
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------------------------------- calls
+
+    @property
+    def info(self) -> ServerInfo:
+        """Who answers, and over which transport."""
+        return self.run(self.operations.info)
+
+    def register(self, identity: NamespaceIdentity) -> Namespace:
+        """Make a namespace known. Raises PreconditionFailed when no tier can hold its geometry."""
+        return self.run(partial(self.operations.register, identity))
+
+    def lookup(self, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> Lookup:
+        """Tell how much of a chain is stored. No side effect, no promise."""
+        return self.run(partial(self.operations.lookup, namespace, hashes))
+
+    def put(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        data: Any,
+        *,
+        parent: bytes = b"",
+        session: str = "",
+        deadline_s: float | None = None,
+    ) -> PutReport:
+        """Store the blocks of a chain; return when their bytes are readable.
+
+        `data` is one contiguous buffer of len(hashes) * block_bytes (block after block, fragments in
+        group order), or a list of one buffer per block. `parent` is the prefix hash of the block before
+        the first one. Blocks that cannot be stored are in the report, not errors.
+        """
+        return self.run(
+            partial(puts.put, self.operations, namespace, hashes, data, parent, session, deadline_s)
+        )
+
+    def get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        into: Any = None,
+        *,
+        first_block: int = 0,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        deadline_s: float | None = None,
+    ) -> GetReport:
+        """Fetch the stored part of a chain from `first_block` on.
+
+        `into` is one writable contiguous buffer, block `first_block` first, or a list of one per block;
+        None allocates. Bytes behind the report's `num_bytes` are undefined.
+        """
+        link = self._link
+        if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
+            report = gets.get_one(link.attachment, namespace, name, into, session)
+            if report is not None:
+                if link.attachment.touches.num_blocks >= self.operations.settings.limits.max_pending_touches:
+                    self.flush()
+                return report
+        return self.run(
+            partial(
+                gets.get,
+                self.operations,
+                namespace,
+                hashes,
+                into,
+                first_block,
+                session,
+                urgency,
+                deadline_s,
+            )
+        )
+
+    def acquire(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        *,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        ttl_s: float | None = None,
+        deadline_s: float | None = None,
+        first_block: int = 0,
+    ) -> Lease:
+        """Look up and pin in one step; read in place. Use it as a context manager."""
+        make = partial(
+            leases.acquire,
+            self.operations,
+            namespace,
+            hashes,
+            session,
+            urgency,
+            ttl_s,
+            deadline_s,
+            first_block,
+        )
+        return Lease(self, self.run(make))
+
+    def pin(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        ttl_s: float,
+        floor: Tier = Tier.DRAM,
+    ) -> Pin:
+        """Keep the stored prefix in `floor` or faster until the TTL passes or `unpin`."""
+        pin_id, num_blocks = self.run(
+            partial(self.operations.pin, namespace, hashes, ttl_s, floor), repeat=False
+        )
+        return Pin(self, pin_id, num_blocks)
+
+    def prefetch(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        target: Tier = Tier.DRAM,
+        deadline_s: float | None = None,
+    ) -> Prefetch:
+        """Promote the stored prefix before anyone asks. Returns at once."""
+        return self.run(partial(self.operations.prefetch, namespace, hashes, target, deadline_s))
+
+    def session(
+        self, session_id: str, urgency: Urgency = Urgency.QUEUED, deadline_s: float | None = None
+    ) -> Session:
+        """Create or change a session."""
+        session = Session(self, session_id)
+        session.update(urgency, deadline_s)
+        return session
+
+    def staging(self, num_bytes: int) -> StagingBuffer:
+        """Return memory from which a put copies nothing on this side. Raises Overloaded."""
+        self.run(self.operations.info)
+        link = self._link
+        return StagingBuffer(num_bytes, link.attachment.staging if link else None)
+
+    def flush(self) -> None:
+        """Report blocks read one-sidedly now, instead of with the next call."""
+        self.run(self.operations.touch)
+
+    def close(self) -> None:
+        """Give everything back. Idempotent; a later call connects anew."""
+        with self._lock:
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def run(self, make: Callable[[], Operation[T]], *, repeat: bool = True) -> T:
+        """Perform an operation; once more on a new connection when the old one turned out dead."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                with self._lock:
+                    return self._drive(make())
+            except KvtierError as problem:
+                if not repeat or not self.operations.should_repeat(problem, attempt):
+                    raise
+                self.close()
+
+    def _drive(self, operation: Operation[T]) -> T:
+        link: Link | None = None  # the one this operation started on; never changed under it
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    if type(effect) is Attach:
+                        link = self._attached(effect.connect)
+                        result: Any = link.attachment if link else None
+                    else:
+                        result = _perform(effect, link)
+                except BaseException as problem:
+                    effect = operation.throw(problem)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def _attached(self, connect: bool) -> Link | None:
+        if self._link is not None and self._link.closed:
+            self._link = None
+        if self._link is None and connect:
+            self._link = self._open_link()
+        return self._link
+
+
+def _perform(effect: Effect, link: Link | None) -> Any:
+    if type(effect) is Work:
+        return effect.function()
+    if link is None or link.closed:
+        raise Unavailable("the connection was lost during the call", reason=CONNECTION_LOST)
+    if type(effect) is Send:
+        return link.send(effect.call, effect.request, effect.timeout_s)
+    if type(effect) is Receive:
+        return link.receive(effect.ticket)
+    if type(effect) is Post:
+        return link.post(effect.call, effect.request)
+    assert type(effect) is Forget
+    return link.forget(effect.ticket)

@@ -1,0 +1,343 @@
+"""What every client of every appliance must answer. One suite, all worlds of client_worlds.py."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from kvtier.clients import (
+    Geometry,
+    InvalidRequest,
+    Namespace,
+    NamespaceIdentity,
+    NotFound,
+    PutOutcome,
+    Tier,
+    Urgency,
+    prefix_hashes,
+)
+
+from .client_worlds import WORLDS, World
+
+GEOMETRY = Geometry(
+    num_layers=5, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16", layers_per_group=2
+)
+BLOCK = GEOMETRY.block_bytes  # 40 KiB in fragments of 16, 16 and 8 KiB
+MODEL = hashlib.sha256(b"contract").digest()
+
+
+@pytest.fixture(params=list(WORLDS))
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with WORLDS[request.param](request) as made:
+        yield made
+
+
+@pytest.fixture
+def client(world: World) -> Any:
+    return world.client(name="contract")
+
+
+@pytest.fixture
+def namespace(client: Any) -> Namespace:
+    found = client.register(NamespaceIdentity(MODEL, GEOMETRY))
+    assert isinstance(found, Namespace)
+    return found
+
+
+def chain(num_blocks: int, salt: str = "") -> list[bytes]:
+    return prefix_hashes(GEOMETRY, range(num_blocks * 16), extra_keys=[salt])
+
+
+def payload(num_blocks: int, seed: int = 1) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, num_blocks * BLOCK, np.uint8)
+
+
+# --------------------------------------------------------------------------------------- namespaces
+
+
+def test_info_names_server_and_limits(client: Any) -> None:
+    info = client.info
+    assert info.version
+    assert info.epoch > 0
+    assert info.max_blocks_per_request > 0
+
+
+def test_same_identity_same_namespace(client: Any, namespace: Namespace) -> None:
+    again = client.register(NamespaceIdentity(MODEL, GEOMETRY))
+    assert (again.id, again.digest) == (namespace.id, namespace.digest)
+    assert len(namespace.digest) == 32
+    assert namespace.fragment_bytes == (16 << 10, 16 << 10, 8 << 10)
+    assert (namespace.num_groups, namespace.block_bytes) == (3, BLOCK)
+
+
+def test_namespaces_never_share_blocks(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(2), payload(2))
+    other = client.register(NamespaceIdentity(MODEL, GEOMETRY, adapter_digest=bytes(16)))
+    assert other.id != namespace.id
+    assert client.lookup(other, chain(2)).num_blocks == 0
+    assert client.get(other, chain(2)).num_blocks == 0
+
+
+# ------------------------------------------------------------------------------------- put and get
+
+
+def test_nothing_stored_is_a_miss(client: Any, namespace: Namespace) -> None:
+    found = client.lookup(namespace, chain(3))
+    assert (found.num_blocks, found.tiers) == (0, ())
+    report = client.get(namespace, chain(3))
+    assert (report.num_blocks, report.num_bytes, len(report.data)) == (0, 0, 0)
+
+
+def test_bytes_come_back(client: Any, namespace: Namespace) -> None:
+    data = payload(6)
+    report = client.put(namespace, chain(6), data)
+    assert report.outcomes == [PutOutcome.STORED] * 6
+    assert (report.num_stored, report.num_refused, report.complete) == (6, 0, True)
+    found = client.lookup(namespace, chain(6))
+    assert found.num_blocks == 6
+    assert len(found.tiers) == 6
+    assert all(tier <= Tier.DRAM for tier in found.tiers)
+    got = client.get(namespace, chain(6))
+    assert got.num_blocks == 6
+    np.testing.assert_array_equal(got.data, data)
+
+
+def test_one_block_into_a_buffer(client: Any, namespace: Namespace) -> None:
+    data = payload(1)
+    client.put(namespace, chain(1), data)
+    for target in (np.zeros(BLOCK, np.uint8), bytearray(BLOCK), np.zeros(BLOCK // 4, np.float32)):
+        report = client.get(namespace, chain(1), target)
+        assert report.num_blocks == 1
+        assert report.data is target
+        assert memoryview(target).cast("B").tobytes() == data.tobytes()
+
+
+def test_packed_hashes_are_hashes(client: Any, namespace: Namespace) -> None:
+    data = payload(2)
+    client.put(namespace, b"".join(chain(2)), data)
+    np.testing.assert_array_equal(client.get(namespace, b"".join(chain(2))).data, data)
+
+
+def test_one_buffer_per_block(client: Any, namespace: Namespace) -> None:
+    data = payload(3).reshape(3, BLOCK)
+    client.put(namespace, chain(3), [data[0].copy(), bytes(data[1]), bytearray(data[2])])
+    targets = [np.zeros(BLOCK, np.uint8) for _ in range(3)]
+    assert client.get(namespace, chain(3), targets).num_blocks == 3
+    np.testing.assert_array_equal(np.stack(targets), data)
+
+
+def test_get_ends_at_the_first_miss(client: Any, namespace: Namespace) -> None:
+    data = payload(2)
+    client.put(namespace, chain(2), data)
+    target = np.zeros(5 * BLOCK, np.uint8)
+    report = client.get(namespace, chain(5), target)
+    assert (report.num_blocks, report.num_bytes) == (2, 2 * BLOCK)
+    np.testing.assert_array_equal(target[: 2 * BLOCK], data)
+
+
+def test_get_from_the_middle(client: Any, namespace: Namespace) -> None:
+    data = payload(4)
+    client.put(namespace, chain(4), data)
+    report = client.get(namespace, chain(4), first_block=3)
+    assert (report.num_blocks, report.first_block, report.num_loaded) == (4, 3, 1)
+    np.testing.assert_array_equal(report.data, data[3 * BLOCK :])
+    nothing = client.get(namespace, chain(4), first_block=4)
+    assert (nothing.num_loaded, nothing.num_bytes) == (0, 0)
+
+
+def test_second_put_is_deduplicated(client: Any, namespace: Namespace) -> None:
+    data = payload(3)
+    client.put(namespace, chain(2), data[: 2 * BLOCK])
+    again = client.put(namespace, chain(3), data)
+    assert again.outcomes == [PutOutcome.DEDUPLICATED, PutOutcome.DEDUPLICATED, PutOutcome.STORED]
+    assert (again.num_deduplicated, again.complete) == (2, True)
+    np.testing.assert_array_equal(client.get(namespace, chain(3)).data, data)
+
+
+def test_put_continues_a_chain(client: Any, namespace: Namespace) -> None:
+    names, data = chain(4), payload(4)
+    client.put(namespace, names[:2], data[: 2 * BLOCK])
+    assert client.put(namespace, names[2:], data[2 * BLOCK :], parent=names[1]).complete
+    np.testing.assert_array_equal(client.get(namespace, names).data, data)
+
+
+def test_put_without_its_parent_is_refused(client: Any, namespace: Namespace) -> None:
+    names = chain(3)
+    report = client.put(namespace, names[1:], payload(2), parent=names[0])
+    assert report.outcomes == [PutOutcome.PARENT_MISSING] * 2
+    assert (report.num_refused, report.complete) == (2, False)
+    assert client.lookup(namespace, names).num_blocks == 0
+
+
+def test_large_put_is_cut_into_pieces(world: World, namespace: Namespace) -> None:
+    from kvtier.clients import Limits
+
+    client = world.client(limits=Limits(staging_bytes=1 << 20, piece_bytes=3 * BLOCK, chunk_bytes=10_000))
+    data = payload(50)
+    assert client.put(namespace, chain(50), data).num_stored == 50
+    np.testing.assert_array_equal(client.get(namespace, chain(50)).data, data)
+
+
+def test_put_from_staging(client: Any, namespace: Namespace) -> None:
+    data = payload(3)
+    with client.staging(3 * BLOCK) as buffer:
+        buffer.array[:] = data
+        assert client.put(namespace, chain(3), buffer).num_stored == 3
+    np.testing.assert_array_equal(client.get(namespace, chain(3)).data, data)
+
+
+def test_clients_share_blocks(world: World, client: Any, namespace: Namespace) -> None:
+    data = payload(2)
+    client.put(namespace, chain(2), data)
+    other = world.client(name="other")
+    same = other.register(NamespaceIdentity(MODEL, GEOMETRY))
+    np.testing.assert_array_equal(other.get(same, chain(2)).data, data)
+
+
+def test_closed_client_connects_anew(client: Any, namespace: Namespace) -> None:
+    data = payload(1)
+    client.put(namespace, chain(1), data)
+    client.close()
+    client.close()
+    np.testing.assert_array_equal(client.get(namespace, chain(1)).data, data)
+
+
+def test_fuller_than_full_never_gives_wrong_bytes(world: World, client: Any, namespace: Namespace) -> None:
+    if world.capacity_bytes is None:
+        pytest.skip("too large to fill")
+    num_chains = 3 * world.capacity_bytes // (8 * BLOCK)
+    for i in range(num_chains):
+        assert client.put(namespace, chain(8, str(i)), payload(8, seed=i)).complete
+    found = [client.get(namespace, chain(8, str(i))) for i in range(num_chains)]
+    for i, report in enumerate(found):
+        np.testing.assert_array_equal(report.data, payload(8, seed=i)[: report.num_bytes])
+    assert found[0].num_blocks == 0
+    assert found[-1].num_blocks == 8
+
+
+# ------------------------------------------------------------------------------------------ leases
+
+
+def test_lease_reads_in_place(client: Any, namespace: Namespace) -> None:
+    data = payload(2)
+    client.put(namespace, chain(2), data)
+    with client.acquire(namespace, chain(3), session="s", urgency=Urgency.PREFILL) as lease:
+        parts = {(f.block, f.group): bytes(f.view) for f in lease}
+        assert lease.num_blocks == 2
+        assert len(lease.tiers) == 2
+        assert sorted(parts) == [(b, g) for b in range(2) for g in range(3)]
+        assert b"".join(parts[key] for key in sorted(parts)) == data.tobytes()
+        assert bytes(lease.view(1, 0)) == parts[1, 0]
+        assert lease.view(0, 0).readonly
+        assert lease.still_valid()
+
+
+def test_views_die_with_the_lease(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(1), payload(1))
+    with client.acquire(namespace, chain(1)) as lease:
+        assert lease.wait() == 1
+        view = lease.view(0, 2)
+        assert len(view) == 8 << 10
+    with pytest.raises(ValueError, match="released"):
+        bytes(view)
+    with pytest.raises(NotFound):
+        lease.view(0, 2)
+    assert not lease.still_valid()
+    lease.release()
+
+
+def test_lease_from_the_middle(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(3), payload(3))
+    with client.acquire(namespace, chain(3), first_block=2) as lease:
+        assert {f.block for f in lease} == {2}
+        assert lease.num_blocks == 3
+
+
+def test_lease_of_nothing(client: Any, namespace: Namespace) -> None:
+    with client.acquire(namespace, chain(2)) as lease:
+        assert lease.wait() == 0
+        assert list(lease) == []
+
+
+def test_extend_until_released(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(1), payload(1))
+    lease = client.acquire(namespace, chain(1), ttl_s=5.0)
+    lease.wait()
+    lease.extend(10.0)
+    lease.release()
+    with pytest.raises(NotFound) as raised:
+        lease.extend(10.0)
+    assert raised.value.reason == "LEASE_EXPIRED"
+
+
+def test_leased_blocks_survive_pressure(world: World, client: Any, namespace: Namespace) -> None:
+    if world.capacity_bytes is None:
+        pytest.skip("too large to fill")
+    data = payload(4)
+    client.put(namespace, chain(4), data)
+    with client.acquire(namespace, chain(4)) as lease:
+        assert lease.wait() == 4
+        for i in range(2 * world.capacity_bytes // (8 * BLOCK)):
+            client.put(namespace, chain(8, str(i)), payload(8, seed=i))
+        assert b"".join(bytes(lease.view(b, g)) for b in range(4) for g in range(3)) == data.tobytes()
+        assert lease.still_valid()
+
+
+# ------------------------------------------------------------------------- pins, prefetch, sessions
+
+
+def test_pin_and_unpin(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(2), payload(2))
+    with client.pin(namespace, chain(3), ttl_s=60.0) as pin:
+        assert pin.num_blocks == 2
+    pin.unpin()
+
+
+def test_prefetch_tells_the_stored_prefix(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(2), payload(2))
+    assert client.prefetch(namespace, chain(3)).num_blocks == 2
+
+
+def test_session_from_first_turn_to_end(client: Any, namespace: Namespace) -> None:
+    with client.session("talk", Urgency.PREFILL) as session:
+        client.put(namespace, chain(2), payload(2), session="talk")
+        session.update(Urgency.WAITING, deadline_s=3.0)
+        branch = session.fork("talk-2")
+        assert branch.end(archive=False) >= 0
+    with pytest.raises(NotFound) as raised:
+        session.fork("talk-3")
+    assert raised.value.reason == "UNKNOWN_SESSION"
+
+
+# ---------------------------------------------------------------------------------- refused calls
+
+
+def test_hash_of_wrong_length(client: Any, namespace: Namespace) -> None:
+    for hashes in ([b"short"], b"x" * 33):
+        with pytest.raises(InvalidRequest, match="32 bytes") as raised:
+            client.lookup(namespace, hashes)
+        assert raised.value.reason == "BAD_KEY"
+
+
+def test_data_of_wrong_size(client: Any, namespace: Namespace) -> None:
+    with pytest.raises(InvalidRequest, match="2 blocks"):
+        client.put(namespace, chain(2), payload(1))
+    with pytest.raises(InvalidRequest, match="2 blocks"):
+        client.get(namespace, chain(2), bytearray(BLOCK))
+    with pytest.raises(InvalidRequest, match="read-only"):
+        client.get(namespace, chain(1), bytes(BLOCK))
+    with pytest.raises(InvalidRequest, match="first_block"):
+        client.get(namespace, chain(1), first_block=2)
+
+
+def test_more_blocks_than_one_call_may_name(client: Any, namespace: Namespace) -> None:
+    too_many = bytes(32 * (client.info.max_blocks_per_request + 1))
+    with pytest.raises(InvalidRequest) as raised:
+        client.lookup(namespace, too_many)
+    assert raised.value.reason == "TOO_MANY_BLOCKS"
+
+
+def test_identity_of_another_domain(client: Any) -> None:
+    with pytest.raises(InvalidRequest, match="domain"):
+        client.register(NamespaceIdentity(MODEL, GEOMETRY, domain="elsewhere"))

@@ -1,0 +1,67 @@
+"""Starts the real daemon in a subprocess, on sockets in a test's own folder."""
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+START_S = 30.0
+STOP_S = 10.0
+
+
+def why_not() -> str:
+    """Return why the daemon cannot be started here, empty when it can."""
+    if importlib.util.find_spec("kvtier.appliance.cli") is None:
+        return "kvtier.appliance.cli is not there"
+    return ""
+
+
+class Daemon:
+    """`kvtier serve` on `folder/kvtier.sock`; `policy` is the path of a policy file or None."""
+
+    def __init__(self, folder: Path, policy: Path | None = None, arguments: tuple[str, ...] = ()) -> None:
+        self.path = folder / "kvtier.sock"
+        self.target = f"unix://{self.path}"
+        self.log = folder / "daemon.log"
+        command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
+        command += ["--policy", str(policy)] if policy else []
+        self._command = [*command, *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until the local channel accepts connections."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=dict(os.environ))
+        deadline_at = time.monotonic() + START_S
+        pause = threading.Event()
+        while not _listens(f"{self.path}.local"):
+            assert self._process.poll() is None, f"the daemon ended at once:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline_at, f"not up after {START_S} s:\n{self.log.read_text()}"
+            pause.wait(0.02)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Stop it; return its exit status."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        try:
+            return self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    def close(self) -> None:
+        """Make sure that nothing is left."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
