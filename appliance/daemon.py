@@ -105,9 +105,9 @@ class Daemon:
         try:
             for address in settings.listen:
                 _make_folder(socket_path(address))
-            if daemon.local is not None:
-                daemon.local.start()
             await daemon.grpc.start()
+            if daemon.local is not None:
+                daemon.local.start()  # last: whoever can connect here finds everything there
         except StartError:
             await daemon.stop()
             raise

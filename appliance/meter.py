@@ -50,11 +50,10 @@ class Meter:
         return self._close_window()
 
     def _close_window(self) -> bool:
-        num_bytes, busy_s = self._window_bytes, self._window_busy_s
+        if not self._window_bytes or self._window_busy_s <= 0.0:
+            return False  # batches that end together: these bytes belong to the time that follows
+        sample = self._window_bytes / self._window_busy_s
         self._window_bytes, self._window_busy_s = 0, 0.0
-        if not num_bytes or busy_s <= 0.0:
-            return False
-        sample = num_bytes / busy_s
         if self.bandwidth_bytes_per_s:
             self.bandwidth_bytes_per_s += WEIGHT * (sample - self.bandwidth_bytes_per_s)
         else:

@@ -1,0 +1,111 @@
+"""Event loops for tests: in debug mode, and anything that blocked the loop is a failure."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kvtier.appliance.daemon import Daemon
+from kvtier.appliance.settings import Settings
+
+T = TypeVar("T")
+
+SLOW_CALLBACK_S = 0.25  # generous: the test machine is shared. What we look for blocks for much longer.
+
+
+class SlowCallbacks(logging.Handler):
+    """Collects asyncio's complaints about callbacks that held the loop, and about lost exceptions."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.complaints: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.complaints.append(record.getMessage())
+
+    def __enter__(self) -> "SlowCallbacks":
+        logging.getLogger("asyncio").addHandler(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        logging.getLogger("asyncio").removeHandler(self)
+        assert kind is not None or not self.complaints, self.complaints
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` to its end; fails when something held the loop."""
+
+    async def watched() -> T:
+        asyncio.get_running_loop().slow_callback_duration = SLOW_CALLBACK_S
+        return await main
+
+    with SlowCallbacks():
+        return asyncio.run(watched(), debug=True)
+
+
+async def turns(number: int = 3) -> None:
+    """Let everything that is ready run."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+class DaemonThread:
+    """A daemon on an event loop of its own, for tests that talk to it with blocking clients.
+
+    Leaving the `with` stops it and audits it first.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.daemon: Daemon
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_debug(True)
+        self._loop.slow_callback_duration = SLOW_CALLBACK_S
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._slow = SlowCallbacks()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the daemon's loop and return what it returns."""
+
+        async def on_loop() -> T:
+            return function()
+
+        return self.wait(on_loop())
+
+    def wait(self, main: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+        """Run `main` on the daemon's loop to its end."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(main, self._loop)
+        return future.result(timeout_s)
+
+    def __enter__(self) -> "DaemonThread":
+        self._slow.__enter__()
+        self._thread.start()
+        try:
+            self.daemon = self.wait(Daemon.start(self._settings))
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            problems = self.call(self.daemon.check_integrity)
+            self.wait(self.daemon.stop())
+        finally:
+            self._end()
+        if kind is None:
+            assert problems == []
+            self._slow.__exit__(None)
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+        logging.getLogger("asyncio").removeHandler(self._slow)
