@@ -1,8 +1,9 @@
 """`kvtier bench`: quick figures of a running daemon, against what memory itself can do on this host.
 
-One client, one thread, whole chains per call, as a runtime would use it. The comparison is memcpy of as many
-bytes between buffers of the same size, because GB/s alone say nothing about another machine. Peers and
-long runs belong to bench/ in the repository; this command answers "is this host set up right?".
+One client, one thread, whole chains per call, as a runtime would use it. The comparison is memcpy out of
+memory as large as what is stored, in the order of the gets: GB/s alone say nothing about another machine,
+and a memcpy within the cache would say nothing about this one. Peers and long runs belong to bench/ in
+the repository; this command answers "is this host set up right?".
 
 What a get brought is compared with what was put, outside the timed part: a fast wrong answer is none.
 """
@@ -109,8 +110,10 @@ def measure(client: Client, size: int, batch: int, volume_bytes: int, seed: int)
     chains = _chains(namespace, num_chains, batch)
     order = random.Random(seed).sample(range(num_chains), num_chains)
 
-    copied = [_timed(partial(np.copyto, into, source)) for _ in range(num_chains)]
-    memcpy_bytes_per_s = batch * size / float(np.median(copied))
+    pool = np.ones((num_chains, batch * size), np.uint8)
+    copied = [_timed(partial(np.copyto, into, pool[number])) for number in order]
+    memcpy_bytes_per_s = num_chains * batch * size / sum(copied)
+    del pool
 
     def figure(operation: str, samples: list[float], num_failed: int, num_bytes: int) -> Figure:
         speed = num_bytes / sum(samples)

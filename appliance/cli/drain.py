@@ -26,7 +26,7 @@ def drain(grace: str, exit_: bool, target: str | None, as_json: bool) -> None:
         raise click.UsageError(f"--grace: {error}") from error
     request = admin_pb2.DrainRequest(exit=exit_, grace_ms=round(grace_s * 1000))
     with admin(resolve(target)) as stub:
-        answer = stub.Drain(request, timeout=grace_s + 60)
+        answer = stub.Drain(request, timeout=2 * grace_s + 60)
     if as_json:
         print_json(plain(answer))
     else:

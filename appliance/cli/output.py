@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message
 from rich.console import Console
 
-WIDTH = 100  # columns when stdout is no terminal
+WIDTH = 120  # columns when stdout is no terminal
 
 
 def console() -> Console:

@@ -18,7 +18,10 @@ from .settings_options import load, settings_options
 )
 @click.option("--check", is_flag=True, help="Check the settings, print them with all defaults, and end.")
 def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], check: bool) -> None:
-    """Run the daemon until SIGTERM or SIGINT, which drain it.
+    """Run the daemon until SIGTERM or SIGINT, which drain it; a second one ends it at once.
+
+    Exit codes beside the usual ones: 78 when it cannot start, the message names the setting to change;
+    70 when the daemon itself is wrong, its log has the trace.
 
     \b
     Example:

@@ -65,7 +65,9 @@ def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[Part, int]]:
     pinned = min(tier.pinned_bytes, tier.used_bytes)
     sizes = [pinned, tier.used_bytes - pinned, tier.reserved_bytes, tier.condemned_bytes]
     sizes.append(max(0, tier.capacity_bytes - sum(sizes)))
-    total = sum(sizes) or 1
+    if not any(sizes):  # a tier of no bytes: draw it empty
+        sizes[-1] = 1
+    total = sum(sizes)
     counts = [size * width // total for size in sizes]
     remainders = sorted(range(len(sizes)), key=lambda i: -(sizes[i] * width % total))
     for i in remainders[: width - sum(counts)]:
@@ -79,7 +81,7 @@ def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[Part, int]]:
 
 def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
     text = Text.assemble(("kvtier ", "bold"), (answer.version, "bold"), f" at {address}")
-    text.append(f", up {format_duration(round(answer.uptime_s))}, epoch {answer.epoch}")
+    text.append(f", up {format_duration(round(answer.uptime_s))}")
     if answer.draining:
         text.append("  DRAINING", "bold red")
     counts = (
@@ -99,7 +101,7 @@ def _tiers(answer: admin_pb2.GetStatusResponse) -> Table:
     table.add_column(no_wrap=True)
     for _ in range(3):
         table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    table.add_column(style="dim", no_wrap=True)
     for tier in answer.tiers:
         bar = Text.assemble(*[(part.mark * count, part.style) for part, count in cells(tier, BAR_CELLS)])
         taken = tier.used_bytes + tier.reserved_bytes + tier.condemned_bytes

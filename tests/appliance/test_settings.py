@@ -324,7 +324,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_settings_are_frozen() -> None:
     settings = Settings.load(env={})
     with pytest.raises(ValueError, match="frozen"):
-        settings.reflection = False  # type: ignore[misc]
+        settings.reflection = False
 
 
 def test_every_setting_is_described() -> None:

@@ -1,0 +1,237 @@
+"""Commands against a scripted daemon: text, JSON, exit codes, and who hears what."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from kvtier.appliance.cli.app import cli
+from kvtier.appliance.cli.inspect import outline
+from kvtier.appliance.cli.status import BAR_CELLS, cells
+from kvtier.v1 import admin_pb2, types_pb2
+
+from .conftest import GIB, ScriptedAdmin, run, status
+
+READING = [
+    ["status"],
+    ["inspect", "block", "1:5f3a9c01"],
+    ["inspect", "session", "s"],
+    ["inspect", "lease", "17"],
+    ["inspect", "segment", "3"],
+    ["story", "block", "1:5f3a9c01"],
+    ["story", "session", "s"],
+]
+CHANGING = [["evict", "dram", "1GiB"], ["drain", "--grace", "1s"]]
+
+
+@pytest.mark.parametrize("arguments", READING + CHANGING, ids=" ".join)
+def test_every_verb_answers_in_text_and_in_json(
+    arguments: list[str], scripted: ScriptedAdmin, target: str
+) -> None:
+    text = run(*arguments, target=target)
+    assert (text.exit_code, text.stderr) == (0, "")
+    assert text.stdout.strip()
+    answer = run(*arguments, "--json", target=target)
+    assert answer.exit_code == 0
+    assert isinstance(json.loads(answer.stdout), dict)
+    assert "\x1b" not in text.stdout + answer.stdout
+
+
+@pytest.mark.parametrize("arguments", READING + CHANGING, ids=" ".join)
+def test_nobody_there_is_exit_code_3_and_says_what_to_do(arguments: list[str], target: str) -> None:
+    result = run(*arguments, "--json", target=target)
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert target in result.stderr
+    assert "kvtier serve" in result.stderr
+
+
+def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: ScriptedAdmin, target: str) -> None:
+    scripted.refusal = types_pb2.ErrorDetail(code=5, reason="NOTHING_THERE", message="no such lease")
+    result = run("inspect", "lease", "17", target=target)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: NOTHING_THERE: no such lease\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "block", "5f3a9c01"],
+        ["inspect", "block", "1:5f3a"],
+        ["inspect", "block", "1:5f3a9c011"],
+        ["inspect", "block", "0:5f3a9c01"],
+        ["inspect", "lease", "0"],
+        ["inspect", "segment", "-1"],
+        ["evict", "dram", "0"],
+        ["evict", "dram", "much"],
+        ["evict", "l2", "all"],
+        ["drain", "--grace", "soon"],
+        ["status", "--target", "http://x"],
+        ["bench", "--sizes", "1KB"],
+        ["bench", "--sizes", "64MiB", "--volume", "64MiB"],
+        ["serve", "--set", "tiers.dram.capcity=1GiB"],
+        ["serve", "--listen", "nowhere"],
+        ["serve", "--policy", "absent.yaml", "--check"],
+        ["doctor", "--set", "watermarks.low=99%"],
+        ["dance"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2_with_nothing_on_stdout(arguments: list[str], target: str) -> None:
+    result = run(*arguments, target=target)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+def test_requests_say_what_was_meant(scripted: ScriptedAdmin, target: str) -> None:
+    run("inspect", "block", "258:5F3A9C01ff", target=target)
+    run("evict", "nvme", "1.5GiB", target=target)
+    run("evict", "hbm", "all", target=target)
+    run("drain", "--grace", "1m", "--exit", target=target)
+    block, some, everything, drain = scripted.requests
+    assert (block.block.namespace_id, block.block.prefix_hash.hex()) == (258, "5f3a9c01ff")
+    assert (some.tier, some.bytes) == (types_pb2.TIER_NVME, 3 * GIB // 2)
+    assert (everything.tier, everything.bytes) == (types_pb2.TIER_HBM, 0)
+    assert (drain.exit, drain.grace_ms) == (True, 60_000)
+
+
+def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target: str) -> None:
+    answer = json.loads(run("status", "--json", target=target).stdout)
+    assert list(answer) == [
+        "target",
+        "version",
+        "epoch",
+        "uptime_s",
+        "draining",
+        "tiers",
+        "edges",
+        "num_blocks",
+        "num_sessions",
+        "num_leases",
+        "num_clients",
+        "num_namespaces",
+        "counters",
+    ]
+    assert answer["epoch"] == 1 << 62  # a number, exact
+    assert answer["draining"] is False  # present although unset on the wire
+    assert answer["tiers"][0] == {
+        "tier": "dram",
+        "backend": "sealed memfd",
+        "capacity_bytes": 4 * GIB,
+        "used_bytes": 2 * GIB,
+        "reserved_bytes": GIB // 2,
+        "condemned_bytes": 1,
+        "pinned_bytes": GIB,
+        "num_fragments": 4096,
+    }
+    assert answer["edges"][0]["bandwidth_bytes_per_s"] == 2.5e9
+    assert answer["counters"] == {"evicted_dram": 12, "stored_dram": 4096}
+    story = json.loads(run("story", "session", "s", "--json", target=target).stdout)
+    assert story == {"lines": [{"at_s": 1.5, "what": "evicted from [dram]", "why": "watermark"}]}
+    assert json.loads(run("evict", "dram", "all", "--json", target=target).stdout) == {
+        "num_blocks": 3,
+        "bytes": 3 << 20,
+    }
+
+
+def test_status_shows_the_numbers(scripted: ScriptedAdmin, target: str) -> None:
+    scripted.status.draining = True
+    text = run("status", target=target).stdout
+    for words in ("up 1h2m5s", "DRAINING", "2.5 GiB of 4 GiB", "63%", "dram → nvme", "2.50", "4,096 blocks"):
+        assert words in text
+    assert text.count("█") == BAR_CELLS // 4 + 1  # a quarter is pinned; one more in the legend
+
+
+@pytest.mark.parametrize("width", [5, 7, 40])
+def test_a_bar_is_always_as_wide_as_it_should_be(width: int) -> None:
+    full = status().tiers[0]
+    empty = admin_pb2.TierStatus(capacity_bytes=GIB)
+    nothing = admin_pb2.TierStatus()
+    for tier in (full, empty, nothing):
+        assert sum(count for _, count in cells(tier, width)) == width
+    counts = {part.name: count for part, count in cells(full, 40)}
+    assert counts == {"pinned": 10, "used": 10, "reserved": 5, "condemned": 1, "free": 14}
+
+
+def test_a_story_is_printed_as_it_is(scripted: ScriptedAdmin, target: str) -> None:
+    assert "evicted from [dram]  watermark" in run("story", "session", "s", target=target).stdout
+
+
+def test_outline_nests_lists_of_mappings() -> None:
+    value = {"lease": 17, "blocks": [{"hash": "5f", "pinned": True}, {}], "owner": None, "sizes": [1, 2000]}
+    assert outline(value) == [
+        "lease  17",
+        "blocks",
+        "  - hash    5f",
+        "    pinned  yes",
+        "  - {}",
+        "owner  none",
+        "sizes  1, 2,000",
+    ]
+
+
+def test_a_segment_that_is_not_there(tmp_path: Path) -> None:
+    result = run("inspect", "segment", "3", "--data", str(tmp_path))
+    assert result.exit_code == 1
+    assert "has no segment 3" in result.stderr
+
+
+def test_serve_check_prints_settings_that_read_back(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    first = run(
+        "serve",
+        "--check",
+        "--listen",
+        "unix:///a.sock",
+        "--listen",
+        "localhost:1",
+        "--set",
+        "reflection=false",
+    )
+    assert first.exit_code == 0
+    assert "- unix:///a.sock\n- localhost:1\n" in first.stdout
+    policy.write_text(first.stdout)
+    assert run("serve", "--check", "--policy", str(policy)).stdout == first.stdout
+
+
+def test_a_refused_policy_names_file_and_line(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("leases:\n  ttl: 20m\nreflection: 7\n")
+    result = run("serve", "--policy", str(policy), "--check")
+    assert result.exit_code == 2
+    assert f"{policy}:2: leases.ttl: 20m is longer than ttl_max (10m)" in result.stderr
+    assert f"{policy}:3: reflection: must be true or false" in result.stderr
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the words of every command."""
+    found = []
+    for name, command in group.commands.items():
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("words", commands(cli), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(words: tuple[str, ...]) -> None:
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert f"Example:\n    kvtier {' '.join(words)}" in result.stdout
+
+
+def test_the_module_runs_and_a_missing_extra_names_the_pip_line(tmp_path: Path) -> None:
+    module = [sys.executable, "-m", "kvtier.appliance.cli", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout.startswith(
+        "kvtier, version"
+    )
+    hidden = "import sys; sys.modules['rich'] = None; from kvtier.appliance.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "pip install 'kvtier[server,cli]'" in result.stderr
+    assert "Traceback" not in result.stderr

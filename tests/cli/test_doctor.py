@@ -1,0 +1,275 @@
+"""The doctor's verdicts on hosts that are not this one, and that it looks at this one without a trace."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvtier import __version__
+from kvtier.appliance.cli import checks, facts, probes
+from kvtier.appliance.cli.checks import Verdict
+from kvtier.appliance.settings import Settings
+
+from .conftest import GIB, ScriptedAdmin, run
+
+HOST = facts.Host(
+    kernel="6.8.0",
+    machine="x86_64",
+    has_pidfd=True,
+    seal_error="",
+    available_bytes=64 * GIB,
+    num_huge_pages=4096,
+    num_free_huge_pages=4096,
+    memlock_bytes=None,
+    can_lock_anything=False,
+    max_descriptors=1 << 20,
+    nodes=(probes.Node(0, True, 32 * GIB),),
+    shm_bytes=64 << 20,
+    clock_source="tsc",
+)
+VERSIONS = facts.Versions(__version__, (3, 11, 7), "1.85.1", "7.36.2")
+DIRECTORY = facts.Directory(
+    path=Path("/data"),
+    exists=True,
+    is_something_else=False,
+    is_writable=True,
+    filesystem="ext4",
+    free_bytes=100 * GIB,
+    own_bytes=0,
+    direct_error="",
+    lock_holder="",
+)
+ADDRESS = "unix:///run/k/k.sock"
+LISTEN = facts.Listen(ADDRESS, Path("/run/k/k.sock"), Path("/run/k"))
+DAEMON = facts.Daemon(ADDRESS, reachable=True, version=__version__, backends={"nvme": "direct"})
+NOBODY = facts.Daemon(ADDRESS, error="no daemon at unix:///run/k/k.sock")
+
+
+def settings(*overrides: str) -> Settings:
+    return Settings.load(env={}, overrides=overrides)
+
+
+def nvme(*overrides: str) -> Settings:
+    return settings("tiers.nvme.path=/data", "tiers.nvme.capacity=10GiB", *overrides)
+
+
+def test_a_good_host_is_all_ok() -> None:
+    everything = facts.Facts(VERSIONS, HOST, facts.Gpu(), (LISTEN,), DIRECTORY, DAEMON)
+    assert {check.verdict for check in checks.examine(everything, nvme())} == {Verdict.OK}
+
+
+OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+ON, LOCK = "tiers.dram.hugepages=on", "tiers.dram.lock=true"
+
+HOST_CASES = {
+    "no pidfd": (checks.check_kernel(replace(HOST, has_pidfd=False)), FAIL, "Linux 5.4"),
+    "no seals": (checks.check_shared_memory(replace(HOST, seal_error="refused")), FAIL, "seccomp"),
+    "python": (checks.check_python(replace(VERSIONS, python=(3, 10, 1))), FAIL, "Python 3.11"),
+    "grpc": (checks.check_grpc(replace(VERSIONS, grpc="1.62.0")), FAIL, "pip install 'grpcio>=1.70'"),
+    "little memory": (
+        checks.check_memory(replace(HOST, available_bytes=GIB), settings(), False),
+        FAIL,
+        "lower tiers.dram.capacity",
+    ),
+    "tight memory": (
+        checks.check_memory(replace(HOST, available_bytes=1100 << 20), settings(), False),
+        WARN,
+        "to leave room",
+    ),
+    "memory taken by the daemon": (
+        checks.check_memory(replace(HOST, available_bytes=0), settings(), True),
+        OK,
+        "",
+    ),
+    "no huge pages, auto": (
+        checks.check_huge_pages(replace(HOST, num_free_huge_pages=0, num_huge_pages=8), settings(), False),
+        WARN,
+        "sysctl -w vm.nr_hugepages=536",  # 8 taken by others, 528 of ours
+    ),
+    "no huge pages, on": (
+        checks.check_huge_pages(replace(HOST, num_free_huge_pages=527), settings(ON), False),
+        FAIL,
+        "set tiers.dram.hugepages to auto",
+    ),
+    "just enough huge pages": (
+        checks.check_huge_pages(replace(HOST, num_free_huge_pages=528), settings(ON), False),
+        OK,
+        "",
+    ),
+    "no huge pages, off": (
+        checks.check_huge_pages(
+            replace(HOST, num_free_huge_pages=0), settings("tiers.dram.hugepages=off"), False
+        ),
+        OK,
+        "",
+    ),
+    "memlock too low": (
+        checks.check_memlock(replace(HOST, memlock_bytes=8 << 20), settings(LOCK)),
+        FAIL,
+        "LimitMEMLOCK=infinity",
+    ),
+    "memlock not needed": (checks.check_memlock(replace(HOST, memlock_bytes=0), settings()), OK, ""),
+    "memlock by capability": (
+        checks.check_memlock(replace(HOST, memlock_bytes=0, can_lock_anything=True), settings(LOCK)),
+        OK,
+        "",
+    ),
+    "descriptors": (
+        checks.check_descriptors(replace(HOST, max_descriptors=1024), settings()),
+        FAIL,
+        "LimitNOFILE=1168",
+    ),
+    "no such node": (
+        checks.check_numa(HOST, settings("tiers.dram.numa_nodes=[0, 3]")),
+        FAIL,
+        "numa_nodes to nodes that exist",
+    ),
+    "two nodes": (
+        checks.check_numa(replace(HOST, nodes=(*HOST.nodes, probes.Node(1, False, GIB))), settings()),
+        WARN,
+        "numa_nodes",
+    ),
+    "slow clock": (checks.check_clock(replace(HOST, clock_source="hpet")), WARN, "clocksource=tsc"),
+    "small /dev/shm": (checks.check_dev_shm(replace(HOST, shm_bytes=0)), OK, ""),
+    "no gpu": (checks.check_gpu(facts.Gpu()), OK, ""),
+    "open port": (checks.check_listen(facts.Listen("0.0.0.0:1"), NOBODY), WARN, "firewall"),
+    "loopback": (checks.check_listen(facts.Listen("[::1]:1", is_loopback=True), NOBODY), OK, ""),
+    "file in the way": (
+        checks.check_listen(replace(LISTEN, kind="other"), NOBODY),
+        FAIL,
+        "remove /run/k/k.sock",
+    ),
+    "folder not ours": (checks.check_listen(replace(LISTEN, is_writable=False), NOBODY), FAIL, "install -d"),
+    "folder of all": (
+        checks.check_listen(replace(LISTEN, is_shared_folder=True), NOBODY),
+        WARN,
+        "chmod 0700",
+    ),
+    "dead socket": (checks.check_listen(replace(LISTEN, kind="socket"), NOBODY), OK, ""),
+}
+
+
+@pytest.mark.parametrize("name", HOST_CASES)
+def test_verdicts_on_the_host(name: str) -> None:
+    check, verdict, words = HOST_CASES[name]
+    assert check.verdict is verdict
+    assert words in check.fix
+    assert bool(check.fix) == (verdict is not OK)  # whatever is not well has a fix
+
+
+DIRECTORY_CASES = {
+    "a file": (replace(DIRECTORY, is_something_else=True), "nvme /data", FAIL, "to a directory"),
+    "not writable": (replace(DIRECTORY, is_writable=False), "nvme /data", FAIL, "chown"),
+    "memory": (replace(DIRECTORY, filesystem="tmpfs"), "nvme /data", WARN, "NVMe disk"),
+    "network": (replace(DIRECTORY, filesystem="fuse.sshfs"), "nvme /data", WARN, "local disk"),
+    "container layer": (replace(DIRECTORY, filesystem="overlay"), "nvme /data", WARN, "mount a volume"),
+    "no direct I/O": (replace(DIRECTORY, direct_error="refused"), "nvme direct I/O", WARN, "ext4 or xfs"),
+    "no space": (replace(DIRECTORY, free_bytes=9 * GIB), "nvme space", FAIL, "lower tiers.nvme.capacity"),
+    "owned": (replace(DIRECTORY, lock_holder="pid 7"), "nvme lock", FAIL, "stop that process"),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTORY_CASES)
+def test_verdicts_on_the_directory(name: str) -> None:
+    directory, line, verdict, words = DIRECTORY_CASES[name]
+    (check,) = [c for c in checks.check_directory(directory, nvme(), False) if c.verdict is not OK]
+    assert (check.name, check.verdict) == (line, verdict)
+    assert words in check.fix
+
+
+def test_space_that_the_store_already_has_is_not_wanted_twice() -> None:
+    directory = replace(DIRECTORY, free_bytes=GIB, own_bytes=9 * GIB, lock_holder="pid 7")
+    assert {check.verdict for check in checks.check_directory(directory, nvme(), True)} == {OK}
+
+
+def test_verdicts_on_the_daemon() -> None:
+    def worst(daemon: facts.Daemon) -> tuple[str, Verdict]:
+        (bad,) = [check for check in checks.check_daemon(daemon, VERSIONS) if check.verdict is not OK]
+        assert bad.fix
+        return bad.name, bad.verdict
+
+    assert worst(NOBODY) == ("daemon", WARN)
+    assert worst(replace(NOBODY, was_named=True)) == ("daemon", FAIL)
+    assert worst(replace(DAEMON, version="9.9.9")) == ("daemon version", WARN)
+    assert worst(replace(DAEMON, draining=True)) == ("daemon state", WARN)
+    assert worst(replace(DAEMON, problems=("slot 1 is free and taken",))) == ("daemon integrity", FAIL)
+    assert worst(replace(DAEMON, backends={"nvme": "aiofiles"})) == ("daemon nvme", WARN)
+
+
+def test_the_command_on_this_host_with_and_without_a_daemon(
+    scripted: ScriptedAdmin, target: str, tmp_path: Path
+) -> None:
+    arguments = ["doctor", "--json", "--set", f"tiers.nvme.path={tmp_path / 'new' / 'data'}"]
+    arguments += ["--set", "tiers.nvme.capacity=192MiB", "--set", f"listen={target}"]
+    before = sorted(os.listdir(tmp_path))
+    result = run(*arguments, target=target)
+    report = json.loads(result.stdout)
+    assert list(report) == ["num_ok", "num_warn", "num_fail", "checks"]
+    assert all(list(check) == ["name", "verdict", "detail", "fix"] for check in report["checks"])
+    verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
+    for name in ("kernel", "shared memory", "daemon", "daemon integrity", "daemon nvme", "nvme lock"):
+        assert verdicts[name] == "ok"
+    assert result.exit_code == (1 if report["num_fail"] else 0)
+    assert sorted(os.listdir(tmp_path)) == before  # it left nothing behind
+
+    scripted.problems = ["slot 1 is free and taken"]
+    sick = run(*arguments, target=target)
+    assert sick.exit_code == 1
+    assert "slot 1 is free and taken" in sick.stdout
+    absent = run("doctor", target=f"unix://{tmp_path}/absent.sock")
+    assert absent.exit_code == 1  # it was named, so its absence is a failure
+    assert "fail daemon" in absent.stdout
+    assert "fix: start it with `kvtier serve`" in absent.stdout
+
+
+# ---------------------------------------------------------------------------------------------- probes
+
+
+def test_the_file_system_is_that_of_the_nearest_mount() -> None:
+    mountinfo = (
+        "22 1 259:1 / / rw - ext4 /dev/root rw\n"
+        "30 22 0:25 / /mnt rw shared:1 - tmpfs tmpfs rw\n"
+        "31 30 259:3 / /mnt/my\\040disk rw,noatime shared:2 - xfs /dev/nvme0n1 rw\n"
+        "not a mount\n"
+    )
+    assert probes.filesystem_of(Path("/mnt/my disk/data"), mountinfo) == "xfs"
+    assert probes.filesystem_of(Path("/mnt/other"), mountinfo) == "tmpfs"
+    assert probes.filesystem_of(Path("/mntx"), mountinfo) == "ext4"
+
+
+def test_the_holder_of_a_lock_is_read_from_the_kernels_list() -> None:
+    locks = "1: POSIX  ADVISORY  WRITE 11 08:01:55 0 EOF\n2: FLOCK  ADVISORY  WRITE 4711 103:02:55 0 EOF\n"
+    assert probes.holder_in(locks, 0x103, 2, 55) == "pid 4711"
+    assert probes.holder_in(locks, 8, 1, 55) == ""
+
+
+def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
+    for name, limit, used in (("a", "1000", "100"), ("b", "max", "0"), ("c", "700", "800")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / name / "memory.current").write_text(f"{used}\n")
+    assert probes.memory_limit([tmp_path / "a", tmp_path / "b"]) == 900
+    assert probes.memory_limit([tmp_path / "a", tmp_path / "c"]) == 0
+    assert probes.memory_limit([tmp_path / "b", tmp_path / "absent"]) is None
+
+
+def test_a_held_lock_is_seen_and_not_disturbed(tmp_path: Path) -> None:
+    from kvtier.tiers.ownership import DirectoryLock
+
+    assert facts.gather_directory(tmp_path).lock_holder == ""
+    lock = DirectoryLock(tmp_path)
+    assert facts.gather_directory(tmp_path).lock_holder == f"pid {os.getpid()}"
+    assert lock.still_ours()
+    lock.release()
+    assert facts.gather_directory(tmp_path).lock_holder == ""
+
+
+def test_a_shared_folder_is_noticed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert facts.gather_listen(f"unix://{tmp_path}/k.sock").is_shared_folder
+    tmp_path.chmod(0o700)
+    assert not facts.gather_listen(f"unix://{tmp_path}/k.sock").is_shared_folder
+    (tmp_path / "k.sock").write_text("")
+    assert facts.gather_listen(f"unix://{tmp_path}/k.sock").kind == "other"
