@@ -49,8 +49,9 @@ def record_bytes(length: int) -> int:
 class SegmentLog:
     """Books of `num_segments` segments of `segment_bytes` each.
 
-    `footer_bytes` at the end of every segment are kept for its footer. One segment is always kept free
-    for records copied forward during reclaim (`forward=True`), so that reclaiming cannot deadlock.
+    `footer_bytes` at the end of every segment are kept for its footer. Records copied forward during
+    reclaim (`forward=True`) go to an open segment of their own, and the last free segment is kept for
+    them: one reclaimed segment never needs more than that, so reclaiming cannot deadlock.
     """
 
     def __init__(self, num_segments: int, segment_bytes: int, footer_bytes: int) -> None:
@@ -59,7 +60,7 @@ class SegmentLog:
         self.data_pages = (segment_bytes - footer_bytes) // PAGE_BYTES
         self.segments = [Segment() for _ in range(num_segments)]
         self._free = list(range(num_segments - 1, -1, -1))
-        self._open: int | None = None
+        self._open: dict[bool, int] = {}  # the segment being filled, by `forward`
         self._to_seal: list[int] = []
         self._num_sealed_ever = 0
 
@@ -81,15 +82,17 @@ class SegmentLog:
         pages = record_bytes(num_bytes) // PAGE_BYTES
         if pages > self.data_pages:
             return None
-        if self._open is not None and self.segments[self._open].next_page + pages > self.data_pages:
-            self.close_open_segment()
-        if self._open is None:
+        number = self._open.get(forward)
+        if number is not None and self.segments[number].next_page + pages > self.data_pages:
+            self._close(forward)
+            number = None
+        if number is None:
             if len(self._free) <= (0 if forward else 1):
                 return None
-            self._open = self._free.pop()
-            self.segments[self._open].state = SegmentState.OPEN
-        segment = self.segments[self._open]
-        place = place_of(self._open, segment.next_page)
+            number = self._open[forward] = self._free.pop()
+            self.segments[number].state = SegmentState.OPEN
+        segment = self.segments[number]
+        place = place_of(number, segment.next_page)
         segment.next_page += pages
         segment.num_landing += 1
         segment.num_live += 1
@@ -111,12 +114,10 @@ class SegmentLog:
         assert segment.num_live >= 0
         assert segment.live_bytes >= 0
 
-    def close_open_segment(self) -> None:
-        """Stop appending to the open segment; it is sealed once its copies have landed."""
-        if self._open is not None:
-            number, self._open = self._open, None
-            self.segments[number].state = SegmentState.FULL
-            self._maybe_seal(number)
+    def close_open_segments(self) -> None:
+        """Stop appending to the open segments; they are sealed once their copies have landed."""
+        for forward in list(self._open):
+            self._close(forward)
 
     def take_segments_to_seal(self) -> list[int]:
         """Return the segments that became ready to seal since the last call; they count as sealed."""
@@ -164,8 +165,8 @@ class SegmentLog:
         """Return the books; dead records and holes count as wasted."""
         capacity = len(self.segments) * self.segment_bytes
         free = len(self._free) * self.segment_bytes
-        if self._open is not None:
-            free += (self.data_pages - self.segments[self._open].next_page) * PAGE_BYTES
+        for number in self._open.values():
+            free += (self.data_pages - self.segments[number].next_page) * PAGE_BYTES
         live = sum(s.live_bytes for s in self.segments)
         return RoomStatistics(capacity, free, capacity - free, capacity - free - live)
 
@@ -182,6 +183,11 @@ class SegmentLog:
             if segment.state in (SegmentState.FREE, SegmentState.SEALED) and segment.num_landing:
                 problems.append(f"segment {number}: {segment.state.value} with copies landing")
         return problems
+
+    def _close(self, forward: bool) -> None:
+        number = self._open.pop(forward)
+        self.segments[number].state = SegmentState.FULL
+        self._maybe_seal(number)
 
     def _maybe_seal(self, number: int) -> None:
         segment = self.segments[number]

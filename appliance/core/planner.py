@@ -273,7 +273,7 @@ class Planner:
         log = self.rooms.get(Tier.NVME)
         if not isinstance(log, SegmentLog):
             return []
-        log.close_open_segment()
+        log.close_open_segments()
         return [ev.SealSegment(number) for number in log.take_segments_to_seal()]
 
     def _tick(self, event: ev.Tick) -> None:

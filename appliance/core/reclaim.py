@@ -129,11 +129,13 @@ class Reclaim:
         )
         doomed = None if worth_it else self._subtree_to_drop(row)
         if doomed is None:
-            if not self._forward(row, here):
+            if self._forward(row, here):
+                self._forward_bytes -= num_bytes
+                self._kept_bytes += num_bytes
+                return True
+            doomed = self._subtree_to_drop(row)
+            if doomed is None:
                 return False
-            self._forward_bytes -= num_bytes
-            self._kept_bytes += num_bytes
-            return True
         for victim in doomed:
             self._residency.evict(victim, Tier.NVME, "segment reclaimed")
         return True
