@@ -8,6 +8,7 @@ A generated file is committed, so that users need no generator; this module is w
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import grpc_tools
 from grpc_tools import protoc
+from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
+from kvtier.appliance.errors import error_table_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -42,7 +45,47 @@ def wire_stubs() -> Iterator[tuple[Path, bytes]]:
             yield PROTO / "kvtier" / "v1" / made.name, made.read_bytes()
 
 
-GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [wire_stubs]
+def state_diagram() -> Iterator[tuple[Path, bytes]]:
+    """Yield docs/states.md, drawn from the transition table."""
+    arrows = "\n".join(
+        f"    {before.name} --> {after.name}: {step.name.lower()}"
+        for (before, step), after in TRANSITIONS.items()
+    )
+    states = "\n".join(f"| `{state.name}` | {STATE_MEANING[state]} |" for state in State)
+    text = f"""# What can become of one fragment in one tier
+
+Generated from `appliance/core/states.py` by `make docs`. Every other step is a programmer error.
+
+```mermaid
+stateDiagram-v2
+    [*] --> ABSENT
+{arrows}
+```
+
+| state | meaning |
+|---|---|
+{states}
+"""
+    yield ROOT / "docs" / "states.md", text.encode()
+
+
+def api_reference() -> Iterator[tuple[Path, bytes]]:
+    """Yield docs/api.md: every call with its comment from the .proto files, and the error table."""
+    parts = [
+        "# API reference\n\nGenerated from `proto/kvtier/v1/*.proto` and `appliance/errors.py` by `make docs`.\n"
+    ]
+    for path in sorted(PROTO.glob("kvtier/v1/*.proto")):
+        for service, body in re.findall(r"service (\w+) \{\n(.*?)\n\}", path.read_text(), re.S):
+            parts.append(f"\n## {service}\n")
+            for comment, signature in re.findall(r"((?:  //.*\n)+)  rpc (.*);", body):
+                words = " ".join(line.strip().removeprefix("//").strip() for line in comment.splitlines())
+                parts.append(f"\n`{signature}`\n\n{words}\n")
+    parts.append("\n## Errors\n\nA miss is an answer, not an error. Errors carry `ErrorInfo` (gRPC) or an ")
+    parts.append("`ErrorDetail` (local channel) with the reason.\n\n" + error_table_markdown() + "\n")
+    yield ROOT / "docs" / "api.md", "".join(parts).encode()
+
+
+GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [wire_stubs, state_diagram, api_reference]
 
 
 def stale() -> list[Path]:
