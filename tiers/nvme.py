@@ -240,8 +240,8 @@ class ColdStore:
         gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
         recovered = assemble(in_order + gone, list(self._manifest.state.namespaces.values()))
         recovered.reasons.update(self._reasons)
-        if recovered.reasons:
-            log.warning("cold store %s: %s", self.directory, dict(recovered.reasons))
+        if recovered.reasons.keys() - {"segment_unsealed"}:  # that one every crash leaves behind
+            log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))
         return recovered
 
     # --------------------------------------------------------------------------------- observation

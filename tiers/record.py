@@ -136,7 +136,7 @@ def pack_header(page: memoryview, header: RecordHeader) -> bytes:
     return packed[ENTRY_OFFSET : ENTRY_OFFSET + ENTRY_BYTES]
 
 
-def unpack_header(page: bytes | memoryview) -> RecordHeader:
+def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
     """Return the header in `page`. No length in it is believed before the CRC was checked, nor after
     it beyond what the version allows. Raises RecordError."""
     if len(page) < HEADER_BYTES:

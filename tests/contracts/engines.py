@@ -8,7 +8,9 @@ from pathlib import Path
 from kvtier.tiers.base import Engine, Room
 from kvtier.tiers.block import Tier
 from kvtier.tiers.index import Indexes
+from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.memory import ExtentEngine
+from kvtier.tiers.nvme import ColdStore
 from kvtier.tiers.slots import SlotPool
 
 
@@ -41,4 +43,17 @@ def _memory(tier: Tier) -> Factory:
     return make
 
 
-FACTORIES: dict[str, Factory] = {"dram": _memory(Tier.DRAM), "hbm in host memory": _memory(Tier.HBM)}
+@contextmanager
+def _cold(directory: Path) -> Iterator[Case]:
+    store = ColdStore.open(directory / "cold", 4 << 20, 4)
+    try:
+        yield Case(store, SegmentLog(4, 4 << 20, store.footer_bytes), guards_visibility=False)
+    finally:
+        store.close()
+
+
+FACTORIES: dict[str, Factory] = {
+    "dram": _memory(Tier.DRAM),
+    "hbm in host memory": _memory(Tier.HBM),
+    "nvme": _cold,
+}

@@ -91,7 +91,7 @@ class Cold:
 
     def seal(self) -> list[bool]:
         """Close the open segment and seal what can be."""
-        self.room.close_open_segment()
+        self.room.close_open_segments()
         return [self.store.seal(number) for number in self.room.take_segments_to_seal()]
 
     def free(self, number: int) -> None:
@@ -165,7 +165,9 @@ def labels_of(recovered: Recovered) -> dict[int, FragmentLabel]:
 
 
 def flip(path: Path, offset: int) -> None:
-    """Invert one byte of a file."""
+    """Invert one byte of a file, if it is that long."""
+    if path.stat().st_size <= offset:
+        return
     with open(path, "r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]

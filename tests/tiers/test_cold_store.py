@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -536,13 +536,16 @@ def test_the_nth_system_call_failing_never_loses_the_thread(tmp_path: Path) -> N
     for code in (errno.EIO, errno.ENOSPC):
         for number in range(total):
             directory = tmp_path / f"{code}-{number}"
-            _scenario(directory, FaultyIo(lambda kind, n, code=code, at=number: _fail_at(n, at, code)))
+            _scenario(directory, FaultyIo(_failing_once(number, code)))
 
 
-def _fail_at(number: int, at: int, code: int) -> int | None:
-    if number == at:
-        raise OSError(code, os.strerror(code))
-    return None
+def _failing_once(at: int, code: int) -> Callable[[str, int], int | None]:
+    def fault(kind: str, number: int) -> int | None:
+        if number == at:
+            raise OSError(code, os.strerror(code))
+        return None
+
+    return fault
 
 
 def _scenario(directory: Path, io: FaultyIo) -> int:
