@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from . import EXIT_FAILED, EXIT_OK
-from .checks import Check, Verdict, examine
+from .checks import examine
 from .facts import gather
 from .output import console, print_json
 from .settings_options import load, settings_options
 from .target import json_option, resolve, target_option
+from .verdicts import Check, Verdict
 
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvtier import __version__
-from kvtier.appliance.cli import checks, facts, probes
-from kvtier.appliance.cli.checks import Verdict
+from kvtier.appliance.cli import checks, checks_places, facts, probes
+from kvtier.appliance.cli.verdicts import Verdict
 from kvtier.appliance.settings import Settings
 
 from .conftest import GIB, ScriptedAdmin, run
@@ -134,20 +134,24 @@ HOST_CASES = {
     "slow clock": (checks.check_clock(replace(HOST, clock_source="hpet")), WARN, "clocksource=tsc"),
     "small /dev/shm": (checks.check_dev_shm(replace(HOST, shm_bytes=0)), OK, ""),
     "no gpu": (checks.check_gpu(facts.Gpu()), OK, ""),
-    "open port": (checks.check_listen(facts.Listen("0.0.0.0:1"), NOBODY), WARN, "firewall"),
-    "loopback": (checks.check_listen(facts.Listen("[::1]:1", is_loopback=True), NOBODY), OK, ""),
+    "open port": (checks_places.check_listen(facts.Listen("0.0.0.0:1"), NOBODY), WARN, "firewall"),
+    "loopback": (checks_places.check_listen(facts.Listen("[::1]:1", is_loopback=True), NOBODY), OK, ""),
     "file in the way": (
-        checks.check_listen(replace(LISTEN, kind="other"), NOBODY),
+        checks_places.check_listen(replace(LISTEN, kind="other"), NOBODY),
         FAIL,
         "remove /run/k/k.sock",
     ),
-    "folder not ours": (checks.check_listen(replace(LISTEN, is_writable=False), NOBODY), FAIL, "install -d"),
+    "folder not ours": (
+        checks_places.check_listen(replace(LISTEN, is_writable=False), NOBODY),
+        FAIL,
+        "install -d",
+    ),
     "folder of all": (
-        checks.check_listen(replace(LISTEN, is_shared_folder=True), NOBODY),
+        checks_places.check_listen(replace(LISTEN, is_shared_folder=True), NOBODY),
         WARN,
         "chmod 0700",
     ),
-    "dead socket": (checks.check_listen(replace(LISTEN, kind="socket"), NOBODY), OK, ""),
+    "dead socket": (checks_places.check_listen(replace(LISTEN, kind="socket"), NOBODY), OK, ""),
 }
 
 
@@ -174,19 +178,19 @@ DIRECTORY_CASES = {
 @pytest.mark.parametrize("name", DIRECTORY_CASES)
 def test_verdicts_on_the_directory(name: str) -> None:
     directory, line, verdict, words = DIRECTORY_CASES[name]
-    (check,) = [c for c in checks.check_directory(directory, nvme(), False) if c.verdict is not OK]
+    (check,) = [c for c in checks_places.check_directory(directory, nvme(), False) if c.verdict is not OK]
     assert (check.name, check.verdict) == (line, verdict)
     assert words in check.fix
 
 
 def test_space_that_the_store_already_has_is_not_wanted_twice() -> None:
     directory = replace(DIRECTORY, free_bytes=GIB, own_bytes=9 * GIB, lock_holder="pid 7")
-    assert {check.verdict for check in checks.check_directory(directory, nvme(), True)} == {OK}
+    assert {check.verdict for check in checks_places.check_directory(directory, nvme(), True)} == {OK}
 
 
 def test_verdicts_on_the_daemon() -> None:
     def worst(daemon: facts.Daemon) -> tuple[str, Verdict]:
-        (bad,) = [check for check in checks.check_daemon(daemon, VERSIONS) if check.verdict is not OK]
+        (bad,) = [check for check in checks_places.check_daemon(daemon, VERSIONS) if check.verdict is not OK]
         assert bad.fix
         return bad.name, bad.verdict
 
