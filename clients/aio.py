@@ -124,7 +124,7 @@ class AsyncClient:
             if namespace.block_bytes < THREAD_BYTES:
                 report = gets.get_one(link.attachment, namespace, name, into, session)
             if report is not None:
-                if link.attachment.touches.num_blocks >= self.operations.settings.limits.max_pending_touches:
+                if link.attachment.touches.are_due(self.operations.settings.limits):
                     await self.flush()
                 return report
         return await self.run(
@@ -271,7 +271,7 @@ async def _perform(effect: Effect, link: AsyncLink | None) -> Any:
     if type(effect) is Receive:
         return await link.receive(effect.ticket)
     if type(effect) is Post:
-        return link.post(effect.call, effect.request)
+        return link.post(effect.call, effect.request, effect.is_hint)
     assert type(effect) is Forget
     return link.forget(effect.ticket)
 

@@ -103,7 +103,7 @@ class AsyncSession:
         await self._client.run(partial(operations.update_session, self.session_id, urgency, deadline_s))
 
     async def fork(self, new_session_id: str) -> "AsyncSession":
-        """Return a new session that holds the blocks of this one."""
+        """Return a new session that holds the blocks of this one; of none when this one has ended."""
         await self._client.run(partial(self._client.operations.fork_session, self.session_id, new_session_id))
         return AsyncSession(self._client, new_session_id)
 

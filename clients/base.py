@@ -92,7 +92,7 @@ class Operations:
                     prefix_hashes=packed,
                     session_id=session,
                 )
-                yield Post("Touch", request)
+                yield Post("Touch", request, is_hint=True)
 
     def begin(self, namespace: Namespace) -> Operation[tuple[Attachment, int]]:
         """Connect, and register the namespace when this connection has not done so; return its id."""
@@ -145,6 +145,8 @@ class Operations:
     def lookup(self, namespace: Namespace, hashes: Any) -> Operation[Lookup]:
         attachment, namespace_id = yield from self.begin(namespace)
         packed = self.chain(attachment, hashes)
+        if not packed:
+            return Lookup(0, (), 0.0)
         request = kvcache_pb2.LookupRequest(namespace_id=namespace_id, prefix_hashes=packed)
         response = yield from self.call(attachment, "Lookup", request, self.deadline(None))
         return Lookup(response.num_blocks, tiers_of(response.tiers), response.load_s)

@@ -6,10 +6,11 @@ bytearray have in common. torch is recognised by `data_ptr`, never imported.
 """
 
 import ctypes
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import InvalidRequest
 
@@ -53,9 +54,35 @@ def source_span(buffer: Any) -> Span:
     return _view_span(_memoryview(buffer), buffer)
 
 
-def block_spans(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -> list[Span]:
-    """Return one span of `block_bytes` per block: `data` is one buffer that holds the blocks back to
-    back, or a list or tuple of one buffer per block. Raises InvalidRequest naming the sizes."""
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Memory of the caller, one address per block; `owner` keeps it alive."""
+
+    addresses: npt.NDArray[np.int64]
+    block_bytes: int
+    contiguous: bool  # back to back
+    owner: Any
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def part(self, first: int, last: int) -> "Blocks":
+        """Return blocks `first` up to `last`."""
+        return replace(self, addresses=self.addresses[first:last])
+
+    def gather(self, address: int) -> None:
+        """Copy all blocks to `address`, back to back. Releases the GIL."""
+        if self.contiguous and len(self.addresses):
+            copy_bytes(address, int(self.addresses[0]), len(self.addresses) * self.block_bytes)
+            return
+        for source in self.addresses.tolist():
+            copy_bytes(address, source, self.block_bytes)
+            address += self.block_bytes
+
+
+def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -> Blocks:
+    """Return where blocks are: `data` is one buffer that holds them back to back, or a list or tuple of
+    one buffer per block. Raises InvalidRequest naming the sizes."""
     span_of = target_span if writable else source_span
     if isinstance(data, list | tuple):
         if len(data) != num_blocks:
@@ -64,14 +91,16 @@ def block_spans(data: Any, num_blocks: int, block_bytes: int, *, writable: bool)
         for span in spans:
             if span.num_bytes != block_bytes:
                 raise InvalidRequest(f"a buffer has {span.num_bytes} bytes, a block has {block_bytes}")
-        return spans
+        addresses = np.array([span.address for span in spans], np.int64)
+        return Blocks(addresses, block_bytes, False, [span.owner for span in spans])
     whole = span_of(data)
     wanted = num_blocks * block_bytes
     if whole.num_bytes < wanted or (not writable and whole.num_bytes != wanted):
         raise InvalidRequest(
             f"{num_blocks} blocks of {block_bytes} bytes are {wanted} bytes, the buffer has {whole.num_bytes}"
         )
-    return [Span(whole.address + i * block_bytes, block_bytes, whole.owner) for i in range(num_blocks)]
+    addresses = np.arange(num_blocks, dtype=np.int64) * block_bytes + whole.address
+    return Blocks(addresses, block_bytes, True, whole.owner)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -113,9 +142,3 @@ def _tensor_span(tensor: Any) -> Span:
     if not tensor.is_contiguous():
         raise InvalidRequest("the tensor must be contiguous; use .contiguous()")
     return Span(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
-
-
-def copy_spans(targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-    """Copy `lengths[i]` bytes from address `sources[i]` to `targets[i]`, for every i."""
-    for target, source, length in zip(targets, sources, lengths, strict=True):
-        copy_bytes(target, source, length)

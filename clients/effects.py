@@ -13,6 +13,7 @@ Writing each operation twice was rejected (twins drift), and so was running one 
     Work(function, num_bytes)   -> what it returns move bytes; AsyncClient uses a thread when many
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..v1.shm import HASH_BYTES
 from .extents import ExtentTable, Memory
+from .options import Limits
 from .shared import OneSidedReader
 from .staging import StagingArea
 from .words import ServerInfo
 
 T = TypeVar("T")
+TOUCH_PERIOD_S = 1.0  # blocks that are read one-sidedly only must not look unused for longer
 
 
 class Attach(NamedTuple):
@@ -48,10 +51,11 @@ class Receive(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Send a request that nobody answers."""
+    """Send a request that nobody answers. A hint may be dropped where sending it would have to wait."""
 
     call: str
     request: Any
+    is_hint: bool = False
 
 
 class Forget(NamedTuple):
@@ -82,13 +86,22 @@ class Answer(NamedTuple):
 class Touches:
     """Blocks read one-sidedly and not reported yet, per (namespace id, session). Mutated by every get."""
 
-    chains: dict[tuple[int, str], list[bytes]] = field(default_factory=dict)
+    chains: dict[tuple[int, str], dict[bytes, None]] = field(default_factory=dict)  # ordered sets
     num_blocks: int = 0
+    due_at: float = 0.0
 
     def add(self, namespace_id: int, session: str, packed: bytes) -> None:
-        """Remember that the blocks named in `packed` were read."""
-        self.chains.setdefault((namespace_id, session), []).append(packed)
-        self.num_blocks += len(packed) // HASH_BYTES
+        """Remember that the blocks named in `packed` were read. The same chain again counts once."""
+        chains = self.chains.setdefault((namespace_id, session), {})
+        if packed not in chains:
+            if not self.num_blocks:
+                self.due_at = time.monotonic() + TOUCH_PERIOD_S
+            chains[packed] = None
+            self.num_blocks += len(packed) // HASH_BYTES
+
+    def are_due(self, limits: Limits) -> bool:
+        """Whether it is time to report."""
+        return self.num_blocks >= limits.max_pending_touches or time.monotonic() >= self.due_at
 
     def take(self) -> list[tuple[int, str, bytes]]:
         """Return (namespace id, session, packed hashes) of everything remembered, and forget it."""

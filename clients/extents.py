@@ -28,7 +28,7 @@ HEADER_BYTES = SLOT_HEADER.itemsize
 GENERATION, IDENTITY, OFFSET, LENGTH, RAW_LENGTH, CODEC, HASH = range(7)
 CHECKED_WORDS = HASH + 4  # up to the end of the prefix hash: compared before and after a copy
 CHECKED_BYTES = CHECKED_WORDS * 8
-_LOW_WORD = np.uint64(0xFFFF_FFFF)
+_ONE, _HALF, _LOW_WORD = np.uint64(1), np.uint64(32), np.uint64(0xFFFF_FFFF)
 
 
 class Extent:
@@ -84,23 +84,9 @@ class ExtentTable:
         Return which fragments are right, their checked header words, and the addresses of their bytes.
         Places of extents that are not mapped are wrong.
         """
-        headers = np.ones((len(wanted.places), CHECKED_WORDS), np.uint64)  # generation 1: not readable
-        addresses = np.zeros(len(wanted.places), np.int64)
-        numbers = wanted.places >> 32
-        for number in np.unique(numbers).tolist():
-            extent = self.mapped.get(number)
-            if extent is None:
-                continue
-            rows = np.flatnonzero(numbers == number)
-            slots = wanted.places[rows] & 0xFFFF_FFFF
-            inside = slots < len(extent.headers)
-            rows, slots = rows[inside], slots[inside]
-            found = extent.headers[slots, :CHECKED_WORDS]
-            fits = found[:, OFFSET] + found[:, LENGTH] <= np.uint64(extent.data_bytes)
-            headers[rows[fits]] = found[fits]
-            addresses[rows] = found[:, OFFSET].astype(np.int64) + extent.address
-        right = (headers[:, GENERATION] & np.uint64(1)) == 0
-        right &= headers[:, IDENTITY] == (np.uint64(wanted.namespace_id) | wanted.groups << np.uint64(32))
+        headers, addresses = self._headers(wanted.places)
+        right = (headers[:, GENERATION] & _ONE) == 0
+        right &= headers[:, IDENTITY] == (np.uint64(wanted.namespace_id) | wanted.groups << _HALF)
         right &= (headers[:, LENGTH] == wanted.lengths) & (headers[:, RAW_LENGTH] == wanted.lengths)
         right &= (headers[:, CODEC] & _LOW_WORD) == 0
         right &= (headers[:, HASH:CHECKED_WORDS] == wanted.names).all(axis=1)
@@ -115,13 +101,34 @@ class ExtentTable:
         fragment that is not right is undefined.
         """
         right, before, sources = self.check(wanted)
-        if not right.any():
-            return right
-        chosen = np.flatnonzero(right)
-        _copy_runs(targets[chosen], sources[chosen], wanted.lengths[chosen].astype(np.int64))
-        still_right, after, _ = self.check(wanted)
-        right &= still_right & (after == before).all(axis=1)
+        if right.all():
+            _copy_runs(targets, sources, wanted.lengths.astype(np.int64))
+        elif right.any():
+            _copy_runs(targets[right], sources[right], wanted.lengths[right].astype(np.int64))
+        after, _ = self._headers(wanted.places)
+        right &= (after == before).all(axis=1)
         return right
+
+    def _headers(self, places: I64) -> tuple[U64, I64]:
+        """Return the checked header words at `places` and where their data is; a generation of 1 for
+        places that are not mapped."""
+        headers = np.ones((len(places), CHECKED_WORDS), np.uint64)
+        addresses = np.zeros(len(places), np.int64)
+        numbers = places >> 32
+        for number in dict.fromkeys(numbers.tolist()):
+            extent = self.mapped.get(number)
+            if extent is None:
+                continue
+            rows = np.flatnonzero(numbers == number)
+            slots = places[rows] & 0xFFFF_FFFF
+            if slots.max() >= len(extent.headers):
+                rows = rows[slots < len(extent.headers)]
+                slots = places[rows] & 0xFFFF_FFFF
+            found = extent.headers[slots, :CHECKED_WORDS]
+            found[found[:, OFFSET] + found[:, LENGTH] > np.uint64(extent.data_bytes), GENERATION] = 1
+            headers[rows] = found
+            addresses[rows] = found[:, OFFSET].astype(np.int64) + extent.address
+        return headers, addresses
 
     def check_integrity(self) -> list[str]:
         """Audit: every mapped extent has the size that was announced."""

@@ -19,7 +19,7 @@ from ..v1 import kvcache_pb2, local_pb2
 from ..v1.local import MAX_DESCRIPTORS
 from ..v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
 from .base import Operations, milliseconds, wire_urgency
-from .buffers import block_spans, copy_bytes, target_span
+from .buffers import blocks_of, copy_bytes, target_span
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
 from .errors import InvalidRequest, KvtierError, NotFound
 from .extents import I64, U64, Wanted
@@ -74,23 +74,23 @@ def get(
     deadline_s: float | None,
 ) -> Operation[GetReport]:
     """Fetch blocks; see Client.get."""
-    num_named = len(pack(hashes)) // HASH_BYTES
+    packed = pack(hashes)
+    num_named = len(packed) // HASH_BYTES
     check_first_block(first_block, num_named)
     num_wanted = num_named - first_block
     data = np.empty(num_wanted * namespace.block_bytes, np.uint8) if into is None else into
-    spans = block_spans(data, num_wanted, namespace.block_bytes, writable=True)
+    blocks = blocks_of(data, num_wanted, namespace.block_bytes, writable=True)
     attachment, namespace_id = yield from operations.begin(namespace)
     chain = Chain(
         namespace,
         namespace_id,
-        operations.chain(attachment, hashes),
+        operations.chain(attachment, packed),
         first_block,
         session,
         urgency,
         operations.deadline(deadline_s),
     )
-    bases = np.array([span.address for span in spans], np.int64)
-    targets = bases[:, None] + np.array(namespace.fragment_offsets, np.int64)
+    targets = blocks.addresses[:, None] + np.array(namespace.fragment_offsets, np.int64)
     num_one_sided = 0
     if num_wanted and attachment.reader is not None:
         num_one_sided = yield from _read_shared(operations, attachment, chain, targets)
@@ -123,10 +123,10 @@ def get_one(
     return GetReport(1, 0, into, num_bytes, 1)
 
 
-def check_first_block(first_block: int, num_blocks: int) -> None:
-    """Raise InvalidRequest when a chain of `num_blocks` has no block `first_block`."""
-    if not 0 <= first_block <= num_blocks:
-        raise InvalidRequest(f"first_block is {first_block}, the chain has {num_blocks} blocks")
+def check_first_block(first_block: int, limit: int) -> None:
+    """Raise InvalidRequest when `first_block` is not in the chain; at most `limit` is."""
+    if not 0 <= first_block <= limit:
+        raise InvalidRequest(f"first_block is {first_block}, the chain allows 0 to {limit}")
 
 
 def map_extents(
@@ -182,7 +182,7 @@ def _read_shared(
     if num_listed == 0:
         return 0
     places, packed = places[:num_listed], packed[: num_listed * HASH_BYTES]
-    extents = [extent_of(int(place)) for place in np.unique(places >> 32 << 32)]
+    extents = (places >> 32).ravel().tolist()
     if attachment.extents.missing(extents):
         with suppress(NotFound):  # what cannot be mapped is read under a lease
             yield from map_extents(operations, attachment, extents, chain.timeout_s)
@@ -193,7 +193,7 @@ def _read_shared(
     )
     if num_read:
         attachment.touches.add(chain.namespace_id, chain.session, packed[: num_read * HASH_BYTES])
-        if attachment.touches.num_blocks >= operations.settings.limits.max_pending_touches:
+        if attachment.touches.are_due(operations.settings.limits):
             yield from operations.flush(attachment)
     return num_read
 

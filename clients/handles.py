@@ -102,7 +102,7 @@ class Session:
         self._client.run(partial(operations.update_session, self.session_id, urgency, deadline_s))
 
     def fork(self, new_session_id: str) -> "Session":
-        """Return a new session that holds the blocks of this one."""
+        """Return a new session that holds the blocks of this one; of none when this one has ended."""
         self._client.run(partial(self._client.operations.fork_session, self.session_id, new_session_id))
         return Session(self._client, new_session_id)
 

@@ -55,7 +55,7 @@ def pack(hashes: Sequence[bytes] | bytes) -> bytes:
             raise _bad_length(len(hashes))
         return hashes
     packed = b"".join(hashes)
-    if len(packed) != len(hashes) * HASH_BYTES or any(len(one) != HASH_BYTES for one in hashes):
+    if not set(map(len, hashes)) <= {HASH_BYTES}:
         raise _bad_length(next(len(one) for one in hashes if len(one) != HASH_BYTES))
     return packed
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..v1 import kvcache_pb2
-from ..v1.shm import extent_of
+from ..v1.shm import HASH_BYTES, extent_of
 from .base import Operations, milliseconds
 from .buffers import copy_bytes
 from .effects import Attach, Attachment, Forget, Operation, Receive
@@ -61,7 +61,7 @@ class LeaseState:
         request = chain.acquire_request(operations, attachment, chain.first_block, ttl_s)
         self._ticket = yield from operations.send(attachment, "Acquire", request, chain.timeout_s)
         yield from self._receive_pins()
-        if attachment.local or self.finished:
+        if attachment.local:
             return
         # Without shared memory the lease only pins. Its bytes come by a stream of their own.
         while not self.finished:
@@ -214,7 +214,7 @@ def acquire(
     first_block: int,
 ) -> Operation[LeaseState]:
     """Pin the stored prefix; see Client.acquire."""
-    check_first_block(first_block, len(pack(hashes)) // 32)
+    check_first_block(first_block, len(pack(hashes)) // HASH_BYTES - 1)
     attachment, namespace_id = yield from operations.begin(namespace)
     packed = operations.chain(attachment, hashes)
     timeout_s = operations.deadline(deadline_s)

@@ -6,6 +6,7 @@ used again (invariant 6: timeouts quarantine memory).
 """
 
 import os
+import select
 import socket
 import time
 from typing import Any, Protocol
@@ -36,8 +37,8 @@ class Link(Protocol):
         """Wait for the next message of a call. Raises KvtierError."""
         ...
 
-    def post(self, call: str, request: Any) -> None:
-        """Send a request without an answer."""
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
+        """Send a request without an answer; a hint only where that needs no waiting."""
         ...
 
     def forget(self, ticket: int) -> None:
@@ -80,7 +81,9 @@ class LocalLink:
         self._transmit(data, timeout_s + self._grace_s)
         return number
 
-    def post(self, call: str, request: Any) -> None:
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
+        if is_hint and not select.select((), (self._socket,), (), 0)[1]:
+            return
         self._transmit(self._protocol.request(call, request, no_reply=True)[1], self._grace_s)
 
     def receive(self, ticket: int) -> Answer:

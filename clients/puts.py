@@ -12,15 +12,16 @@ A span of the staging extent is given back only when the daemon has answered: un
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..v1 import kvcache_pb2, types_pb2
 from ..v1.shm import HASH_BYTES
 from .base import Operations, milliseconds
-from .buffers import Span, block_spans, copy_bytes
+from .buffers import Blocks, blocks_of
 from .effects import Attachment, Operation, Receive, Send, Work
 from .errors import InvalidRequest, KvtierError, Overloaded
 from .keys import pack
@@ -35,7 +36,7 @@ _GOES_ON = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 @dataclass(slots=True)
 class _Piece:
     first: int  # block
-    spans: list[Span]
+    blocks: Blocks
     offset: int  # in the staging extent
     taken: bool  # by us; False for a StagingBuffer of the caller
     ticket: int = 0  # of a commit that was sent and not answered
@@ -62,12 +63,12 @@ class _Put:
         self.outcomes: list[PutOutcome] = []
         self.in_flight: deque[_Piece] = deque()
 
-    def run(self, spans: list[Span]) -> Operation[list[PutOutcome]]:
+    def run(self, blocks: Blocks) -> Operation[list[PutOutcome]]:
         try:
-            for first, last in self._cut(len(spans), self._offset(spans) is not None):
+            for first, last in self._cut(len(blocks), self._offset(blocks) is not None):
                 if self._refused():
                     break
-                piece = yield from self._stage(first, spans[first:last])
+                piece = yield from self._stage(first, blocks.part(first, last))
                 self.in_flight.append(piece)
                 piece.ticket = yield from self._commit(piece)
                 if len(self.in_flight) >= MAX_IN_FLIGHT:
@@ -80,7 +81,7 @@ class _Put:
         except BaseException:  # cancelled: no copies any more, but the daemon may still read
             self.attachment.unsettled.extend((p.ticket, p.offset) for p in self.in_flight if p.taken)
             raise
-        return self.outcomes + [PutOutcome.PARENT_MISSING] * (len(spans) - len(self.outcomes))
+        return self.outcomes + [PutOutcome.PARENT_MISSING] * (len(blocks) - len(self.outcomes))
 
     def _cut(self, num_blocks: int, in_place: bool) -> Iterator[tuple[int, int]]:
         step = self.attachment.info.max_blocks_per_request
@@ -90,22 +91,18 @@ class _Put:
         for first in range(0, num_blocks, step):
             yield first, min(first + step, num_blocks)
 
-    def _offset(self, spans: Sequence[Span]) -> int | None:
+    def _offset(self, blocks: Blocks) -> int | None:
         """Where the blocks lie in the staging extent; None unless they all do, back to back."""
-        first, last = spans[0].address, spans[-1].address
-        num_bytes = len(spans) * self.block_bytes
-        if last - first != num_bytes - self.block_bytes or not all(
-            span.address == first + i * self.block_bytes for i, span in enumerate(spans)
-        ):
+        if not blocks.contiguous:
             return None
-        return self.staging.offset_of(first, num_bytes)
+        return self.staging.offset_of(int(blocks.addresses[0]), len(blocks) * self.block_bytes)
 
-    def _stage(self, first: int, spans: list[Span]) -> Operation[_Piece]:
+    def _stage(self, first: int, blocks: Blocks) -> Operation[_Piece]:
         """Copy a piece into the staging extent, waiting for earlier pieces where it is full."""
-        offset = self._offset(spans)
+        offset = self._offset(blocks)
         if offset is not None:
-            return _Piece(first, spans, offset, taken=False)
-        num_bytes = len(spans) * self.block_bytes
+            return _Piece(first, blocks, offset, taken=False)
+        num_bytes = len(blocks) * self.block_bytes
         while (offset := self.staging.take(num_bytes)) is None:
             if self.in_flight:
                 yield from self._settle()
@@ -117,9 +114,9 @@ class _Put:
                     "release staging buffers, or raise Limits.staging_bytes",
                     reason="STAGING_FULL",
                 )
-        piece = _Piece(first, spans, offset, taken=True)
+        piece = _Piece(first, blocks, offset, taken=True)
         try:
-            yield Work(lambda: _gather(self.staging.address + piece.offset, spans), num_bytes)
+            yield Work(partial(blocks.gather, self.staging.address + offset), num_bytes)
         except BaseException:
             self.staging.give(offset)
             raise
@@ -127,7 +124,7 @@ class _Put:
 
     def _commit(self, piece: _Piece) -> Operation[int]:
         hashes = self.header.prefix_hashes
-        first, last = piece.first, piece.first + len(piece.spans)
+        first, last = piece.first, piece.first + len(piece.blocks)
         reserve = kvcache_pb2.ReserveRequest()
         reserve.CopyFrom(self.header)
         reserve.request_id = self.operations.request_id()
@@ -141,7 +138,7 @@ class _Put:
             reserve=reserve,
             spans=[
                 types_pb2.StagingSpan(offset=piece.offset + i * size, length=size)
-                for i in range(len(piece.spans))
+                for i in range(len(piece.blocks))
             ],
         )
         ticket = yield from self.operations.send(self.attachment, "Commit", request, self.timeout_s)
@@ -198,12 +195,12 @@ def put(
 ) -> Operation[PutReport]:
     """Store blocks; see Client.put."""
     packed = pack(hashes)
-    spans = block_spans(data, len(packed) // HASH_BYTES, namespace.block_bytes, writable=False)
+    blocks = blocks_of(data, len(packed) // HASH_BYTES, namespace.block_bytes, writable=False)
     if parent and len(parent) != HASH_BYTES:
         raise InvalidRequest(
             f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}", reason="BAD_KEY"
         )
-    if not spans:
+    if not len(blocks):
         return PutReport([])
     attachment, namespace_id = yield from operations.begin(namespace)
     timeout_s = operations.deadline(deadline_s)
@@ -218,7 +215,7 @@ def put(
     )
     if attachment.staging is None:
         operations.chain(attachment, packed)
-        return (yield from _stream(operations, header, spans, timeout_s))
+        return (yield from _stream(operations, header, blocks, timeout_s))
     if namespace.block_bytes > attachment.staging.capacity_bytes:
         raise InvalidRequest(
             f"a block of {namespace.block_bytes} bytes does not fit the staging extent of "
@@ -226,7 +223,7 @@ def put(
             reason="TOO_LARGE",
         )
     staged = _Put(operations, attachment, header, timeout_s, namespace.block_bytes)
-    return PutReport((yield from staged.run(spans)))
+    return PutReport((yield from staged.run(blocks)))
 
 
 def settle_left_over(attachment: Attachment) -> Operation[None]:
@@ -241,25 +238,18 @@ def settle_left_over(attachment: Attachment) -> Operation[None]:
 
 
 def _stream(
-    operations: Operations, header: kvcache_pb2.ReserveRequest, spans: list[Span], timeout_s: float
+    operations: Operations, header: kvcache_pb2.ReserveRequest, blocks: Blocks, timeout_s: float
 ) -> Operation[PutReport]:
     """Put without shared memory: a header, then all bytes in chunks, block after block."""
     chunk_bytes = operations.settings.limits.chunk_bytes
 
     def messages() -> Iterator[kvcache_pb2.PutRequest]:
         yield kvcache_pb2.PutRequest(header=header)
-        for span in spans:
-            for start in range(0, span.num_bytes, chunk_bytes):
-                length = min(chunk_bytes, span.num_bytes - start)
-                yield kvcache_pb2.PutRequest(chunk=ctypes.string_at(span.address + start, length))
+        for address in blocks.addresses.tolist():
+            for start in range(0, blocks.block_bytes, chunk_bytes):
+                length = min(chunk_bytes, blocks.block_bytes - start)
+                yield kvcache_pb2.PutRequest(chunk=ctypes.string_at(address + start, length))
 
     ticket = yield Send("Put", messages(), timeout_s)
     answer = yield Receive(ticket)
     return PutReport([PutOutcome(number) for number in answer.message.outcomes])
-
-
-def _gather(address: int, spans: Sequence[Span]) -> None:
-    """Copy spans to `address`, back to back."""
-    for span in spans:
-        copy_bytes(address, span.address, span.num_bytes)
-        address += span.num_bytes

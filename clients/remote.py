@@ -41,8 +41,8 @@ def channel_options(settings: Settings) -> list[tuple[str, Any]]:
 def problem_of(error: grpc.RpcError) -> KvtierError:
     """Return the client's exception for a gRPC one."""
     code: int = error.code().value[0]
-    trailing = {entry.key: entry.value for entry in error.trailing_metadata() or ()}
-    return from_status(code, error.details() or "", trailing)
+    trailing: Any = error.trailing_metadata() or ()  # pairs; of different types in grpc and grpc.aio
+    return from_status(code, error.details() or "", dict(tuple(trailing)))
 
 
 def remote_attachment(info: pb.GetServerInfoResponse, client: pb.OpenClientResponse) -> Attachment:
@@ -111,7 +111,7 @@ class GrpcLink:
             self._calls.pop(ticket, None)
             raise problem_of(error) from None
 
-    def post(self, call: str, request: Any) -> None:
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
         getattr(self._stub, call).future(request, timeout=self._grace_s)  # best effort: nobody looks
 
     def forget(self, ticket: int) -> None:

@@ -66,7 +66,7 @@ class AsyncGrpcLink:
             self._calls.pop(ticket, None)
             raise problem_of(error) from None
 
-    def post(self, call: str, request: Any) -> None:
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
         posted = asyncio.ensure_future(self._deliver(call, request))
         self._posts.add(posted)
         posted.add_done_callback(self._posts.discard)

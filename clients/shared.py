@@ -104,8 +104,8 @@ class OneSidedReader:
             namespace_id,
             places.ravel(),
             np.repeat(names, num_groups, axis=0) if num_groups > 1 else names,
-            np.tile(np.arange(num_groups, dtype=np.uint64), num_blocks),
-            np.tile(np.array(fragment_bytes, np.uint64), num_blocks),
+            np.broadcast_to(np.arange(num_groups, dtype=np.uint64), places.shape).reshape(-1),
+            np.broadcast_to(np.array(fragment_bytes, np.uint64), places.shape).reshape(-1),
         )
         right = self.extents.copy(wanted, targets.ravel()).reshape(num_blocks, num_groups).all(axis=1)
         return num_blocks if right.all() else int(right.argmin())

@@ -122,7 +122,7 @@ class Client:
         if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
             report = gets.get_one(link.attachment, namespace, name, into, session)
             if report is not None:
-                if link.attachment.touches.num_blocks >= self.operations.settings.limits.max_pending_touches:
+                if link.attachment.touches.are_due(self.operations.settings.limits):
                     self.flush()
                 return report
         return self.run(
@@ -271,6 +271,6 @@ def _perform(effect: Effect, link: Link | None) -> Any:
     if type(effect) is Receive:
         return link.receive(effect.ticket)
     if type(effect) is Post:
-        return link.post(effect.call, effect.request)
+        return link.post(effect.call, effect.request, effect.is_hint)
     assert type(effect) is Forget
     return link.forget(effect.ticket)

@@ -296,13 +296,14 @@ class FakeAppliance:
         return pb.UpdateSessionResponse(created=created)
 
     def _on_fork_session(self, attachment: Attachment, request: Any) -> Any:
-        keys = list(self._session(request.session_id))
+        if request.session_id not in self._books.sessions:
+            return pb.ForkSessionResponse(num_blocks=0)
+        keys = list(self._books.sessions[request.session_id])
         self._books.sessions[request.new_session_id] = keys
         return pb.ForkSessionResponse(num_blocks=sum(key in self._books.store.blocks for key in keys))
 
     def _on_end_session(self, attachment: Attachment, request: Any) -> Any:
-        self._session(request.session_id)
-        del self._books.sessions[request.session_id]
+        self._books.sessions.pop(request.session_id, None)
         return pb.EndSessionResponse(num_archived=0)  # there is no cold store here
 
     # --------------------------------------------------------------------------------- internals
@@ -326,11 +327,6 @@ class FakeAppliance:
             if namespace.namespace_id == namespace_id:
                 return namespace
         raise PreconditionFailed("register the namespace first", reason="UNKNOWN_NAMESPACE")
-
-    def _session(self, session_id: str) -> list[Key]:
-        if session_id not in self._books.sessions:
-            raise NotFound(f"no session {session_id!r}", reason="UNKNOWN_SESSION")
-        return self._books.sessions[session_id]
 
     def _remember(self, session_id: str, keys: list[Key]) -> None:
         if session_id:
@@ -393,7 +389,7 @@ class _FakeLink:
             raise answer
         return answer
 
-    def post(self, call: str, request: Any) -> None:
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
         self.forget(self.send(call, request, 0.0))
 
     def forget(self, ticket: int) -> None:

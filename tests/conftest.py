@@ -8,6 +8,20 @@ import pytest
 from .daemon import Daemon, why_not
 
 
+@pytest.fixture(scope="session")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A running daemon of 16 MiB DRAM and no NVMe that many tests share: use a namespace of your own."""
+    if reason := why_not():
+        pytest.skip(reason)
+    small = ("--set", "tiers.dram.capacity=16MiB", "--set", "tiers.dram.extent=2MiB")
+    running = Daemon(tmp_path_factory.mktemp("daemon"), arguments=small)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A running daemon with default settings, in a process of its own."""

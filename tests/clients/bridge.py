@@ -11,18 +11,18 @@ from typing import Any
 
 import grpc
 import numpy as np
-from kvtier.clients.effects import Attachment
+
 from kvtier.clients.errors import DETAIL_KEY, KvtierError, NotFound, PreconditionFailed
 from kvtier.clients.testing import FakeAppliance, _FakeLink
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import types_pb2
-from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceServicer, add_KVCacheServiceServicer_to_server
+from kvtier.v1.kvcache_pb2_grpc import add_KVCacheServiceServicer_to_server
 
 CHUNK_BYTES = 5000  # odd on purpose: fragments are cut in the middle
 
 
-class Bridge(KVCacheServiceServicer):
-    """KVCacheService over `appliance`."""
+class Bridge:
+    """KVCacheService over `appliance`: the methods of its servicer, found by name."""
 
     def __init__(self, appliance: FakeAppliance) -> None:
         self._appliance = appliance
@@ -98,8 +98,18 @@ class Bridge(KVCacheServiceServicer):
 
 
 UNARY = (
-    "RegisterNamespace Lookup Release KeepAlive Touch Pin Unpin Prefetch UpdateSession ForkSession EndSession"
-).split()
+    "RegisterNamespace",
+    "Lookup",
+    "Release",
+    "KeepAlive",
+    "Touch",
+    "Pin",
+    "Unpin",
+    "Prefetch",
+    "UpdateSession",
+    "ForkSession",
+    "EndSession",
+)
 
 
 @contextmanager
@@ -121,13 +131,11 @@ def refusals(context: Any) -> Iterator[None]:
 def grpc_bridge(appliance: FakeAppliance) -> Iterator[str]:
     """Serve `appliance` on a free port of the loopback; yield the target."""
     server = grpc.server(ThreadPoolExecutor(8))
-    add_KVCacheServiceServicer_to_server(Bridge(appliance), server)
+    servicer: Any = Bridge(appliance)
+    add_KVCacheServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"
     finally:
         server.stop(grace=None).wait()
-
-
-__all__ = ["Attachment", "Bridge", "grpc_bridge"]

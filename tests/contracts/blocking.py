@@ -1,4 +1,4 @@
-"""Drives AsyncClient from blocking code, so that one contract suite holds both clients to the same answers."""
+"""Drives AsyncClient from blocking code, so that one suite holds both clients to the same answers."""
 
 import asyncio
 import inspect

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
+
 from kvtier.clients import AsyncClient, Client
 from kvtier.testing import FakeAppliance
 
@@ -24,7 +25,7 @@ class World(NamedTuple):
 
     name: str
     client: Callable[..., Any]
-    capacity_bytes: int | None  # None: as configured by default, too much to fill in a test
+    capacity_bytes: int
 
 
 MakeWorld = Callable[[pytest.FixtureRequest], AbstractContextManager[World]]
@@ -78,9 +79,9 @@ def _bridge(kind: str) -> MakeWorld:
 def _daemon(kind: str, **fixed: Any) -> MakeWorld:
     @contextmanager
     def make(request: pytest.FixtureRequest) -> Iterator[World]:
-        daemon: Daemon = request.getfixturevalue("daemon")
+        daemon: Daemon = request.getfixturevalue("shared_daemon")
         with ExitStack() as stack:
-            yield World(f"daemon-{kind}", _face(kind, stack, daemon.target, **fixed), None)
+            yield World(f"daemon-{kind}", _face(kind, stack, daemon.target, **fixed), 16 << 20)
 
     return make
 
