@@ -58,20 +58,37 @@ class Writes:
 
     def commit(self, event: CommitRequested) -> None:
         """Second half of a put, or both."""
-        job = self._job(event.reserve) if event.reserve is not None else self._reserved(event)
+        request = event.reserve
+        if request is not None and not self._fits(event, request, len(request.prefix_hashes)):
+            return self._refuse_spans(event.call)
+        job = self._job(request) if request is not None else self._reserved(event)
         if job is None:
             return None
         if job.is_done:
             return self._desk.reply(event.call, PutResult(bytes(job.outcomes)))
-        spans = self._spans_per_block(job, event)
-        if spans is None:
-            message = "give one span of block_bytes per block that needs bytes"
-            return self._desk.refuse(event.call, "BAD_SPAN", message)
-        is_new = not job.is_decided and not job.is_committed
-        job.commit(event.call, spans)
-        if is_new and event.reserve is not None:
-            self._admit(job)
-        return None
+        if request is not None:
+            is_new = not job.is_decided and not job.is_committed
+            job.commit(event.call, event.spans)
+            if is_new:
+                self._admit(job)
+            return None
+        needed = [outcome == PutOutcome.NEEDED for outcome in job.outcomes]
+        if not job.is_decided or not self._fits(event, job.request, sum(needed)):
+            return self._refuse_spans(event.call)
+        spans = iter(event.spans)
+        return job.commit(event.call, [next(spans) if is_needed else (0, 0) for is_needed in needed])
+
+    def _fits(self, event: CommitRequested, request: ReserveRequested, num_spans: int) -> bool:
+        """Whether there is one span of one block's size per block that needs bytes."""
+        namespaces = self._residency.catalog.namespaces
+        if request.namespace_id not in namespaces:
+            return True  # refused for that, with better words
+        block_bytes = namespaces[request.namespace_id].block_bytes
+        return len(event.spans) == num_spans and all(length == block_bytes for _, length in event.spans)
+
+    def _refuse_spans(self, call: int) -> None:
+        message = "give one span of block_bytes per block that needs bytes"
+        self._desk.refuse(call, "BAD_SPAN", message)
 
     def abort(self, event: AbortRequested) -> None:
         """Give a reservation back."""
@@ -138,18 +155,6 @@ class Writes:
         if not job.advance():
             deadline_at = min(job.request.deadline_at, self._residency.now + self._desk.options.put_wait_s)
             self._waiting.add(job, Urgency.QUEUED, deadline_at)
-
-    def _spans_per_block(self, job: PutJob, event: CommitRequested) -> list[tuple[int, int]] | None:
-        """Return one span per block of the put, or None when what was given does not fit."""
-        if any(length != job.namespace.block_bytes for _, length in event.spans):
-            return None
-        if event.reserve is not None:
-            return list(event.spans) if len(event.spans) == len(job.outcomes) else None
-        needed = [outcome == PutOutcome.NEEDED for outcome in job.outcomes]
-        if len(event.spans) != sum(needed):
-            return None
-        spans = iter(event.spans)
-        return [next(spans) if is_needed else (0, 0) for is_needed in needed]
 
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)
