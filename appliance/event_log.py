@@ -7,7 +7,7 @@ means: forget everything, start anew. Sequence numbers start at 1 and never repe
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from ..tiers.block import Tier
@@ -72,7 +72,7 @@ class EventLog:
             return list(self._ring)
         return [self._ring[i] for i in range(len(self._ring) - num_wanted, len(self._ring))]
 
-    async def watch(self, after_sequence: int) -> AsyncIterator[BlockEvent]:
+    async def watch(self, after_sequence: int) -> AsyncGenerator[BlockEvent, None]:
         """Yield events later than `after_sequence` (0: only new ones) as they happen, until `close`.
 
         A number from the future belongs to an earlier life of the daemon: everything remembered follows,

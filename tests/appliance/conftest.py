@@ -1,0 +1,35 @@
+"""A small daemon on a loop of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier.appliance.settings import Settings
+
+from .loops import DaemonThread
+from .raw_client import RawClient
+
+
+def small_settings(folder: Path, *, nvme: bool = False, **sections: dict[str, Any]) -> Settings:
+    """hbm none, dram 8 MiB in extents of 2 MiB, nvme 16 MiB on request, everything else by `sections`."""
+    tiers: dict[str, Any] = {"dram": {"capacity": "8MiB", "extent": "2MiB"}}
+    if nvme:
+        tiers["nvme"] = {"path": str(folder / "nvme"), "capacity": "16MiB", "segment": "1MiB"}
+    return Settings.model_validate({"listen": [f"unix://{folder}/k.sock"], "tiers": tiers, **sections})
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[DaemonThread]:
+    """A daemon without a cold store."""
+    with DaemonThread(small_settings(tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def raw(served: DaemonThread) -> Iterator[RawClient]:
+    """An attached client of it."""
+    with RawClient(served.daemon.service.local_socket_path) as client:
+        client.attach()
+        yield client

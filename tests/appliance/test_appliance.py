@@ -1,0 +1,341 @@
+"""Appliance.step with a planner that says what the test wrote down."""
+
+import asyncio
+import threading
+import typing
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import pytest
+
+from kvtier.appliance.appliance import Appliance
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.event_log import EventLog
+from kvtier.appliance.lanes import Edge, Route
+from kvtier.tiers.base import Cause, CopyError, CopyItem, CopyOutcome, EngineStatistics
+from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity, Tier, Urgency
+
+from .loops import run, turns
+
+SPILL = Edge(Tier.DRAM, Tier.NVME)
+STAGING = Edge(None, Tier.DRAM)
+LABEL = FragmentLabel(b"n" * 32, 1, b"p" * 32, b"", 0, 0, 4096)
+IDENTITY = NamespaceIdentity(b"m" * 16, Geometry(1, 1, 64, 16, "float16"))
+
+
+class ScriptedPlanner:
+    """Answers each event with the next entry of its script; remembers what it was told."""
+
+    def __init__(self, *script: list[ev.Instruction]) -> None:
+        self.script = deque(script)
+        self.told: list[ev.Event] = []
+        self.times: list[float] = []
+        self.deadline: float | None = None
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+        self.told.append(event)
+        self.times.append(now)
+        return self.script.popleft() if self.script else []
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+
+class Recorder:
+    """An engine, a copier and a cold store that write down what happens to them, in order."""
+
+    tier = Tier.DRAM
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.gate = threading.Event()  # what the store's thread waits for
+        self.gate.set()
+        self.fails = False
+        self.running: list[Future[list[CopyOutcome]]] = []
+
+    def publish(self, place: int, label: FragmentLabel) -> None:
+        self.done.append(("publish", place))
+
+    def retract(self, place: int) -> None:
+        self.done.append(("retract", place))
+
+    def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
+        self.done.append(("copy", items[0].target))
+        self.running.append(Future())
+        return self.running[-1]
+
+    def inline(self, items: Sequence[CopyItem]) -> list[CopyOutcome]:
+        self.done.append(("inline", items[0].target))
+        return [CopyOutcome(None, b"c" * 16) for _ in items]
+
+    def _store(self, verb: str, argument: object) -> None:
+        self.gate.wait(10.0)
+        self.done.append((verb, argument))
+        if self.fails:
+            raise CopyError(Cause.IO_ERROR, "the disk is gone")
+
+    def seal(self, segment: int) -> bool:
+        self._store("seal", segment)
+        return True
+
+    def free(self, segment: int) -> None:
+        self._store("free", segment)
+
+    def store_namespace(self, identity: NamespaceIdentity) -> None:
+        self._store("store_namespace", identity)
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics("recorder")
+
+    def check_integrity(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+def build(planner: ScriptedPlanner, recorder: Recorder) -> Appliance:
+    route = Route(recorder)
+    appliance = Appliance(
+        planner,
+        {Tier.DRAM: typing.cast(typing.Any, recorder)},
+        {SPILL: route},
+        {SPILL: 2, STAGING: 2},
+        recorder,
+        EventLog(16),
+    )
+    appliance.mover.attach(1, {Tier.DRAM: Route(recorder, recorder.inline)})
+    return appliance
+
+
+def copy(number: int, edge: Edge) -> ev.Copy:
+    return ev.Copy(number, edge.source, edge.target, [CopyItem(0, number, LABEL)], Urgency.QUEUED, client=1)
+
+
+def released(call: int) -> ev.ReleaseRequested:
+    return ev.ReleaseRequested(call, 1, [])
+
+
+async def until_told(planner: ScriptedPlanner, kind: type) -> ev.Event:
+    async with asyncio.timeout(10.0):
+        while not any(isinstance(event, kind) for event in planner.told):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    return next(event for event in planner.told if isinstance(event, kind))
+
+
+def test_every_instruction_is_executed_by_somebody() -> None:
+    async def main() -> None:
+        appliance = build(ScriptedPlanner(), Recorder())
+        assert set(typing.get_args(ev.Instruction)) == set(appliance._execute)
+        await appliance.stop()
+
+    run(main())
+
+
+def test_a_reply_in_the_same_step_needs_no_future() -> None:
+    async def main() -> None:
+        planner = ScriptedPlanner([ev.Reply(1, ev.ReleaseResult(3))])
+        appliance = build(planner, Recorder())
+        assert appliance.ask(released) == ev.ReleaseResult(3)
+        assert planner.told == [ev.ReleaseRequested(1, 1, [])]
+        await appliance.stop()
+
+    run(main())
+
+
+def test_a_later_reply_completes_a_future() -> None:
+    async def main() -> None:
+        planner = ScriptedPlanner([], [ev.Reply(1, ev.ReleaseResult(3)), ev.Reply(9, ev.ReleaseResult(0))])
+        appliance = build(planner, Recorder())
+        answer = appliance.ask(released)
+        assert isinstance(answer, asyncio.Future)
+        assert not answer.done()
+        appliance.step(ev.Tick())
+        assert await answer == ev.ReleaseResult(3)
+        assert appliance.counters["replies_to_nobody"] == 1
+        await appliance.stop()
+
+    run(main())
+
+
+def test_instructions_run_in_order_and_their_effects_come_after_them() -> None:
+    """A copy that ended at once is told to the planner only when its list of instructions is done."""
+
+    async def main() -> None:
+        recorder = Recorder()
+        planner = ScriptedPlanner(
+            [ev.Retract(Tier.DRAM, 7), copy(1, STAGING), ev.Retract(Tier.DRAM, 8)],
+            [ev.Publish(Tier.DRAM, 7, LABEL), ev.Reply(1, ev.PutResult(b"\2"))],
+        )
+        appliance = build(planner, recorder)
+        assert appliance.ask(released) == ev.PutResult(b"\2"), "a short put is answered in one go"
+        assert recorder.done == [("retract", 7), ("inline", 1), ("retract", 8), ("publish", 7)]
+        assert isinstance(planner.told[1], ev.CopyFinished)
+        assert planner.told[1].outcomes == [CopyOutcome(None, b"c" * 16)]
+        await appliance.stop()
+
+    run(main())
+
+
+def test_a_stream_ends_with_its_last_answer_or_with_a_refusal() -> None:
+    def answer(number: int, *, last: bool) -> ev.Reply:
+        return ev.Reply(1, ev.AcquireResult(5, number, [], last, 1.0))
+
+    async def main() -> None:
+        planner = ScriptedPlanner([answer(1, last=False)], [answer(2, last=False)], [answer(3, last=True)])
+        appliance = build(planner, Recorder())
+        replies = appliance.ask_many(
+            lambda call: ev.AcquireRequested(call, 1, "", 1, []), lambda result: result.num_blocks
+        )
+        assert replies.take() == [1]
+        assert not replies.ended
+        collecting = asyncio.create_task(collect(replies.__aiter__()))
+        await turns()
+        appliance.step(ev.Tick())
+        await turns()
+        appliance.step(ev.Tick())
+        assert await collecting == [2, 3]
+        appliance.abandon(replies)  # too late to matter
+        assert not any(isinstance(event, ev.AcquireAbandoned) for event in planner.told)
+        await appliance.stop()
+
+    async def collect(replies: typing.AsyncIterator[int]) -> list[int]:
+        return [number async for number in replies]
+
+    run(main())
+
+
+def test_an_abandoned_stream_is_told_and_its_answers_dropped() -> None:
+    async def main() -> None:
+        planner = ScriptedPlanner([], [ev.Reply(1, ev.AcquireResult(5, 1, [], True, 1.0))])
+        appliance = build(planner, Recorder())
+        replies = appliance.ask_many(lambda call: ev.AcquireRequested(call, 1, "", 1, []), lambda r: r)
+        appliance.abandon(replies)
+        appliance.abandon(replies)
+        assert [event for event in planner.told if isinstance(event, ev.AcquireAbandoned)] == [
+            ev.AcquireAbandoned(1)
+        ]
+        assert [answer async for answer in replies] == []
+        await appliance.stop()
+
+    run(main())
+
+
+def test_no_record_is_written_before_its_namespace_is_stored() -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        recorder.gate.clear()
+        planner = ScriptedPlanner([ev.StoreNamespace(IDENTITY), copy(1, SPILL)])
+        appliance = build(planner, recorder)
+        appliance.step(ev.Tick())
+        await turns()
+        assert recorder.done == [], "the copy waits for the store"
+        recorder.gate.set()
+        async with asyncio.timeout(10.0):
+            while len(recorder.done) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert recorder.done == [("store_namespace", IDENTITY), ("copy", 1)]
+        recorder.running.pop().set_result([CopyOutcome(None)])
+        await until_told(planner, ev.CopyFinished)
+        await appliance.stop()
+
+    run(main())
+
+
+def test_a_store_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        recorder.fails = True
+        planner = ScriptedPlanner([ev.StoreNamespace(IDENTITY), copy(1, SPILL)])
+        appliance = build(planner, recorder)
+        appliance.step(ev.Tick())
+        lost = await until_told(planner, ev.TierLost)
+        assert isinstance(lost, ev.TierLost)
+        assert (lost.tier, lost.offline) == (Tier.NVME, True)
+        finished = await until_told(planner, ev.CopyFinished)
+        assert isinstance(finished, ev.CopyFinished)
+        assert [outcome.cause for outcome in finished.outcomes] == [Cause.TIER_OFFLINE]
+        assert appliance.counters["store_namespace_failed"] == 1
+        await appliance.stop()
+
+    run(main())
+    assert "the disk is gone" in caplog.text
+
+
+def test_segments_are_kept_in_the_order_asked_and_freeing_is_told() -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        planner = ScriptedPlanner([ev.SealSegment(3), ev.FreeSegment(2), ev.SealSegment(4)])
+        appliance = build(planner, recorder)
+        appliance.step(ev.Tick())
+        assert await until_told(planner, ev.SegmentFreed) == ev.SegmentFreed(2)
+        await appliance.settled()
+        assert recorder.done == [("seal", 3), ("free", 2), ("seal", 4)]
+        assert appliance.counters["segments_sealed"] == 2
+        await appliance.stop()
+
+    run(main())
+
+
+def test_the_planner_s_deadline_becomes_a_tick_in_time() -> None:
+    async def main() -> None:
+        planner = ScriptedPlanner()
+        appliance = build(planner, Recorder())
+        loop = asyncio.get_running_loop()
+        planner.deadline = loop.time() + 60.0
+        appliance.step(ev.ClientGone(1, "test"))
+        planner.deadline = due = loop.time() + 0.02  # earlier than what is armed
+        appliance.step(ev.ClientGone(1, "test"))
+        planner_told = len(planner.told)
+        await asyncio.sleep(0.005)
+        assert len(planner.told) == planner_told, "not before its time"
+        await until_told(planner, ev.Tick)
+        assert planner.times[-1] >= due
+        planner.deadline = None
+        await appliance.stop()
+
+    run(main())
+
+
+def test_a_deadline_that_moved_away_makes_no_tick() -> None:
+    async def main() -> None:
+        planner = ScriptedPlanner()
+        appliance = build(planner, Recorder())
+        loop = asyncio.get_running_loop()
+        planner.deadline = loop.time() + 0.005
+        appliance.step(ev.ClientGone(1, "test"))
+        planner.deadline = loop.time() + 60.0
+        await asyncio.sleep(0.02)
+        assert not any(isinstance(event, ev.Tick) for event in planner.told)
+        await appliance.stop()
+
+    run(main())
+
+
+def test_a_planner_that_raises_ends_the_daemon() -> None:
+    class Broken(ScriptedPlanner):
+        def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+            raise AssertionError("the books do not balance")
+
+    async def main() -> None:
+        appliance = build(Broken(), Recorder())
+        with pytest.raises(AssertionError, match="balance"):
+            appliance.step(ev.Tick())
+        assert isinstance(appliance.failed.exception(), AssertionError)
+        await appliance.stop()
+
+    run(main())
+
+
+def test_notices_become_events() -> None:
+    async def main() -> None:
+        planner = ScriptedPlanner([ev.Notify(ev.BlockChange.REMOVED, 1, Tier.DRAM, [b"p" * 32], "evicted")])
+        appliance = build(planner, Recorder())
+        appliance.step(ev.Tick())
+        [event] = appliance.events.after(0)
+        assert (event.change, event.reason) == (ev.BlockChange.REMOVED, "evicted")
+        assert appliance.check_integrity() == []
+        await appliance.stop()
+
+    run(main())
