@@ -171,6 +171,8 @@ class LMCache(Adapter):
         if self.server is not None:
             self.server.stop()
         self.directory.cleanup()
+        for left_over in Path("/dev/shm").glob(f"lmcache_kv_{os.getpid()}_*"):
+            left_over.unlink()
         os._exit(0)  # its client threads do not end on their own
 
     def _request(self) -> str:

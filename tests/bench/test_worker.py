@@ -64,7 +64,7 @@ def test_a_peer_that_is_not_installed_has_no_seat(tmp_path: Path) -> None:
 
 def test_ratios_compare_the_same_form() -> None:
     def row(store: str, form: str, speed: float) -> Row:
-        return Row("put", store, form, SIZE, 1, 10, speed, 1e6, 2e6)
+        return Row("put", store, form, SIZE, 1, 10, speed, speed, 1e6, 2e6)
 
     rows = [
         row("memcpy", "staging", 10.0),
