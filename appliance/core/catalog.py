@@ -118,7 +118,8 @@ class Catalog:
         self._unlink(row)
         self.prefix_hash[row] = b""
         self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
-        self._free_fragments[namespace.num_groups].append(self.first_fragment[row])
+        # setdefault: the rows of recovered blocks were never taken from this list.
+        self._free_fragments.setdefault(namespace.num_groups, []).append(self.first_fragment[row])
         self._free_rows.append(row)
         self.num_blocks -= 1
 

@@ -57,6 +57,8 @@ class AcquireJob:
     def advance(self) -> bool:
         """Hold or bring up as much as there is room for; True when nothing more needs room."""
         catalog = self._residency.catalog
+        if not self._has_lease:
+            self._shorten(0)
         block, group = self._next
         while block < self._limit:
             row = self._rows[block]
@@ -89,6 +91,8 @@ class AcquireJob:
         """Tell the caller what became readable since the last report."""
         if self.is_done:
             return
+        if not self._has_lease:
+            self._shorten(0)
         last = not self._pending and self._next[0] >= self._limit
         if not (self._ready or last or not self._has_replied):
             return
@@ -103,12 +107,21 @@ class AcquireJob:
             self._finish()
 
     def repeat_for(self, call: int) -> None:
-        """Answer a retry of the same request like the first try."""
+        """Answer a retry of the same request like the first try; with nothing when its lease is over, for
+        the places it named may be others' by now."""
+        if not self._has_lease:
+            self._residency.out.append(Reply(call, AcquireResult(0, 0, [], True, 0.0)))
+            return
         self._reply(call, self._all_ready, self.is_done, self.tiers[: self._limit])
         if not self.is_done:
             self.calls.append(call)
 
     # ------------------------------------------------------------------------------------ internals
+
+    @property
+    def _has_lease(self) -> bool:
+        """Whether the lease still stands: its client may release it, or its deadline end it, any time."""
+        return self._leases.get(self.lease.id) is self.lease
 
     def _take(self, fragment: int, block: int, group: int) -> bool:
         """Hold one fragment, or see that it comes; False when there is no room yet or it is gone (then
@@ -136,7 +149,7 @@ class AcquireJob:
 
     def _arrived(self, fragment: int, cause: Cause | None) -> None:
         where = self._pending.pop(fragment, None)
-        if self.is_done or where is None or where[0] >= self._limit:
+        if self.is_done or where is None or where[0] >= self._limit or not self._has_lease:
             return
         if cause is None:
             self._hold(fragment, Tier.DRAM, *where)
@@ -144,21 +157,23 @@ class AcquireJob:
             self._shorten(where[0])
 
     def _shorten(self, num_blocks: int) -> None:
-        """Only the first `num_blocks` blocks can become readable: let go of what is behind them."""
+        """Only the first `num_blocks` blocks can become readable: let go of what is behind them.
+
+        What was reported already stays held until the lease ends: its client may be reading it.
+        """
         self._limit = min(self._limit, num_blocks)
         self._pending = {f: where for f, where in self._pending.items() if where[0] < self._limit}
+        first_fragment = self._residency.catalog.first_fragment
+        gone = {
+            (first_fragment[self._rows[r.block]] + r.group, r.tier)
+            for r in self._ready
+            if r.block >= self._limit
+        }
         self._ready = [r for r in self._ready if r.block < self._limit]
-        catalog = self._residency.catalog
-        behind = {catalog.handle(row) for row in self._rows[self._limit :]}
-        extra = [
-            (fragment, tier)
-            for fragment, tier in self.lease.held
-            if catalog.handle(catalog.block_of[fragment]) in behind
-        ]
-        if extra:
-            gone = set(extra)
-            self.lease.held = [pair for pair in self.lease.held if pair not in gone]
-            self._leases.let_go(self.lease, extra)
+        if gone:
+            held = self.lease.held
+            self.lease.held = [pair for pair in held if pair not in gone]
+            self._leases.let_go(self.lease, [pair for pair in held if pair in gone])
 
     def _start_loads(self) -> None:
         self._loads.start(self._urgency, self.request.deadline_at)
@@ -173,8 +188,8 @@ class AcquireJob:
             self.is_done = True
             for row in reversed(self._rows):
                 self._residency.unkeep(row)
-            if self._limit <= self.request.first_block:
-                self._leases.release(self.lease.id)
+            if self._limit <= self.request.first_block and not self._all_ready:
+                self._leases.release(self.lease.id)  # nothing was reported: nobody will release it
             self._on_done(self)
 
 

@@ -49,6 +49,7 @@ class PutJob:
         self._pressure = pressure
         self._on_done = on_done
         self._next = 0
+        self._has_begun = False  # whether places were taken for block `_next`
         self._kept: list[int] = []
         self.rows: list[int] = []  # of the blocks decided so far, NO_ROW for refused ones
         self._taken: list[tuple[int, int]] = []  # (block, fragment) with a slot, waiting for its bytes
@@ -92,6 +93,8 @@ class PutJob:
         if self.outcomes[block] == 0:
             self._keep(row)
             self._residency.adopt_child(row, self._parent)
+        if self.outcomes[block] == 0 or (self.outcomes[block] == PutOutcome.NEEDED and not self._has_begun):
+            # Looked at anew after waiting: another put may have begun the same block meanwhile.
             outcome = self._needs(row)
             self.outcomes[block] = outcome
             if outcome is PutOutcome.NEEDED and self._parent is None:
@@ -99,6 +102,7 @@ class PutJob:
         if self.outcomes[block] == PutOutcome.NEEDED and not self._reserve(block, row):
             return False
         self.rows.append(row)
+        self._has_begun = False
         self._parent = row if self.outcomes[block] != PutOutcome.PARENT_MISSING else None
         return True
 
@@ -133,7 +137,10 @@ class PutJob:
             if place is None:
                 return False
             residency.arrive(fragment, Tier.DRAM, place)
+            # New bytes, new checksum: that of lost ones may still be there.
+            catalog.checksum_low[fragment] = catalog.checksum_high[fragment] = 0
             self._taken.append((block, fragment))
+            self._has_begun = True
         return True
 
     def _find_parent(self) -> int | None:
@@ -153,14 +160,17 @@ class PutJob:
         return row
 
     def _decided(self) -> None:
+        self._answer_reserves()
+        self._copy_taken()
+        self._finish_if_landed()
+
+    def _answer_reserves(self) -> None:
         self.is_decided = True
         num_needed = self.outcomes.count(PutOutcome.NEEDED)
         reservation_id = self.reservation_id if num_needed else 0
         for call in self.reserve_calls:
             self._residency.out.append(Reply(call, ReserveResult(reservation_id, bytes(self.outcomes))))
         self.reserve_calls = []
-        self._copy_taken()
-        self._finish_if_landed()
 
     # -------------------------------------------------------------------------------------- bytes
 
@@ -210,7 +220,7 @@ class PutJob:
             if self.outcomes[block] in (0, PutOutcome.NEEDED):
                 self.outcomes[block] = PutOutcome.FAILED
         self._next = len(self.outcomes)
-        self.is_decided = True
+        self._answer_reserves()
         self._spans = self._spans or ()
         self._finish_if_landed()
 
