@@ -55,17 +55,18 @@ def default_address(environment: Mapping[str, str]) -> str:
     return f"unix://{path}"
 
 
-def default_target(environment: Mapping[str, str]) -> str:
+def default_target(environment: Mapping[str, str], uid: int | None = None) -> str:
     """Return where a client looks: KVTIER_TARGET, else the first socket there that root or this user owns,
     else where this user's daemon would listen. (In /tmp anybody may lie in wait.)"""
     if target := environment.get("KVTIER_TARGET"):
         return target
-    for path in candidates(environment):
+    uid = os.getuid() if uid is None else uid
+    for path in candidates(environment, uid):
         try:
             status = path.stat()
         except OSError:
             continue
-        if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, os.getuid()):
+        if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, uid):
             return f"unix://{path}"
     return default_address(environment)
 

@@ -65,15 +65,11 @@ def test_a_client_prefers_the_variable_then_a_socket_that_is_there(tmp_path: Pat
 def test_a_client_does_not_trust_a_socket_of_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    socket_path = tmp_path / "kvtier" / "kvtier.sock"
-    socket_path.parent.mkdir()
+    path = tmp_path / "k.sock"
+    monkeypatch.setattr(addresses, "candidates", lambda environment, uid=None: [path, tmp_path / "own.sock"])
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(socket_path))
-        monkeypatch.setattr(
-            addresses, "candidates", lambda environment, uid=None: [socket_path, tmp_path / "own"]
-        )
-        os.chown(socket_path, os.getuid(), -1)
-        assert addresses.default_target({}) == f"unix://{socket_path}"
-        monkeypatch.setattr(os, "getuid", lambda: 12345)  # now it is another user's, unless root's
-        if socket_path.stat().st_uid:
-            assert addresses.default_target({}) == f"unix://{tmp_path}/own"
+        listener.bind(str(path))
+        owner = os.getuid() or 4242  # root's own sockets are trusted by everybody
+        os.chown(path, owner, -1)
+        assert addresses.default_target({}, uid=owner) == f"unix://{path}"
+        assert addresses.default_target({}, uid=owner + 1) != f"unix://{path}"
