@@ -13,10 +13,10 @@ from .raw_client import RawClient
 
 
 def small_settings(folder: Path, *, nvme: bool = False, **sections: dict[str, Any]) -> Settings:
-    """hbm none, dram 8 MiB in extents of 2 MiB, nvme 16 MiB on request, everything else by `sections`."""
+    """hbm none, dram 8 MiB in extents of 2 MiB, nvme 32 MiB on request, everything else by `sections`."""
     tiers: dict[str, Any] = {"dram": {"capacity": "8MiB", "extent": "2MiB"}}
     if nvme:
-        tiers["nvme"] = {"path": str(folder / "nvme"), "capacity": "16MiB", "segment": "1MiB"}
+        tiers["nvme"] = {"path": str(folder / "nvme"), "capacity": "32MiB", "segment": "1MiB"}
     return Settings.model_validate({"listen": [f"unix://{folder}/k.sock"], "tiers": tiers, **sections})
 
 

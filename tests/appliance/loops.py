@@ -55,7 +55,8 @@ async def turns(number: int = 3) -> None:
 class DaemonThread:
     """A daemon on an event loop of its own, for tests that talk to it with blocking clients.
 
-    Leaving the `with` stops it and audits it first.
+    Leaving the `with` stops it and audits it first. Clients made with grpc.aio belong on this very loop
+    (`wait`): grpc.aio shares one queue between all loops of a process, and a loop that ends first breaks it.
     """
 
     def __init__(self, settings: Settings) -> None:
