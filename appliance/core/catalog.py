@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier
 from .states import State
+from .table import BlockTable
 
 TIERS: Final = (Tier.HBM, Tier.DRAM, Tier.NVME)
 NO_ROW: Final = -1
@@ -37,7 +38,7 @@ class Namespace:
     id: int
     identity: NamespaceIdentity
     domain: int
-    rows: dict[bytes, int]
+    rows: BlockTable
     #: Raw bytes of the fragment of each layer group.
     fragment_bytes: tuple[int, ...]
     num_groups: int
@@ -87,7 +88,7 @@ class Catalog:
         geometry = identity.geometry
         sizes = tuple(geometry.fragment_bytes(group) for group in range(geometry.num_groups))
         number = len(self.namespaces) + 1
-        namespace = Namespace(number, identity, domain, {}, sizes, len(sizes), sum(sizes))
+        namespace = Namespace(number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes))
         self.namespaces[namespace.id] = namespace
         return namespace
 

@@ -140,12 +140,12 @@ class Planner:
         namespace = self.catalog.namespaces.get(namespace_id)
         if namespace is None:
             return unknown_namespace(namespace_id)
-        find, tier_of = namespace.rows.get, self.catalog.tier_of
+        shards, tier_of = namespace.rows.shards, self.catalog.tier_of
         hbm, dram = self.catalog.num_resident[Tier.HBM], self.catalog.num_resident[Tier.DRAM]
         num_groups = namespace.num_groups
         tiers = bytearray()
         for prefix_hash in prefix_hashes:
-            row = find(prefix_hash, NO_ROW)
+            row = shards[prefix_hash[0]].get(prefix_hash, NO_ROW)
             if row < 0:
                 break
             if hbm[row] == num_groups:
@@ -166,7 +166,7 @@ class Planner:
             self.pins.next_deadline(),
             self.waiting.next_deadline(),
             self.writes.next_deadline(),
-            self.residency.now if self.reclaim.is_busy else None,
+            self.residency.now if self.reclaim.is_busy or self.pressure.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]
         return min((at for at in due if at is not None), default=None)

@@ -3,10 +3,14 @@
 A block that is also in a slower tier is *clean*: leaving costs nothing but a later promotion. Spilling
 makes blocks clean ahead of need (from the high watermark down to the low one), so that a put finds room
 without waiting for a device. Nothing acknowledged is dropped while a slower tier can take it.
+
+Work is done in steps of bounded number: nobody waits while ten thousand blocks are evicted. What is left
+over is continued at the next event, or at a Tick that `is_busy` asks for.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
+from enum import Enum
 
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
@@ -16,6 +20,19 @@ from .options import PlannerOptions
 from .reclaim import Reclaim
 from .residency import MEMORY_TIERS, Residency
 from .states import State
+
+#: Blocks given up or spilled per event: about a millisecond.
+MAX_STEPS = 96
+#: Fragments spilled in one batch: enough for one large write, few enough to land soon.
+MAX_SPILL_BATCH = 32
+
+
+class _Step(Enum):
+    """What one step towards room achieved."""
+
+    EVICTED = "a clean block left"
+    SPILLING = "a block is on its way down"
+    NOTHING = "nothing can be done now"
 
 
 class Pressure:
@@ -37,6 +54,11 @@ class Pressure:
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
+        #: Moves of spills that are decided but not started, by (source, target, urgency).
+        self._spills: defaultdict[tuple[Tier, Tier, Urgency], list[Move]] = defaultdict(list)
+        self._spilled_bytes: defaultdict[Tier, int] = defaultdict(int)  # of them, by source
+        #: Whether work was left over only because there was much of it.
+        self.is_busy = False
 
     def place_for(self, tier: Tier, domain: int, num_bytes: int) -> int | None:
         """Reserve a place, evicting clean blocks and queueing spills as needed; None: not yet.
@@ -44,18 +66,32 @@ class Pressure:
         After None, somebody must wait: room appears when a spill finishes or a hold ends.
         """
         room = self._rooms[tier]
-        while (place := room.reserve(domain, num_bytes)) is None:
-            if not self._give_up_one(tier):
-                return None
+        place = room.reserve(domain, num_bytes)
+        if place is not None:
+            return place
+        for _ in range(MAX_STEPS):
+            step = self._give_up_one(tier)
+            if step is _Step.NOTHING:
+                break
+            if step is _Step.EVICTED:
+                place = room.reserve(domain, num_bytes)
+                if place is not None:
+                    break
+        else:
+            self.is_busy = True
+        self._start_spills()
         return place
 
     def relieve(self) -> None:
         """Bring every memory tier from its high watermark to its low one; keep cold segments free."""
+        self.is_busy = False
         for tier in MEMORY_TIERS:
             if tier in self._rooms:
                 self._relieve(tier)
         self._reclaim.keep_free_segments()
-        self._archive()
+        if self._to_archive:
+            self._archive()
+        self._start_spills()
 
     def archive(self, row: int) -> bool:
         """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
@@ -97,8 +133,8 @@ class Pressure:
                 return slower
         return None
 
-    def _give_up_one(self, tier: Tier) -> bool:
-        """Take one step towards room: evict a clean block, or queue a spill. False: nothing to do now."""
+    def _give_up_one(self, tier: Tier) -> _Step:
+        """Take one step towards room: evict a clean block, or decide a spill."""
         residency = self._residency
         policy = residency.evictions[tier]
         while (row := policy.choose()) is not None:
@@ -107,13 +143,14 @@ class Pressure:
             reason = self._reason_to_evict(row, tier)
             if reason and residency.may_leave(row, tier):
                 residency.evict(row, tier, reason)
-                return True
+                return _Step.EVICTED
             if self._lower(tier) is None:
                 continue  # incomplete, with children: it goes when they have gone
-            if not self._may_spill(tier) or not self._spill(row, tier, Urgency.IDLE):
-                policy.offer(row)
-                return False
-        return False
+            if self._spilling_bytes(tier) < self.options.max_spill_bytes and self._spill(row, tier):
+                return _Step.SPILLING
+            policy.offer(row)
+            return _Step.NOTHING
+        return _Step.NOTHING
 
     def _reason_to_evict(self, row: int, tier: Tier) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
@@ -123,24 +160,26 @@ class Pressure:
             return "coldest"
         return "" if self._lower(tier) is not None else "coldest, no slower tier"
 
-    def _may_spill(self, tier: Tier) -> bool:
+    def _spilling_bytes(self, tier: Tier) -> int:
         lower = self._lower(tier)
-        assert lower is not None
-        return self._copies.bytes_in_flight.get((tier, lower), 0) < self.options.max_spill_bytes
+        in_flight = self._copies.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
+        return in_flight + self._spilled_bytes[tier]
 
-    def _spill(self, row: int, tier: Tier, urgency: Urgency, target: Tier | None = None) -> bool:
-        """Queue the copy of a block one tier down (or to `target`). False when there is no room there."""
+    def _spill(
+        self, row: int, tier: Tier, urgency: Urgency = Urgency.IDLE, target: Tier | None = None
+    ) -> bool:
+        """Decide the copy of a block one tier down (or to `target`). False: there is no room there."""
         lower = target if target is not None else self._lower(tier)
         assert lower is not None
         residency = self._residency
         catalog = residency.catalog
         namespace = catalog.namespace_of(row)
-        moves = []
-        for fragment in catalog.fragments(row):
+        moves = self._spills[tier, lower, urgency]
+        num_before = len(moves)
+        for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
             is_here = catalog.state[tier][fragment] == State.RESIDENT
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
                 continue
-            length = catalog.length_of(fragment)
             if lower is Tier.NVME:
                 place = self._reclaim.place_for(namespace.domain, length)
             else:
@@ -148,36 +187,58 @@ class Pressure:
             if place is None:
                 break
             residency.arrive(fragment, lower, place)
+            residency.hold(fragment, tier)  # until the copy is started and holds it itself
             moves.append(Move(fragment, catalog.place[tier][fragment], place))
-        if moves:
-            self._copies.start(tier, lower, moves, urgency)
-            residency.story.tell(residency.now, catalog.prefix_hash[row], f"spill_{tier.label}")
-        return bool(moves)
+            self._spilled_bytes[tier] += length
+        if len(moves) == num_before:
+            return False
+        residency.story.tell(residency.now, catalog.prefix_hash[row], f"spill_{tier.label}")
+        return True
+
+    def _start_spills(self) -> None:
+        """Start what was decided, in large batches."""
+        if not self._spilled_bytes:
+            return
+        spills, self._spills = self._spills, defaultdict(list)
+        self._spilled_bytes.clear()
+        for (source, target, urgency), moves in spills.items():
+            for first in range(0, len(moves), MAX_SPILL_BATCH):
+                self._copies.start(source, target, moves[first : first + MAX_SPILL_BATCH], urgency)
+            for move in moves:
+                self._residency.drop(move.fragment, source)
 
     def _relieve(self, tier: Tier) -> None:
-        books = self._rooms[tier].statistics()
-        taken = books.taken_bytes
-        if taken > self.options.high_watermark * books.capacity_bytes:
+        room = self._rooms[tier]
+        books = room.statistics()
+        low_bytes = self.options.low_watermark * books.capacity_bytes
+        if books.taken_bytes > self.options.high_watermark * books.capacity_bytes:
             self._relieving.add(tier)
-        while tier in self._relieving:
-            lower = self._lower(tier)
-            spilling = self._copies.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
-            if taken - spilling <= self.options.low_watermark * books.capacity_bytes:
-                if taken <= self.options.low_watermark * books.capacity_bytes:
-                    self._relieving.discard(tier)
+        if tier not in self._relieving:
+            return
+        for _ in range(MAX_STEPS):
+            taken_bytes = room.statistics().taken_bytes
+            if taken_bytes <= low_bytes:
+                self._relieving.discard(tier)
                 return
-            if not self._give_up_one(tier):
+            if taken_bytes - self._spilling_bytes(tier) <= low_bytes:
+                return  # enough is on its way
+            if self._give_up_one(tier) is _Step.NOTHING:
                 return
-            taken = self._rooms[tier].statistics().taken_bytes
+        self.is_busy = True
 
     def _archive(self) -> None:
-        while self._to_archive and Tier.NVME not in self._residency.offline:
-            in_flight = sum(self._copies.bytes_in_flight.get((t, Tier.NVME), 0) for t in MEMORY_TIERS)
-            if in_flight >= self.options.max_spill_bytes:
+        catalog = self._residency.catalog
+        for _ in range(min(MAX_STEPS, len(self._to_archive))):
+            if Tier.NVME in self._residency.offline:
                 return
-            row = self._residency.catalog.row_of(self._to_archive[0])
+            row = catalog.row_of(self._to_archive[0])
             tiers = [tier for tier in MEMORY_TIERS if row != NO_ROW and self._is_in(row, tier)]
-            is_dirty = tiers and not self._residency.is_below(row, tiers[-1])
-            if is_dirty and not self._spill(row, tiers[-1], Urgency.ENDED, target=Tier.NVME):
-                return
+            if tiers and not self._residency.is_below(row, tiers[-1]):
+                source = tiers[-1]
+                in_flight = self._copies.bytes_in_flight.get((source, Tier.NVME), 0)
+                if in_flight + self._spilled_bytes[source] >= self.options.max_spill_bytes:
+                    return
+                if not self._spill(row, source, Urgency.ENDED, target=Tier.NVME):
+                    return
             self._to_archive.popleft()
+        self.is_busy = self.is_busy or bool(self._to_archive)

@@ -50,7 +50,7 @@ def _adopt_namespace(records: Records, residency: Residency, namespace: Namespac
     row_of_record, first_record = _rows(records["prefix_hash"])
     num_rows = len(first_record)
     names: list[bytes] = records["prefix_hash"][first_record].tolist()
-    namespace.rows.update(zip(names, range(first_row, first_row + num_rows), strict=True))
+    namespace.rows.add_many(names, first_row)
     parents = _parents(records[first_record], namespace)
     positions = records["position"][first_record]
     _extend_blocks(catalog, names, namespace, positions, first_fragment)
@@ -75,9 +75,9 @@ def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 def _parents(records: Records, namespace: Namespace) -> npt.NDArray[np.int32]:
     """Return the row of each block's parent, NO_ROW where there is none or it was not found."""
-    find = namespace.rows.get
+    shards = namespace.rows.shards
     names = records["parent_hash"].tolist()
-    parents = np.fromiter((find(name, NO_ROW) for name in names), np.int32, len(names))
+    parents = np.fromiter((shards[name[0]].get(name, NO_ROW) for name in names), np.int32, len(names))
     parents[~records["has_parent"]] = NO_ROW
     return parents
 

@@ -22,13 +22,14 @@ class Story:
     """A bounded log of decisions, and counters of the same words."""
 
     def __init__(self, max_lines: int) -> None:
-        self._lines: deque[Line] = deque(maxlen=max_lines)
+        # Plain tuples of plain values: the garbage collector does not look into those.
+        self._lines: deque[tuple[float, bytes | str, str, str]] = deque(maxlen=max_lines)
         #: How often each `what` happened since the start.
         self.counters: dict[str, int] = {}
 
     def tell(self, at: float, subject: bytes | str, what: str, why: str = "") -> None:
         """Remember that `what` happened to `subject`, and count it."""
-        self._lines.append(Line(at, subject, what, why))
+        self._lines.append((at, subject, what, why))
         self.counters[what] = self.counters.get(what, 0) + 1
 
     def count(self, what: str, by: int = 1) -> None:
@@ -37,7 +38,7 @@ class Story:
 
     def of(self, subject: bytes | str) -> list[Line]:
         """Return what is remembered about a block or session, oldest first."""
-        return [line for line in self._lines if line.subject == subject]
+        return [Line(*line) for line in self._lines if line[1] == subject]
 
     def words(self, subject: bytes | str) -> list[str]:
         """Return the story as text, for error messages."""
