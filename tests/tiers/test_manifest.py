@@ -182,18 +182,24 @@ def test_a_later_format_is_told_from_damage(offset: int) -> None:
         parse_manifest(bytes(head))
 
 
-def test_a_damaged_snapshot_sends_us_to_the_older_file(tmp_path: Path) -> None:
+DAMAGED_FRAMES = [(0, "manifest_damaged"), (1, "manifest_older_generation")]
+
+
+@pytest.mark.parametrize(("frame_number", "reason"), DAMAGED_FRAMES)
+def test_a_damaged_snapshot_sends_us_to_the_older_file(
+    tmp_path: Path, frame_number: int, reason: str
+) -> None:
     first = begin(tmp_path)
     first.append(segment_event(Kind.OPENED, 1, 11))
     first.close()
     second = begin(tmp_path)
     second.append(segment_event(Kind.OPENED, 2, 22))
     second.close()
-    flip(tmp_path / NAMES[0], PROLOGUE_BYTES + 12)  # in the geometry of the newer one
+    flip(tmp_path / NAMES[0], PROLOGUE_BYTES + 12 + 21 * frame_number)  # geometry, segment 1
     state, reasons = load_manifest(tmp_path)
     assert state is not None
     assert state.lives == {1: Life(11, False)}
-    assert reasons["manifest_damaged"] == 1
+    assert reasons[reason] == 1
     again = begin(tmp_path)
     assert again.state.lives == {1: Life(11, False)}
     again.close()
