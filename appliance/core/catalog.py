@@ -78,6 +78,8 @@ class Catalog:
         self.place = [array("q") for _ in TIERS]
         self.state = [array("B") for _ in TIERS]
         self.holds = [array("H") for _ in TIERS]
+        #: Prefix hash of the parent of blocks that recovery found without it: their records name it.
+        self.lost_parent: dict[int, bytes] = {}
         self._free_rows: list[int] = []
         self._free_fragments: dict[int, list[int]] = {}  # by number of groups
 
@@ -117,6 +119,7 @@ class Catalog:
         namespace = self.namespaces[self.namespace_id[row]]
         del namespace.rows[self.prefix_hash[row]]
         self._unlink(row)
+        self.lost_parent.pop(row, None)
         self.prefix_hash[row] = b""
         self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
         # setdefault: the rows of recovered blocks were never taken from this list.
@@ -174,7 +177,7 @@ class Catalog:
             namespace.identity.digest,
             namespace.id,
             self.prefix_hash[row],
-            self.prefix_hash[parent] if parent != NO_ROW else b"",
+            self.prefix_hash[parent] if parent != NO_ROW else self.lost_parent.get(row, b""),
             self.position[row],
             group,
             namespace.fragment_bytes[group],

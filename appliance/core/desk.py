@@ -93,6 +93,10 @@ class Desk:
             client.silent_at = self._residency.now + client.ttl_s
         return client
 
+    def is_open(self, client: Client) -> bool:
+        """Whether a client is still there; unlike `client` this is not a sign of its life."""
+        return self._leases.clients.get(client.id) is client
+
     def forget_client(self, client_id: int) -> None:
         """Forget the requests of a client that is gone."""
         self._requests.pop(client_id, None)
@@ -107,7 +111,10 @@ class Desk:
             requests = self._requests[client]
             requests[request_id] = job
             if len(requests) > self.options.max_remembered_requests:
-                requests.popitem(last=False)
+                # Never one under way: its retry would be taken for another request. Rooms bound those.
+                over = next((name for name, earlier in requests.items() if earlier.is_done), None)
+                if over is not None:
+                    del requests[over]
 
     def forget_request(self, client: int, request_id: str) -> None:
         """A later try of this request starts anew."""

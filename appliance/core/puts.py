@@ -49,7 +49,6 @@ class PutJob:
         self._pressure = pressure
         self._on_done = on_done
         self._next = 0
-        self._has_begun = False  # whether places were taken for block `_next`
         self._kept: list[int] = []
         self.rows: list[int] = []  # of the blocks decided so far, NO_ROW for refused ones
         self._taken: list[tuple[int, int]] = []  # (block, fragment) with a slot, waiting for its bytes
@@ -93,7 +92,7 @@ class PutJob:
         if self.outcomes[block] == 0:
             self._keep(row)
             self._residency.adopt_child(row, self._parent)
-        if self.outcomes[block] == 0 or (self.outcomes[block] == PutOutcome.NEEDED and not self._has_begun):
+        if self.outcomes[block] in (0, PutOutcome.NEEDED):
             # Looked at anew after waiting: another put may have begun the same block meanwhile.
             outcome = self._needs(row)
             self.outcomes[block] = outcome
@@ -102,14 +101,14 @@ class PutJob:
         if self.outcomes[block] == PutOutcome.NEEDED and not self._reserve(block, row):
             return False
         self.rows.append(row)
-        self._has_begun = False
         self._parent = row if self.outcomes[block] != PutOutcome.PARENT_MISSING else None
         return True
 
     def _needs(self, row: int) -> PutOutcome:
         """Whether a block is stored, being written, or needs bytes."""
         catalog = self._residency.catalog
-        if self._is_nowhere(row):
+        writer = self._residency.writers.get(row)
+        if writer == self.reservation_id or (writer is None and self._is_nowhere(row)):
             return PutOutcome.NEEDED
         outcome = PutOutcome.DEDUPLICATED
         for fragment in catalog.fragments(row):
@@ -118,7 +117,8 @@ class PutJob:
                 continue
             if catalog.state[Tier.DRAM][fragment] != State.ABSENT:
                 return PutOutcome.IN_PROGRESS
-            outcome = PutOutcome.NEEDED
+            # One put at a time: two with a half each would both call the whole theirs.
+            outcome = PutOutcome.NEEDED if writer is None else PutOutcome.IN_PROGRESS
         return outcome
 
     def _is_nowhere(self, row: int) -> bool:
@@ -140,7 +140,7 @@ class PutJob:
             # New bytes, new checksum: that of lost ones may still be there.
             catalog.checksum_low[fragment] = catalog.checksum_high[fragment] = 0
             self._taken.append((block, fragment))
-            self._has_begun = True
+            residency.writers[row] = self.reservation_id
         return True
 
     def _find_parent(self) -> int | None:
@@ -241,7 +241,10 @@ class PutJob:
         for call in self.commit_calls:
             self._residency.out.append(Reply(call, PutResult(bytes(self.outcomes))))
         self._on_done(self)  # the rows are still kept, so they are still these blocks
+        writers = self._residency.writers
         for row in reversed(self._kept):
+            if writers.get(row) == self.reservation_id:
+                del writers[row]
             self._residency.unkeep(row)
 
     def _keep(self, row: int) -> None:

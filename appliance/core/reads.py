@@ -153,6 +153,8 @@ class Reads:
         """End the acquires of a client that is gone."""
         for job in list(dict.fromkeys(self._jobs.values())):
             if job.request.client == client_id:
+                for call in job.calls:  # a client that was only silent may still be listening
+                    self._desk.refuse(call, "UNKNOWN_CLIENT", "it was silent for too long; open it again")
                 self._drop(job)
 
     def release(self, event: ReleaseRequested) -> None:

@@ -52,6 +52,11 @@ def _adopt_namespace(records: Records, residency: Residency, namespace: Namespac
     names: list[bytes] = records["prefix_hash"][first_record].tolist()
     namespace.rows.add_many(names, first_row)
     parents = _parents(records[first_record], namespace)
+    lost = np.flatnonzero((parents == NO_ROW) & records[first_record]["has_parent"])
+    for row, parent_hash in zip(
+        lost.tolist(), records[first_record]["parent_hash"][lost].tolist(), strict=True
+    ):
+        catalog.lost_parent[first_row + row] = parent_hash
     positions = records["position"][first_record]
     _extend_blocks(catalog, names, namespace, positions, first_fragment)
     _link(catalog, first_row, parents)

@@ -54,6 +54,8 @@ class Residency:
         self.num_resident = dict.fromkeys(TIERS, 0)
         #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
         self.floors: dict[int, list[Tier]] = {}
+        #: Reservation of the put that writes a block, by row, until that put ends.
+        self.writers: dict[int, int] = {}
 
     # --------------------------------------------------------------------------------------- steps
 
@@ -193,10 +195,14 @@ class Residency:
         catalog.urgency[row] = urgency
 
     def adopt_child(self, row: int, parent: int | None) -> None:
-        """Link a block found at start without its parent, now that the parent is known again."""
+        """Link a block found at start without its parent, now that the parent is known again.
+
+        No other block is ever linked anew: a client that names a wrong parent must not make a circle.
+        """
         catalog = self.catalog
-        if parent is None or parent == NO_ROW or catalog.parent[row] != NO_ROW:
+        if parent is None or parent == NO_ROW or catalog.lost_parent.get(row) != catalog.prefix_hash[parent]:
             return
+        del catalog.lost_parent[row]
         catalog.link(row, parent)
         for tier in TIERS:
             if catalog.num_placed[tier][row]:

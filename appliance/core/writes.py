@@ -162,6 +162,6 @@ class Writes:
         rows = [row for row in job.rows if row != NO_ROW and catalog.tier_of(row) is not None]
         for row in rows:
             catalog.last_used[row] = self._residency.now
-        if job.request.session_id:
+        if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)
             self._sessions.attach(session, rows)
