@@ -1,0 +1,246 @@
+"""VirtualColdStore: segments of records on a medium that survives the daemon, and lies when told to.
+
+Mirrors tiers/nvme.py: records name themselves and the life (epoch) of their segment, sealed segments have a
+footer, unsealed ones are scanned at recovery and their records believed one by one. What stood in a segment
+before it was freed stays on the medium until it is overwritten.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from kvtier.tiers.base import Cause
+from kvtier.tiers.block import FragmentLabel, NamespaceIdentity
+from kvtier.tiers.footer import Footer
+from kvtier.tiers.record import ENTRY
+from kvtier.tiers.recovery import Found, Recovered, assemble
+from kvtier.v1.shm import extent_of, slot_of
+
+from .oracle import Contents, checksum_of
+from .world import Violation, World
+
+
+class Record:
+    """One record as it lies on the medium. `token` is its payload."""
+
+    __slots__ = ("checksum", "epoch", "label", "page", "sequence", "token")
+
+    def __init__(self, label: FragmentLabel, page: int, epoch: int, sequence: int, token: int) -> None:
+        self.label = label
+        self.page = page
+        self.epoch = epoch
+        self.sequence = sequence
+        self.token = token
+        self.checksum = label.checksum or checksum_of(token)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the payload is what the header's checksum says."""
+        return checksum_of(self.token) == self.checksum
+
+
+class VirtualSegment:
+    """One segment. `epoch` is 0 while it is free."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.is_sealed = False  # nothing may be appended any more
+        self.has_footer = False
+        self.order = 0  # of sealing
+        self.entries: list[Record] = []  # written well in this life: the footer to be
+        self.medium: dict[int, Record] = {}  # by page, former lives included
+        self.written: set[int] = set()  # pages taken in this life, well or not
+        self.num_readers = 0  # copies queued to read here
+
+
+class VirtualColdStore:
+    """The medium and the store on it. Lives as long as the world."""
+
+    def __init__(self, world: World, contents: Contents, num_segments: int, rates: dict[str, float]) -> None:
+        self._world = world
+        self._contents = contents
+        self._rates = rates
+        self.segments = [VirtualSegment() for _ in range(num_segments)]
+        self.namespaces: dict[bytes, NamespaceIdentity] = {}
+        #: Records that an injected fault damaged: a mismatch there is no surprise. (segment, page, epoch)
+        self.damaged: set[tuple[int, int, int]] = set()
+        self._epochs = 0
+        self._sequence = 0
+        self._orders = 0
+
+    # ------------------------------------------------------------------------------- transfers
+
+    def write(self, place: int, label: FragmentLabel, token: int) -> Cause | None:
+        """Store one record; return why not."""
+        number, page = extent_of(place), slot_of(place)
+        segment = self.segments[number]
+        if segment.is_sealed:
+            raise Violation("cold store", f"segment {number} is sealed and written")
+        if label.namespace_digest not in self.namespaces:
+            raise Violation("cold store", "a record was written before its namespace")
+        if segment.epoch == 0:
+            self._epochs += 1
+            segment.epoch = self._epochs
+        if page in segment.written:
+            raise Violation("cold store", f"record {place:#x} is overwritten")
+        segment.written.add(page)
+        self._sequence += 1
+        record = Record(label, page, segment.epoch, self._sequence, token)
+        if self._fault("write_error"):
+            return Cause.IO_ERROR
+        if self._fault("short_write") or self._fault("torn_write"):
+            record.token = self._contents.garbage()
+            segment.medium[page] = record
+            return Cause.SHORT_TRANSFER
+        where = (number, page, segment.epoch)
+        if self._fault("misdirected_write"):
+            self._misdirect(record)
+            self.damaged.add(where)
+        else:
+            segment.medium[page] = record
+        if self._fault("bit_rot"):
+            record.token = self._contents.garbage()
+            self.damaged.add(where)
+        segment.entries.append(record)
+        return None
+
+    def read(self, place: int, label: FragmentLabel, verify: bool) -> tuple[Cause | None, int]:
+        """Read one record; return why not, and its payload. What is not verified is whatever is there."""
+        number, page = extent_of(place), slot_of(place)
+        segment = self.segments[number]
+        if self._fault("read_error"):
+            return Cause.IO_ERROR, 0
+        record = segment.medium.get(page)
+        is_excused = (number, page, segment.epoch) in self.damaged
+        if self._fault("stale_read"):
+            record, is_excused = None, True
+        if not verify:
+            return None, record.token if record is not None else self._contents.garbage()
+        cause = self._verify(record, label, segment.epoch)
+        if cause is not None and not is_excused:
+            raise Violation("unexplained mismatch", f"{cause.value} at {place:#x}: nothing was injected there")
+        return cause, record.token if record is not None and cause is None else 0
+
+    def _verify(self, record: Record | None, label: FragmentLabel, epoch: int) -> Cause | None:
+        if record is None or epoch == 0 or record.epoch != epoch:
+            return Cause.WRONG_IDENTITY
+        found = record.label
+        if (
+            found.prefix_hash != label.prefix_hash
+            or found.namespace_digest != label.namespace_digest
+            or found.group != label.group
+            or found.position != label.position
+            or found.parent_hash != label.parent_hash
+            or found.raw_length != label.raw_length
+        ):
+            return Cause.WRONG_IDENTITY
+        if label.checksum and record.checksum != label.checksum:
+            return Cause.WRONG_CHECKSUM
+        return None if record.is_whole else Cause.WRONG_CHECKSUM
+
+    def _misdirect(self, record: Record) -> None:
+        """The record lands on top of another one."""
+        number = self._world.rng.randrange(len(self.segments))
+        victim = self.segments[number]
+        if victim.medium:
+            page = self._world.rng.choice(list(victim.medium))
+            victim.medium[page] = record
+            self.damaged.add((number, page, victim.epoch))
+
+    def _fault(self, name: str) -> bool:
+        if self._world.chance(self._rates[name]):
+            self._world.counts[name] += 1
+            return True
+        return False
+
+    # ------------------------------------------------------------------------- life of segments
+
+    def store_namespace(self, identity: NamespaceIdentity) -> None:
+        """Remember a namespace."""
+        self.namespaces[identity.digest] = identity
+
+    def seal(self, number: int) -> None:
+        """Write the footer, unless that fails."""
+        segment = self.segments[number]
+        if segment.epoch == 0 or segment.is_sealed:
+            return
+        segment.is_sealed = True
+        self._orders += 1
+        segment.order = self._orders
+        segment.has_footer = not self._fault("seal_error")
+
+    def free(self, number: int) -> None:
+        """Forget a segment; its bytes stay until they are overwritten."""
+        segment = self.segments[number]
+        if segment.num_readers:
+            raise Violation("cold store", f"segment {number} is freed under {segment.num_readers} readers")
+        segment.epoch = 0
+        segment.is_sealed = segment.has_footer = False
+        segment.entries = []
+        segment.written = set()
+
+    # ---------------------------------------------------------------------------------- recovery
+
+    def power_cut(self, kept: float) -> None:
+        """What was not sealed survives record by record, or half."""
+        for number, segment in enumerate(self.segments):
+            for page, record in list(segment.medium.items()):
+                if segment.has_footer or record.epoch != segment.epoch or self._world.random() < kept:
+                    continue
+                if self._world.random() < 0.5:
+                    del segment.medium[page]
+                else:
+                    record.token = self._contents.garbage()
+                self.damaged.add((number, page, segment.epoch))
+
+    def is_whole(self, record: Record) -> bool:
+        """What recovery asks of a record that no footer vouches for."""
+        return record.is_whole
+
+    def recover(self) -> Recovered:
+        """Return what is still there, through the production `assemble`. Ends all other segments' lives."""
+        found = []
+        for number, segment in enumerate(self.segments):
+            segment.num_readers = 0
+            if segment.epoch == 0:
+                continue
+            if not segment.has_footer:
+                records = [r for p, r in segment.medium.items() if r.epoch == segment.epoch and r.page == p]
+                segment.entries = [record for record in records if self.is_whole(record)]
+            if not segment.entries:
+                self.free(number)
+                continue
+            if not segment.has_footer:
+                self._orders += 1
+                segment.order = self._orders
+            segment.is_sealed = segment.has_footer = True
+            found.append((segment.order, number))
+        footers = [Found(number, self._footer(number), False, Counter()) for _, number in sorted(found)]
+        return assemble(footers, list(self.namespaces.values()))
+
+    def _footer(self, number: int) -> Footer:
+        segment = self.segments[number]
+        digests = list(dict.fromkeys(record.label.namespace_digest for record in segment.entries))
+        table = {digest: index for index, digest in enumerate(digests)}
+        records = sorted(segment.entries, key=lambda record: record.page)
+        entries = np.array([_entry(record, table) for record in records], ENTRY)
+        return Footer(number, segment.epoch, 1, digests, entries)
+
+
+def _entry(record: Record, table: dict[bytes, int]) -> tuple[bytes | int, ...]:
+    label = record.label
+    return (
+        label.prefix_hash,
+        label.parent_hash.ljust(32, b"\0"),
+        record.checksum,
+        record.sequence,
+        label.raw_length,
+        label.raw_length,
+        record.page,
+        label.position,
+        label.group,
+        table[label.namespace_digest],
+        0,
+        1 if label.parent_hash else 0,
+        b"",
+    )

@@ -1,0 +1,286 @@
+"""One life of the daemon: the production planner, its rooms, and a shell that executes what it says.
+
+`step` does what Appliance.step does: one event in, its instructions executed in order. Every reply is checked
+as it leaves: exactly once, and naming only slots that hold what they should at that instant.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.planner import Planner
+from kvtier.tiers.base import Room
+from kvtier.tiers.block import Tier
+from kvtier.tiers.log import SegmentLog
+from kvtier.tiers.slots import SlotPool
+from kvtier.v1.shm import extent_of
+
+from .cold import VirtualColdStore
+from .config import FOOTER_BYTES, SLOT_BYTES, Config
+from .memory import VirtualMemory
+from .mover import Mover, Staging
+from .oracle import Contents, Oracle, is_removal
+from .world import Violation, World
+
+#: How much later than its deadline a request may be answered: the longest honest memory copy and a tick.
+SLACK_S = 2.0
+#: A shell does not tick more often than this, however soon the planner wants it.
+TICK_S = 0.001
+
+
+@dataclass(slots=True)
+class Call:
+    """A request that waits for its answer."""
+
+    client: int
+    on_reply: Callable[[ev.Result], None]
+    due: float  # when it must have been answered, slack included
+
+
+class FlakyPool(SlotPool):
+    """A room that sometimes has no place although it has."""
+
+    fails: Callable[[], bool] = staticmethod(lambda: False)
+
+    def reserve(self, domain: int, num_bytes: int) -> int | None:
+        return None if self.fails() else super().reserve(domain, num_bytes)
+
+
+class FlakyLog(SegmentLog):
+    """The same for the cold store."""
+
+    fails: Callable[[], bool] = staticmethod(lambda: False)
+
+    def reserve(self, domain: int, num_bytes: int, *, forward: bool = False) -> int | None:
+        return None if self.fails() else super().reserve(domain, num_bytes, forward=forward)
+
+
+class Daemon:
+    """Planner, virtual tiers and mover of one life. Dies with `kill`; the cold store outlives it."""
+
+    def __init__(self, world: World, config: Config, cold: VirtualColdStore, contents: Contents) -> None:
+        self.world = world
+        self.config = config
+        self.cold = cold
+        self.contents = contents
+        self.is_alive = True
+        self.was_offline = False
+        self.rooms = _rooms(config, self._no_place)
+        self.planner = Planner(config.options, self.rooms)
+        self.memories = {
+            tier: VirtualMemory(tier, room, contents)
+            for tier, room in self.rooms.items()
+            if isinstance(room, SlotPool)
+        }
+        self.oracle = Oracle(world, self)
+        self.mover = Mover(self)
+        self.stagings: dict[int, Staging] = {}  # of living clients
+        self.local: set[int] = set()
+        #: What local clients were told they may read: lease -> (tier, place).
+        self.leased: dict[int, dict[tuple[Tier, int], None]] = {}
+        #: Blocks that left a tier in this very step, perhaps after a reply that still counted on them.
+        self.removed_now: set[tuple[int, bytes]] = set()
+        self._calls: dict[int, Call] = {}
+        self._next_call = 0
+        self._tick_at = float("inf")
+        self._house_busy_until = 0.0
+        self._execute: dict[type, Callable[..., None]] = {
+            ev.Reply: self._reply,
+            ev.Copy: self.mover.start,
+            ev.CancelCopy: self.mover.cancel,
+            ev.Publish: lambda i: self.memories[i.tier].publish(i.place, i.label),
+            ev.Retract: lambda i: self.memories[i.tier].retract(i.place),
+            ev.SealSegment: lambda i: self._keep_house(self.cold.seal, i.segment),
+            ev.FreeSegment: lambda i: self._keep_house(self._free, i.segment),
+            ev.StoreNamespace: self._store_namespace,
+            ev.Notify: self._notify,
+        }
+
+    # ------------------------------------------------------------------------------------ calls
+
+    def call(self, client: int, on_reply: Callable[[ev.Result], None], due: float = float("inf")) -> int:
+        """Return the number of a new call; `on_reply` hears every answer at once."""
+        self._next_call += 1
+        self._calls[self._next_call] = Call(client, on_reply, due + SLACK_S)
+        return self._next_call
+
+    def forget_call(self, call: int) -> None:
+        """The caller no longer listens."""
+        self._calls.pop(call, None)
+
+    def step(self, event: ev.Event) -> None:
+        """Give one event to the planner and do what it says."""
+        if not self.is_alive:
+            return
+        world = self.world
+        world.note(type(event).__name__, *_detail(event))
+        instructions = self.planner.handle(event, world.now)
+        self.removed_now = {
+            (i.namespace_id, prefix_hash)
+            for i in instructions
+            if isinstance(i, ev.Notify) and is_removal(i)
+            for prefix_hash in i.prefix_hashes
+        }
+        for instruction in instructions:
+            self._execute[type(instruction)](instruction)
+        deadline = self.planner.next_deadline()
+        if deadline is not None and max(deadline, world.now + TICK_S) < self._tick_at:
+            self._tick_at = max(deadline, world.now + TICK_S)
+            world.after(self._tick_at - world.now, self._tick, self._tick_at)
+        self.oracle.after_step()
+
+    def kill(self) -> None:
+        """The process dies, now."""
+        self.is_alive = False
+        self.mover.die()
+
+    def check_late(self) -> None:
+        """Every request has been answered by its deadline (I-19)."""
+        for number, call in self._calls.items():
+            if call.due < self.world.now:
+                late_s = self.world.now - call.due + SLACK_S
+                raise Violation("liveness", f"call {number} is {late_s:.3f} s late")
+
+    def check_quiet(self) -> None:
+        """Nothing is under way any more: nobody may still wait, nothing may still be held."""
+        if self._calls:
+            raise Violation("liveness", f"calls {sorted(self._calls)[:5]} were never answered")
+        for memory in self.memories.values():
+            memory.check_quiet()
+        self.oracle.check_quiescence()
+
+    def copies_in_flight(self) -> list[ev.Copy]:
+        """Return the copies the planner waits for."""
+        return self.mover.in_flight()
+
+    # ---------------------------------------------------------------------------- life of clients
+
+    def client_gone(self, client: int, reason: str) -> None:
+        """A client died: its copies that have not begun end first, its readers are gone."""
+        self.stagings.pop(client, None)
+        for lease_id in self.planner.leases.clients[client].leases if self.knows(client) else ():
+            self.end_lease(lease_id)
+        for number in [n for n, call in self._calls.items() if call.client == client]:
+            del self._calls[number]
+        self.oracle.client_gone(client)
+        self.step(ev.ClientGone(client, reason))
+
+    def knows(self, client: int) -> bool:
+        """Whether the planner still counts this client among the living."""
+        return client in self.planner.leases.clients
+
+    def end_lease(self, lease_id: int) -> None:
+        """Its holder reads no more."""
+        for tier, place in self.leased.pop(lease_id, ()):
+            self.memories[tier].slot(place).num_leases -= 1
+
+    # --------------------------------------------------------------------------------- instructions
+
+    def _reply(self, reply: ev.Reply) -> None:
+        result = reply.result
+        self.world.note(">Reply", reply.call, *_result_detail(result))
+        call = self._calls.get(reply.call)
+        if call is None:
+            if reply.call <= 0 or reply.call > self._next_call:
+                raise Violation("replies", f"an answer to call {reply.call}, which nobody made")
+            return
+        if not isinstance(result, ev.AcquireResult) or result.last:
+            del self._calls[reply.call]
+        if isinstance(result, ev.AcquireResult):
+            self._check_ready(call.client, result)
+        call.on_reply(result)
+
+    def _check_ready(self, client: int, result: ev.AcquireResult) -> None:
+        leased = self.leased.setdefault(result.lease_id, {}) if client in self.local and result.ready else {}
+        holder = self.planner.leases.clients.get(client)
+        for ready in result.ready:
+            memory = self.memories[ready.tier]
+            slot = memory.slot(ready.place)
+            if slot.label is None:
+                raise Violation("visible means valid", f"a reply names slot {ready.place:#x}, not published")
+            domain = memory.room.domain_of_extent(extent_of(ready.place))
+            if holder is None or domain != self.planner.domain_number(holder.domain):
+                raise Violation("domains", f"client {client} was given a slot of domain {domain}")
+            if client in self.local and (ready.tier, ready.place) not in leased:
+                leased[ready.tier, ready.place] = None
+                slot.num_leases += 1
+
+    def _notify(self, notice: ev.Notify) -> None:
+        hashes = [prefix_hash.hex()[:8] for prefix_hash in notice.prefix_hashes]
+        self.world.note(">Notify", notice.change.name, notice.tier.label, notice.reason, *hashes)
+        if is_removal(notice):
+            self.oracle.removed(notice)
+
+    def _store_namespace(self, instruction: ev.StoreNamespace) -> None:
+        # Copies into the store begin later than this, as the real mover holds them back.
+        self.cold.store_namespace(instruction.identity)
+
+    def _keep_house(self, do: Callable[[int], None], segment: int) -> None:
+        """One thread does everything to segments, in order."""
+        delay_s = self.world.spread(self.config.nvme_copy_s)
+        self._house_busy_until = max(self._house_busy_until, self.world.now) + delay_s
+        self.world.after(self._house_busy_until - self.world.now, self._do_house, do, segment)
+
+    def _do_house(self, do: Callable[[int], None], segment: int) -> None:
+        if self.is_alive:
+            do(segment)
+
+    def _free(self, segment: int) -> None:
+        self.cold.free(segment)
+        self.step(ev.SegmentFreed(segment))
+
+    def _tick(self, at: float) -> None:
+        if self.is_alive and at == self._tick_at:
+            self._tick_at = float("inf")
+            self.step(ev.Tick())
+
+    def _no_place(self) -> bool:
+        if self.world.chance(self.config.rates["no_place"]):
+            self.world.counts["no_place"] += 1
+            return True
+        return False
+
+
+def _rooms(config: Config, fails: Callable[[], bool]) -> dict[Tier, Room]:
+    extent_bytes = config.slots_per_extent * SLOT_BYTES
+    rooms: dict[Tier, Room] = {}
+    if config.hbm_extents:
+        rooms[Tier.HBM] = FlakyPool(config.hbm_extents, extent_bytes)
+    rooms[Tier.DRAM] = FlakyPool(config.dram_extents, extent_bytes)
+    if config.num_segments:
+        segment_bytes = config.segment_records * (SLOT_BYTES + 2 * 4096) + FOOTER_BYTES
+        rooms[Tier.NVME] = FlakyLog(config.num_segments, segment_bytes, FOOTER_BYTES)
+    if config.rates["no_place"]:
+        for room in rooms.values():
+            room.fails = fails  # type: ignore[attr-defined]
+    return rooms
+
+
+def _detail(event: ev.Event) -> tuple[object, ...]:
+    """What the trace says about an event, in numbers that are the same in every run."""
+    if isinstance(event, ev.CopyFinished):
+        return event.copy, *(outcome.cause.value if outcome.cause else "" for outcome in event.outcomes)
+    if isinstance(event, ev.AcquireRequested | ev.ReserveRequested | ev.PinRequested):
+        return event.call, event.client, event.request_id, len(event.prefix_hashes)
+    if isinstance(event, ev.CommitRequested):
+        return event.call, event.client, event.request_id, event.reservation_id, len(event.spans)
+    if isinstance(event, ev.ReleaseRequested | ev.KeptAlive):
+        return event.client, *event.lease_ids
+    if isinstance(event, ev.ClientGone | ev.ClientOpened):
+        return (event.client,)
+    if isinstance(event, ev.SessionUpdated):
+        return event.session_id, event.urgency.name
+    if isinstance(event, ev.SegmentFreed):
+        return (event.segment,)
+    return ()
+
+
+def _result_detail(result: ev.Result) -> tuple[object, ...]:
+    if isinstance(result, ev.AcquireResult):
+        places = [(r.block, r.group, r.tier.label, r.place) for r in result.ready]
+        return result.lease_id, result.num_blocks, result.last, places
+    if isinstance(result, ev.PutResult | ev.ReserveResult):
+        return (result.outcomes.hex(),)
+    if isinstance(result, ev.Refusal):
+        return (result.reason,)
+    return ()

@@ -1,0 +1,213 @@
+"""The oracle: what was accepted, and what must be true. It stands outside and shares no code with the core.
+
+`Contents` knows every token there ever was and which key its client wrote it for. `Oracle` looks at the
+planner after every step (cheap checks) and now and then at all of it (the audit).
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvtier.appliance.core.catalog import NO_ROW, TIERS
+from kvtier.appliance.core.events import BlockChange, Notify
+from kvtier.appliance.core.states import State
+from kvtier.tiers.block import Tier, Urgency
+
+from .world import Violation, World
+
+if TYPE_CHECKING:
+    from .daemon import Daemon
+
+Key: TypeAlias = tuple[bytes, bytes, int]  # namespace digest, prefix hash, layer group
+
+
+def checksum_of(token: int) -> bytes:
+    """Return the checksum of a token: injective, as xxh3-128 is for all that matters here."""
+    return token.to_bytes(16, "big")
+
+
+class Contents:
+    """Every content there ever was. Token 0 is uninitialised memory."""
+
+    def __init__(self) -> None:
+        self._keys: list[Key | None] = [None]
+        self._committed: set[int] = set()
+
+    def new(self, key: Key) -> int:
+        """A client wrote something for `key` into its staging extent."""
+        self._keys.append(key)
+        return len(self._keys) - 1
+
+    def garbage(self) -> int:
+        """Something nobody meant: a half-written slot, a rotten sector."""
+        self._keys.append(None)
+        return len(self._keys) - 1
+
+    def key_of(self, token: int) -> Key:
+        """Return the key a client's token was made for."""
+        key = self._keys[token]
+        assert key is not None
+        return key
+
+    def commit(self, token: int) -> None:
+        """The client said: store this."""
+        self._committed.add(token)
+
+    def must_be(self, token: int, key: Key, where: str) -> None:
+        """The one that must never fail: `token` was accepted for `key`."""
+        found = self._keys[token]
+        if found != key:
+            whose = "garbage" if found is None else "another fragment's content"
+            raise Violation("wrong bytes", f"{where}: {whose} (token {token})")
+        if token not in self._committed:
+            raise Violation("wrong bytes", f"{where}: content that was never committed (token {token})")
+
+    def is_of(self, token: int, key: Key) -> bool:
+        """Whether a token was accepted for `key`."""
+        return self._keys[token] == key and token in self._committed
+
+
+class SessionModel:
+    """What the oracle knows about one session: the blocks its clients were told they have."""
+
+    __slots__ = ("blocks", "client", "urgency")
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+        self.urgency = Urgency.QUEUED
+        self.blocks: dict[tuple[int, bytes], None] = {}
+
+
+class Oracle:
+    """Watches one life of the daemon."""
+
+    def __init__(self, world: World, daemon: "Daemon") -> None:
+        self._world = world
+        self._daemon = daemon
+        self.sessions: dict[str, SessionModel] = {}
+        self.is_lossy = False  # a fault destroyed something: blocks may vanish
+        self._num_steps = 0
+
+    def session(self, session_id: str, client: int) -> SessionModel:
+        """Return the model of a session, which its use by `client` opens."""
+        model = self.sessions.get(session_id)
+        if model is None:
+            model = self.sessions[session_id] = SessionModel(client)
+        model.client = client
+        return model
+
+    def client_gone(self, client: int) -> None:
+        """Nobody decodes on a dead client's sessions."""
+        for model in self.sessions.values():
+            if model.client == client:
+                model.urgency = Urgency.IDLE
+
+    # -------------------------------------------------------------------------------- every step
+
+    def after_step(self) -> None:
+        """Check what is cheap; audit everything now and then."""
+        self._num_steps += 1
+        daemon = self._daemon
+        limit = daemon.config.options.max_waiting_puts
+        if len(daemon.planner.waiting) > limit:
+            raise Violation("bounded", f"{len(daemon.planner.waiting)} requests wait, limit {limit}")
+        if self._num_steps % daemon.config.audit_every == 0:
+            self.audit()
+
+    def removed(self, notice: Notify) -> None:
+        """A block left a tier: nobody may be left behind, no decoding session may miss it (I-17, I-18)."""
+        catalog = self._daemon.planner.catalog
+        for prefix_hash in notice.prefix_hashes:
+            row = catalog.find(notice.namespace_id, prefix_hash)
+            readable = row != NO_ROW and catalog.tier_of(row) is not None
+            if not readable:
+                if not self.is_lossy:
+                    self._check_decoding(notice.namespace_id, prefix_hash, notice.reason)
+                for model in self.sessions.values():  # put again it is another block
+                    model.blocks.pop((notice.namespace_id, prefix_hash), None)
+            if row == NO_ROW or notice.reason in ("incomplete", "wrong_checksum", "wrong_identity"):
+                continue
+            if notice.reason in ("io_error", "short_transfer"):
+                continue
+            for child in catalog.children(row):
+                if any(catalog.num_resident[tier][child] for tier in TIERS[: notice.tier + 1]):
+                    what = f"left {notice.tier.label} ({notice.reason}) before its child"
+                    raise Violation("parent before child", f"{prefix_hash.hex()[:8]} {what}")
+                if not readable and catalog.tier_of(child) is not None and not self._is_offline():
+                    what = f"is gone ({notice.reason}), its child is not"
+                    raise Violation("parent before child", f"{prefix_hash.hex()[:8]} {what}")
+
+    def _is_offline(self) -> bool:
+        return bool(self._daemon.planner.residency.offline) or self._daemon.was_offline
+
+    def _check_decoding(self, namespace_id: int, prefix_hash: bytes, reason: str) -> None:
+        if self._daemon.config.options.max_sessions < self._daemon.config.num_sessions * 2:
+            return  # the planner may have had to forget the session
+        for session_id, model in self.sessions.items():
+            if model.urgency is Urgency.DECODING and (namespace_id, prefix_hash) in model.blocks:
+                raise Violation("decoding", f"session {session_id} lost {prefix_hash.hex()[:8]} ({reason})")
+
+    # -------------------------------------------------------------------------------- the audit
+
+    def audit(self) -> None:
+        """The planner's own audit, and the sum of holds counted from outside (I-15, I-16)."""
+        problems = self._daemon.planner.check_integrity()
+        if problems:
+            raise Violation("check_integrity", "; ".join(problems[:3]))
+        self._check_holds()
+        self._daemon.check_late()
+
+    def _check_holds(self) -> None:
+        planner = self._daemon.planner
+        catalog = planner.catalog
+        expected: list[Counter[int]] = [Counter() for _ in TIERS]
+        for client in planner.leases.clients.values():
+            for lease in client.leases.values():
+                for fragment, tier in lease.held:
+                    expected[tier][fragment] += 1
+        for copy in self._daemon.copies_in_flight():
+            if copy.source is not None:
+                for item in copy.items:
+                    row = catalog.find(item.label.namespace_id, item.label.prefix_hash)
+                    if row == NO_ROW:
+                        raise Violation("holds", "a block was forgotten under a copy")
+                    expected[copy.source][catalog.first_fragment[row] + item.label.group] += 1
+        for tier in TIERS:
+            states, holds = catalog.state[tier], catalog.holds[tier]
+            for namespace in catalog.namespaces.values():
+                for row in namespace.rows.values():
+                    first = catalog.first_fragment[row]
+                    for fragment in range(first, first + namespace.num_groups):
+                        should = expected[tier][fragment] + (states[fragment] == State.ARRIVING)
+                        if holds[fragment] != should:
+                            where = f"fragment {fragment} in {tier.label}"
+                            raise Violation("holds", f"{where}: {holds[fragment]} holds, {should} holders")
+
+    def check_quiescence(self) -> None:
+        """Everybody is gone, every copy has ended: nothing may be left (I-14)."""
+        self.audit()
+        planner = self._daemon.planner
+        catalog, residency = planner.catalog, planner.residency
+        left = {
+            "leases": len(planner.leases),
+            "copies": len(planner.copies),
+            "waiting": len(planner.waiting),
+            "listeners": len(planner.copies._listeners),
+            "pins": len(planner.pins),
+            "reservations": len(planner.writes._jobs),
+            "acquires": len(planner.reads._jobs),
+            "reads of segments": len(planner.copies.num_reads_of_segment),
+            "holds": sum(sum(holds) for holds in catalog.holds),
+            "keepers": sum(catalog.num_keepers),
+            "arriving bytes": sum(residency.arriving_bytes.values()),
+            "condemned bytes": sum(residency.condemned_bytes.values()),
+            "floors": len(residency.floors),
+            "bytes in flight": sum(planner.copies.bytes_in_flight.values()),
+        }
+        leaks = {name: number for name, number in left.items() if number}
+        if leaks:
+            raise Violation("quiescence", f"left over: {leaks}")
+
+
+def is_removal(notice: Notify) -> bool:
+    """Whether a notice says that blocks left a tier."""
+    return notice.change is BlockChange.REMOVED and notice.tier in (Tier.HBM, Tier.DRAM, Tier.NVME)

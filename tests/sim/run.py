@@ -1,0 +1,222 @@
+"""One seed from the first client to quiescence."""
+
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.catalog import NO_ROW
+from kvtier.appliance.core.states import State
+from kvtier.tiers.block import Tier
+from kvtier.tiers.log import SegmentLog
+from kvtier.v1.shm import extent_of, slot_of
+
+from .clients import Acquire, Client, Crowd
+from .cold import VirtualColdStore
+from .config import Config, draw
+from .daemon import Daemon
+from .oracle import Contents
+from .world import Violation, World
+
+#: No honest seed needs more; a livelock does.
+MAX_EVENTS = 200_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one seed ended. `check` is empty when nothing was violated."""
+
+    seed: int
+    verify: bool
+    check: str = ""
+    message: str = ""
+    num_events: int = 0
+    virtual_s: float = 0.0
+    fingerprint: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    trace_back: str = ""
+
+
+class Run:
+    """A world with a daemon, a medium and a crowd."""
+
+    def __init__(self, seed: int, verify: bool, num_operations: int = 0, trace: list[str] | None = None) -> None:
+        self.world = World(seed, trace)
+        self.config: Config = draw(self.world.rng, verify, num_operations)
+        self.contents = Contents()
+        self.cold = VirtualColdStore(
+            self.world, self.contents, self.config.num_segments, self.config.rates
+        )
+        self.daemon = self._daemon()
+        self.crowd = Crowd(self.world, self.config, self.contents, self.daemon)
+        self.num_left = self.config.num_operations
+
+    def execute(self) -> None:
+        """Run to quiescence, then read everything that is left. Raises Violation."""
+        world = self.world
+        self.crowd.open(self.daemon)
+        world.after(0, self._next)
+        self._settle()
+        self._close()
+        self._settle()
+        self.daemon.check_quiet()
+        self._read_everything()
+
+    def _daemon(self) -> Daemon:
+        return Daemon(self.world, self.config, self.cold, self.contents)
+
+    def _next(self) -> None:
+        """One more operation, and the time of the next one."""
+        if self.num_left == 0:
+            return
+        self.num_left -= 1
+        weights, world = self.config.weights, self.world
+        total = sum(weights.values())
+        draw_ = world.random() * total
+        if draw_ < weights["crash"]:
+            self._crash(power=world.random() < 0.5)
+        elif draw_ < weights["crash"] + weights["drain"]:
+            self._drain()
+        else:
+            self.crowd.act()
+        world.after(world.spread(self.config.step_s), self._next)
+
+    def _settle(self) -> None:
+        world = self.world
+        while world.advance():
+            if world.num_events > MAX_EVENTS:
+                raise Violation("liveness", f"more than {MAX_EVENTS} events: something goes in circles")
+
+    def _close(self) -> None:
+        """Everybody goes home."""
+        for client in list(self.crowd.clients):
+            if self.crowd.expect(client):
+                self.crowd.die(client)
+        for pin in self.crowd.pins:
+            self.daemon.step(ev.UnpinRequested(pin))
+        self.daemon.step(ev.Tick())
+
+    def _read_everything(self) -> None:
+        """Everything that is still stored must be right, and can be had."""
+        for rate in self.config.rates:
+            self.config.rates[rate] = 0.0
+        for index, identity in enumerate(self.crowd.identities):
+            client = self.crowd.open_client()
+            self.daemon.step(ev.ClientGone(client.number, "renamed"))
+            client = Client(client.number + 1_000_000, identity.domain, True)
+            self.daemon.local.add(client.number)
+            self.crowd.clients.append(client)
+            self.daemon.step(ev.ClientOpened(client.number, "reader", True, identity.domain))
+            for path in self.crowd.keys.paths:
+                namespace_id = self.crowd.namespace_ids[index]
+                acquire = Acquire(self.crowd, client, namespace_id, identity, path)
+                acquire.deadline_at, acquire.ttl_s, acquire.session_id = float("inf"), 0.0, ""
+                acquire.send()
+                self._settle()
+                acquire.is_released or acquire._release()
+                self._settle()
+            self.crowd.die(client)
+            self._settle()
+        self.daemon.check_quiet()
+
+    # ------------------------------------------------------------------------------------ restarts
+
+    def _crash(self, power: bool, graceful: bool = False) -> None:
+        """The daemon dies and starts again on what the medium kept."""
+        world = self.world
+        world.counts["power_cut" if power else "crash"] += 1
+        world.note("!crash", power)
+        certain = self._certain_survivors(power)
+        self.daemon.kill()
+        for client in self.crowd.clients:
+            client.is_alive = False
+        if power:
+            self.cold.power_cut(kept=world.random())
+        self.daemon = self._daemon()
+        if self.config.num_segments:
+            self._adopt(certain)
+        self.crowd.open(self.daemon)
+
+    def _adopt(self, certain: dict[int, tuple[bytes, bytes, int]]) -> None:
+        recovered = self.cold.recover()
+        self.daemon.planner.adopt(recovered, self.world.now)
+        self.world.note("!recovered", len(recovered.records), len(recovered.segments))
+        places = set()
+        for record in recovered.records:
+            place = int(record["place"])
+            digest = recovered.namespaces[int(record["namespace_index"])].digest
+            key = (digest, bytes(record["prefix_hash"]), int(record["group"]))
+            places.add(key)
+            found = self.cold.segments[extent_of(place)]
+            token = next(r.token for r in found.entries if r.page == slot_of(place))
+            where = (extent_of(place), slot_of(place), found.epoch)
+            if where not in self.cold.damaged:
+                self.contents.must_be(token, key, "recovered")
+        for place, key in certain.items():
+            if key not in places:
+                raise Violation("durability", f"record {place:#x} was safe and is not there after the crash")
+        problems = self.daemon.planner.check_integrity()
+        if problems:
+            raise Violation("check_integrity", f"after recovery: {problems[:3]}")
+
+    def _certain_survivors(self, power: bool) -> dict[int, tuple[bytes, bytes, int]]:
+        """Return the readable records (place -> key) that no crash of this kind may take."""
+        planner = self.daemon.planner
+        catalog = planner.catalog
+        certain = {}
+        for namespace in catalog.namespaces.values():
+            for row in namespace.rows.values():
+                for group, fragment in enumerate(catalog.fragments(row)):
+                    if catalog.state[Tier.NVME][fragment] != State.RESIDENT:
+                        continue
+                    place = catalog.place[Tier.NVME][fragment]
+                    segment = self.cold.segments[extent_of(place)]
+                    if (extent_of(place), slot_of(place), segment.epoch) in self.cold.damaged:
+                        continue
+                    if segment.has_footer or (not power and segment.epoch):
+                        key = (namespace.identity.digest, catalog.prefix_hash[row], group)
+                        certain[place] = key
+        return certain
+
+    def _drain(self) -> None:
+        """The daemon is asked to end; it flushes what is dirty, seals, and starts again."""
+        world, daemon = self.world, self.daemon
+        world.counts["drain"] += 1
+        daemon.step(ev.DrainStarted(daemon.call(0, lambda result: None, world.now)))
+        world.after(0.05 + world.spread(0.2), self._drained, daemon)
+
+    def _drained(self, daemon: Daemon) -> None:
+        if not daemon.is_alive:
+            return
+        log = daemon.rooms.get(Tier.NVME)
+        if isinstance(log, SegmentLog):
+            for instruction in daemon.planner.close_cold_store():
+                daemon._execute[type(instruction)](instruction)
+        self.world.after(1.0, self._restart, daemon)
+
+    def _restart(self, daemon: Daemon) -> None:
+        if daemon.is_alive:
+            self._crash(power=False, graceful=True)
+
+
+def run_seed(seed: int, verify: bool, num_operations: int = 0, trace: list[str] | None = None) -> Outcome:
+    """Run one seed; never raises for what the system under test does."""
+    outcome = Outcome(seed, verify)
+    run = Run(seed, verify, num_operations, trace)
+    try:
+        run.execute()
+    except Violation as violation:
+        outcome.check, outcome.message = violation.check, str(violation)
+        outcome.trace_back = traceback.format_exc()
+    except Exception as error:  # the planner stopped itself: an assertion, a forbidden transition
+        outcome.check = f"planner raised {type(error).__name__}"
+        outcome.message = str(error)[:500]
+        outcome.trace_back = traceback.format_exc()
+    outcome.num_events = run.world.num_events
+    outcome.virtual_s = run.world.now
+    outcome.fingerprint = run.world.fingerprint
+    outcome.counts = run.world.counts
+    return outcome
+
+
+__all__ = ["NO_ROW", "Outcome", "Run", "run_seed"]
