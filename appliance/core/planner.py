@@ -165,6 +165,7 @@ class Planner:
             self.leases.next_deadline(),
             self.pins.next_deadline(),
             self.waiting.next_deadline(),
+            self.reads.next_deadline(),
             self.writes.next_deadline(),
             self.residency.now if self.reclaim.is_busy or self.pressure.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
@@ -284,4 +285,5 @@ class Planner:
         self.pins.expire(now)
         self.sessions.expire(now)
         self.waiting.expire(now)
+        self.reads.expire(now)
         self.writes.expire(now)

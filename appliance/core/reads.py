@@ -149,6 +149,16 @@ class Reads:
             for job in list(dict.fromkeys(self._jobs.values())):
                 job.report()
 
+    def expire(self, now: float) -> None:
+        """Whoever waits for a load past its deadline gets what has arrived."""
+        for job in list(dict.fromkeys(self._jobs.values())):
+            if job.request.deadline_at <= now:
+                job.give_up()
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do."""
+        return min((job.request.deadline_at for job in self._jobs.values()), default=None)
+
     def client_gone(self, client_id: int) -> None:
         """End the acquires of a client that is gone."""
         for job in list(dict.fromkeys(self._jobs.values())):

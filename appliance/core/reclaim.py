@@ -43,12 +43,14 @@ class Reclaim:
         self._forward_bytes = 0
         self._kept_bytes = 0  # copied forward out of this segment
         self._is_freeing = False
+        self._is_blocked = False
         self._not_before = 0.0
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is deciding left to do; the planner asks for a Tick soon."""
-        return self._segment is not None and bool(self._rows)
+        """Whether there is deciding left to do now; the planner asks for a Tick soon. Not when it waits for
+        a copy or for room: whatever ends that is an event anyway, and ticking meanwhile would spin."""
+        return self._segment is not None and bool(self._rows) and not self._is_blocked
 
     def place_for(self, domain: int, num_bytes: int) -> int | None:
         """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
@@ -105,10 +107,12 @@ class Reclaim:
         return [f for f in set(listed) if place[f] != NO_PLACE and extent_of(place[f]) == segment]
 
     def _step(self) -> None:
+        self._is_blocked = False
         for _ in range(min(STEP_BLOCKS, len(self._rows))):
             row = self._residency.catalog.row_of(self._rows[0])
             if row != NO_ROW and not self._decide(row):
-                return  # no room to copy forward yet
+                self._is_blocked = True  # no room to copy forward yet
+                return
             self._rows.popleft()
         if not self._rows:
             self._finish_when_quiet()
