@@ -13,20 +13,21 @@ import grpc
 import numpy as np
 
 from kvtier.clients.errors import DETAIL_KEY, KvtierError, NotFound, PreconditionFailed
-from kvtier.clients.testing import FakeAppliance, _FakeLink
+from kvtier.clients.fake_link import FakeLink
+from kvtier.testing import FakeAppliance
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import types_pb2
-from kvtier.v1.kvcache_pb2_grpc import add_KVCacheServiceServicer_to_server
+from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceServicer, add_KVCacheServiceServicer_to_server
 
 CHUNK_BYTES = 5000  # odd on purpose: fragments are cut in the middle
 
 
-class Bridge:
+class Bridge(KVCacheServiceServicer):
     """KVCacheService over `appliance`: the methods of its servicer, found by name."""
 
     def __init__(self, appliance: FakeAppliance) -> None:
         self._appliance = appliance
-        self._links: dict[int, _FakeLink] = {}
+        self._links: dict[int, FakeLink] = {}
         self._lock = RLock()
         for name in UNARY:
             setattr(self, name, self._unary(name))
@@ -36,7 +37,7 @@ class Bridge:
 
     def OpenClient(self, request: Any, context: Any) -> Any:  # noqa: N802
         with self._lock, refusals(context):
-            link = _FakeLink(self._appliance)
+            link = FakeLink(self._appliance.server)
             self._links[link.attachment.client_id] = link
             return pb.OpenClientResponse(client_id=link.attachment.client_id, ttl_ms=60_000)
 
@@ -62,7 +63,7 @@ class Bridge:
             staging.memory[: len(payload)] = payload
             spans = [types_pb2.StagingSpan(offset=i * size, length=size) for i in range(num_blocks)]
             request = pb.CommitRequest(client_id=header.client_id, reserve=header, spans=spans)
-            (answer,) = self._appliance._handle(link.attachment, "Commit", request)
+            (answer,) = self._appliance.server.handle(link.attachment, "Commit", request)
             return pb.PutResponse(outcomes=answer.message.outcomes)
 
     def Get(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
@@ -70,25 +71,25 @@ class Bridge:
             ready = message.ready
             for block, group, number in zip(ready.block, ready.group, ready.extent, strict=True):
                 with self._lock:
-                    extent = self._appliance._books.store.extents[number]
+                    extent = self._appliance.server.books.store.extents[number]
                 length = ready.length[list(ready.extent).index(number)]
                 for start in range(0, length, CHUNK_BYTES):
                     chunk = bytes(extent.data[start : min(start + CHUNK_BYTES, length)])
                     yield pb.GetResponse(block=block, group=group, offset=start, chunk=chunk)
         with self._lock:
-            self._appliance._let_go(message.lease_id)
+            self._appliance.server.let_go(message.lease_id)
         yield pb.GetResponse(num_blocks=message.num_blocks, last=True)
 
     def _answers(self, call: str, request: Any, context: Any) -> list[Any]:
         with self._lock, refusals(context):
             attachment = self._link(request).attachment
-            return [answer.message for answer in self._appliance._handle(attachment, call, request)]
+            return [answer.message for answer in self._appliance.server.handle(attachment, call, request)]
         raise AssertionError("refusals() raised")
 
     def _unary(self, name: str) -> Callable[[Any, Any], Any]:
         return lambda request, context: self._answers(name, request, context)[0]
 
-    def _link(self, request: Any) -> _FakeLink:
+    def _link(self, request: Any) -> FakeLink:
         if not hasattr(request, "client_id"):
             return next(iter(self._links.values()))
         found = self._links.get(request.client_id)
@@ -131,7 +132,8 @@ def refusals(context: Any) -> Iterator[None]:
 def grpc_bridge(appliance: FakeAppliance) -> Iterator[str]:
     """Serve `appliance` on a free port of the loopback; yield the target."""
     server = grpc.server(ThreadPoolExecutor(8))
-    servicer: Any = Bridge(appliance)
+    make: Any = Bridge  # in the stubs its base is abstract
+    servicer = make(appliance)
     add_KVCacheServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

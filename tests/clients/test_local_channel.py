@@ -152,13 +152,14 @@ def test_one_sided_reads_are_reported_with_the_next_call(server: ScriptedServer,
     for name, payload in zip(NAMES, payloads, strict=False):
         server.memory.store(name, payload)
     server.handlers[Method.LOOKUP] = answer_lookup
-    client = connect()
+    client = connect(limits=Limits(max_pending_touches=4))
     namespace = client.register(IDENTITY)
     assert client.get(namespace, NAMES[:2], session="s").num_one_sided == 2
     target = bytearray(BLOCK)
     for _ in range(3):
         report = client.get(namespace, NAMES[2:3], target, session="s")
         assert (report.num_one_sided, bytes(target)) == (1, payloads[2])
+        assert client.get(namespace, NAMES[:2], session="s").num_one_sided == 2
     assert server.methods() == [], "nothing was asked"
     client.lookup(namespace, NAMES[:1])
     assert server.methods() == [Method.TOUCH, Method.LOOKUP]

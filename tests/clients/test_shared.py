@@ -183,10 +183,23 @@ def test_prefix_hash_is_compared_in_full(filled: Memory) -> None:
     reader = filled.reader()
     target = np.zeros(LENGTHS[0], np.uint8)
     assert not reader.read_block(1, name(1), LENGTHS[:1], address(target))
+    places = reader.find(tags_of(name(1), 1, 1))
+    assert places[0, 0] != NO_PLACE, "the index cannot tell them apart"
+    assert reader.read(1, name(1), places, LENGTHS[:1], np.array([[address(target)]])) == 0
     payload = random_bytes(LENGTHS[0], 6)
     filled.store(name(1), payload)
     assert reader.read_block(1, name(1), LENGTHS[:1], address(target)), "it goes on past its twin"
     assert target.tobytes() == payload
+
+
+def test_long_probes_find_too(filled: Memory) -> None:
+    """Twenty-four tags with the same home: the last ones stand far from it."""
+    names = [bytes(4) + number.to_bytes(4, "big") + bytes(24) for number in range(1, 25)]
+    places = [filled.store(one, random_bytes(16 << 10, 1)) for one in names]
+    reader = filled.reader()
+    assert reader.find(tags_of(b"".join(names), 1, 1)).ravel().tolist() == places
+    target = np.zeros(16 << 10, np.uint8)
+    assert all(reader.read_block(1, one, (16 << 10,), address(target)) for one in names)
 
 
 def test_index_of_another_life_is_refused(filled: Memory) -> None:

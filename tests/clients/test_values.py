@@ -40,7 +40,9 @@ def test_everything_the_kv_depends_on_changes_the_name() -> None:
     assert prefix_hashes(GEOMETRY, [0, 1, 2, 4]) != base
     assert prefix_hashes(GEOMETRY, range(4), parent=bytes(32)) != base
     assert prefix_hashes(GEOMETRY, range(4), extra_keys=[b""]) != base
-    split, joined = [prefix_hashes(GEOMETRY, range(4), extra_keys=keys) for keys in (["a", "b"], ["ab"])]
+    split, joined = [
+        prefix_hashes(GEOMETRY, range(4), extra_keys=keys) for keys in (["a", "bc"], ["ab", "c"])
+    ]
     assert split != joined
     with pytest.raises(InvalidRequest, match="parent"):
         prefix_hashes(GEOMETRY, range(4), parent=b"short")
@@ -125,7 +127,8 @@ class Tensor:
 
 def test_every_kind_of_memory_is_found() -> None:
     array = np.arange(24, dtype=np.float32)
-    for buffer in (array, array.tobytes(), bytearray(96), memoryview(bytearray(96)), Tensor(96)):
+    kinds: list[Any] = [array, array.tobytes(), bytearray(96), memoryview(bytearray(96)), Tensor(96)]
+    for buffer in kinds:
         span = source_span(buffer)
         assert span.num_bytes == 96
         if not isinstance(buffer, Tensor):
@@ -143,8 +146,8 @@ def test_unusable_memory_is_refused_with_the_fix() -> None:
     ):
         with pytest.raises(InvalidRequest, match=message):
             target_span(buffer)
-    on_gpu = Tensor(8)
-    on_gpu.device = type("device", (), {"type": "cuda", "__str__": lambda self: "cuda:0"})()  # type: ignore
+    on_gpu: Any = Tensor(8)
+    on_gpu.device = type("device", (), {"type": "cuda", "__str__": lambda self: "cuda:0"})()
     with pytest.raises(InvalidRequest, match="host memory"):
         source_span(on_gpu)
 

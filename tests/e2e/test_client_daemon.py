@@ -1,7 +1,9 @@
 """The client against the real daemon in another process: one-sided reads, death, restart."""
 
 import hashlib
+import random
 import signal
+import threading
 
 import numpy as np
 
@@ -42,3 +44,46 @@ def test_death_and_restart_cost_a_miss(daemon: Daemon) -> None:
         assert client.info.epoch != epoch
         assert client.put(namespace, NAMES, data).complete
         np.testing.assert_array_equal(client.get(namespace, NAMES).data, data)
+
+
+def test_reads_during_an_eviction_storm_are_right_or_missing(shared_daemon: Daemon) -> None:
+    """One client keeps storing far more than fits, another one reads: every block carries its number."""
+    seed, num_blocks = 11, 1500  # of 64 KiB, in 16 MiB
+    print(f"seed {seed}")
+    identity = NamespaceIdentity(hashlib.sha256(b"storm").digest(), GEOMETRY)
+    names = [hashlib.sha256(number.to_bytes(4, "big")).digest() for number in range(num_blocks)]
+    words = GEOMETRY.block_bytes // 8
+    newest, ended = [0], threading.Event()
+    problems: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            with Client(shared_daemon.target) as client:
+                namespace = client.register(identity)
+                for _ in range(2):
+                    for number, name in enumerate(names):
+                        client.put(namespace, [name], np.full(words, number, np.uint64))
+                        newest[0] = number
+        except BaseException as problem:
+            problems.append(problem)
+        finally:
+            ended.set()
+
+    chance = random.Random(seed)
+    num_read = num_one_sided = 0
+    writer = threading.Thread(target=write)
+    with Client(shared_daemon.target) as client:
+        namespace = client.register(identity)
+        target = np.zeros(words, np.uint64)
+        writer.start()
+        while not ended.is_set():
+            number = max(0, newest[0] - chance.randrange(300)) % num_blocks
+            report = client.get(namespace, [names[number]], target)
+            if report.num_blocks:
+                num_read += 1
+                num_one_sided += report.num_one_sided
+                assert (target == number).all(), f"block {number} holds {set(target.tolist())}"
+        writer.join()
+    assert problems == []
+    assert num_one_sided > 100
+    print(f"{num_read} reads, {num_one_sided} one-sided")
