@@ -341,11 +341,16 @@ class Appliance:
         self.step(ClientGone(client, reason))
 
     async def settled(self) -> None:
-        """Wait until no copy and no call of the store is under way."""
-        while self.mover.is_busy or self._num_housekeeping:
-            await self.mover.idle()
-            if self._num_housekeeping:
+        """Wait until no copy and no call of the store is under way, and the planner has nothing due."""
+        while True:
+            deadline = self.planner.next_deadline()
+            if self.mover.is_busy:
+                await self.mover.idle()
+            elif self._num_housekeeping:
                 await asyncio.wrap_future(self._housekeeper.submit(lambda: None))
+            elif deadline is None or deadline > self.clock():
+                return
+            await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """Let copies in flight end, then close every tier. Idempotent."""

@@ -129,10 +129,10 @@ class Daemon:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self.appliance.settled()
-        self.appliance.execute(self.planner.close_cold_store())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self.appliance.settled()
+                while to_seal := self.planner.close_cold_store():  # reclaiming may go on meanwhile
+                    self.appliance.execute(to_seal)
+                    await self.appliance.settled()
+        self.appliance.execute(self.planner.close_cold_store())  # when time ran out: what can be sealed
         if leave:
             self.leaving.set()
         return self._drained

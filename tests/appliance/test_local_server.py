@@ -199,6 +199,10 @@ def test_extents_of_another_domain_do_not_exist(served: DaemonThread) -> None:
         with pytest.raises(Refused) as caught:
             bob.acquire(namespace, chain(1))
         assert caught.value.detail.reason == "UNKNOWN_NAMESPACE"
+        request = pb.LookupRequest(namespace_id=namespace.namespace_id, prefix_hashes=chain(1)[0])
+        with pytest.raises(Refused) as caught:
+            bob.call(Method.LOOKUP, request, pb.LookupResponse)
+        assert caught.value.detail.reason == "UNKNOWN_NAMESPACE"
         assert bob.register().digest != namespace.digest, "the same model, but another domain"
 
 

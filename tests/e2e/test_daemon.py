@@ -72,6 +72,8 @@ def test_what_does_not_fit_dram_comes_back_from_disk_even_after_a_restart(tmp_pa
         assert edges["nvme", "dram"].num_copies > 0
         assert sum(edge.num_failed for edge in edges.values()) == 0
         served.wait(served.daemon.drain(10.0))
+        states = {served.daemon.planner.inspection.segment(n)["state"] for n in range(32)}  # type: ignore[index]
+        assert states == {"free", "sealed"}, "the next start needs no scan"
     with (
         DaemonThread(settings) as served,
         RawClient(served.daemon.service.local_socket_path) as client,
