@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import click
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -49,8 +50,7 @@ def status(target: str | None, as_json: bool) -> None:
         return
     screen = console()
     screen.print(_headline(answer, address))
-    screen.print(_tiers(answer))
-    screen.print(_legend())
+    screen.print(picture(answer))
     if answer.edges:
         screen.print(_edges(answer))
     if answer.counters:
@@ -77,6 +77,11 @@ def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[Part, int]]:
             counts[counts.index(max(counts))] -= 1
             counts[i] = 1
     return list(zip(PARTS, counts, strict=True))
+
+
+def picture(answer: admin_pb2.GetStatusResponse) -> Group:
+    """Return the tiers drawn to scale, with the legend. (The demo ends with it.)"""
+    return Group(_tiers(answer), _legend())
 
 
 def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
