@@ -50,7 +50,8 @@ class Loads:
         if catalog.state[target][fragment] == State.ABSENT:
             source = self.source_of(fragment, target)
             assert source is not None
-            # The hold keeps the record while room is made for it: making room could evict it.
+            # The hold keeps the source while room is made, for this load and the others collected with
+            # it: making room could evict it. It lasts until `start` has queued the copy.
             residency.hold(fragment, source)
             domain = catalog.namespace_of(catalog.block_of[fragment]).domain
             place = self._pressure.place_for(target, domain, catalog.length_of(fragment))
@@ -59,8 +60,8 @@ class Loads:
                 group = fragment - catalog.first_fragment[catalog.block_of[fragment]]
                 move = Move(fragment, catalog.place[source][fragment], place)
                 self._collected[source, target, group].append(move)
-            residency.drop(fragment, source)
-            if place is None:
+            else:
+                residency.drop(fragment, source)
                 return False
         if listener is not None:
             self._copies.listen(fragment, target, listener)
@@ -73,6 +74,8 @@ class Loads:
             for first in range(0, len(moves), MAX_BATCH):
                 batch = moves[first : first + MAX_BATCH]
                 self._copies.start(source, target, batch, urgency, deadline_at)
+                for move in batch:
+                    self._residency.drop(move.fragment, source)
         return sum(len(moves) for moves in collected.values())
 
     def promote(self, row: int, target: Tier, urgency: Urgency, deadline_at: float) -> bool:
