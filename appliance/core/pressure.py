@@ -174,8 +174,7 @@ class Pressure:
         residency = self._residency
         catalog = residency.catalog
         namespace = catalog.namespace_of(row)
-        moves = self._spills[tier, lower, urgency]
-        num_before = len(moves)
+        has_moves = False
         for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
             is_here = catalog.state[tier][fragment] == State.RESIDENT
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
@@ -188,9 +187,11 @@ class Pressure:
                 break
             residency.arrive(fragment, lower, place)
             residency.hold(fragment, tier)  # until the copy is started and holds it itself
-            moves.append(Move(fragment, catalog.place[tier][fragment], place))
+            # Looked up each time: making room in a memory tier below may have started what was decided.
+            self._spills[tier, lower, urgency].append(Move(fragment, catalog.place[tier][fragment], place))
+            has_moves = True
             self._spilled_bytes[tier] += length
-        if len(moves) == num_before:
+        if not has_moves:
             return False
         residency.story.tell(residency.now, catalog.prefix_hash[row], f"spill_{tier.label}")
         return True
