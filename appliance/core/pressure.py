@@ -97,7 +97,8 @@ class Pressure:
         """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
         if Tier.NVME not in self._rooms or self._residency.catalog.tier_of(row) is None:
             return False
-        if any(self._residency.is_below(row, t) for t in MEMORY_TIERS if self._is_in(row, t)):
+        memory = [tier for tier in MEMORY_TIERS if self._is_in(row, tier)]
+        if not memory or self._residency.is_below(row, memory[-1]):  # a hot block in dram is not safe yet
             return False
         self._to_archive.append(self._residency.catalog.handle(row))
         return True
