@@ -72,7 +72,8 @@ class Room(Protocol):
         ...
 
     def release(self, place: int, num_bytes: int) -> None:
-        """Give `place`, reserved for `num_bytes`, back. The caller promises that nobody reads or writes it any more."""
+        """Give `place`, reserved for `num_bytes`, back. Nobody reads or writes it any more: the caller
+        promises that."""
         ...
 
     def settle(self, place: int) -> None:
@@ -89,6 +90,15 @@ class Room(Protocol):
 
     def check_integrity(self) -> list[str]:
         """Audit the books; return the problems in words, empty when there are none."""
+        ...
+
+
+class MemoryRoom(Room, Protocol):
+    """The room of a tier that takes puts: many places at once."""
+
+    def reserve_many(self, domain: int, sizes: Sequence[int], count: int) -> list[int]:
+        """Take up to `count` times places of all `sizes`; return as many as fit, in order, in whole
+        multiples of `sizes`."""
         ...
 
 

@@ -8,6 +8,7 @@ offset allocator was rejected for its worst case just above a power of two.
 Freed slots are reused last-in first-out, because their lines and TLB entries are the warmest.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..v1.shm import MIN_SLOT_BYTES, extent_of, place_of, slot_bytes_for, slot_of
@@ -68,6 +69,21 @@ class SlotPool:
         self._taken_bytes += slot_bytes
         self._payload_bytes += num_bytes
         return place_of(number, slot)
+
+    def reserve_many(self, domain: int, sizes: Sequence[int], count: int) -> list[int]:
+        """Take up to `count` times slots of all `sizes`; returns the places, in order, of as many as fit."""
+        if len(set(sizes)) == 1:
+            return self._reserve_equal(domain, sizes[0], count * len(sizes), len(sizes))
+        places: list[int] = []
+        for _ in range(count):
+            for num_bytes in sizes:
+                place = self.reserve(domain, num_bytes)
+                if place is None:
+                    while len(places) % len(sizes):
+                        self.release(places.pop(), sizes[len(places) % len(sizes)])
+                    return places
+                places.append(place)
+        return places
 
     def release(self, place: int, num_bytes: int) -> None:
         """Give a slot back. An extent that becomes empty may be cut anew, for the same domain."""
@@ -140,6 +156,32 @@ class SlotPool:
         if payload != self._payload_bytes:
             problems.append(f"payload_bytes {self._payload_bytes} != sum over slots {payload}")
         return problems
+
+    def _reserve_equal(self, domain: int, num_bytes: int, count: int, multiple: int) -> list[int]:
+        """Take up to `count` slots of one size, a multiple of `multiple`, extent by extent."""
+        slot_bytes = slot_bytes_for(num_bytes)
+        candidates = self._open.setdefault((domain, slot_bytes), {})
+        places: list[int] = []
+        while len(places) < count:
+            number = next(iter(candidates), None)
+            if number is None:
+                number = self._cut(domain, slot_bytes)
+                if number is None:
+                    break
+                candidates[number] = None
+            extent = self._extents[number]
+            slots = extent.free[: -(count - len(places)) - 1 : -1]
+            del extent.free[-len(slots) :]
+            extent.taken.update(dict.fromkeys(slots, num_bytes))
+            if not extent.free:
+                del candidates[number]
+            first = place_of(number, 0)
+            places += [first + slot for slot in slots]
+        self._taken_bytes += len(places) * slot_bytes
+        self._payload_bytes += len(places) * num_bytes
+        while len(places) % multiple:
+            self.release(places.pop(), num_bytes)
+        return places
 
     def _cut(self, domain: int, slot_bytes: int) -> int | None:
         """Cut an empty extent into slots, one already of this domain if there is any."""

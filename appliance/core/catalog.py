@@ -13,10 +13,11 @@ place anywhere, a child, or somebody who keeps it; rows without bytes are a miss
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier
+from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier, Urgency
 from .states import State
 from .table import BlockTable
 
@@ -25,7 +26,7 @@ NO_ROW: Final = -1
 GROWTH: Final = 1024  # rows added at a time: growing by one costs as much as filling one
 
 
-def _append(columns: "tuple[array[Any], ...]", value: int, count: int) -> None:
+def _append(columns: "Sequence[array[Any]]", value: int, count: int) -> None:
     """Append `count` times `value` to each column."""
     for column in columns:
         column.extend(array(column.typecode, [value]) * count)
@@ -43,11 +44,15 @@ class Namespace:
     fragment_bytes: tuple[int, ...]
     num_groups: int
     block_bytes: int
+    #: Where the fragment of each layer group begins in a block's payload.
+    group_offsets: tuple[int, ...]
 
 
 class Catalog:
     """Columns of blocks and fragments. Public columns are read by everyone in the core and written by
     `Catalog` and `Residency` only."""
+
+    NEW_URGENCY: Final = Urgency.QUEUED
 
     def __init__(self) -> None:
         self.namespaces: dict[int, Namespace] = {}
@@ -89,8 +94,9 @@ class Catalog:
         """Give `identity` the next short name. Ids start at 1 and are never reused in one life."""
         geometry = identity.geometry
         sizes = tuple(geometry.fragment_bytes(group) for group in range(geometry.num_groups))
+        offsets = tuple(sum(sizes[:group]) for group in range(len(sizes)))
         number = len(self.namespaces) + 1
-        namespace = Namespace(number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes))
+        namespace = Namespace(number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets)
         self.namespaces[namespace.id] = namespace
         return namespace
 
@@ -107,10 +113,23 @@ class Catalog:
         self.first_fragment[row] = self._take_fragments(namespace.num_groups, row)
         self.last_used[row] = now
         self.num_uses[row] = 0
+        self.urgency[row] = self.NEW_URGENCY
         self.position[row] = self.position[parent] + 1 if parent != NO_ROW else 0
         self.link(row, parent)
         self.num_blocks += 1
         return row
+
+    def take_rows(self, namespace: Namespace, count: int) -> tuple[list[int], list[int]]:
+        """Take many free rows and their first fragments, for the caller to fill (see runs.py)."""
+        while len(self._free_rows) < count:
+            self._free_rows.insert(0, self._grow_blocks())
+        free = self._free_fragments.setdefault(namespace.num_groups, [])
+        while len(free) < count:
+            self._grow_fragments(namespace.num_groups, free)
+        rows, firsts = self._free_rows[: -count - 1 : -1], free[: -count - 1 : -1]
+        del self._free_rows[-count:], free[-count:]
+        self.num_blocks += count
+        return rows, firsts
 
     def remove(self, row: int) -> None:
         """Forget a block that has no place, no child and no keeper."""
@@ -168,21 +187,36 @@ class Catalog:
 
     def label_of(self, fragment: int) -> FragmentLabel:
         """Return who a fragment is, with its checksum once it was taken."""
-        row = self.block_of[fragment]
-        namespace = self.namespace_of(row)
-        parent = self.parent[row]
-        group = fragment - self.first_fragment[row]
-        low, high = self.checksum_low[fragment], self.checksum_high[fragment]
-        return FragmentLabel(
-            namespace.identity.digest,
-            namespace.id,
-            self.prefix_hash[row],
-            self.prefix_hash[parent] if parent != NO_ROW else self.lost_parent.get(row, b""),
-            self.position[row],
-            group,
-            namespace.fragment_bytes[group],
-            (high << 64 | low).to_bytes(16, "big") if high or low else b"",
-        )
+        return self.labels_of((fragment,))[0]
+
+    def labels_of(self, fragments: Sequence[int]) -> list[FragmentLabel]:
+        """Return who each of many fragments is. Written as one loop: every fragment that moves needs one."""
+        block_of, first_fragment, parents = self.block_of, self.first_fragment, self.parent
+        names, positions, namespace_ids = self.prefix_hash, self.position, self.namespace_id
+        lows, highs = self.checksum_low, self.checksum_high
+        labels = []
+        namespace = None
+        for fragment in fragments:
+            row = block_of[fragment]
+            if namespace is None or namespace.id != namespace_ids[row]:
+                namespace = self.namespaces[namespace_ids[row]]
+                digest, sizes, number = namespace.identity.digest, namespace.fragment_bytes, namespace.id
+            group = fragment - first_fragment[row]
+            parent = parents[row]
+            low, high = lows[fragment], highs[fragment]
+            labels.append(
+                FragmentLabel(
+                    digest,
+                    number,
+                    names[row],
+                    names[parent] if parent >= 0 else b"",
+                    positions[row],
+                    group,
+                    sizes[group],
+                    (high << 64 | low).to_bytes(16, "big") if high or low else b"",
+                )
+            )
+        return labels
 
     def set_checksum(self, fragment: int, checksum: bytes) -> None:
         """Remember the checksum taken at put."""
@@ -240,7 +274,7 @@ class Catalog:
         row = len(self.prefix_hash)
         self.prefix_hash += [b""] * GROWTH
         links = (self.parent, self.first_child, self.next_sibling, self.previous_sibling)
-        counts = (
+        counts: Sequence[array[Any]] = (
             self.namespace_id,
             self.serial,
             self.num_uses,

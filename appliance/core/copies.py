@@ -13,6 +13,7 @@ from ...tiers.block import Tier, Urgency
 from ...v1.shm import extent_of
 from .events import Copy
 from .residency import Residency
+from .runs import MIN_RUN, is_plain, land_run
 
 #: Causes that make reading the same record again pointless.
 LOST = frozenset({Cause.WRONG_CHECKSUM, Cause.WRONG_IDENTITY, Cause.SHORT_TRANSFER, Cause.IO_ERROR})
@@ -69,8 +70,8 @@ class Copies:
         `listener` hears about every fragment of this batch.
         """
         residency = self._residency
-        label_of = residency.catalog.label_of
-        items = [CopyItem(move.source, move.target, label_of(move.fragment)) for move in moves]
+        labels = residency.catalog.labels_of([move.fragment for move in moves])
+        items = [CopyItem(m.source, m.target, label) for m, label in zip(moves, labels, strict=True)]
         num_bytes = sum(item.label.raw_length for item in items)
         if source is not None:
             for move in moves:
@@ -93,11 +94,29 @@ class Copies:
         assert len(outcomes) == len(batch.moves)
         self._count_bytes(batch.source, batch.target, -batch.num_bytes)
         is_forward = batch.source is Tier.NVME and batch.target is Tier.NVME
+        if batch.source is None and len(batch.moves) >= MIN_RUN and self._land_run(batch, outcomes):
+            return
         for move, item, outcome in zip(batch.moves, batch.items, outcomes, strict=True):
             if is_forward:
                 self._finish_forward(move, outcome)
             else:
                 self._finish_one(batch, move, item, outcome)
+
+    def _land_run(self, batch: _Batch, outcomes: Sequence[CopyOutcome]) -> bool:
+        """Land a whole put at once; False when it is not as plain as that."""
+        fragments = [move.fragment for move in batch.moves]
+        if any(outcome.cause is not None for outcome in outcomes) or not is_plain(self._residency, fragments):
+            return False
+        labels = [item.label for item in batch.items]
+        for label, outcome in zip(labels, outcomes, strict=True):
+            label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
+        land_run(self._residency, fragments, labels)
+        for fragment in fragments:
+            if batch.listener is not None:
+                batch.listener(fragment, None)
+            for listener in self._listeners.pop((fragment, batch.target), ()):
+                listener(fragment, None)
+        return True
 
     def forward_targets(self) -> list[tuple[int, int]]:
         """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""

@@ -17,7 +17,10 @@ from .events import PutOutcome, PutResult, Reply, ReserveRequested, ReserveResul
 from .leases import Client
 from .pressure import Pressure
 from .residency import Residency
+from .runs import MIN_RUN, admit_run, num_new, unkeep_run
 from .states import State
+
+NEEDED, STORED = bytes([PutOutcome.NEEDED]), bytes([PutOutcome.STORED])
 
 
 class PutJob:
@@ -62,11 +65,41 @@ class PutJob:
         """Decide and make room for as many blocks as possible; True when all are decided."""
         hashes = self.request.prefix_hashes
         while self._next < len(hashes):
+            if self._admit_run():
+                continue
             if not self._decide(self._next, hashes[self._next]):
                 self._copy_taken()
                 return False
             self._next += 1
         self._decided()
+        return True
+
+    def _admit_run(self) -> bool:
+        """Admit many new blocks at once; False when there are few, or no room for them right now."""
+        start = self._next
+        if self._parent is None or len(self.outcomes) - start < MIN_RUN or self.outcomes[start]:
+            return False
+        namespace = self.namespace
+        num_new_blocks = num_new(namespace, self.request.prefix_hashes, start)
+        if num_new_blocks < MIN_RUN:
+            return False
+        places = self._residency.put_room.reserve_many(
+            namespace.domain, namespace.fragment_bytes, num_new_blocks
+        )
+        num_blocks = len(places) // namespace.num_groups
+        if not num_blocks:
+            return False
+        end = start + num_blocks
+        run = self.request.prefix_hashes[start:end]
+        rows, fragments = admit_run(self._residency, namespace, run, self._parent, places)
+        blocks = [block for block in range(start, end) for _ in range(namespace.num_groups)]
+        self._taken += zip(blocks, fragments, strict=True)
+        self._kept += rows
+        self._residency.writers.update(dict.fromkeys(rows, self.reservation_id))
+        self.outcomes[start:end] = bytes([PutOutcome.NEEDED]) * num_blocks
+        self.rows += rows
+        self._parent = rows[-1]
+        self._next = end
         return True
 
     def give_up(self) -> None:
@@ -194,12 +227,12 @@ class PutJob:
             return
         catalog = self._residency.catalog
         moves = []
+        block_of, first_fragment = catalog.block_of, catalog.first_fragment
+        place, offsets = catalog.place[Tier.DRAM], self.namespace.group_offsets
         for block, fragment in self._taken:
-            row = catalog.block_of[fragment]
-            group = fragment - catalog.first_fragment[row]
-            offset = self._spans[block][0] + sum(self.namespace.fragment_bytes[:group])
-            moves.append(Move(fragment, offset, catalog.place[Tier.DRAM][fragment]))
-            self._copying[fragment] = block
+            group = fragment - first_fragment[block_of[fragment]]
+            moves.append(Move(fragment, self._spans[block][0] + offsets[group], place[fragment]))
+        self._copying.update((fragment, block) for block, fragment in self._taken)
         self._taken = []
         self._copies.start(
             None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, listener=self._landed
@@ -209,7 +242,8 @@ class PutJob:
         block = self._copying.pop(fragment)
         if cause is not None:
             self.outcomes[block] = PutOutcome.FAILED
-        self._finish_if_landed()
+        if not self._copying:
+            self._finish_if_landed()
 
     # ---------------------------------------------------------------------------------------- end
 
@@ -231,21 +265,24 @@ class PutJob:
             self._residency.fail(fragment, Tier.DRAM, Cause.CANCELLED)
 
     def _finish_if_landed(self) -> None:
-        committed = self._spans is not None or not self.outcomes.count(PutOutcome.NEEDED)
-        if self.is_done or not self.is_decided or self._copying or not committed:
+        if self.is_done or not self.is_decided or self._copying:
+            return
+        if self._spans is None and self.outcomes.count(PutOutcome.NEEDED):
             return
         self.is_done = True
-        for block, outcome in enumerate(self.outcomes):
-            if outcome == PutOutcome.NEEDED:
-                self.outcomes[block] = PutOutcome.STORED
+        self.outcomes = self.outcomes.replace(NEEDED, STORED)
         for call in self.commit_calls:
             self._residency.out.append(Reply(call, PutResult(bytes(self.outcomes))))
         self._on_done(self)  # the rows are still kept, so they are still these blocks
         writers = self._residency.writers
-        for row in reversed(self._kept):
+        for row in self._kept:
             if writers.get(row) == self.reservation_id:
                 del writers[row]
-            self._residency.unkeep(row)
+        if len(self._kept) >= MIN_RUN:
+            unkeep_run(self._residency, self._kept)
+        else:
+            for row in reversed(self._kept):
+                self._residency.unkeep(row)
 
     def _keep(self, row: int) -> None:
         self._residency.keep(row)

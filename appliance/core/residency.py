@@ -11,9 +11,10 @@ not when it starts: a victim chosen in between was the one real bug of the proto
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import cast
 
 from ...policies.base import EvictionPolicy
-from ...tiers.base import Cause, Room
+from ...tiers.base import Cause, MemoryRoom, Room
 from ...tiers.block import NO_PLACE, FragmentLabel, Tier
 from ...tiers.log import SegmentLog
 from ...v1.shm import extent_of
@@ -38,6 +39,7 @@ class Residency:
     ) -> None:
         self.catalog = catalog
         self.rooms = rooms
+        self.put_room = cast(MemoryRoom, rooms[Tier.DRAM])
         self.evictions = evictions
         self.story = story
         self.now = 0.0
@@ -110,7 +112,7 @@ class Residency:
             self._settle(tier, catalog.place[tier][fragment])
         self.story.tell(self.now, catalog.prefix_hash[row], f"copy_failed_{tier.label}", cause.value)
         self._vacate(fragment, tier)
-        self._forget_if_nowhere(row)
+        self.forget_if_nowhere(row)
 
     def evict(self, row: int, tier: Tier, reason: str) -> int:
         """A block leaves a tier. `may_leave` must hold. Returns the bytes freed."""
@@ -123,7 +125,7 @@ class Residency:
                 self._vacate(fragment, tier)
         self._notify(BlockChange.REMOVED, row, tier, reason)
         self.story.tell(self.now, self.catalog.prefix_hash[row], f"evicted_{tier.label}", reason)
-        self._forget_if_nowhere(row)
+        self.forget_if_nowhere(row)
         return freed
 
     def condemn(self, fragment: int, tier: Tier, reason: str) -> None:
@@ -185,7 +187,7 @@ class Residency:
             for tier in self.evictions:
                 if catalog.num_resident[tier][row]:
                     self.offer(row, tier)
-            self._forget_if_nowhere(row)
+            self.forget_if_nowhere(row)
 
     def touch(self, row: int, urgency: int) -> None:
         """A block was used."""
@@ -300,7 +302,7 @@ class Residency:
         self.condemned_bytes[tier] -= self.catalog.length_of(fragment)
         row = self.catalog.block_of[fragment]
         self._vacate(fragment, tier)
-        self._forget_if_nowhere(row)
+        self.forget_if_nowhere(row)
 
     def _give_hold(self, fragment: int, tier: Tier) -> None:
         catalog = self.catalog
@@ -308,7 +310,7 @@ class Residency:
         catalog.holds[tier][fragment] -= 1
         catalog.num_holds[tier][catalog.block_of[fragment]] -= 1
 
-    def _forget_if_nowhere(self, row: int) -> None:
+    def forget_if_nowhere(self, row: int) -> None:
         """Remove rows that have nothing left, upwards: a parent may have waited for its last child."""
         catalog = self.catalog
         while row != NO_ROW and catalog.prefix_hash[row]:
@@ -351,6 +353,11 @@ class Residency:
             self._last_subject = subject
             self._notices.append(Notify(change, namespace_id, tier, [], reason))
         self._notices[-1].prefix_hashes.append(self.catalog.prefix_hash[row])
+
+    def add_notice(self, notice: Notify) -> None:
+        """Tell routers about several blocks at once."""
+        self._notices.append(notice)
+        self._last_subject = None
 
     def take_instructions(self) -> list[Instruction]:
         """Return what has to be done, notices last, and start anew."""

@@ -6,6 +6,7 @@ milliseconds and never happens on the way of a request.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -31,6 +32,11 @@ class Story:
         """Remember that `what` happened to `subject`, and count it."""
         self._lines.append((at, subject, what, why))
         self.counters[what] = self.counters.get(what, 0) + 1
+
+    def tell_many(self, at: float, subjects: Sequence[bytes], what: str, why: str = "") -> None:
+        """The same as `tell` for each of many blocks."""
+        self._lines.extend([(at, subject, what, why) for subject in subjects])
+        self.counters[what] = self.counters.get(what, 0) + len(subjects)
 
     def count(self, what: str, by: int = 1) -> None:
         """Count something that is not worth a line."""
