@@ -194,6 +194,7 @@ class Catalog:
         block_of, first_fragment, parents = self.block_of, self.first_fragment, self.parent
         names, positions, namespace_ids = self.prefix_hash, self.position, self.namespace_id
         lows, highs = self.checksum_low, self.checksum_high
+        lost_parent = self.lost_parent.get
         labels = []
         namespace = None
         for fragment in fragments:
@@ -209,7 +210,7 @@ class Catalog:
                     digest,
                     number,
                     names[row],
-                    names[parent] if parent >= 0 else b"",
+                    names[parent] if parent >= 0 else lost_parent(row, b""),
                     positions[row],
                     group,
                     sizes[group],
