@@ -1,8 +1,8 @@
 """Clients: what they do, in which order, and how they die.
 
-A `Crowd` draws one operation after the other and starts it for a random client; what follows from it (commits,
-reads, releases, retries) happens at its own random time, overlapping with everything else. A client that
-dies stops in the middle of whatever it was doing.
+A `Crowd` draws one operation after the other and starts it for a random client; what follows from it
+(commits, reads, releases, retries) happens at its own random time, overlapping with everything else. A
+client that dies stops in the middle of whatever it was doing.
 """
 
 from collections.abc import Sequence
@@ -458,7 +458,7 @@ class Put:
             is_excused |= self.daemon.oracle.is_lossy
             if not is_there and outcome == ev.PutOutcome.STORED and not is_excused:
                 raise Violation("put outcomes", f"{prefix_hash.hex()[:8]} is STORED and not readable")
-            if is_there and self.session_id and self.client.is_alive:
+            if is_there and self.session_id and self.daemon.knows(self.client.number):
                 model = self.daemon.oracle.session(self.session_id, self.client.number)
                 model.blocks[self.namespace_id, prefix_hash] = None
         self.world.counts["put_answered"] += 1

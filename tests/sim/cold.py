@@ -118,7 +118,9 @@ class VirtualColdStore:
             return None, record.token if record is not None else self._contents.garbage()
         cause = self._verify(record, label, segment.epoch)
         if cause is not None and not is_excused:
-            raise Violation("unexplained mismatch", f"{cause.value} at {place:#x}: nothing was injected there")
+            raise Violation(
+                "unexplained mismatch", f"{cause.value} at {place:#x}: nothing was injected there"
+            )
         return cause, record.token if record is not None and cause is None else 0
 
     def _verify(self, record: Record | None, label: FragmentLabel, epoch: int) -> Cause | None:

@@ -1,7 +1,7 @@
 """Swarm configurations: every seed draws its own limits, sizes, mixes of operations and fault rates.
 
-Small numbers find big bugs: with two to sixteen slots every put evicts, with a ring of a few records every spill
-reclaims. Rates are drawn per seed and often zero, because a fault that always happens hides the defects
+Small numbers find big bugs: with two to sixteen slots every put evicts, with a ring of a few records every
+spill reclaims. Rates are drawn per seed and often zero, because a fault that always happens hides the defects
 that need it to be absent.
 """
 
@@ -85,6 +85,7 @@ class Config:
     nvme_copy_s: float
     rates: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
+    min_run: int = 2  # blocks of a put that are admitted and landed in columns
     audit_every: int = 64
 
 
@@ -148,4 +149,5 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         nvme_copy_s=rng.choice((0.0002, 0.002, 0.02)),
         rates=rates,
         weights=weights,
+        min_run=rng.choice((2, 3, 6)),
     )

@@ -115,6 +115,8 @@ class Daemon:
         world = self.world
         world.note(type(event).__name__, *_detail(event))
         instructions = self.planner.handle(event, world.now)
+        if isinstance(event, ev.Tick):
+            self._notice_silence()
         self.removed_now = {
             (i.namespace_id, prefix_hash)
             for i in instructions
@@ -129,6 +131,11 @@ class Daemon:
             world.after(self._tick_at - world.now, self._tick, self._tick_at)
         self.oracle.after_step()
 
+    def _notice_silence(self) -> None:
+        """The planner counts silent clients as gone; nobody tells them, but their sessions know."""
+        for client in [number for number in self.stagings if not self.knows(number)]:
+            self.oracle.client_gone(client)
+
     def kill(self) -> None:
         """The process dies, now."""
         self.is_alive = False
@@ -136,15 +143,21 @@ class Daemon:
 
     def check_late(self) -> None:
         """Every request has been answered by its deadline (I-19)."""
+        if self._tick_at <= self.world.now:
+            return  # the clock jumped over a tick, which comes first now
         for number, call in self._calls.items():
             if call.due < self.world.now:
                 late_s = self.world.now - call.due + SLACK_S
                 raise Violation("liveness", f"call {number} is {late_s:.3f} s late")
 
-    def check_quiet(self) -> None:
-        """Nothing is under way any more: nobody may still wait, nothing may still be held."""
+    def check_answered(self) -> None:
+        """Nothing is under way any more: nobody may still wait for an answer."""
         if self._calls:
             raise Violation("liveness", f"calls {sorted(self._calls)[:5]} were never answered")
+
+    def check_quiet(self) -> None:
+        """Nothing is under way and everybody is gone: nothing may be held."""
+        self.check_answered()
         for memory in self.memories.values():
             memory.check_quiet()
         self.oracle.check_quiescence()

@@ -111,7 +111,9 @@ class Mover:
             return
         job.is_over = True
         outcomes = [self._end_one(job, n, item) for n, item in enumerate(job.copy.items)]
-        late_s = self._world.spread(5 * self._daemon.config.nvme_copy_s) if self._fault("late_completion") else 0
+        late_s = (
+            self._world.spread(5 * self._daemon.config.nvme_copy_s) if self._fault("late_completion") else 0
+        )
         self._world.after(late_s, self._deliver, job, outcomes)
 
     def _end_one(self, job: _Job, number: int, item: CopyItem) -> CopyOutcome:

@@ -1,4 +1,4 @@
-"""How bytes are read: in place under a lease, or one-sidedly, believed only when nothing changed meanwhile."""
+"""How bytes are read: in place under a lease, or one-sidedly, believed when nothing changed meanwhile."""
 
 from typing import TYPE_CHECKING
 

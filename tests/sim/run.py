@@ -2,10 +2,12 @@
 
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from kvtier.appliance.core import copies, puts
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.catalog import NO_ROW
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier
 from kvtier.tiers.log import SegmentLog
@@ -40,13 +42,19 @@ class Outcome:
 class Run:
     """A world with a daemon, a medium and a crowd."""
 
-    def __init__(self, seed: int, verify: bool, num_operations: int = 0, trace: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        verify: bool,
+        num_operations: int = 0,
+        trace: list[str] | None = None,
+        audit_every: int = 0,
+    ) -> None:
         self.world = World(seed, trace)
         self.config: Config = draw(self.world.rng, verify, num_operations)
+        self.config.audit_every = audit_every or self.config.audit_every
         self.contents = Contents()
-        self.cold = VirtualColdStore(
-            self.world, self.contents, self.config.num_segments, self.config.rates
-        )
+        self.cold = VirtualColdStore(self.world, self.contents, self.config.num_segments, self.config.rates)
         self.daemon = self._daemon()
         self.crowd = Crowd(self.world, self.config, self.contents, self.daemon)
         self.num_left = self.config.num_operations
@@ -57,6 +65,7 @@ class Run:
         self.crowd.open(self.daemon)
         world.after(0, self._next)
         self._settle()
+        self.daemon.check_answered()
         self._close()
         self._settle()
         self.daemon.check_quiet()
@@ -113,7 +122,7 @@ class Run:
                 acquire.deadline_at, acquire.ttl_s, acquire.session_id = float("inf"), 0.0, ""
                 acquire.send()
                 self._settle()
-                acquire.is_released or acquire._release()
+                acquire._release()
                 self._settle()
             self.crowd.die(client)
             self._settle()
@@ -121,7 +130,7 @@ class Run:
 
     # ------------------------------------------------------------------------------------ restarts
 
-    def _crash(self, power: bool, graceful: bool = False) -> None:
+    def _crash(self, power: bool) -> None:
         """The daemon dies and starts again on what the medium kept."""
         world = self.world
         world.counts["power_cut" if power else "crash"] += 1
@@ -196,15 +205,35 @@ class Run:
 
     def _restart(self, daemon: Daemon) -> None:
         if daemon.is_alive:
-            self._crash(power=False, graceful=True)
+            self._crash(power=False)
 
 
-def run_seed(seed: int, verify: bool, num_operations: int = 0, trace: list[str] | None = None) -> Outcome:
-    """Run one seed; never raises for what the system under test does."""
-    outcome = Outcome(seed, verify)
-    run = Run(seed, verify, num_operations, trace)
+@contextmanager
+def _min_run(num_blocks: int) -> Iterator[None]:
+    """Let the core take its way in columns for puts of `num_blocks` already."""
+    saved = {module: vars(module)["MIN_RUN"] for module in (copies, puts)}
+    for module in saved:
+        vars(module)["MIN_RUN"] = num_blocks
     try:
-        run.execute()
+        yield
+    finally:
+        for module, value in saved.items():
+            vars(module)["MIN_RUN"] = value
+
+
+def run_seed(
+    seed: int,
+    verify: bool,
+    num_operations: int = 0,
+    trace: list[str] | None = None,
+    audit_every: int = 0,
+) -> Outcome:
+    """Run one seed; never raises for what the system under test does. 0 operations: as many as it draws."""
+    outcome = Outcome(seed, verify)
+    run = Run(seed, verify, num_operations, trace, audit_every)
+    try:
+        with _min_run(run.config.min_run):
+            run.execute()
     except Violation as violation:
         outcome.check, outcome.message = violation.check, str(violation)
         outcome.trace_back = traceback.format_exc()
@@ -217,6 +246,3 @@ def run_seed(seed: int, verify: bool, num_operations: int = 0, trace: list[str] 
     outcome.fingerprint = run.world.fingerprint
     outcome.counts = run.world.counts
     return outcome
-
-
-__all__ = ["NO_ROW", "Outcome", "Run", "run_seed"]

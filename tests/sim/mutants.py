@@ -1,0 +1,482 @@
+"""Mutants: the defects of others, planted one at a time, and the check that sees each.
+
+Every entry breaks the planner or the shell the way a real system was broken (research: field defects of
+KV-cache stores), for as long as its context lasts. A simulator that lets one live proves nothing about the
+rest, so a test demands every kill. The planner's own audit is off while mutants are hunted:
+what counts is what the oracle sees from outside.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvtier.appliance.core import catalog, copies, desk, gets, leases, puts, reclaim, residency, waiting
+from kvtier.appliance.core import sessions as sessions_module
+from kvtier.appliance.core import writes as writes_module
+from kvtier.appliance.core.events import Publish, Retract
+from kvtier.appliance.core.states import State, Step
+from kvtier.tiers.base import CopyOutcome
+from kvtier.tiers.block import NO_PLACE, Tier, Urgency
+from kvtier.tiers.log import SegmentLog
+from kvtier.tiers.slots import SlotPool
+from kvtier.v1.shm import extent_of, place_of
+
+from . import cold, daemon, memory
+from .run import run_seed
+
+Patch = tuple[Any, str, Any]
+NO_AUDIT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One planted defect. `patches` are made anew for each use."""
+
+    name: str
+    what: str
+    patches: Callable[[], list[Patch]]
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """Break the code for the duration of the context."""
+    saved = []
+    try:
+        for owner, name, replacement in mutant.patches():
+            assert name in vars(owner), f"{owner.__name__}.{name} is gone; the mutant {mutant.name} is stale"
+            saved.append((owner, name, vars(owner)[name]))
+            setattr(owner, name, replacement)
+        yield
+    finally:
+        for owner, name, original in reversed(saved):
+            setattr(owner, name, original)
+
+
+def _late_hold() -> list[Patch]:
+    start, finish = copies.Copies.start, copies.Copies.finish
+
+    def start_without(self: Any, source: Any, target: Any, moves: Any, *rest: Any, **named: Any) -> None:
+        start(self, source, target, moves, *rest, **named)
+        if source is not None:
+            for move in moves:
+                self._residency.drop(move.fragment, source)
+
+    def finish_with(self: Any, copy: int, outcomes: Any) -> None:
+        batch = self._batches[copy]
+        if batch.source is not None:
+            for move in batch.moves:
+                self._residency.hold(move.fragment, batch.source)
+        finish(self, copy, outcomes)
+
+    return [(copies.Copies, "start", start_without), (copies.Copies, "finish", finish_with)]
+
+
+def _publish_early() -> list[Patch]:
+    arrive = residency.Residency.arrive
+
+    def early(self: Any, fragment: int, tier: Tier, place: int) -> None:
+        arrive(self, fragment, tier, place)
+        if tier is not Tier.NVME:
+            self.out.append(Publish(tier, place, self.catalog.label_of(fragment)))
+
+    return [(residency.Residency, "arrive", early)]
+
+
+def _failure_counts_as_success() -> list[Patch]:
+    finish = copies.Copies.finish
+
+    def optimistic(self: Any, copy: int, outcomes: Any) -> None:
+        finish(self, copy, [CopyOutcome(None, o.checksum or b"\1" * 16) for o in outcomes])
+
+    return [(copies.Copies, "finish", optimistic)]
+
+
+def _without(column: str) -> list[Patch]:
+    """`is_candidate` that does not look at one column of the catalog."""
+    candidate = residency.Residency.is_candidate
+
+    def blind(self: Any, row: int, tier: Tier) -> bool:
+        columns = getattr(self.catalog, column)
+        is_per_tier = column != "num_keepers"
+        saved = [c[row] for c in columns] if is_per_tier else columns[row]
+        if is_per_tier:
+            for c in columns:
+                c[row] = 0
+        else:
+            columns[row] = 0
+        answer = candidate(self, row, tier)
+        if is_per_tier:
+            for c, value in zip(columns, saved, strict=True):
+                c[row] = value
+        else:
+            columns[row] = saved
+        return answer
+
+    return [(residency.Residency, "is_candidate", blind)]
+
+
+def _eviction_ignores_holds() -> list[Patch]:
+    return _without("num_holds")
+
+
+def _eviction_ignores_children() -> list[Patch]:
+    def may_leave(self: Any, row: int, tier: Tier) -> bool:
+        return bool(self.is_candidate(row, tier))
+
+    return [*_without("num_children_placed"), (residency.Residency, "may_leave", may_leave)]
+
+
+def _decoding_is_a_hint() -> list[Patch]:
+    update = sessions_module.Sessions.update
+
+    def weak(urgency: Urgency) -> Urgency:
+        return Urgency.PREFILL if urgency is Urgency.DECODING else urgency
+
+    def update_weakly(self: Any, session: Any, urgency: Urgency, deadline_at: float) -> None:
+        update(self, session, weak(urgency), deadline_at)
+
+    return [(sessions_module.Sessions, "update", update_weakly)]
+
+
+def _release_twice() -> list[Patch]:
+    release = leases.Leases.release
+
+    def twice(self: Any, lease_id: int) -> bool:
+        lease = self._leases.get(lease_id)
+        held = list(lease.held) if lease is not None else []
+        answer = release(self, lease_id)
+        for fragment, tier in held:
+            if self._residency.catalog.holds[tier][fragment]:
+                self._residency.drop(fragment, tier)
+        return answer
+
+    return [(leases.Leases, "release", twice)]
+
+
+def _forced_expiry() -> list[Patch]:
+    expire = leases.Leases.expire
+
+    def force(self: Any, now: float) -> None:
+        is_local = [(client, client.local) for client in self.clients.values()]
+        for client, _ in is_local:
+            client.local = False
+        expire(self, now)
+        for client, local in is_local:
+            client.local = local
+
+    return [(leases.Leases, "expire", force)]
+
+
+def _condemned_is_free() -> list[Patch]:
+    def at_once(self: Any, fragment: int, tier: Tier, reason: str) -> None:
+        row = self.catalog.block_of[fragment]
+        if self.catalog.state[tier][fragment] == State.RESIDENT:
+            self.catalog.num_holds[tier][row] -= self.catalog.holds[tier][fragment]
+            self.catalog.holds[tier][fragment] = 0
+            self._leave(fragment, tier, Step.EVICT)
+            self._vacate(fragment, tier)
+
+    return [(residency.Residency, "condemn", at_once)]
+
+
+def _no_retract() -> list[Patch]:
+    step = daemon.Daemon.step
+
+    def forgetful(self: Any, event: Any) -> None:
+        self._execute[Retract] = lambda instruction: None
+        step(self, event)
+
+    return [(daemon.Daemon, "step", forgetful)]
+
+
+def _slot_reused_without_new_generation() -> list[Patch]:
+    publish = memory.VirtualMemory.publish
+
+    def same_generation(self: Any, place: int, label: Any) -> None:
+        publish(self, place, label)
+        self.slot(place).generation = 2
+
+    return [(memory.VirtualMemory, "publish", same_generation)]
+
+
+def _recovery_believes_torn_records() -> list[Patch]:
+    return [(cold.VirtualColdStore, "is_whole", lambda self, record: True)]
+
+
+def _segment_freed_under_reader() -> list[Patch]:
+    finish, begin = reclaim.Reclaim._finish_when_quiet, reclaim.Reclaim._begin
+
+    def blind(original: Any) -> Any:
+        def without_readers(self: Any, *arguments: Any) -> Any:
+            reads, self._copies.num_reads_of_segment = self._copies.num_reads_of_segment, {}
+            try:
+                return original(self, *arguments)
+            finally:
+                reads.update(self._copies.num_reads_of_segment)
+                self._copies.num_reads_of_segment = reads
+
+        return without_readers
+
+    return [
+        (reclaim.Reclaim, "_finish_when_quiet", blind(finish)),
+        (reclaim.Reclaim, "_begin", blind(begin)),
+        (reclaim.Reclaim, "_decide", _decide_ignoring_holds()),
+    ]
+
+
+def _decide_ignoring_holds() -> Any:
+    decide = reclaim.Reclaim._decide
+
+    def ignoring(self: Any, row: int) -> bool:
+        column = self._residency.catalog.num_holds[Tier.NVME]
+        held, column[row] = column[row], 0
+        answer = decide(self, row)
+        column[row] += held
+        return bool(answer)
+
+    return ignoring
+
+
+def _forward_moves_first() -> list[Patch]:
+    start = copies.Copies.start
+
+    def eager(self: Any, source: Any, target: Any, moves: Any, *rest: Any, **named: Any) -> None:
+        start(self, source, target, moves, *rest, **named)
+        if source is Tier.NVME and target is Tier.NVME:
+            for one in moves:
+                self._residency.catalog.place[Tier.NVME][one.fragment] = one.target
+
+    def late(self: Any, fragment: int, place: int) -> None:
+        self.catalog.place[Tier.NVME][fragment] = place
+        self.in_segment[extent_of(place)].append(fragment)
+        self._settle(Tier.NVME, place)
+
+    return [(copies.Copies, "start", eager), (residency.Residency, "move", late)]
+
+
+def _spill_reads_the_next_slot() -> list[Patch]:
+    start = copies.Copies.start
+
+    def shifted(self: Any, source: Any, target: Any, moves: Any, *rest: Any, **named: Any) -> None:
+        if source is not None and target is Tier.NVME and source is not Tier.NVME and len(moves) > 1:
+            places = [move.source for move in moves]
+            moves = [m._replace(source=p) for m, p in zip(moves, places[1:] + places[:1], strict=True)]
+        start(self, source, target, moves, *rest, **named)
+
+    return [(copies.Copies, "start", shifted)]
+
+
+def _abort_frees_slots_being_written() -> list[Patch]:
+    def give_back_all(self: Any) -> None:
+        for fragment in list(self._copying):
+            room = self._residency.rooms[Tier.DRAM]
+            place = self._residency.catalog.place[Tier.DRAM][fragment]
+            if place != NO_PLACE and room.is_taken(place):
+                room.release(place, self._residency.catalog.length_of(fragment))
+
+    def client_gone(self: Any, client_id: int) -> None:
+        for job in list(self._jobs.values()):
+            if job.client.id == client_id:
+                give_back_all(job)
+                if not job.is_committed:
+                    job.abort()
+
+    return [(writes_module.Writes, "client_gone", client_gone)]
+
+
+def _timeout_frees_slots_being_written() -> list[Patch]:
+    expire = writes_module.Writes.expire
+
+    def force(self: Any, now: float) -> None:
+        for job in self._jobs.values():
+            for fragment in job._copying:
+                room = self._residency.rooms[Tier.DRAM]
+                place = self._residency.catalog.place[Tier.DRAM][fragment]
+                if place != NO_PLACE and room.is_taken(place):
+                    room.release(place, self._residency.catalog.length_of(fragment))
+        expire(self, now)
+
+    return [(writes_module.Writes, "expire", force)]
+
+
+def _retry_is_new() -> list[Patch]:
+    return [(desk.Desk, "earlier", lambda self, client, request_id: None)]
+
+
+def _acknowledged_early() -> list[Patch]:
+    finish = puts.PutJob._finish_if_landed
+
+    def early(self: Any) -> None:
+        copying, self._copying = self._copying, {}
+        finish(self)
+        self._copying = copying
+
+    return [(puts.PutJob, "_finish_if_landed", early)]
+
+
+def _namespaces_share_keys() -> list[Patch]:
+    add = catalog.Catalog.add_namespace
+
+    def shared(self: Any, identity: Any, domain: int) -> Any:
+        namespace = add(self, identity, domain)
+        for other in self.namespaces.values():
+            if other.fragment_bytes == namespace.fragment_bytes and other.domain == domain:
+                namespace.rows = other.rows
+                break
+        return namespace
+
+    return [(catalog.Catalog, "add_namespace", shared)]
+
+
+def _domains_share_extents() -> list[Patch]:
+    reserve = SlotPool.reserve
+    return [(SlotPool, "reserve", lambda self, domain, num_bytes: reserve(self, 0, num_bytes))]
+
+
+def _reservation_leaks() -> list[Patch]:
+    return [(puts.PutJob, "_give_back", lambda self, block: None)]
+
+
+def _failed_load_is_ready() -> list[Patch]:
+    arrived = gets.AcquireJob._arrived
+
+    def ready(self: Any, fragment: int, cause: Any) -> None:
+        arrived(self, fragment, None)
+
+    return [(gets.AcquireJob, "_arrived", ready)]
+
+
+def _append_over_records() -> list[Patch]:
+    settle = SegmentLog.settle
+
+    def rewind(self: Any, place: int) -> None:
+        segment = self.segments[extent_of(place)]
+        pages = place - place_of(extent_of(place), 0)
+        if segment.state.value == "open" and segment.num_landing == 1:
+            segment.next_page = min(segment.next_page, pages + 1)
+        settle(self, place)
+
+    return [(SegmentLog, "settle", rewind)]
+
+
+def _lost_listener() -> list[Patch]:
+    return [(copies.Copies, "listen", lambda self, fragment, tier, listener: None)]
+
+
+def _unbounded_waiting() -> list[Patch]:
+    return [(waiting.Waiting, "is_full", property(lambda self: False))]
+
+
+def _sealed_records_forgotten() -> list[Patch]:
+    seal = cold.VirtualColdStore.seal
+
+    def partly(self: Any, number: int) -> None:
+        seal(self, number)
+        segment = self.segments[number]
+        if segment.has_footer and len(segment.entries) > 1:
+            segment.entries = segment.entries[:-1]
+
+    return [(cold.VirtualColdStore, "seal", partly)]
+
+
+def _reported_fragments_let_go() -> list[Patch]:
+    shorten = gets.AcquireJob._shorten
+
+    def all_of_them(self: Any, num_blocks: int) -> None:
+        shorten(self, num_blocks)
+        behind = [self._residency.catalog.block_of[f] for f, _ in self.lease.held]
+        keep = set(self._rows[: self._limit])
+        extra = [pair for pair, row in zip(self.lease.held, behind, strict=True) if row not in keep]
+        self.lease.held = [pair for pair in self.lease.held if pair not in extra]
+        self._leases.let_go(self.lease, extra)
+
+    return [(gets.AcquireJob, "_shorten", all_of_them)]
+
+
+def _old_checksum_kept() -> list[Patch]:
+    labels_of = catalog.Catalog.labels_of
+    seen: dict[tuple[bytes, bytes, int], bytes] = {}
+
+    def remember(label: Any) -> Any:
+        key = (label.namespace_digest, label.prefix_hash, label.group)
+        if label.checksum:
+            seen.setdefault(key, label.checksum)
+        return label if label.checksum else replace(label, checksum=seen.get(key, b""))
+
+    def stale(self: Any, fragments: Any) -> Any:
+        return [remember(label) for label in labels_of(self, fragments)]
+
+    return [(catalog.Catalog, "labels_of", stale)]
+
+
+MUTANTS = [
+    Mutant("late hold", "a copy holds its source only when it ends, not when it is queued", _late_hold),
+    Mutant("publish early", "a slot is published when it is reserved", _publish_early),
+    Mutant("failure is success", "a failed copy counts as landed", _failure_counts_as_success),
+    Mutant("evict held", "eviction does not look at holds", _eviction_ignores_holds),
+    Mutant("evict parent", "eviction does not look at children", _eviction_ignores_children),
+    Mutant("decoding is a hint", "a decoding session keeps nothing", _decoding_is_a_hint),
+    Mutant("release twice", "the end of a lease gives its holds back twice", _release_twice),
+    Mutant("forced expiry", "an expired lease of a local client frees its slots", _forced_expiry),
+    Mutant("condemned is free", "what failed verification is freed under its readers", _condemned_is_free),
+    Mutant("no retract", "a slot stays published when its block leaves", _no_retract),
+    Mutant(
+        "same generation", "a recycled slot looks like its former self", _slot_reused_without_new_generation
+    ),
+    Mutant("torn recovery", "recovery believes unsealed records unseen", _recovery_believes_torn_records),
+    Mutant("free under reader", "a segment is freed while it is read", _segment_freed_under_reader),
+    Mutant("forward first", "a record moves before its copy has landed", _forward_moves_first),
+    Mutant("wrong slot", "a spill reads its neighbour's slot", _spill_reads_the_next_slot),
+    Mutant(
+        "death frees", "a client's death frees slots that are being written", _abort_frees_slots_being_written
+    ),
+    Mutant(
+        "timeout frees", "a timeout frees slots that are being written", _timeout_frees_slots_being_written
+    ),
+    Mutant("retry is new", "a retry is executed as another request", _retry_is_new),
+    Mutant("early answer", "a put is answered before its bytes were copied", _acknowledged_early),
+    Mutant(
+        "namespaces share keys",
+        "two namespaces of one shape find each other's blocks",
+        _namespaces_share_keys,
+    ),
+    Mutant("domains share extents", "two isolation domains share an extent", _domains_share_extents),
+    Mutant("reservation leaks", "what an aborted put reserved is not given back", _reservation_leaks),
+    Mutant("failed load is ready", "a load that failed is reported as readable", _failed_load_is_ready),
+    Mutant("append over", "the log appends over its last record", _append_over_records),
+    Mutant("lost wake-up", "nobody hears that a fragment arrived", _lost_listener),
+    Mutant("unbounded queue", "any number of requests may wait", _unbounded_waiting),
+    Mutant("short footer", "a footer forgets the last record", _sealed_records_forgotten),
+    Mutant("reported let go", "fragments reported to a client are let go again", _reported_fragments_let_go),
+    Mutant("old checksum", "new bytes are published under the checksum of former ones", _old_checksum_kept),
+]
+
+
+@dataclass(slots=True)
+class Kill:
+    """How a mutant fared in one mode."""
+
+    num_seeds: int
+    num_killed: int
+    first_seed: int  # -1: it lives
+    checks: str  # what saw it, most often first
+
+
+def hunt(mutant: Mutant, verify: bool, seeds: range, *, stop_at_first: bool) -> Kill:
+    """Run seeds with the mutant planted and say what saw it."""
+    checks: Counter[str] = Counter()
+    first = -1
+    num_seeds = 0
+    with planted(mutant):
+        for seed in seeds:
+            num_seeds += 1
+            outcome = run_seed(seed, verify, audit_every=NO_AUDIT)
+            if outcome.check:
+                checks[outcome.check] += 1
+                first = seed if first < 0 else first
+                if stop_at_first:
+                    break
+    names = ", ".join(f"{name} {count}" for name, count in checks.most_common(3))
+    return Kill(num_seeds, checks.total(), first, names)

@@ -1,0 +1,50 @@
+"""The simulator's own tests: seeds hold, runs repeat, planted defects are seen."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .mutants import MUTANTS, Mutant, hunt
+from .run import run_seed
+
+SEEDS = range(300)
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verify", "unmask"])
+def test_nothing_is_violated(verify: bool) -> None:
+    num_reads = 0
+    for seed in SEEDS:
+        outcome = run_seed(seed, verify)
+        assert not outcome.check, f"seed {seed}: {outcome.message}\n{outcome.trace_back}"
+        num_reads += outcome.counts["reads_verified"] + outcome.counts["one_sided_verified"]
+    assert num_reads > 10 * len(SEEDS), "the seeds hardly read anything: they would see nothing"
+
+
+def test_same_seed_same_log() -> None:
+    for seed in range(20):
+        assert run_seed(seed, True).fingerprint == run_seed(seed, True).fingerprint
+
+
+def test_same_log_whatever_the_hash_seed() -> None:
+    """Nothing may depend on the order of a set of strings."""
+    code = "from tests.sim.run import run_seed; print([run_seed(s, True).fingerprint for s in range(12)])"
+    logs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(["src", "."])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(logs) == 1
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_mutant_is_killed(mutant: Mutant) -> None:
+    """A planted defect is seen within a bounded number of seeds, in one mode or the other."""
+    kills = [hunt(mutant, verify, range(600), stop_at_first=True) for verify in (False, True)]
+    assert any(kill.num_killed for kill in kills), mutant.what
