@@ -13,6 +13,7 @@ from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 BAR_CELLS = 40
+TEXT_CELLS, BACKEND_CELLS = 54, 28  # what stands beside a bar: name, share, bytes, fragments; the backend
 
 
 class Part(NamedTuple):
@@ -50,7 +51,7 @@ def status(target: str | None, as_json: bool) -> None:
         return
     screen = console()
     screen.print(_headline(answer, address))
-    screen.print(picture(answer))
+    screen.print(picture(answer, screen.width))
     if answer.edges:
         screen.print(_edges(answer))
     if answer.counters:
@@ -79,9 +80,12 @@ def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[Part, int]]:
     return list(zip(PARTS, counts, strict=True))
 
 
-def picture(answer: admin_pb2.GetStatusResponse) -> Group:
-    """Return the tiers drawn to scale, with the legend. (The demo ends with it.)"""
-    return Group(_tiers(answer), _legend())
+def picture(answer: admin_pb2.GetStatusResponse, width: int) -> Group:
+    """Return the tiers drawn to scale, with the legend, for a screen of `width` columns. (The demo ends
+    with it, too.) Where it is narrow the bars are shorter and the backends are left out."""
+    with_backend = width >= BAR_CELLS + TEXT_CELLS + BACKEND_CELLS
+    bar_cells = max(8, min(BAR_CELLS, width - TEXT_CELLS))
+    return Group(_tiers(answer, bar_cells, with_backend), _legend())
 
 
 def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
@@ -100,7 +104,7 @@ def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
     return text
 
 
-def _tiers(answer: admin_pb2.GetStatusResponse) -> Table:
+def _tiers(answer: admin_pb2.GetStatusResponse, bar_cells: int, with_backend: bool) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(no_wrap=True)
@@ -108,7 +112,7 @@ def _tiers(answer: admin_pb2.GetStatusResponse) -> Table:
         table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
     for tier in answer.tiers:
-        bar = Text.assemble(*[(part.mark * count, part.style) for part, count in cells(tier, BAR_CELLS)])
+        bar = Text.assemble(*[(part.mark * count, part.style) for part, count in cells(tier, bar_cells)])
         taken = tier.used_bytes + tier.reserved_bytes + tier.condemned_bytes
         table.add_row(
             types_pb2.Tier.Name(tier.tier).removeprefix("TIER_").lower(),
@@ -116,7 +120,7 @@ def _tiers(answer: admin_pb2.GetStatusResponse) -> Table:
             f"{taken / (tier.capacity_bytes or 1):.0%}",
             f"{about_bytes(taken)} of {about_bytes(tier.capacity_bytes)}",
             f"{tier.num_fragments:,} fragments",
-            tier.backend,
+            tier.backend if with_backend else "",
         )
     return table
 
