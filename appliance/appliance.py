@@ -51,6 +51,8 @@ from .mover import Mover
 
 log = logging.getLogger(__name__)
 
+MAX_TICK_DELAY_S = 0.1
+
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -64,6 +66,11 @@ class PlannerPort(Protocol):
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a Tick is due at once, because work was left over."""
         ...
 
 
@@ -315,14 +322,22 @@ class Appliance:
     # ------------------------------------------------------------------------------- the clock
 
     def _arm_timer(self) -> None:
-        deadline = self.planner.next_deadline()
-        if deadline is None or self._stopped:
+        """See that a Tick comes when the planner needs one, MAX_TICK_DELAY_S late at most.
+
+        Asking for the next deadline after every step would cost a tenth of a small put, so a timer that is
+        set is left alone, unless the planner has work left over right now.
+        """
+        if self._stopped:
             return
-        if self._timer is None:
-            self._timer = self._loop.call_later(max(0.0, deadline - self.clock()), self._on_timer)
-        elif self._timer.when() > self._loop.time() + deadline - self.clock():
+        if self._timer is not None:
+            if not self.planner.is_busy:
+                return
             self._timer.cancel()
-            self._timer = self._loop.call_later(max(0.0, deadline - self.clock()), self._on_timer)
+            self._timer = None
+        deadline = self.planner.next_deadline()
+        if deadline is not None:
+            delay_s = min(max(0.0, deadline - self.clock()), MAX_TICK_DELAY_S)
+            self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         """A deadline may have moved away since the timer was set: then only set it anew."""

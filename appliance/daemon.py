@@ -9,6 +9,7 @@ dirty to the cold store, seal it, then close connections and end. A second signa
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import secrets
 import signal
@@ -201,6 +202,7 @@ async def serve(settings: Settings) -> int:
         loop.add_signal_handler(number, on_signal)
     print(f"kvtier {__version__} ready at {', '.join(daemon.grpc.addresses)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
+    _tame_garbage_collector()
     await daemon.leaving.wait()
     for task in signals:
         task.cancel()
@@ -222,6 +224,19 @@ def run(settings: Settings) -> int:
     # Another process of the same user could otherwise write our memory through /proc.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     return asyncio.run(serve(settings))
+
+
+def _tame_garbage_collector() -> None:
+    """Keep Python's collector away from what lives long.
+
+    The catalog's objects have no cycles, yet with the default thresholds the collector walked them every
+    second put: 0.6 of the 1.5 ms that a put of 64 blocks took. What is here now is exempt, young objects
+    are looked at in portions of a millisecond, and the oldest generation, whose walk would stop everybody,
+    is left alone.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 1_000_000)
 
 
 def _make_folder(path: Path | None) -> None:

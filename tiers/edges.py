@@ -21,11 +21,28 @@ Verify: TypeAlias = Callable[..., int]  # (place, label, expected generation) ->
 class Viewable(Protocol):
     """Memory in this process: a memory tier, or a client's staging extent.
 
-    One whose places are recycled also has `verify(place, label, generation=None) -> generation`.
+    One with `is_linear` has byte offsets for places. One whose places are recycled also has
+    `verify(place, label, generation=None) -> generation`.
     """
 
     def view(self, place: int, length: int, /) -> Buffer:
         """Return the bytes at `place`; raises CopyError."""
+        ...
+
+
+class RunWritable(Protocol):
+    """A target that takes neighbouring payloads at once."""
+
+    def run_length(self, items: Sequence[CopyItem], start: int) -> int:
+        """Return how many items from `start` on are neighbours, here and in the source."""
+        ...
+
+    def write_run(self, first_place: int, labels: Sequence[FragmentLabel], payload: Buffer) -> list[bytes]:
+        """Store them, return their checksums; raises CopyError."""
+        ...
+
+    def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
+        """Store one."""
         ...
 
 
@@ -58,6 +75,8 @@ def cause_of(error: Exception) -> Cause:
 
 def edge(source: Viewable | Readable, target: Viewable | Writable) -> Run:
     """Return the function that copies items over this edge: push what lies in memory, pull what does not."""
+    if getattr(source, "is_linear", False) and hasattr(target, "write_run"):
+        return lambda items: _push_runs(cast(Viewable, source), cast(RunWritable, target), items)
     if hasattr(source, "view"):
         writable = cast(Writable, target)
         write = getattr(target, "write_batch", None) or _each(writable.write)
@@ -82,6 +101,26 @@ def _each(transfer: Callable[[int, FragmentLabel, Buffer], bytes | None]) -> Tra
         return outcomes
 
     return transfer_each
+
+
+def _push_runs(source: Viewable, target: RunWritable, items: Sequence[CopyItem]) -> list[CopyOutcome]:
+    """Write items from a source whose places are offsets, neighbours together."""
+    outcomes: list[CopyOutcome] = []
+    while len(outcomes) < len(items):
+        start = len(outcomes)
+        count = target.run_length(items, start)
+        first = items[start]
+        try:
+            payload = source.view(first.source, first.label.raw_length * count)
+            if count == 1:
+                digests = [target.write(first.target, first.label, payload)]
+            else:
+                labels = [item.label for item in items[start : start + count]]
+                digests = target.write_run(first.target, labels, payload)
+            outcomes += [CopyOutcome(None, digest) for digest in digests]
+        except Exception as error:
+            outcomes += [CopyOutcome(cause_of(error))] * count
+    return outcomes
 
 
 def _push(

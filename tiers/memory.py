@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..v1.shm import CHECKSUM_BYTES, extent_of, place_of, slot_of, tag_of
-from .base import Buffer, Cause, CopyError, EngineStatistics
+from .base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from .block import FragmentLabel, Tier
 from .extent import Extent, ExtentReport
 from .index import Indexes, IndexWriter
 from .memfd import SharedMemoryError
-from .payload import copy, copy_and_checksum
+from .payload import copy, copy_and_checksum, copy_and_checksum_many
 from .slots import SlotPool
 
 
@@ -91,6 +91,45 @@ class ExtentEngine:
             self._statistics.num_writes += 1
             self._statistics.written_bytes += len(payload)
         return digest
+
+    def write_run(self, first_place: int, labels: Sequence[FragmentLabel], payload: Buffer) -> list[bytes]:
+        """Write payloads that fill neighbouring slots without a gap; see `run_length` and `write`.
+
+        `payload` holds them back to back, all of one length. Returns their checksums. Raises CopyError.
+        """
+        length = labels[0].raw_length
+        assert length * len(labels) == len(payload)
+        assert self._room.slot_bytes_of(first_place) == length, "slots must be filled to the last byte"
+        places = range(first_place, first_place + len(labels))
+        assert self._published.keys().isdisjoint(places), "retract a published slot before writing it"
+        try:
+            extent = self._extent(extent_of(first_place))
+        except CopyError as error:
+            self._count_failure(error.cause)
+            raise
+        offset = self._room.offset_of(first_place)
+        into = extent.data[offset : offset + len(payload)]
+        digests = copy_and_checksum_many(into, payload, length)
+        with self._lock:
+            self._statistics.num_writes += len(labels)
+            self._statistics.written_bytes += len(payload)
+        return digests
+
+    def run_length(self, items: Sequence[CopyItem], start: int) -> int:
+        """Return how many items from `start` on lie back to back in the source (whose places are offsets)
+        and fill neighbouring slots here to the last byte: what `write_run` can take at once."""
+        place, label = items[start].target, items[start].label
+        source, length = items[start].source, label.raw_length
+        if label.checksum or self._room.slot_bytes_of(place) != length:
+            return 1
+        count = 1
+        for item in items[start + 1 :]:
+            if (item.target, item.source) != (place + count, source + count * length):
+                break
+            if item.label.raw_length != length:
+                break
+            count += 1
+        return count
 
     def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
         """Copy the fragment at `place` into `into`, its identity compared before and after.

@@ -30,6 +30,8 @@ class StagingExtent:
     Raises SharedMemoryError when the host has no memory for it.
     """
 
+    is_linear = True  # a place is an offset: what is next to it in number is next to it in memory
+
     def __init__(self, num_bytes: int, name: str = "kvtier-staging") -> None:
         assert num_bytes > 0
         assert num_bytes % mmap.PAGESIZE == 0

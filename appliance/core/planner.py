@@ -159,6 +159,11 @@ class Planner:
                 tiers.append(tier)
         return LookupResult(len(tiers), bytes(tiers), self._load_s(namespace, tiers))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether work was left over only because there was much of it: a Tick is due at once."""
+        return self.reclaim.is_busy or self.pressure.is_busy
+
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest."""
         due = [
@@ -167,7 +172,7 @@ class Planner:
             self.waiting.next_deadline(),
             self.reads.next_deadline(),
             self.writes.next_deadline(),
-            self.residency.now if self.reclaim.is_busy or self.pressure.is_busy else None,
+            self.residency.now if self.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]
         return min((at for at in due if at is not None), default=None)

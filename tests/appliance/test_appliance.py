@@ -38,6 +38,8 @@ class ScriptedPlanner:
         self.times.append(now)
         return self.script.popleft() if self.script else []
 
+    is_busy = False
+
     def next_deadline(self) -> float | None:
         return self.deadline
 
