@@ -98,13 +98,20 @@ def spans(given: Sequence[types_pb2.StagingSpan], staging_bytes: int) -> list[tu
     return checked
 
 
-def spans_of_blocks(given: Sequence[tuple[int, int]], num_blocks: int, geometry: Geometry) -> None:
-    """Check that there is one span per block, each as long as a block."""
+def spans_of_blocks(
+    given: list[tuple[int, int]], num_blocks: int, geometry: Geometry
+) -> list[tuple[int, int]]:
+    """Return one span per block, each as long as a block: those given, or the parts of the one given."""
+    size = geometry.block_bytes
+    if len(given) == 1 and num_blocks > 1 and given[0][1] == num_blocks * size:
+        first = given[0][0]
+        return [(first + number * size, size) for number in range(num_blocks)]
     if len(given) != num_blocks:
         raise error("BAD_SPAN", f"{len(given)} spans for {num_blocks} blocks; give one per block")
     for number, (_, length) in enumerate(given):
-        if length != geometry.block_bytes:
-            raise error("BAD_SPAN", f"span {number} is {length} bytes, a block has {geometry.block_bytes}")
+        if length != size:
+            raise error("BAD_SPAN", f"span {number} is {length} bytes, a block has {size}")
+    return given
 
 
 def identity(given: types_pb2.NamespaceIdentity, domain: str) -> NamespaceIdentity:

@@ -251,7 +251,8 @@ class Service:
                 raise error("BAD_REQUEST", "give a reservation_id or `reserve`, not both")
             build = self.reservation(caller, client, request.reserve)
             identity = self.identity_of(caller, request.reserve.namespace_id)
-            checks.spans_of_blocks(spans, len(request.reserve.prefix_hashes) // HASH_BYTES, identity.geometry)
+            num_blocks = len(request.reserve.prefix_hashes) // HASH_BYTES
+            spans = checks.spans_of_blocks(spans, num_blocks, identity.geometry)
         elif not request.reservation_id:
             raise error("BAD_REQUEST", "a commit needs a reservation_id, or `reserve` set")
         answer = self.appliance.ask(

@@ -194,11 +194,18 @@ class FakeServer:
         namespace = self._namespace(header.namespace_id)
         parent = (header.namespace_id, header.parent_hash) if header.parent_hash else None
         outcomes = bytearray()
-        for name, span in zip(_split(header.prefix_hashes), request.spans, strict=True):
+        names, block_bytes = _split(header.prefix_hashes), sum(namespace.fragment_bytes)
+        num_bytes = sum(span.length for span in request.spans)
+        if num_bytes != len(names) * block_bytes or any(
+            s.offset + s.length > len(memory) for s in request.spans
+        ):
+            raise InvalidRequest("the spans are not the blocks in the staging extent", reason="BAD_SPAN")
+        starts = [
+            span.offset + skipped for span in request.spans for skipped in range(0, span.length, block_bytes)
+        ]
+        for name, start in zip(names, starts, strict=True):
             key = (header.namespace_id, name)
-            payload = memory[span.offset : span.offset + span.length]
-            if span.length != sum(namespace.fragment_bytes) or len(payload) != span.length:
-                raise InvalidRequest("a span is not a block of the staging extent", reason="BAD_SPAN")
+            payload = memory[start : start + block_bytes]
             outcomes.append(self._store(key, parent, payload, namespace.fragment_bytes))
             parent = key
         keys = [(header.namespace_id, name) for name in _split(header.prefix_hashes)]

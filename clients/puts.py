@@ -131,15 +131,12 @@ class _Put:
         reserve.prefix_hashes = hashes[first * HASH_BYTES : last * HASH_BYTES]
         if first:
             reserve.parent_hash = hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES]
-        size = self.block_bytes
+        num_bytes = len(piece.blocks) * self.block_bytes
         request = kvcache_pb2.CommitRequest(
             request_id=reserve.request_id,
             client_id=self.attachment.client_id,
             reserve=reserve,
-            spans=[
-                types_pb2.StagingSpan(offset=piece.offset + i * size, length=size)
-                for i in range(len(piece.blocks))
-            ],
+            spans=[types_pb2.StagingSpan(offset=piece.offset, length=num_bytes)],
         )
         ticket = yield from self.operations.send(self.attachment, "Commit", request, self.timeout_s)
         return ticket

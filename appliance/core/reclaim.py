@@ -44,6 +44,7 @@ class Reclaim:
         self._kept_bytes = 0  # copied forward out of this segment
         self._is_freeing = False
         self._is_blocked = False
+        self._is_wanted = False  # a record found no room, however many segments should be free
         self._not_before = 0.0
 
     @property
@@ -58,6 +59,7 @@ class Reclaim:
             return None
         place = self._log.reserve(domain, num_bytes)
         if place is None:
+            self._is_wanted = True
             self.keep_free_segments()
             place = self._log.reserve(domain, num_bytes)
         return place
@@ -66,7 +68,7 @@ class Reclaim:
         """Begin or continue emptying a segment while fewer than `min_free_segments` are free."""
         if self._log is None or Tier.NVME in self._residency.offline:
             return
-        short = self._log.num_free < self.options.min_free_segments
+        short = self._is_wanted or self._log.num_free < self.options.min_free_segments
         if short and self._segment is None and self._residency.now >= self._not_before:
             self._begin()
         if self._segment is not None:
@@ -78,7 +80,7 @@ class Reclaim:
         assert segment == self._segment
         self._log.finish_reclaim(segment)
         self._residency.in_segment.pop(segment, None)
-        self._segment, self._is_freeing = None, False
+        self._segment, self._is_freeing, self._is_wanted = None, False, False
         if self._kept_bytes > FRUITLESS_FRACTION * self._log.segment_bytes:
             self._not_before = self._residency.now + FRUITLESS_PAUSE_S
         self._residency.story.count("segments_reclaimed")

@@ -221,12 +221,19 @@ class Residency:
         for same_or_faster in TIERS[: tier + 1]:
             if catalog.num_children_placed[same_or_faster][row]:
                 return False
-        return row not in self.floors or self._above_floor_without(row, tier)
+        # A floor in a slower tier does not forbid the copy that takes the block there.
+        return (
+            row not in self.floors or min(self.floors[row]) > tier or self._above_floor_without(row, tier)
+        )
 
     def may_leave(self, row: int, tier: Tier) -> bool:
         """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
         of invariant 5). Children in a tier that is offline are out of reach anyway."""
-        return self.is_candidate(row, tier) and (
+        if not self.is_candidate(row, tier):
+            return False
+        if row in self.floors and not self._above_floor_without(row, tier):
+            return False
+        return (
             self.catalog.first_child[row] == NO_ROW
             or self.is_elsewhere(row, tier)
             or Tier.NVME in self.offline

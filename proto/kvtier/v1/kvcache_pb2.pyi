@@ -662,7 +662,7 @@ class CommitRequest(_message.Message):
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.StagingSpan]:
         """Per block that needs bytes (with `reserve`: per block named) one span: its fragments in group order,
-        back to back.
+        back to back. With `reserve`, one span of all blocks back to back will do.
         """
 
     def __init__(
@@ -1031,7 +1031,7 @@ class PutRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
-    """payload of the needed blocks, in order"""
+    """payload of all blocks named, in order"""
     @_builtins.property
     def header(self) -> Global___ReserveRequest: ...
     def __init__(
