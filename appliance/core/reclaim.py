@@ -12,18 +12,19 @@ from collections import deque
 
 from ...tiers.block import NO_PLACE, Tier, Urgency
 from ...tiers.log import SegmentLog, record_bytes
-from ...v1.shm import extent_of
+from ...v1.shm import PAGE_BYTES, extent_of
 from .catalog import NO_ROW
 from .copies import Copies, Move
 from .events import FreeSegment
 from .options import PlannerOptions
-from .residency import Residency
+from .residency import MEMORY_TIERS, Residency
 from .states import State
 
 #: Blocks looked at in one step: about a millisecond.
 STEP_BLOCKS = 256
-#: A segment of which more than this had to be kept won no room; wait before trying the next, or a cold
-#: store full of pinned blocks would copy itself in circles.
+#: A segment of which more than this is still wanted (copied forward, or dropped though its block is in
+#: memory only now and will be spilled again) won no room; wait before trying the next, or a cold store full
+#: of such blocks would write itself in circles.
 FRUITLESS_FRACTION = 0.9
 FRUITLESS_PAUSE_S = 1.0
 
@@ -41,7 +42,8 @@ class Reclaim:
         self._segment: int | None = None  # being emptied
         self._rows: deque[int] = deque()  # handles of blocks still to decide, most recently used first
         self._forward_bytes = 0
-        self._kept_bytes = 0  # copied forward out of this segment
+        self._wanted_bytes = 0  # of this segment, copied forward or to be spilled again
+        self._used_bytes = 0  # of this segment, ever appended
         self._is_freeing = False
         self._is_blocked = False
         self._is_wanted = False  # a record found no room, however many segments should be free
@@ -57,11 +59,17 @@ class Reclaim:
         """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
         if self._log is None:
             return None
-        place = self._log.reserve(domain, num_bytes)
+        place = self._reserve(domain, num_bytes)
         if place is None:
             self._is_wanted = True
             self.keep_free_segments()
-            place = self._log.reserve(domain, num_bytes)
+            place = self._reserve(domain, num_bytes)
+        return place
+
+    def _reserve(self, domain: int, num_bytes: int, *, forward: bool = False) -> int | None:
+        assert self._log is not None
+        place = self._log.reserve(domain, num_bytes, forward=forward)
+        self._residency.seal_full_segments(self._log)
         return place
 
     def keep_free_segments(self) -> None:
@@ -81,7 +89,7 @@ class Reclaim:
         self._log.finish_reclaim(segment)
         self._residency.in_segment.pop(segment, None)
         self._segment, self._is_freeing, self._is_wanted = None, False, False
-        if self._kept_bytes > FRUITLESS_FRACTION * self._log.segment_bytes:
+        if self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
             self._not_before = self._residency.now + FRUITLESS_PAUSE_S
         self._residency.story.count("segments_reclaimed")
 
@@ -99,7 +107,8 @@ class Reclaim:
             newest_first = sorted(rows, key=lambda row: -catalog.last_used[row])
             self._rows = deque(catalog.handle(row) for row in newest_first)
             self._forward_bytes = int(self.options.max_forward_fraction * self._log.segment_bytes)
-            self._kept_bytes = 0
+            self._wanted_bytes = 0
+            self._used_bytes = self._log.segments[segment].next_page * PAGE_BYTES
             return
 
     def _live(self, segment: int) -> list[int]:
@@ -137,11 +146,13 @@ class Reclaim:
         if doomed is None:
             if self._forward(row, here):
                 self._forward_bytes -= num_bytes
-                self._kept_bytes += num_bytes
+                self._wanted_bytes += num_bytes
                 return True
             doomed = self._subtree_to_drop(row)
             if doomed is None:
                 return False
+        if any(catalog.num_resident[tier][row] for tier in MEMORY_TIERS):
+            self._wanted_bytes += num_bytes
         for victim in doomed:
             self._residency.evict(victim, Tier.NVME, "segment reclaimed")
         return True
@@ -172,7 +183,7 @@ class Reclaim:
         domain = catalog.namespace_of(row).domain
         moves = []
         for fragment in fragments:
-            place = self._log.reserve(domain, catalog.length_of(fragment), forward=True)
+            place = self._reserve(domain, catalog.length_of(fragment), forward=True)
             if place is None:
                 break
             moves.append(Move(fragment, catalog.place[Tier.NVME][fragment], place))

@@ -222,9 +222,7 @@ class Residency:
             if catalog.num_children_placed[same_or_faster][row]:
                 return False
         # A floor in a slower tier does not forbid the copy that takes the block there.
-        return (
-            row not in self.floors or min(self.floors[row]) > tier or self._above_floor_without(row, tier)
-        )
+        return row not in self.floors or min(self.floors[row]) > tier or self._above_floor_without(row, tier)
 
     def may_leave(self, row: int, tier: Tier) -> bool:
         """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
@@ -338,7 +336,12 @@ class Residency:
         room = self.rooms[tier]
         room.settle(place)
         if isinstance(room, SegmentLog):
-            self.out += [SealSegment(number) for number in room.take_segments_to_seal()]
+            self.seal_full_segments(room)
+
+    def seal_full_segments(self, log: SegmentLog) -> None:
+        """Seal the segments that are full and quiet. One may become both when a copy ends, and when a
+        record finds no room in it any more."""
+        self.out += [SealSegment(number) for number in log.take_segments_to_seal()]
 
     def _above_floor_without(self, row: int, tier: Tier) -> bool:
         """Whether a pinned block would still be at or above its floor after leaving `tier`."""
