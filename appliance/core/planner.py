@@ -172,6 +172,7 @@ class Planner:
             self.waiting.next_deadline(),
             self.reads.next_deadline(),
             self.writes.next_deadline(),
+            self.reclaim.next_deadline(),
             self.residency.now if self.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]

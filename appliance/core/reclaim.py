@@ -22,8 +22,8 @@ from .states import State
 
 #: Blocks looked at in one step: about a millisecond.
 STEP_BLOCKS = 256
-#: A segment of which more than this is still wanted (copied forward, or dropped though its block is in
-#: memory only now and will be spilled again) won no room; wait before trying the next, or a cold store full
+#: A segment of which more than this is still wanted (copied forward, or part of a block that did
+#: not fit and will be spilled again) won no room; wait before trying the next, or a cold store full
 #: of such blocks would write itself in circles.
 FRUITLESS_FRACTION = 0.9
 FRUITLESS_PAUSE_S = 1.0
@@ -54,6 +54,10 @@ class Reclaim:
         """Whether there is deciding left to do now; the planner asks for a Tick soon. Not when it waits for
         a copy or for room: whatever ends that is an event anyway, and ticking meanwhile would spin."""
         return self._segment is not None and bool(self._rows) and not self._is_blocked
+
+    def next_deadline(self) -> float | None:
+        """When a pause ends that a record without room waits for."""
+        return self._not_before if self._is_wanted and self._not_before > self._residency.now else None
 
     def place_for(self, domain: int, num_bytes: int) -> int | None:
         """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
@@ -151,7 +155,8 @@ class Reclaim:
             doomed = self._subtree_to_drop(row)
             if doomed is None:
                 return False
-        if any(catalog.num_resident[tier][row] for tier in MEMORY_TIERS):
+        is_partial = catalog.num_resident[Tier.NVME][row] < catalog.namespace_of(row).num_groups
+        if is_partial and any(catalog.num_resident[tier][row] for tier in MEMORY_TIERS):
             self._wanted_bytes += num_bytes
         for victim in doomed:
             self._residency.evict(victim, Tier.NVME, "segment reclaimed")
