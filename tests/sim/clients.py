@@ -276,7 +276,9 @@ class Crowd:
     def _jump(self, client: Client) -> None:
         """The clock jumps, or the process was stopped: everything is due at once."""
         self.world.counts["clock_jump"] += 1
-        self.world.now += self.world.spread(3.0)
+        jump_s = self.world.spread(3.0)
+        self.world.now += jump_s
+        self.daemon.excuse(jump_s)
 
     def _tier_lost(self, client: Client) -> None:
         if Tier.NVME in self.daemon.rooms:

@@ -141,6 +141,11 @@ class Daemon:
         self.is_alive = False
         self.mover.die()
 
+    def excuse(self, seconds: float) -> None:
+        """The whole process stood still: what it owes is due that much later."""
+        for call in self._calls.values():
+            call.due += seconds
+
     def check_late(self) -> None:
         """Every request has been answered by its deadline (I-19)."""
         if self._tick_at <= self.world.now:

@@ -91,8 +91,13 @@ class Run:
         world.after(world.spread(self.config.step_s), self._next)
 
     def _settle(self) -> None:
+        """Let everything come to rest. A cold store that is too small for what must stay in it reclaims for
+        ever, once a second; after a minute that is stopped, because it is no news."""
         world = self.world
+        rests_at = world.now + 60 + self.num_left * 3 * self.config.step_s
         while world.advance():
+            if world.now > rests_at:
+                self.daemon.planner.reclaim._not_before = float("inf")
             if world.num_events > MAX_EVENTS:
                 raise Violation("liveness", f"more than {MAX_EVENTS} events: something goes in circles")
 

@@ -1,0 +1,181 @@
+"""Rig: a planner with two hands. Copies wait until a test finishes them, well or badly."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.events import PutOutcome
+from kvtier.appliance.core.options import PlannerOptions
+from kvtier.appliance.core.planner import Planner
+from kvtier.tiers.base import Cause, CopyOutcome, Room
+from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
+from kvtier.tiers.log import SegmentLog
+from kvtier.tiers.slots import SlotPool
+
+SLOT_BYTES = 16 << 10
+RECORD_BYTES = SLOT_BYTES + 4096
+CLIENT = 1
+STORED, NEEDED = PutOutcome.STORED, PutOutcome.NEEDED
+#: Two layer groups, each fragment exactly one slot.
+GEOMETRY = Geometry(8, 1, 64, 16, "float16", layers_per_group=4)
+
+
+def hashes(name: str, count: int) -> list[bytes]:
+    """Return the prefix hashes of a chain."""
+    return [hashlib.sha256(f"{name}/{position}".encode()).digest() for position in range(count)]
+
+
+class Rig:
+    """`dram_blocks` blocks of two fragments fit dram, `nvme_blocks` a segment of nvme (0: no nvme)."""
+
+    def __init__(
+        self,
+        dram_blocks: int = 4,
+        nvme_blocks: int = 4,
+        num_segments: int = 4,
+        hbm_blocks: int = 0,
+        **options: Any,
+    ) -> None:
+        rooms: dict[Tier, Room] = {Tier.DRAM: SlotPool(1, dram_blocks * 2 * SLOT_BYTES)}
+        if hbm_blocks:
+            rooms[Tier.HBM] = SlotPool(1, hbm_blocks * 2 * SLOT_BYTES)
+        if nvme_blocks:
+            rooms[Tier.NVME] = SegmentLog(num_segments, nvme_blocks * 2 * RECORD_BYTES + 4096, 4096)
+        settings = {"high_watermark": 1.0, "low_watermark": 1.0, "max_pinned_fraction": 1.0, **options}
+        self.planner = Planner(PlannerOptions(**settings), rooms)
+        self.now = 0.0
+        self.copies: list[ev.Copy] = []  # not finished yet
+        self.started: list[ev.Copy] = []  # ever
+        self.answers: dict[int, list[Any]] = {}
+        self.published: dict[tuple[Tier, int], bytes] = {}
+        self.notices: list[ev.Notify] = []
+        self.sealed: list[int] = []
+        self._num_calls = 0
+        self.do(ev.ClientOpened(CLIENT, "client", True, ""))
+        call = self.call()
+        self.do(ev.NamespaceRegistered(call, NamespaceIdentity(b"m" * 16, GEOMETRY)))
+        self.namespace_id = self.answer(call).namespace_id
+
+    # ------------------------------------------------------------------------------------ the shell
+
+    def call(self) -> int:
+        """Return a new call number."""
+        self._num_calls += 1
+        return self._num_calls
+
+    def do(self, event: ev.Event) -> list[ev.Instruction]:
+        """Give the planner an event and carry out what it says; copies are only noted."""
+        instructions = self.planner.handle(event, self.now)
+        for instruction in instructions:
+            match instruction:
+                case ev.Reply():
+                    self.answers.setdefault(instruction.call, []).append(instruction.result)
+                case ev.Copy():
+                    self.copies.append(instruction)
+                    self.started.append(instruction)
+                case ev.Publish():
+                    assert (instruction.tier, instruction.place) not in self.published
+                    self.published[instruction.tier, instruction.place] = instruction.label.prefix_hash
+                case ev.Retract():
+                    del self.published[instruction.tier, instruction.place]
+                case ev.Notify():
+                    self.notices.append(instruction)
+                case ev.SealSegment():
+                    self.sealed.append(instruction.segment)
+                case ev.FreeSegment():
+                    self.do(ev.SegmentFreed(instruction.segment))
+        assert not self.planner.check_integrity()
+        return instructions
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Let time pass."""
+        self.now += seconds
+        self.do(ev.Tick())
+
+    def finish(self, copy: ev.Copy, cause: Cause | None = None) -> None:
+        """End a copy."""
+        self.copies.remove(copy)
+        outcome = CopyOutcome(cause, b"" if cause else b"\7" * 16)
+        self.do(ev.CopyFinished(copy.copy, [outcome] * len(copy.items)))
+
+    def settle(self) -> None:
+        """End every copy well, and those that follow from it."""
+        while self.copies:
+            self.finish(self.copies[0])
+
+    def answer(self, call: int) -> Any:
+        """Return the last answer to a call."""
+        return self.answers[call][-1]
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def start_put(
+        self, chain: Sequence[bytes], parent: bytes = b"", request_id: str = "", **named: Any
+    ) -> int:
+        """Send a put in one step; return its call."""
+        call = self.call()
+        session_id = named.pop("session_id", "")
+        reserve = ev.ReserveRequested(
+            call, CLIENT, request_id, self.namespace_id, parent, chain, session_id, **named
+        )
+        spans = [(n * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for n in range(len(chain))]
+        self.do(ev.CommitRequested(call, CLIENT, request_id, 0, spans, reserve))
+        return call
+
+    def put(self, chain: Sequence[bytes], parent: bytes = b"", **named: Any) -> list[int]:
+        """Put a chain and let everything land; return the outcomes."""
+        call = self.start_put(chain, parent, **named)
+        self.settle()
+        return list(self.answer(call).outcomes)
+
+    def reserve(self, chain: Sequence[bytes], parent: bytes = b"", request_id: str = "") -> int:
+        """Send the first half of a put; return its call."""
+        call = self.call()
+        self.do(ev.ReserveRequested(call, CLIENT, request_id, self.namespace_id, parent, chain))
+        return call
+
+    def commit(self, reservation_id: int, num_blocks: int, request_id: str = "") -> int:
+        """Send the second half; return its call."""
+        call = self.call()
+        spans = [(n * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for n in range(num_blocks)]
+        self.do(ev.CommitRequested(call, CLIENT, request_id, reservation_id, spans))
+        return call
+
+    def acquire(self, chain: Sequence[bytes], request_id: str = "", **named: Any) -> int:
+        """Send an acquire; return its call."""
+        call = self.call()
+        self.do(ev.AcquireRequested(call, CLIENT, request_id, self.namespace_id, chain, **named))
+        return call
+
+    def release(self, call: int) -> None:
+        """Release the lease an acquire was given."""
+        self.do(ev.ReleaseRequested(None, CLIENT, [self.answer(call).lease_id]))
+
+    def found(self, chain: Sequence[bytes]) -> int:
+        """Return how many blocks of a chain a lookup finds."""
+        result = self.planner.lookup(self.namespace_id, chain)
+        assert not isinstance(result, ev.Refusal)
+        return result.num_blocks
+
+    def where(self, prefix_hash: bytes) -> set[str]:
+        """Return the tiers in which a block is complete."""
+        catalog = self.planner.catalog
+        row = catalog.find(self.namespace_id, prefix_hash)
+        num_groups = GEOMETRY.num_groups
+        return {
+            t.label
+            for t in (Tier.HBM, Tier.DRAM, Tier.NVME)
+            if row >= 0 and catalog.num_resident[t][row] == num_groups
+        }
+
+    def cool(self, chain: Sequence[bytes]) -> None:
+        """Push a chain out of dram, into nvme."""
+        call = self.call()
+        self.do(ev.AcquireRequested(call, CLIENT, "", self.namespace_id, chain, "cooler"))
+        self.settle()
+        self.release(call)
+        self.do(ev.SessionEnded(self.call(), CLIENT, "cooler", True))
+        self.settle()
+        self.do(ev.EvictRequested(self.call(), Tier.DRAM, 0))
+        assert all(self.where(prefix_hash) == {"nvme"} for prefix_hash in chain)
