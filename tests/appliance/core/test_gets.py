@@ -1,7 +1,7 @@
 """Acquires: layer order, shortening, deadlines, retries, leases."""
 
 from kvtier.appliance.core import events as ev
-from kvtier.tiers.base import Cause
+from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier
 
 from .rig import CLIENT, GEOMETRY, Rig, hashes
@@ -52,7 +52,7 @@ def test_a_failed_load_shortens_the_prefix() -> None:
     bad = rig.copies[1]
     rig.finish(rig.copies[0])
     rig.copies.remove(bad)
-    good_then_bad = [ev.CopyOutcome(None, b"\7" * 16), ev.CopyOutcome(Cause.WRONG_CHECKSUM)]
+    good_then_bad = [CopyOutcome(None, b"\7" * 16), CopyOutcome(Cause.WRONG_CHECKSUM)]
     rig.do(ev.CopyFinished(bad.copy, good_then_bad))
     assert rig.answer(call).last
     assert rig.answer(call).num_blocks == 1
