@@ -8,14 +8,7 @@ the prefill time against one single step, in both runs alike.
 """
 
 import hashlib
-import os
 from dataclasses import dataclass
-
-# Before torch is imported. Its threads otherwise spin while they wait, and on two processors that takes from
-# the daemon, and from each other, more than it gives. Nothing is to be fetched from any hub.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM

@@ -6,6 +6,7 @@ rich draws; it knows whether stdout is a terminal, and NO_COLOR. Into a pipe the
 import sys
 from collections import Counter
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +15,8 @@ from kvtier.appliance.cli.status import picture
 from kvtier.clients import Tier
 from kvtier.v1 import admin_pb2
 
-from .prefix_store import Reuse
+if TYPE_CHECKING:  # it imports torch, which takes seconds and wants to be prepared (demo.py)
+    from .prefix_store import Reuse
 
 MIB = 1 << 20
 PLAIN_COLUMNS = 120  # where stdout is no terminal
@@ -22,7 +24,7 @@ STYLES = {Tier.HBM: "magenta", Tier.DRAM: "cyan", Tier.NVME: "yellow", Tier.OBJE
 TIERS_CELLS = 31
 HEADER = (
     f"{'session':<8}{'turn':>4}{'tokens':>8}{'reused':>8}  {'from tier':<{TIERS_CELLS}}"
-    f"{'without':>9}{'with':>9}{'gain':>7}  {'outputs'}"
+    f"{'without':>8}{'load':>7}{'with':>7}{'gain':>7}  {'outputs'}"
 )
 
 
@@ -54,7 +56,7 @@ class Screen:
         session: str,
         turn: int,
         num_tokens: int,
-        reuse: Reuse,
+        reuse: "Reuse",
         without_s: float,
         with_s: float,
         identical: bool,
@@ -63,7 +65,7 @@ class Screen:
         row = Text(f"{session:<8}{turn:>4}{num_tokens:>8,}{reuse.num_tokens:>8,}  ")
         tiers = _tiers(reuse.tokens_by_tier)
         row.append(tiers).append(" " * (TIERS_CELLS - len(tiers)))
-        row.append(f"{without_s:>7.2f} s{with_s:>7.2f} s")
+        row.append(f"{without_s:>8.2f}{reuse.load_s:>7.2f}{with_s:>7.2f}")
         gain = without_s / with_s
         row.append(f"{gain:>6.1f}x", "bold green" if gain > 1.2 else "")
         row.append("  identical" if identical else "  DIFFERENT", "green" if identical else "bold red")
