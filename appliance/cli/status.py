@@ -13,7 +13,7 @@ from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 BAR_CELLS = 40
-TEXT_CELLS, BACKEND_CELLS = 54, 28  # what stands beside a bar: name, share, bytes, fragments; the backend
+TEXT_CELLS, BACKEND_CELLS = 52, 28  # what stands beside a bar: name, share, bytes, fragments; the backend
 
 
 class Part(NamedTuple):
