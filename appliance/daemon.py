@@ -68,7 +68,7 @@ class Daemon:
         self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
-        buffers = PutBuffers(limits.max_stream_put_bytes)
+        self.put_buffers = PutBuffers(limits.max_stream_put_bytes)
         self.service = Service(
             self.appliance,
             self.planner,
@@ -76,7 +76,7 @@ class Daemon:
             options,
             epoch=epoch,
             extent_bytes=settings.tiers.dram.extent_bytes,
-            remote_routes=assembly.staging_routes(buffers),
+            remote_routes=assembly.staging_routes(self.put_buffers),
             local_socket_path=str(local_path or ""),
         )
         self.local: LocalServer | None = None
@@ -85,7 +85,7 @@ class Daemon:
             self.local = LocalServer(self.service, local_path, assembly.staging_routes, local)
         self.grpc = GrpcServer(
             self.service,
-            Streams(self.service, buffers),
+            Streams(self.service, self.put_buffers),
             Admin(self.service, self.drain, self.counters),
             self.events,
             addresses=settings.listen,

@@ -17,7 +17,7 @@ from .footer import footer_bytes_for
 from .manifest import IncompatibleFormat, ManifestState
 from .manifest_file import Manifest, load_manifest
 from .ownership import ColdStoreError, DirectoryLock, set_aside
-from .segment_files import open_segment_files, remove_surplus
+from .segment_files import PATTERN, open_segment_files, remove_surplus
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,18 @@ def _load(directory: Path) -> tuple[ManifestState, Counter[str]]:
         target = set_aside(directory)
         log.warning("%s: %s; moved untouched to %s, starting cold", directory, error, target)
         return ManifestState(), Counter(incompatible_format=1)
+    if state is None and not reasons and _holds_records(directory):
+        reasons["manifest_missing"] += 1
     return state or ManifestState(), reasons
+
+
+def _holds_records(directory: Path) -> bool:
+    """Whether some segment file was ever written to: what a start that died has only preallocated is zero."""
+    for path in directory.glob(PATTERN):
+        with path.open("rb", buffering=0) as file:
+            if any(file.read(PAGE_BYTES)):
+                return True
+    return False
 
 
 def _fit_geometry(state: ManifestState, segment_bytes: int, num_segments: int, reasons: Counter[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from .direct import DirectIo
 from .ownership import ColdStoreError
 
-_PATTERN = "segment-??????"
+PATTERN = "segment-??????"
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ def open_segment_files(directory: Path, io: DirectIo, num_segments: int, segment
 def remove_surplus(directory: Path, num_segments: int) -> int:
     """Delete the files of segments beyond `num_segments`; return how many there were."""
     kept = {segment_path(directory, number) for number in range(num_segments)}
-    surplus = [path for path in directory.glob(_PATTERN) if path not in kept and path.is_file()]
+    surplus = [path for path in directory.glob(PATTERN) if path not in kept and path.is_file()]
     for path in surplus:
         path.unlink()
     return len(surplus)

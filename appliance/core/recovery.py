@@ -40,6 +40,8 @@ def adopt(recovered: "Recovered", namespaces: list[Namespace], residency: Reside
         if len(mine):
             _adopt_namespace(mine, residency, namespace)
     residency.story.count("blocks_recovered", residency.catalog.num_blocks)
+    for reason, number in recovered.reasons.items():
+        residency.story.count(f"recovery_{reason}", number)
     return residency.catalog.num_blocks
 
 

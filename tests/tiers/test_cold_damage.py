@@ -170,6 +170,7 @@ def test_without_a_manifest_the_cache_is_older_or_empty(
             (directory / name).write_bytes(random.Random(1).randbytes(0 if how == "empty" else 5000))
     with cold(directory) as again:
         assert again.recovered.reasons["manifest_damaged"] == (0 if how == "missing" else len(names))
+        assert again.recovered.reasons["manifest_missing"] == (how == "missing" and "manifest.1" in names)
         assert labels_of(again.recovered).keys() == (set() if "manifest.1" in names else accepted.keys())
 
 
