@@ -34,6 +34,7 @@ from .core.events import (
     Instruction,
     Notify,
     Publish,
+    PublishRun,
     Refusal,
     Reply,
     Result,
@@ -190,6 +191,7 @@ class Appliance:
             Copy: self.mover.start,
             CancelCopy: self.mover.cancel,
             Publish: self._publish,
+            PublishRun: self._publish_run,
             Retract: self._retract,
             SealSegment: self._seal,
             FreeSegment: self._free,
@@ -262,6 +264,9 @@ class Appliance:
         if isinstance(reply.result, Refusal):
             self.counters[f"refused_{reply.result.reason.lower()}"] += 1
         sink(reply.result)
+
+    def _publish_run(self, publish: PublishRun) -> None:
+        self.engines[publish.tier].publish_run(publish.places, publish.labels)
 
     def _publish(self, publish: Publish) -> None:
         self.engines[publish.tier].publish(publish.place, publish.label)

@@ -9,6 +9,7 @@ no load waits for a thread that a spill holds.
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -64,12 +65,14 @@ class Assembly:
 
     def prefault(self) -> None:
         """Allocate the memory tiers' pages, seconds per gigabyte. The daemon may serve meanwhile."""
+        began_at = time.monotonic()
         for engine in self.engines.values():
             if isinstance(engine, ExtentEngine):
                 try:
                     engine.prefault()
                 except SharedMemoryError as problem:
                     log.error("tier %s: %s", engine.tier.label, problem)
+        log.info("memory in place after %.1f s", time.monotonic() - began_at)
 
     def close(self) -> None:
         """End the threads, close what nobody closed. Idempotent."""

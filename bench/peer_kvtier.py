@@ -47,6 +47,8 @@ class Kvtier(Adapter):
             command += ["--set", setting]
         self.daemon = Process(command, directory / "daemon.log")
         self.daemon.wait_until(lambda: self._answers(address))
+        # Fresh pages come at a fraction of memory's speed; the peers' pools are touched beforehand, too.
+        self.daemon.wait_until(lambda: "memory in place" in (directory / "daemon.log").read_text())
         self.connect(address)
         return address
 

@@ -137,6 +137,10 @@ class Engine(Protocol):
         """Make the fragment at `place` readable under its label. Cheap; called on the event loop."""
         ...
 
+    def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
+        """`publish` for many fragments of one domain."""
+        ...
+
     def retract(self, place: int) -> None:
         """Make `place` unreadable. Cheap; called on the event loop before the place is reused."""
         ...

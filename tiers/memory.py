@@ -175,6 +175,25 @@ class ExtentEngine:
         if index is not None:
             index.insert(tag, place_of(self.first_extent + number, slot))
 
+    def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
+        """The same as `publish` for each, with everything looked up once per extent."""
+        published, generations = self._published, self._generations
+        number = -1
+        for place, label in zip(places, labels, strict=True):
+            assert place not in published, "published twice"
+            assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
+            if extent_of(place) != number:
+                number = extent_of(place)
+                fill = self._extent(number).headers.fill
+                index = self._index_of_extent[number] or self._index_of(number)
+                slot_bytes = self._room.slot_bytes_of(place)
+                first_place = place_of(self.first_extent + number, 0)
+            slot = slot_of(place)
+            fill(slot, label, slot * slot_bytes, next(generations))
+            published[place] = tag = tag_of(label.prefix_hash, label.namespace_id, label.group)
+            if index is not None:
+                index.insert(tag, first_place + slot)
+
     def retract(self, place: int) -> None:
         """Make the generation of `place` odd and take it out of the index. No effect when unpublished."""
         tag = self._published.pop(place, None)

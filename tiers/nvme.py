@@ -181,6 +181,9 @@ class ColdStore:
     def publish(self, place: int, label: FragmentLabel) -> None:
         """Nothing to do: clients never read the cold store themselves."""
 
+    def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
+        """Nothing to do either."""
+
     def retract(self, place: int) -> None:
         """Nothing to do: a place is not reused before its segment was freed."""
 

@@ -6,7 +6,7 @@ simply resident. Whoever wants to know that a fragment arrived listens for it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import Tier, Urgency
@@ -19,6 +19,18 @@ from .runs import MIN_RUN, is_plain, land_run
 LOST = frozenset({Cause.WRONG_CHECKSUM, Cause.WRONG_IDENTITY, Cause.SHORT_TRANSFER, Cause.IO_ERROR})
 
 Listener: TypeAlias = Callable[[int, Cause | None], None]  # fragment, why it did not arrive
+
+
+class Owner(Protocol):
+    """Who put bytes and waits until all of them have landed."""
+
+    def landed(self, fragment: int, cause: Cause | None) -> None:
+        """The copy of one fragment ended."""
+        ...
+
+    def landed_run(self, fragments: Sequence[int]) -> None:
+        """The copies of many fragments ended well."""
+        ...
 
 
 class Move(NamedTuple):
@@ -36,7 +48,7 @@ class _Batch:
     moves: Sequence[Move]
     items: list[CopyItem]
     num_bytes: int
-    listener: "Listener | None"
+    owner: "Owner | None"
 
 
 class Copies:
@@ -63,15 +75,16 @@ class Copies:
         urgency: Urgency,
         deadline_at: float = float("inf"),
         client: int = 0,
-        listener: Listener | None = None,
+        owner: "Owner | None" = None,
     ) -> None:
         """Queue one batch. Targets are ARRIVING already, except records copied forward in the cold store.
 
-        `listener` hears about every fragment of this batch.
+        `owner` hears about every fragment of this batch.
         """
         residency = self._residency
         labels = residency.catalog.labels_of([move.fragment for move in moves])
-        items = [CopyItem(m.source, m.target, label) for m, label in zip(moves, labels, strict=True)]
+        _, sources, targets = zip(*moves, strict=True)
+        items = list(map(CopyItem._make, zip(sources, targets, labels, strict=True)))
         num_bytes = sum(item.label.raw_length for item in items)
         if source is not None:
             for move in moves:
@@ -80,7 +93,7 @@ class Copies:
             for move in moves:
                 self._count_read(move.source, +1)
         copy, self._next_copy = self._next_copy, self._next_copy + 1
-        self._batches[copy] = _Batch(source, target, moves, items, num_bytes, listener)
+        self._batches[copy] = _Batch(source, target, moves, items, num_bytes, owner)
         self._count_bytes(source, target, num_bytes)
         residency.out.append(Copy(copy, source, target, items, urgency, deadline_at, client))
 
@@ -111,11 +124,11 @@ class Copies:
         for label, outcome in zip(labels, outcomes, strict=True):
             label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
         land_run(self._residency, fragments, labels)
-        for fragment in fragments:
-            if batch.listener is not None:
-                batch.listener(fragment, None)
+        for fragment in fragments if self._listeners else ():
             for listener in self._listeners.pop((fragment, batch.target), ()):
                 listener(fragment, None)
+        if batch.owner is not None:
+            batch.owner.landed_run(fragments)
         return True
 
     def forward_targets(self) -> list[tuple[int, int]]:
@@ -133,8 +146,8 @@ class Copies:
             if not label.checksum:
                 label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
             residency.land(move.fragment, batch.target, label)
-        if batch.listener is not None:
-            batch.listener(move.fragment, outcome.cause)
+        if batch.owner is not None:
+            batch.owner.landed(move.fragment, outcome.cause)
         for listener in self._listeners.pop((move.fragment, batch.target), ()):
             listener(move.fragment, outcome.cause)
         if outcome.cause is not None:  # last, because the block may be forgotten by this

@@ -437,6 +437,15 @@ class Publish:
 
 
 @dataclass(slots=True)
+class PublishRun:
+    """Publish many fragments of one put."""
+
+    tier: Tier
+    places: list[int]
+    labels: list[FragmentLabel]
+
+
+@dataclass(slots=True)
 class Retract:
     """Make a fragment unreadable; its place may be reused by a later instruction."""
 
@@ -485,5 +494,14 @@ class Notify:
 
 
 Instruction: TypeAlias = (
-    Reply | Copy | CancelCopy | Publish | Retract | SealSegment | FreeSegment | StoreNamespace | Notify
+    Reply
+    | Copy
+    | CancelCopy
+    | Publish
+    | PublishRun
+    | Retract
+    | SealSegment
+    | FreeSegment
+    | StoreNamespace
+    | Notify
 )

@@ -234,14 +234,23 @@ class PutJob:
             moves.append(Move(fragment, self._spans[block][0] + offsets[group], place[fragment]))
         self._copying.update((fragment, block) for block, fragment in self._taken)
         self._taken = []
-        self._copies.start(
-            None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, listener=self._landed
-        )
+        self._copies.start(None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, owner=self)
 
-    def _landed(self, fragment: int, cause: Cause | None) -> None:
+    def landed(self, fragment: int, cause: Cause | None) -> None:
+        """The copy of one fragment ended."""
         block = self._copying.pop(fragment)
         if cause is not None:
             self.outcomes[block] = PutOutcome.FAILED
+        if not self._copying:
+            self._finish_if_landed()
+
+    def landed_run(self, fragments: Sequence[int]) -> None:
+        """The copies of many fragments ended well."""
+        if len(fragments) == len(self._copying):
+            self._copying.clear()
+        else:
+            for fragment in fragments:
+                del self._copying[fragment]
         if not self._copying:
             self._finish_if_landed()
 

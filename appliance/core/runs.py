@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...tiers.block import FragmentLabel, Tier
 from .catalog import NO_ROW, Catalog, Namespace
-from .events import BlockChange, Notify, Publish
+from .events import BlockChange, Notify, PublishRun
 from .residency import STORED_IN, Residency
 from .states import State
 
@@ -103,7 +103,7 @@ def _fill_rows(
     column(catalog.num_children_placed[Tier.DRAM])[r[:-1]] = 1
 
 
-def land_run(residency: Residency, fragments: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
+def land_run(residency: Residency, fragments: Sequence[int], labels: list[FragmentLabel]) -> None:
     """The bytes of distinct fragments of a put arrived in dram, with the checksums in `labels`.
 
     The same step as Residency.land for each. Their blocks are kept by the put.
@@ -127,7 +127,7 @@ def land_run(residency: Residency, fragments: Sequence[int], labels: Sequence[Fr
     residency.resident_bytes[tier] += num_bytes
     residency.num_resident[tier] += len(fragments)
     places = column(catalog.place[tier])[f].tolist()
-    residency.out += [Publish(tier, place, label) for place, label in zip(places, labels, strict=True)]
+    residency.out.append(PublishRun(tier, places, labels))
     _tell(residency, np.unique(r))
 
 
@@ -148,6 +148,11 @@ def is_plain(residency: Residency, fragments: Sequence[int]) -> bool:
     r = column(catalog.block_of)[np.array(fragments, np.int32)]
     placed = catalog.num_placed
     return not (column(placed[Tier.HBM])[r].any() or column(placed[Tier.NVME])[r].any())
+
+
+def touch_run(residency: Residency, rows: Sequence[int]) -> None:
+    """Note that these blocks were put just now."""
+    column(residency.catalog.last_used)[np.array(rows, np.int32)] = residency.now
 
 
 def unkeep_run(residency: Residency, rows: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from .events import (
 from .pressure import Pressure
 from .puts import PutJob
 from .residency import Residency
+from .runs import MIN_RUN, touch_run
 from .sessions import Sessions
 from .waiting import Waiting
 
@@ -159,9 +160,12 @@ class Writes:
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)
         catalog = self._residency.catalog
-        rows = [row for row in job.rows if row != NO_ROW and catalog.tier_of(row) is not None]
-        for row in rows:
-            catalog.last_used[row] = self._residency.now
+        rows = [row for row in job.rows if row != NO_ROW]
+        if len(rows) >= MIN_RUN:
+            touch_run(self._residency, rows)
+        else:
+            for row in rows:
+                catalog.last_used[row] = self._residency.now
         if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)
-            self._sessions.attach(session, rows)
+            self._sessions.attach(session, [row for row in rows if catalog.tier_of(row) is not None])

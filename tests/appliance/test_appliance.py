@@ -59,6 +59,9 @@ class Recorder:
     def publish(self, place: int, label: FragmentLabel) -> None:
         self.done.append(("publish", place))
 
+    def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
+        self.done += [("publish", place) for place in places]
+
     def retract(self, place: int) -> None:
         self.done.append(("retract", place))
 

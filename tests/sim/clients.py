@@ -120,7 +120,6 @@ class Crowd:
             client.staging.is_open = False
             if client in self.clients:
                 self.clients.remove(client)
-            self.daemon.oracle.client_gone(client.number)
             self.daemon.stagings.pop(client.number, None)
         return client.is_alive and self.daemon.is_alive
 
@@ -537,8 +536,8 @@ class Acquire:
         )
 
     def _open_session(self) -> None:
-        # A retry that finds its first try does not touch the session; then neither do we say anything.
-        if len(self.calls) == 1 and len(self.hashes) <= self.crowd.config.options.max_blocks_per_request:
+        # A retry that finds its first try (it was no miss) does not touch the session, nor comes here.
+        if len(self.hashes) <= self.crowd.config.options.max_blocks_per_request:
             model = self.daemon.oracle.session(self.session_id, self.client.number)
             # Decoding is promised only once an answer says so; anything else counts at once.
             model.urgency = Urgency.IDLE if self.urgency is Urgency.DECODING else self.urgency

@@ -89,12 +89,17 @@ class Daemon:
             ev.Copy: self.mover.start,
             ev.CancelCopy: self.mover.cancel,
             ev.Publish: lambda i: self.memories[i.tier].publish(i.place, i.label),
+            ev.PublishRun: self._publish_run,
             ev.Retract: lambda i: self.memories[i.tier].retract(i.place),
             ev.SealSegment: lambda i: self._keep_house(self.cold.seal, i.segment),
             ev.FreeSegment: lambda i: self._keep_house(self._free, i.segment),
             ev.StoreNamespace: self._store_namespace,
             ev.Notify: self._notify,
         }
+
+    def _publish_run(self, run: ev.PublishRun) -> None:
+        for place, label in zip(run.places, run.labels, strict=True):
+            self.memories[run.tier].publish(place, label)
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -115,8 +120,8 @@ class Daemon:
         world = self.world
         world.note(type(event).__name__, *_detail(event))
         instructions = self.planner.handle(event, world.now)
-        if isinstance(event, ev.Tick):
-            self._notice_silence()
+        if isinstance(event, ev.Tick | ev.ClientGone):
+            self.oracle.clients_gone()
         self.removed_now = {
             (i.namespace_id, prefix_hash)
             for i in instructions
@@ -130,11 +135,6 @@ class Daemon:
             self._tick_at = max(deadline, world.now + TICK_S)
             world.after(self._tick_at - world.now, self._tick, self._tick_at)
         self.oracle.after_step()
-
-    def _notice_silence(self) -> None:
-        """The planner counts silent clients as gone; nobody tells them, but their sessions know."""
-        for client in [number for number in self.stagings if not self.knows(number)]:
-            self.oracle.client_gone(client)
 
     def kill(self) -> None:
         """The process dies, now."""
@@ -180,7 +180,6 @@ class Daemon:
             self.end_lease(lease_id)
         for number in [n for n, call in self._calls.items() if call.client == client]:
             del self._calls[number]
-        self.oracle.client_gone(client)
         self.step(ev.ClientGone(client, reason))
 
     def knows(self, client: int) -> bool:

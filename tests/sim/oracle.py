@@ -95,10 +95,13 @@ class Oracle:
         model.client = client
         return model
 
-    def client_gone(self, client: int) -> None:
-        """Nobody decodes on a dead client's sessions."""
-        for model in self.sessions.values():
-            if model.client == client:
+    def clients_gone(self) -> None:
+        """Nobody decodes on the sessions of dead clients. Whose a session is, the planner says: even a put
+        that stored nothing makes it its client's."""
+        planner = self._daemon.planner
+        for session_id, model in self.sessions.items():
+            session = planner.sessions.get(session_id)
+            if session is None or session.client not in planner.leases.clients:
                 model.urgency = Urgency.IDLE
 
     # -------------------------------------------------------------------------------- every step

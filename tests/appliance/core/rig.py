@@ -77,6 +77,10 @@ class Rig:
                 case ev.Publish():
                     assert (instruction.tier, instruction.place) not in self.published
                     self.published[instruction.tier, instruction.place] = instruction.label.prefix_hash
+                case ev.PublishRun():
+                    for place, label in zip(instruction.places, instruction.labels, strict=True):
+                        assert (instruction.tier, place) not in self.published
+                        self.published[instruction.tier, place] = label.prefix_hash
                 case ev.Retract():
                     del self.published[instruction.tier, instruction.place]
                 case ev.Notify():
