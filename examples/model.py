@@ -3,7 +3,7 @@ computes, and what that costs, is the real thing.
 
 Prefill goes in steps of `STEP_TOKENS`, whether its beginning is computed or comes from kvtier. A matrix
 product over 128 rows and one over 96 differ in the last bit; with equal steps every number is the result of
-the same operation in both runs, so that outputs can be compared bit for bit. The price is about a tenth of
+the same operation in both runs, so that outputs can be compared bit for bit. The price is about an eighth of
 the prefill time against one single step, in both runs alike.
 """
 

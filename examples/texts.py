@@ -1,6 +1,6 @@
 """What is said: one system text that every reader shares, and three readers with their questions.
 
-The prose is Augustine, Confessions, book X, in the translation of E. B. Pusey (1838), in the public domain:
+The prose is Augustine, Confessions, X, in the translation of E. B. Pusey (1838, public domain), abridged:
 the oldest description of a memory hierarchy, evictions included. The questions were written for this demo.
 Tokens are bytes (0 to 255) and three marks.
 """
