@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from .. import __version__
-from .addresses import socket_path
+from ..v1.addresses import socket_path
 from .admin import Admin, Drained
 from .appliance import Appliance
 from .assembly import Assembly, assemble

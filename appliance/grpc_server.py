@@ -17,8 +17,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ..v1 import admin_pb2, events_pb2, kvcache_pb2
+from ..v1.addresses import socket_path
 from ..v1.local import MAX_PAYLOAD_BYTES
-from .addresses import socket_path
 from .admin import Admin
 from .checks import wire_tier
 from .errors import REASONS, ApplianceError, StartError, error, trailing_metadata

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ..v1.addresses import default_address
 from ..v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
 from . import settings_sources, units
-from .addresses import default_address
 from .core.options import PlannerOptions
 from .settings_fields import (
     Addresses,

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, NoReturn
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from ..v1.addresses import check_address
 from . import units
-from .addresses import check_address
 
 Bytes = Annotated[
     int,

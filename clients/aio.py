@@ -6,15 +6,17 @@ Copies above a megabyte run in a thread, so that the loop goes on.
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ..v1.addresses import default_target
 from . import gets, leases, puts
 from .aio_handles import AsyncLease, AsyncPin, AsyncSession
 from .aio_link import AsyncLink, open_link
-from .base import DEFAULT_TARGET, Operations, Settings
+from .base import Operations, Settings
 from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from .errors import CONNECTION_LOST, KvtierError, Unavailable
 from .keys import only_hash
@@ -36,7 +38,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         *,
         name: str = "",
         domain: str = "",
@@ -45,6 +47,7 @@ class AsyncClient:
         limits: Limits = DEFAULT_LIMITS,
         shared_memory: bool | None = None,
     ) -> None:
+        target = target or default_target(os.environ)
         settings = Settings(target, name, domain, timeout, retry, limits, shared_memory)
         self._set_up(settings, partial(open_link, settings))
 

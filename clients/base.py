@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..v1 import kvcache_pb2
+from ..v1.addresses import default_target
 from ..v1.shm import HASH_BYTES
 from .effects import Attach, Attachment, Operation, Post, Receive, Send
 from .errors import CONNECTION_LOST, InvalidRequest, KvtierError
@@ -19,7 +20,6 @@ from .namespace import Namespace, NamespaceIdentity
 from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from .words import Lookup, Prefetch, ServerInfo, Tier, Urgency, tiers_of
 
-DEFAULT_TARGET = "unix:///run/kvtier/kvtier.sock"
 _STALE = ("UNKNOWN_CLIENT", "UNKNOWN_NAMESPACE")  # the daemon was restarted, or gave us up
 
 
@@ -27,7 +27,7 @@ _STALE = ("UNKNOWN_CLIENT", "UNKNOWN_NAMESPACE")  # the daemon was restarted, or
 class Settings:
     """What a client is told when it is made."""
 
-    target: str = DEFAULT_TARGET
+    target: str
     name: str = ""
     domain: str = ""
     timeout: Timeout = DEFAULT_TIMEOUT
@@ -37,9 +37,9 @@ class Settings:
 
     @classmethod
     def from_env(cls) -> "Settings":
-        """Read KVTIER_TARGET, KVTIER_NAME and KVTIER_DOMAIN."""
+        """Read KVTIER_TARGET (or find the socket), KVTIER_NAME and KVTIER_DOMAIN."""
         return cls(
-            target=os.environ.get("KVTIER_TARGET", DEFAULT_TARGET),
+            target=default_target(os.environ),
             name=os.environ.get("KVTIER_NAME", ""),
             domain=os.environ.get("KVTIER_DOMAIN", ""),
         )

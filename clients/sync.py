@@ -5,14 +5,16 @@ staging extent), except a get of one block that shared memory answers alone. Thr
 calls each make a Client of their own; it costs a socket and a staging extent.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ..v1.addresses import default_target
 from . import gets, leases, puts
-from .base import DEFAULT_TARGET, Operations, Settings
+from .base import Operations, Settings
 from .connect import open_link
 from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from .errors import CONNECTION_LOST, KvtierError, Unavailable
@@ -36,7 +38,7 @@ class Client:
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         *,
         name: str = "",
         domain: str = "",
@@ -45,6 +47,7 @@ class Client:
         limits: Limits = DEFAULT_LIMITS,
         shared_memory: bool | None = None,
     ) -> None:
+        target = target or default_target(os.environ)
         settings = Settings(target, name, domain, timeout, retry, limits, shared_memory)
         self._set_up(settings, partial(open_link, settings))
 

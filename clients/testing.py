@@ -13,7 +13,6 @@ expire.
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from .aio import AsyncClient
@@ -45,12 +44,12 @@ class FakeAppliance:
 
     def client(self, **settings: Any) -> Client:
         """Return a new Client of this appliance; `settings` as for Client (name, timeout, retry, ...)."""
-        chosen = replace(Settings(), **settings)
+        chosen = Settings("in this process", **settings)
         return Client.over(lambda: self._linked(FakeLink), chosen)
 
     def async_client(self, **settings: Any) -> AsyncClient:
         """Return a new AsyncClient of this appliance."""
-        chosen = replace(Settings(), **settings)
+        chosen = Settings("in this process", **settings)
 
         async def open_link() -> AsyncFakeLink:
             return self._linked(AsyncFakeLink)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc_tools
 from grpc_tools import protoc
+
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
 
@@ -71,9 +72,8 @@ stateDiagram-v2
 
 def api_reference() -> Iterator[tuple[Path, bytes]]:
     """Yield docs/api.md: every call with its comment from the .proto files, and the error table."""
-    parts = [
-        "# API reference\n\nGenerated from `proto/kvtier/v1/*.proto` and `appliance/errors.py` by `make docs`.\n"
-    ]
+    sources = "`proto/kvtier/v1/*.proto` and `appliance/errors.py`"
+    parts = [f"# API reference\n\nGenerated from {sources} by `make docs`.\n"]
     for path in sorted(PROTO.glob("kvtier/v1/*.proto")):
         for service, body in re.findall(r"service (\w+) \{\n(.*?)\n\}", path.read_text(), re.S):
             parts.append(f"\n## {service}\n")

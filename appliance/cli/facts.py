@@ -18,8 +18,8 @@ import grpc
 
 from ... import __version__
 from ...v1 import admin_pb2, types_pb2
+from ...v1.addresses import socket_path
 from ...v1.admin_pb2_grpc import AdminServiceStub
-from ..addresses import socket_path
 from ..settings import Settings
 from . import probes
 from .probes import Node

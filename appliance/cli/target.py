@@ -13,8 +13,8 @@ import click
 import grpc
 
 from ...v1 import types_pb2
+from ...v1.addresses import check_address, default_target
 from ...v1.admin_pb2_grpc import AdminServiceStub
-from ..addresses import check_address, default_target
 from . import EXIT_FAILED, EXIT_UNREACHABLE
 
 DETAIL_KEY = "kvtier-error-bin"

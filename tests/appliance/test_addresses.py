@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance import addresses
+from kvtier.v1 import addresses
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ oracle in this process, which knows every byte it ever put, reads everything bac
 
 - every block that comes has the bytes that were put, none has others;
 - every block that stood in a sealed segment when the daemon was asked for the last time is still there,
-  unless its segment has been reclaimed since;
+  unless its segment has been reclaimed since, which the manifest or the block's story must say;
 - the daemon is ready in time and audits clean.
 
 What a kill may take: blocks in memory only, and records that were being written. The kernel keeps what the
@@ -70,6 +70,7 @@ class Tally:
     num_read: int = 0  # blocks read back after a restart
     num_read_alive: int = 0  # blocks read by the reader before a kill
     num_sealed: int = 0  # blocks known to stand in sealed segments at a kill
+    num_reclaimed: int = 0  # of them, found by the next life and dropped for room before we could ask
     num_sealed_lost: int = 0
     ready_s: list[float] = field(default_factory=list)
 
@@ -77,8 +78,9 @@ class Tally:
         ready = sorted(self.ready_s)
         return (
             f"{self.num_kills} kills; put {self.num_put} blocks, read {self.num_read_alive} alive and "
-            f"{self.num_read} after a restart, all right; sealed {self.num_sealed}, lost "
-            f"{self.num_sealed_lost}; ready in {ready[len(ready) // 2]:.2f} s, at worst {ready[-1]:.2f} s"
+            f"{self.num_read} after a restart, all right; sealed {self.num_sealed}, reclaimed "
+            f"{self.num_reclaimed}, lost {self.num_sealed_lost}; ready in "
+            f"{ready[len(ready) // 2]:.2f} s, at worst {ready[-1]:.2f} s"
         )
 
 
@@ -164,6 +166,15 @@ class Admin:
         if not all(place is not None and place["state"] == "resident" for place in places):
             return None
         return {place["container"] for place in places}
+
+    def was_reclaimed(self, namespace_id: int, name: bytes) -> bool:
+        """Whether the daemon, in its present life, dropped this block from the cold store to make room."""
+        block = admin_pb2.BlockName(namespace_id=namespace_id, prefix_hash=name)
+        try:
+            lines = self._stub.GetStory(admin_pb2.GetStoryRequest(block=block)).lines
+        except grpc.RpcError:
+            return False  # nothing is remembered: it was never found
+        return any(line.what == "evicted_nvme" for line in lines)
 
     def problems(self) -> list[str]:
         """Audit the daemon."""
@@ -254,6 +265,9 @@ class Loop:
         try:
             lost = [kept for kept in self._kept if not admin.segments_of(namespace.id, kept.name)]
             lost = [kept for kept in lost if not any(was_freed(self._store, life) for life in kept.lives)]
+            dropped = [kept for kept in lost if admin.was_reclaimed(namespace.id, kept.name)]
+            self.tally.num_reclaimed += len(dropped)
+            lost = [kept for kept in lost if kept not in dropped]
             self.tally.num_sealed_lost += len(lost)
             assert not lost, f"{len(lost)} of {len(self._kept)} sealed blocks are gone, first {lost[0]}"
             for number in range(MAX_CHAINS):

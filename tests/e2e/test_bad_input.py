@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -57,7 +58,11 @@ def client(request: pytest.FixtureRequest, scene: Scene) -> Iterator[Transport]:
 
 def requests(client: Transport, namespace_id: int, hashes: bytes) -> dict[str, Request]:
     """Return every call of this transport that names blocks."""
-    who = {"client_id": client.client_id, "namespace_id": namespace_id, "prefix_hashes": hashes}
+    who: dict[str, Any] = {
+        "client_id": client.client_id,
+        "namespace_id": namespace_id,
+        "prefix_hashes": hashes,
+    }
     reserve = pb.ReserveRequest(**who)
     found: dict[str, Request] = {
         "Lookup": pb.LookupRequest(namespace_id=namespace_id, prefix_hashes=hashes),
