@@ -77,8 +77,8 @@ class Remote:
             answer = getattr(self.stub, name)(request, timeout=WAIT_S)
             return [*answer][-1] if name in ("Acquire", "Get") else answer
         except grpc.RpcError as failed:
-            beside: dict[str, Any] = {key: value for key, value in failed.trailing_metadata() or ()}
-            packed = beside.get(DETAIL_KEY)
+            beside: Any = failed.trailing_metadata() or ()
+            packed = dict(beside).get(DETAIL_KEY)
             if packed is None:  # gRPC's own: it never reached the daemon's handlers
                 raise
             detail = types_pb2.ErrorDetail.FromString(packed)

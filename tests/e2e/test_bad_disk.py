@@ -156,7 +156,7 @@ DAMAGES: list[Damage] = [
 
 def evidence(served: DaemonThread) -> int:
     """Return how often the daemon has counted damage: at recovery, or when a record was read."""
-    counters = served.call(served.daemon.planner.statistics)["counters"]
+    counters: dict[str, int] = served.call(served.daemon.planner.statistics)["counters"]
     assert served.daemon.assembly.store is not None
     failures = served.daemon.assembly.store.statistics().failures
     return sum(n for name, n in counters.items() if name.startswith("recovery_")) + sum(failures.values())
