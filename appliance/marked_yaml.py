@@ -78,8 +78,7 @@ class _Walk:
         if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ_TAG:
             return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
-            # Typeshed leaves construct_object untyped.
-            return self._loader.construct_object(node)  # type: ignore[no-untyped-call]
+            return self._loader.construct_object(node)
         raise YamlError(f"the tag {node.tag} is not read here; remove it", line)
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:

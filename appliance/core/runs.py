@@ -9,7 +9,7 @@ Views on the columns live for one statement each: a column cannot grow while one
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +72,7 @@ def admit_run(
     column(catalog.state[Tier.DRAM])[f] = State.ARRIVING
     column(catalog.holds[Tier.DRAM])[f] = 1
     residency.arriving_bytes[Tier.DRAM] += len(rows) * namespace.block_bytes
-    fragments: list[int] = f.tolist()
-    return rows, fragments
+    return rows, cast(list[int], f.tolist())
 
 
 def _fill_rows(
