@@ -198,9 +198,9 @@ def test_short_copies_end_at_once_and_long_ones_do_not() -> None:
         bench = Bench()
         copier = bench.copiers[STAGING_EDGE]
         bench.mover.attach(7, {Tier.DRAM: Route(copier, copier.inline)})
-        bench.mover.start(copy(1, STAGING_EDGE, 16, num_bytes=128 << 10, client=7))
-        assert bench.finished() == {1: [None] * 16}, "2 MiB are short"
-        bench.mover.start(copy(2, STAGING_EDGE, 17, num_bytes=128 << 10, client=7))
+        bench.mover.start(copy(1, STAGING_EDGE, 16, num_bytes=256 << 10, client=7))
+        assert bench.finished() == {1: [None] * 16}, "4 MiB are short"
+        bench.mover.start(copy(2, STAGING_EDGE, 17, num_bytes=256 << 10, client=7))
         assert 2 not in bench.finished()
         bench.check()
         while copier.running:
