@@ -101,6 +101,11 @@ class Copies:
         """Call `listener` once, when the copy of `fragment` into `tier` has ended."""
         self._listeners.setdefault((fragment, tier), []).append(listener)
 
+    def tell_listeners(self, fragment: int, tier: Tier, cause: Cause | None) -> None:
+        """What they listened for has arrived, or will not."""
+        for listener in self._listeners.pop((fragment, tier), ()):
+            listener(fragment, cause)
+
     def finish(self, copy: int, outcomes: Sequence[CopyOutcome]) -> None:
         """A batch ended: land what arrived, fail what did not, tell who listens."""
         batch = self._batches.pop(copy)
@@ -125,8 +130,7 @@ class Copies:
             label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
         land_run(self._residency, fragments, labels)
         for fragment in fragments if self._listeners else ():
-            for listener in self._listeners.pop((fragment, batch.target), ()):
-                listener(fragment, None)
+            self.tell_listeners(fragment, batch.target, None)
         if batch.owner is not None:
             batch.owner.landed_run(fragments)
         return True
@@ -148,8 +152,7 @@ class Copies:
             residency.land(move.fragment, batch.target, label)
         if batch.owner is not None:
             batch.owner.landed(move.fragment, outcome.cause)
-        for listener in self._listeners.pop((move.fragment, batch.target), ()):
-            listener(move.fragment, outcome.cause)
+        self.tell_listeners(move.fragment, batch.target, outcome.cause)
         if outcome.cause is not None:  # last, because the block may be forgotten by this
             residency.fail(move.fragment, batch.target, outcome.cause)
 

@@ -219,7 +219,7 @@ class Planner:
         self.pins.unpin(event.pin_id)
 
     def _session_updated(self, event: ev.SessionUpdated) -> None:
-        session = self.sessions.open(event.session_id, event.client)
+        session = self.sessions.claim(event.session_id, event.client)
         self.sessions.update(session, event.urgency, event.deadline_at)
 
     def _session_forked(self, event: ev.SessionForked) -> None:

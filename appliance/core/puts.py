@@ -20,6 +20,7 @@ from .residency import Residency
 from .runs import MIN_RUN, admit_run, num_new, unkeep_run
 from .states import State
 
+MAX_STEP_BLOCKS = 128
 NEEDED, STORED = bytes([PutOutcome.NEEDED]), bytes([PutOutcome.STORED])
 
 
@@ -62,10 +63,19 @@ class PutJob:
     # ---------------------------------------------------------------------------------- admission
 
     def advance(self) -> bool:
-        """Decide and make room for as many blocks as possible; True when all are decided."""
+        """Decide and make room for the next blocks; True when all are decided.
+
+        At most MAX_STEP_BLOCKS at a time: whoever looks something up meanwhile does not wait for a
+        thousand evictions. The rest follows at the Tick that this asks for.
+        """
         hashes = self.request.prefix_hashes
+        end_of_step = self._next + MAX_STEP_BLOCKS
         while self._next < len(hashes):
-            if self._admit_run():
+            if self._next >= end_of_step:
+                self._pressure.is_busy = True
+                self._copy_taken()
+                return False
+            if self._admit_run(end_of_step):
                 continue
             if not self._decide(self._next, hashes[self._next]):
                 self._copy_taken()
@@ -74,13 +84,13 @@ class PutJob:
         self._decided()
         return True
 
-    def _admit_run(self) -> bool:
+    def _admit_run(self, end_of_step: int) -> bool:
         """Admit many new blocks at once; False when there are few, or no room for them right now."""
         start = self._next
         if self._parent is None or len(self.outcomes) - start < MIN_RUN or self.outcomes[start]:
             return False
         namespace = self.namespace
-        num_new_blocks = num_new(namespace, self.request.prefix_hashes, start)
+        num_new_blocks = num_new(namespace, self.request.prefix_hashes[start:end_of_step])
         if num_new_blocks < MIN_RUN:
             return False
         places = self._residency.put_room.reserve_many(
@@ -271,6 +281,7 @@ class PutJob:
         mine = [fragment for number, fragment in self._taken if number == block]
         self._taken = [pair for pair in self._taken if pair[0] != block]
         for fragment in mine:
+            self._copies.tell_listeners(fragment, Tier.DRAM, Cause.CANCELLED)
             self._residency.fail(fragment, Tier.DRAM, Cause.CANCELLED)
 
     def _finish_if_landed(self) -> None:

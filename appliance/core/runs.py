@@ -29,11 +29,11 @@ def column(values: "array[Any]") -> npt.NDArray[Any]:
     return np.frombuffer(values, values.typecode)
 
 
-def num_new(namespace: Namespace, prefix_hashes: Sequence[bytes], start: int) -> int:
-    """Return how many blocks from `start` on are unknown, up to the first known one."""
+def num_new(namespace: Namespace, prefix_hashes: Sequence[bytes]) -> int:
+    """Return how many blocks are unknown, up to the first known one."""
     shards = namespace.rows.shards
     seen = set()
-    for prefix_hash in prefix_hashes[start:]:
+    for prefix_hash in prefix_hashes:
         if prefix_hash in shards[prefix_hash[0]] or prefix_hash in seen:
             break
         seen.add(prefix_hash)

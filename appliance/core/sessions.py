@@ -12,6 +12,8 @@ from .catalog import NO_ROW
 from .options import PlannerOptions
 from .residency import Residency
 
+NOBODY = 0  # numbers of clients start at 1
+
 
 @dataclass(slots=True)
 class Session:
@@ -45,16 +47,27 @@ class Sessions:
         return self._sessions.get(session_id)
 
     def open(self, session_id: str, client: int) -> Session:
-        """Return the session, created if need be, and note that it is active."""
+        """Return the session, created if need be, and note that it is active.
+
+        It belongs to the client that opened it until that one is gone or another one claims it with an
+        urgency of its own (`claim`): using a session's blocks is no reason to inherit its promises.
+        """
         session = self._sessions.get(session_id)
         if session is None:
             if len(self._sessions) >= self.options.max_sessions:
                 self._forget_one()
             session = self._sessions[session_id] = Session(session_id, client)
             self._residency.story.tell(self._residency.now, session_id, "session_opened")
-        session.client = client
+        if session.client == NOBODY:
+            session.client = client
         session.last_active = self._residency.now
         self._sessions[session_id] = self._sessions.pop(session_id)  # most recently active last
+        return session
+
+    def claim(self, session_id: str, client: int) -> Session:
+        """Return the session, which belongs to `client` from now on."""
+        session = self.open(session_id, client)
+        session.client = client
         return session
 
     def update(self, session: Session, urgency: Urgency, deadline_at: float) -> None:
@@ -114,6 +127,7 @@ class Sessions:
         """The client of these sessions died: nobody decodes on them any more."""
         for session in self._sessions.values():
             if session.client == client:
+                session.client = NOBODY
                 self.update(session, Urgency.IDLE, float("inf"))
 
     def expire(self, now: float) -> None:
@@ -140,5 +154,7 @@ class Sessions:
             self._residency.unkeep(row)
 
     def _forget_one(self) -> None:
-        oldest = next(iter(self._sessions.values()))
-        self.end(oldest)
+        """End the longest silent session, one that is not decoding if there is any."""
+        sessions = self._sessions.values()
+        silent = next((s for s in sessions if s.urgency is not Urgency.DECODING), None)
+        self.end(silent or next(iter(sessions)))
