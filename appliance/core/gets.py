@@ -38,6 +38,7 @@ class AcquireJob:
         self.calls = [request.call]
         self.lease = lease
         self.is_done = False
+        self.wants_turn = False
         self.tiers = bytes(residency.catalog.tier_of(row) or 0 for row in rows)
         self._rows = rows
         self._leases = leases

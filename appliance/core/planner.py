@@ -131,7 +131,7 @@ class Planner:
         residency.now = max(residency.now, now)
         self._handlers[type(event)](event)
         self.pressure.relieve()
-        self.waiting.retry()
+        self.waiting.retry(isinstance(event, ev.Tick))
         self.reads.report()
         return residency.take_instructions()
 
@@ -162,7 +162,7 @@ class Planner:
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
-        return self.reclaim.is_busy or self.pressure.is_busy
+        return self.reclaim.is_busy or self.pressure.is_busy or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest."""

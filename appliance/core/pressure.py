@@ -22,7 +22,7 @@ from .residency import MEMORY_TIERS, Residency
 from .states import State
 
 #: Blocks given up or spilled per event: about a millisecond.
-MAX_STEPS = 96
+MAX_STEPS = 64
 #: Fragments spilled in one batch: enough for one large write, few enough to land soon.
 MAX_SPILL_BATCH = 32
 

@@ -20,7 +20,7 @@ from .residency import Residency
 from .runs import MIN_RUN, admit_run, num_new, unkeep_run
 from .states import State
 
-MAX_STEP_BLOCKS = 128
+MAX_STEP_BLOCKS = 64
 NEEDED, STORED = bytes([PutOutcome.NEEDED]), bytes([PutOutcome.STORED])
 
 
@@ -42,6 +42,7 @@ class PutJob:
         self.client = client
         self.reservation_id = reservation_id
         self.is_done = False
+        self.wants_turn = False
         self.is_decided = False
         self.reserve_calls: list[int] = []  # calls that wait for the decision
         self.commit_calls: list[int] = []  # calls that wait for the bytes to be visible
@@ -68,11 +69,12 @@ class PutJob:
         At most MAX_STEP_BLOCKS at a time: whoever looks something up meanwhile does not wait for a
         thousand evictions. The rest follows at the Tick that this asks for.
         """
+        self.wants_turn = False
         hashes = self.request.prefix_hashes
         end_of_step = self._next + MAX_STEP_BLOCKS
         while self._next < len(hashes):
             if self._next >= end_of_step:
-                self._pressure.is_busy = True
+                self.wants_turn = True
                 self._copy_taken()
                 return False
             if self._admit_run(end_of_step):

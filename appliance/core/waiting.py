@@ -16,6 +16,8 @@ class Job(Protocol):
     """A request that can be continued when room appears."""
 
     is_done: bool
+    #: Whether it waits for nothing but its next turn: it has done as much as one step may.
+    wants_turn: bool
 
     def advance(self) -> bool:
         """Continue; True when it needs no more room."""
@@ -50,15 +52,26 @@ class Waiting:
         """Whether one more request must be refused with TOO_MANY_IN_FLIGHT."""
         return len(self._heap) >= self._max_jobs
 
+    @property
+    def wants_turn(self) -> bool:
+        """Whether the first in the queue waits for nothing but a Tick."""
+        return bool(self._heap) and self._heap[0].job.wants_turn
+
     def add(self, job: Job, urgency: Urgency, deadline_at: float) -> None:
         """Let a request wait until room appears or its deadline passes."""
         self._order += 1
         heapq.heappush(self._heap, _Entry(urgency, self._order, job, deadline_at))
 
-    def retry(self) -> None:
-        """Continue the waiting requests in order until one does not fit."""
+    def retry(self, is_tick: bool) -> None:
+        """Continue the waiting requests in order until one does not fit.
+
+        One that wants a turn gets it at a Tick only: between two ticks the shell serves others.
+        """
         while self._heap:
-            if not self._heap[0].job.is_done and not self._heap[0].job.advance():
+            job = self._heap[0].job
+            if job.wants_turn and not is_tick:
+                return
+            if not job.is_done and not job.advance():
                 return
             heapq.heappop(self._heap)
 
