@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ...tiers.block import HASH_BYTES
+
 NUM_SHARDS = 256
 
 
@@ -48,10 +50,11 @@ class BlockTable:
 
     def add_many(self, prefix_hashes: Sequence[bytes], first_row: int) -> None:
         """Add many hashes at once, with consecutive rows from `first_row`."""
-        first_bytes = np.fromiter((name[0] for name in prefix_hashes), np.uint8, len(prefix_hashes))
+        first_bytes = np.frombuffer(b"".join(prefix_hashes), np.uint8)[::HASH_BYTES]
         order = np.argsort(first_bytes, kind="stable")
         bounds = np.searchsorted(first_bytes[order], np.arange(NUM_SHARDS + 1)).tolist()
         indices = order.tolist()
         for shard, start, end in zip(self.shards, bounds, bounds[1:], strict=False):
             members = indices[start:end]
-            shard.update((prefix_hashes[index], first_row + index) for index in members)
+            names = [prefix_hashes[index] for index in members]
+            shard.update(zip(names, [first_row + index for index in members], strict=True))
