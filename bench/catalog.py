@@ -108,7 +108,7 @@ def main() -> None:
     print(render(["operation", "blocks", "us a block", "longest ms"], rows))
     num_bytes = (after - before) * 1024 / rig.planner.catalog.num_blocks
     print(
-        f"\n{num_bytes:.0f} bytes a block of one fragment (catalog, slots, eviction heap, story; hashes excluded)"
+        f"\n{num_bytes:.0f} bytes a block of one fragment (catalog, slots, eviction heap, story; no hashes)"
     )
 
 

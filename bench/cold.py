@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+import grpc
 import numpy as np
 import xxhash
 
@@ -35,9 +36,11 @@ from bench.machine import describe
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.log import SegmentLog, record_bytes
 from kvtier.tiers.nvme import ColdStore
+from kvtier.v1 import admin_pb2, admin_pb2_grpc
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SEGMENT_BYTES = 256 * MIB
+SMALL = NamespaceIdentity(b"benchmark " * 3, Geometry(1, 1, 128, 16, "int8"))  # fragments of one page
 NAMESPACE = NamespaceIdentity(b"benchmark " * 3, Geometry(32, 8, 128, 16, "bfloat16"))
 
 
@@ -210,14 +213,14 @@ def recover(directory: Path, num_records: int) -> None:
     num_segments = 3 + num_records * 8192 // (SEGMENT_BYTES * 62 // 64)
     store = ColdStore.open(directory / "store", SEGMENT_BYTES, num_segments, "segment")
     store.recover()
-    store.store_namespace(NAMESPACE)
+    store.store_namespace(SMALL)
     room = SegmentLog(num_segments, SEGMENT_BYTES, store.footer_bytes)
     began = time.perf_counter()
     for first in range(0, num_records, per_batch):
         items = []
         for i in range(min(per_batch, num_records - first)):
             prefix = sha256((first + i).to_bytes(8, "little")).digest()
-            label = FragmentLabel(NAMESPACE.digest, 1, prefix, b"", first + i, 0, 4096, checksums[i])
+            label = FragmentLabel(SMALL.digest, 1, prefix, b"", first + i, 0, 4096, checksums[i])
             items.append((room.reserve(0, 4096) or 0, label, views[i]))
         assert all(outcome.cause is None for outcome in store.write_batch(items))
         for place, _, _ in items:
@@ -238,7 +241,32 @@ def recover(directory: Path, num_records: int) -> None:
     store.close()
     assert (len(recovered.records), recovered.reasons) == (num_records, {})
     segments = f"{len(recovered.segments)} segments of {SEGMENT_BYTES // MIB} MiB"
-    print(f"recovered {num_records} records of {segments} in {took:.2f} s (open {opened:.2f} s)")
+    print(f"recovered {num_records} records of {segments} in {took:.2f} s (open {opened:.2f} s)", flush=True)
+    took, num_blocks = start_daemon(directory, num_segments)
+    print(f"daemon ready with {num_blocks} blocks {took:.2f} s after it was started (imports included)")
+
+
+def start_daemon(directory: Path, num_segments: int) -> tuple[float, int]:
+    """Start a daemon over the store; return the seconds until it serves, and the blocks it knows."""
+    address = f"unix://{directory}/kvtier.sock"
+    settings = {
+        "tiers.dram.capacity": "64MiB",
+        "tiers.nvme.path": str(directory / "store"),
+        "tiers.nvme.segment": f"{SEGMENT_BYTES // MIB}MiB",
+        "tiers.nvme.capacity": f"{num_segments * SEGMENT_BYTES // MIB}MiB",
+    }
+    command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", address]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        assert daemon.stdout is not None
+        assert b"ready" in daemon.stdout.readline()
+        took = time.perf_counter() - began
+        with grpc.insecure_channel(address.replace("unix://", "unix:")) as channel:
+            status = admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
+        daemon.terminate()
+    return took, int(status.num_blocks)
 
 
 def main() -> int:

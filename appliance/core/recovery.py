@@ -37,12 +37,26 @@ def adopt(recovered: "Recovered", namespaces: list[Namespace], residency: Reside
         log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
     for index, namespace in enumerate(namespaces):
         mine = recovered.records[recovered.records["namespace_index"] == index]
+        mine = mine[_has_right_shape(mine, residency, log, namespace)]
         if len(mine):
             _adopt_namespace(mine, residency, namespace)
     residency.story.count("blocks_recovered", residency.catalog.num_blocks)
     for reason, number in recovered.reasons.items():
         residency.story.count(f"recovery_{reason}", number)
     return residency.catalog.num_blocks
+
+
+def _has_right_shape(
+    records: Records, residency: Residency, log: SegmentLog, namespace: Namespace
+) -> npt.NDArray[np.bool_]:
+    """Return which records are fragments of this namespace's geometry; the others are given back."""
+    groups = np.minimum(records["group"], namespace.num_groups - 1)
+    sizes = np.array(namespace.fragment_bytes, np.uint64)[groups]
+    is_right: npt.NDArray[np.bool_] = (records["group"] == groups) & (records["raw_length"] == sizes)
+    for record in records[~is_right]:
+        log.release(int(record["place"]), int(record["raw_length"]))
+    residency.story.count("records_of_wrong_shape", int((~is_right).sum()))
+    return is_right
 
 
 def _adopt_namespace(records: Records, residency: Residency, namespace: Namespace) -> None:
