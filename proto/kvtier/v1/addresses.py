@@ -1,8 +1,8 @@
 """Addresses of the daemon: what may be written, and where it is when nobody says.
 
 Daemon, command line and clients use the same rule, so that `kvtier serve`, `kvtier status` and
-`kvtier.Client()` find each other without an argument: /run/kvtier when this user may write there (root, systemd's RuntimeDirectory), else
-the user's own runtime directory, else /tmp/kvtier-UID.
+`kvtier.Client()` find each other without an argument: /run/kvtier when this user may write there (root,
+systemd's RuntimeDirectory), else the user's own runtime directory, else /tmp/kvtier-UID.
 """
 
 import os
