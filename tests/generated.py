@@ -36,8 +36,8 @@ def wire_stubs() -> Iterator[tuple[Path, bytes]]:
             f"--proto_path={Path(grpc_tools.__file__).parent / '_proto'}",
             f"--python_out={out}",
             f"--grpc_python_out={out}",
-            f"--mypy_out={out}",
-            f"--mypy_grpc_out={out}",
+            f"--mypy_out=quiet:{out}",
+            f"--mypy_grpc_out=quiet:{out}",
             *names,
         ]
         if protoc.main(arguments) != 0:
