@@ -236,7 +236,7 @@ def _tame_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 1_000_000)
+    gc.set_threshold(5_000, 50, 1_000_000)
 
 
 def _make_folder(path: Path | None) -> None:

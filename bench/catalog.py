@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1_000_000)
     num_blocks = parser.parse_args().blocks
     print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": COMMAND}.items()))
-    gc.set_threshold(20_000, 50, 1_000_000)  # as the daemon does
+    gc.set_threshold(5_000, 50, 1_000_000)  # as the daemon does
     rig = Rig(num_blocks)
     stored = list(chains(num_blocks, "stored"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
