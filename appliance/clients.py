@@ -32,7 +32,6 @@ class Client:
     name: str
     domain: str
     local: bool
-    opened_at: float
     ttl_s: float = 0.0
     expires_at: float = float("inf")
     request_id: str = ""
@@ -78,7 +77,7 @@ class Clients:
     ) -> Client:
         """Register a connection of the local channel with its staging extent. Raises BusyError."""
         self._make_room()
-        client = Client(next(self._local_ids), name, domain, True, self._appliance.clock(), pid=pid, uid=uid)
+        client = Client(next(self._local_ids), name, domain, True, pid=pid, uid=uid)
         client.staging, client.staging_bytes = staging, staging.num_bytes
         self._by_id[client.id] = client
         self._appliance.mover.attach(client.id, routes)
@@ -93,7 +92,7 @@ class Clients:
             return known
         self._make_room()
         now = self._appliance.clock()
-        client = Client(_FIRST_REMOTE_ID + secrets.randbits(62), name, "", False, now)
+        client = Client(_FIRST_REMOTE_ID + secrets.randbits(62), name, "", False)
         client.ttl_s = ttl_s or self._default_ttl_s
         client.expires_at = now + client.ttl_s
         client.request_id = request_id

@@ -37,11 +37,6 @@ class EventLog:
         self._closed = False
 
     @property
-    def last_sequence(self) -> int:
-        """Sequence number of the newest event, 0 before the first."""
-        return self._last_sequence
-
-    @property
     def num_watchers(self) -> int:
         """How many are watching now."""
         return len(self._watchers)

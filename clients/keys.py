@@ -60,13 +60,6 @@ def pack(hashes: Sequence[bytes] | bytes) -> bytes:
     return packed
 
 
-def check_parent(parent: bytes) -> None:
-    """Raise InvalidRequest unless `parent` is a prefix hash, or empty."""
-    if parent and len(parent) != HASH_BYTES:
-        message = f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}"
-        raise InvalidRequest(message, reason="BAD_KEY")
-
-
 def only_hash(hashes: Sequence[bytes] | bytes) -> bytes | None:
     """Return the prefix hash of a chain of exactly one block, None for other chains."""
     if isinstance(hashes, bytes):

@@ -218,3 +218,40 @@ def test_a_block_without_its_parent_still_names_it() -> None:
     catalog = rig.planner.catalog
     rows = [catalog.find(rig.namespace_id, h) for h in chain]
     assert catalog.parent[rows[1]] == rows[0]
+
+
+def test_recovery_tells_parents_apart_whose_names_begin_alike() -> None:
+    chain = [b"the same eight!!"[:8] + name[8:] for name in hashes("a", 6)]
+    rig = adopt(chain, set())
+    for position in range(1, 6):
+        block = rig.planner.inspection.block(rig.namespace_id, chain[position])
+        assert block is not None
+        assert block["parent_hash"] == chain[position - 1].hex()
+
+
+def test_records_of_another_shape_are_given_back() -> None:
+    """A record that is no fragment of its namespace's geometry is not adopted, and the books agree."""
+    chain = hashes("a", 3)
+    rig = Rig(nvme_blocks=8)
+    found, _ = recovered(chain, set())
+    found.records["group"][2] = GEOMETRY.num_groups
+    rig.planner.adopt(found, 0.0)
+    assert not rig.planner.check_integrity()
+    assert rig.found(chain) == 1
+    assert rig.planner.story.counters["records_of_wrong_shape"] == 1
+
+
+def test_using_a_session_does_not_take_it_over() -> None:
+    """Another client's put into a decoding session, and its death, leave the promise where it was."""
+    rig = Rig()
+    chain = hashes("a", 2)
+    rig.put(chain[:1], session_id="s")
+    rig.do(ev.SessionUpdated(CLIENT, "s", Urgency.DECODING))
+    rig.do(ev.ClientOpened(2, "other", True, ""))
+    rig.do(ev.Touched(2, rig.namespace_id, chain[:1], "s"))
+    rig.do(ev.ClientGone(2, "died"))
+    session = rig.planner.sessions.get("s")
+    assert session is not None
+    assert session.urgency.name == "DECODING"
+    rig.do(ev.ClientGone(CLIENT, "died"))
+    assert session.urgency.name == "IDLE"

@@ -2,6 +2,7 @@
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.events import PutOutcome
+from kvtier.appliance.core.puts import MAX_STEP_BLOCKS
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
 
@@ -186,3 +187,18 @@ def test_a_client_that_names_a_wrong_parent_ties_no_circle() -> None:
     rig.put([*b, *a])
     rig.put([*a, *b])
     assert rig.planner.catalog.parent[rig.planner.catalog.find(rig.namespace_id, a[0])] == -1
+
+
+def test_a_large_put_takes_turns() -> None:
+    """Between two ticks others are served: no event but a Tick admits more of it."""
+    rig = Rig(dram_blocks=4 * MAX_STEP_BLOCKS, nvme_blocks=0)
+    chain = hashes("large", 3 * MAX_STEP_BLOCKS)
+    call = rig.start_put(chain)
+    for num_turns in (1, 2, 3):
+        rig.settle()
+        assert rig.found(chain) == num_turns * MAX_STEP_BLOCKS
+        assert rig.planner.is_busy == (num_turns < 3)
+        rig.do(ev.KeptAlive(None, CLIENT, []))
+        assert rig.found(chain) == num_turns * MAX_STEP_BLOCKS, "not a Tick"
+        rig.tick()
+    assert rig.answer(call).outcomes == bytes([STORED]) * len(chain)
