@@ -1,26 +1,56 @@
 """The contracts of the policies: what they see and what they decide.
 
+    what the appliance sees   used · stored · session_changed · forgotten        Observer
+    who leaves a tier         offer · price · choose · left                      EvictionPolicy
+    who enters a tier         admits                                             AdmissionPolicy
+    who comes up unasked      due · next_at                                      Prefetcher
+
 A policy sees blocks as row numbers and reads their attributes from `BlockFacts`, columns owned by the
-catalog. It never sees bytes, places or clocks. The planner tells it when a block becomes a candidate;
-the policy answers which candidate to give up first; the planner checks the rules (nobody reads it, no
-child is left behind, no session decodes on it) and carries it out.
+catalog. It never sees bytes, places or clocks: every call says what time it is. The planner tells what
+happened once per request, not once per block, so that a policy may work on runs of blocks; it checks the
+rules (nobody reads it, no child is left behind, no session decodes on it) and carries decisions out.
+
+One algorithm per file, methods in the order above, registered by name in registry.py. Rejected: giving
+policies the planner's events. They would have to know leases, copies and retries, and a user's own policy
+would break whenever those change.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from ..tiers.block import Tier
 
 
 class BlockFacts(Protocol):
-    """What is known about every block, one column per fact, indexed by row."""
+    """What is known about every block, one column per fact, indexed by row.
+
+    Columns grow: keep no view on them. Rows are used again after `Observer.forgotten`.
+    """
 
     @property
-    def last_used(self) -> Sequence[float]:
-        """When the block was last used, in seconds."""
+    def prefix_hash(self) -> Sequence[bytes]:
+        """Name of the block, 32 bytes; the only fact that outlives the row."""
         ...
 
     @property
-    def num_uses(self) -> Sequence[int]:
-        """How often it was used since it was stored."""
+    def namespace_id(self) -> Sequence[int]:
+        """Namespace of the block: the same layout and size for all blocks in it."""
+        ...
+
+    @property
+    def parent(self) -> Sequence[int]:
+        """Row of the block before it in its chain; negative at the start."""
+        ...
+
+    @property
+    def first_child(self) -> Sequence[int]:
+        """Row of the block that continued it last; negative when there is none."""
+        ...
+
+    @property
+    def next_sibling(self) -> Sequence[int]:
+        """Row of another block with the same parent; negative at the end of the list."""
         ...
 
     @property
@@ -29,19 +59,138 @@ class BlockFacts(Protocol):
         ...
 
     @property
+    def last_used(self) -> Sequence[float]:
+        """When the block was last used or stored, in seconds."""
+        ...
+
+    @property
+    def num_uses(self) -> Sequence[int]:
+        """How often it was used since it was stored."""
+        ...
+
+    @property
     def urgency(self) -> Sequence[int]:
         """Urgency of the session that used it last."""
         ...
 
-
-class EvictionPolicy(Protocol):
-    """Which block of one tier to give up first. One instance per tier."""
-
-    def offer(self, block: int) -> None:
-        """`block` may be given up from now on. Offering it again is allowed and refreshes its price."""
+    def block_bytes(self, row: int) -> int:
+        """Return the raw bytes of the block, all layers."""
         ...
 
-    def choose(self) -> int | None:
+    def block_tokens(self, row: int) -> int:
+        """Return the tokens in the block."""
+        ...
+
+
+class Costs(Protocol):
+    """What it takes to get a block back; the same numbers answer "load or recompute?"."""
+
+    def recompute_s(self, namespace_id: int, position: int, num_blocks: int = 1) -> float:
+        """Return the seconds of prefill of blocks whose first stands at `position` in its chain."""
+        ...
+
+    def load_s(self, namespace_id: int, num_blocks: int, tier: Tier) -> float:
+        """Return the seconds until blocks that are in `tier` are readable from the fastest one."""
+        ...
+
+
+class Future(Protocol):
+    """What will happen. Exists in replay only, for the bounds that no real policy reaches."""
+
+    def next_use(self, prefix_hash: bytes, now: float) -> float:
+        """Return when a block is asked for next after `now`; inf: never again."""
+        ...
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What a policy is built with. One per tier and policy kind; `shared` is one per planner."""
+
+    facts: BlockFacts
+    costs: Costs
+    tier: Tier
+    capacity_bytes: int
+    options: dict[str, Any] = field(default_factory=dict)  # the administrator's, for this policy
+    #: Learners that several policies of one planner share, by name. Whoever needs one first makes it; those
+    #: that are Observers hear what the appliance sees before the policies do.
+    shared: dict[str, Any] = field(default_factory=dict)
+    future: Future | None = None
+
+
+class Use(NamedTuple):
+    """One request's use of a chain, or one put's addition to it."""
+
+    now: float  # seconds
+    session: int  # number of the session; 0: the request named none
+    num_asked: int  # blocks of the chain the request named, stored or not
+    urgency: int
+    deadline_at: float = float("inf")
+
+
+class SessionChange(NamedTuple):
+    """A session changed its urgency, or said when it will be back."""
+
+    now: float
+    session: int
+    urgency: int
+    back_at: float = float("inf")  # when it expects to need its blocks again; inf: it did not say
+
+
+class Newcomer(NamedTuple):
+    """Blocks about to enter a tier: new ones of a put, or one that is spilled from a faster tier."""
+
+    now: float
+    parent: int  # row of the block that the first one continues; negative: it starts a chain
+    position: int  # of the first one
+    num_blocks: int
+    session: int
+    urgency: int
+    row: int = -1  # its row when it is stored already (a spill)
+
+
+class Victim(NamedTuple):
+    """Who should leave, and why: its price and the price of the one that would have been next."""
+
+    row: int
+    price: float
+    runner_up: float = float("nan")  # NaN: there was no other candidate
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Whoever learns from what the appliance sees. Subclasses override what they need."""
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """A request used these stored blocks, in chain order from the start of the chain."""
+
+    def stored(self, rows: Sequence[int], use: Use) -> None:
+        """These new blocks of one chain are readable now, in chain order; the first continues its parent.
+
+        A long prompt comes in several calls, and so does what is decoded after it, block by block.
+        """
+
+    def session_changed(self, change: SessionChange) -> None:
+        """A session said something about itself."""
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """These blocks are in no tier any more; their rows may name other blocks after this call."""
+
+
+class EvictionPolicy(Observer, Protocol):
+    """Which block of one tier to give up first. One instance per tier."""
+
+    def offer(self, rows: Sequence[int], now: float) -> None:
+        """These may be given up from now on. Offering again is allowed and refreshes their price."""
+        ...
+
+    def price(self, row: int, now: float) -> float:
+        """Return what giving up this block costs, in the policy's own unit; small leaves first.
+
+        The planner asks for the blocks above a victim: those that cost no more leave in the same step.
+        """
+        ...
+
+    def choose(self, now: float) -> Victim | None:
         """Remove and return the candidate to give up first; None when there is none.
 
         The answer may be out of date (the block may be in use again); the caller checks, and offers it
@@ -49,6 +198,29 @@ class EvictionPolicy(Protocol):
         """
         ...
 
+    def left(self, rows: Sequence[int]) -> None:
+        """These blocks left this tier (chosen or not)."""
+
     def __len__(self) -> int:
         """Number of candidates, out-of-date ones included."""
+        ...
+
+
+class AdmissionPolicy(Protocol):
+    """Whether blocks are worth a place in one tier. One instance per tier."""
+
+    def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
+        """Say whether the newcomer may take the place of `victim` (None: there is free room)."""
+        ...
+
+
+class Prefetcher(Observer, Protocol):
+    """Who should come up before anyone asks."""
+
+    def due(self, now: float, num_bytes: int) -> Sequence[int]:
+        """Return rows to promote now, best first, of at most `num_bytes` in total; each once per visit."""
+        ...
+
+    def next_at(self) -> float | None:
+        """Return when `due` has something to say; None: not before something happens."""
         ...

@@ -154,6 +154,14 @@ class Catalog:
         """Return the namespace a block belongs to."""
         return self.namespaces[self.namespace_id[row]]
 
+    def block_bytes(self, row: int) -> int:
+        """Return the raw bytes of a block, all layers."""
+        return self.namespaces[self.namespace_id[row]].block_bytes
+
+    def block_tokens(self, row: int) -> int:
+        """Return the tokens in a block."""
+        return self.namespaces[self.namespace_id[row]].identity.geometry.block_tokens
+
     def fragments(self, row: int) -> range:
         """Return the fragment rows of a block, in group order."""
         first = self.first_fragment[row]

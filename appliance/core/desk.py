@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from ...policies.costs import CostModel
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from .catalog import Namespace
 from .events import (
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
 class Desk:
     """Clients, namespaces, remembered requests, replies."""
 
-    def __init__(self, residency: Residency, leases: Leases, options: PlannerOptions) -> None:
+    def __init__(
+        self, residency: Residency, leases: Leases, costs: CostModel, options: PlannerOptions
+    ) -> None:
         self._residency = residency
         self._leases = leases
+        self._costs = costs
         self.options = options
         self._domains: dict[str, int] = {}
         self._by_digest: dict[bytes, Namespace] = {}
@@ -152,6 +156,7 @@ class Desk:
             domain = self.domain_number(identity.domain)
             namespace = self._residency.catalog.add_namespace(identity, domain)
             self._by_digest[identity.digest] = namespace
+            self._costs.add_namespace(namespace.id, identity.geometry)
         return namespace
 
     def domain_number(self, name: str) -> int:

@@ -15,13 +15,14 @@ to last reply), `leases`, `pins`, `sessions` (who holds what), `story` (what hap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...policies.base import EvictionPolicy
-from ...policies.lru import LruEviction
+from ...policies.base import Future
+from ...policies.costs import CostModel
+from ...policies.registry import PolicyChoice, build
 from ...tiers.base import Room
 from ...tiers.block import Tier
 from ...tiers.log import SegmentLog
 from . import events as ev
-from .catalog import NO_ROW, Catalog, Namespace
+from .catalog import NO_ROW, Catalog
 from .copies import Copies
 from .desk import Desk, unknown_namespace
 from .inspection import Inspection
@@ -59,16 +60,19 @@ class Planner:
         options: PlannerOptions,
         rooms: Mapping[Tier, Room],
         *,
-        eviction: Callable[[Catalog], EvictionPolicy] = LruEviction,
+        policies: PolicyChoice | None = None,
         readable: Sequence[Tier] = MEMORY_TIERS,
+        future: Future | None = None,
     ) -> None:
         assert Tier.DRAM in rooms, "puts land in dram"
         self.options = options
         self.rooms = rooms
         self.catalog = Catalog()
         self.story = Story(options.max_story_lines)
-        policies = {tier: eviction(self.catalog) for tier in MEMORY_TIERS if tier in rooms}
-        self.residency = Residency(self.catalog, rooms, policies, self.story)
+        self.costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
+        capacities = {tier: room.statistics().capacity_bytes for tier, room in rooms.items()}
+        chosen = build(policies or PolicyChoice(), self.catalog, self.costs, capacities, future)
+        self.residency = Residency(self.catalog, rooms, chosen, self.story)
         self.copies = Copies(self.residency)
         log = rooms.get(Tier.NVME)
         assert log is None or isinstance(log, SegmentLog)
@@ -80,7 +84,7 @@ class Planner:
         self.sessions = Sessions(self.residency, options)
         self.waiting = Waiting(options.max_waiting_puts)
         self.inspection = Inspection(self)
-        self.desk = Desk(self.residency, self.leases, options)
+        self.desk = Desk(self.residency, self.leases, self.costs, options)
         readable = tuple(tier for tier in readable if tier in rooms)
         self.reads = Reads(
             self.desk,
@@ -95,7 +99,6 @@ class Planner:
         self.writes = Writes(
             self.desk, self.residency, self.copies, self.pressure, self.sessions, self.waiting
         )
-        self._bandwidth: dict[tuple[Tier, Tier], tuple[float, float]] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.ClientOpened: self.desk.open_client,
             ev.ClientGone: self._client_gone,
@@ -157,7 +160,9 @@ class Planner:
                 if tier is None or tier in self.residency.offline:
                     break
                 tiers.append(tier)
-        return LookupResult(len(tiers), bytes(tiers), self._load_s(namespace, tiers))
+        return LookupResult(
+            len(tiers), bytes(tiers), self.costs.load_s(namespace_id, tiers.count(Tier.NVME), Tier.NVME)
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -252,16 +257,8 @@ class Planner:
         )
 
     def _edge_measured(self, event: ev.EdgeMeasured) -> None:
-        self._bandwidth[event.source, event.target] = (event.bandwidth_bytes_per_s, event.latency_s)
-
-    def _load_s(self, namespace: Namespace, tiers: bytearray) -> float:
-        """Estimate the seconds until blocks in these tiers are readable from dram."""
-        num_cold = tiers.count(Tier.NVME)
-        if not num_cold:
-            return 0.0
-        default = (self.options.default_bandwidth_bytes_per_s, self.options.default_latency_s)
-        bandwidth, latency_s = self._bandwidth.get((Tier.NVME, Tier.DRAM), default)
-        return latency_s + num_cold * namespace.block_bytes / bandwidth
+        if event.target is Tier.DRAM:
+            self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s)
 
     def _evict(self, event: ev.EvictRequested) -> None:
         if event.tier not in self.residency.evictions:

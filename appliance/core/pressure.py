@@ -116,7 +116,10 @@ class Pressure:
         """
         num_blocks = freed = 0
         policy = self._residency.evictions[tier]
-        while (num_bytes == 0 or freed < num_bytes) and (row := policy.choose()) is not None:
+        while (num_bytes == 0 or freed < num_bytes) and (
+            victim := policy.choose(self._residency.now)
+        ) is not None:
+            row = victim.row
             if self._residency.may_leave(row, tier):
                 freed += self._residency.evict(row, tier, "administrator")
                 num_blocks += 1
@@ -138,7 +141,8 @@ class Pressure:
         """Take one step towards room: evict a clean block, or decide a spill."""
         residency = self._residency
         policy = residency.evictions[tier]
-        while (row := policy.choose()) is not None:
+        while (victim := policy.choose(residency.now)) is not None:
+            row = victim.row
             if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends
             reason = self._reason_to_evict(row, tier)
@@ -149,7 +153,7 @@ class Pressure:
                 continue  # incomplete, with children: it goes when they have gone
             if self._spilling_bytes(tier) < self.options.max_spill_bytes and self._spill(row, tier):
                 return _Step.SPILLING
-            policy.offer(row)
+            policy.offer((row,), residency.now)
             return _Step.NOTHING
         return _Step.NOTHING
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import cast
 
-from ...policies.base import EvictionPolicy
+from ...policies.registry import PolicySet
 from ...tiers.base import Cause, MemoryRoom, Room
 from ...tiers.block import NO_PLACE, FragmentLabel, Tier
 from ...tiers.log import SegmentLog
@@ -34,13 +34,14 @@ class Residency:
         self,
         catalog: Catalog,
         rooms: Mapping[Tier, Room],
-        evictions: Mapping[Tier, EvictionPolicy],
+        policies: PolicySet,
         story: Story,
     ) -> None:
         self.catalog = catalog
         self.rooms = rooms
         self.put_room = cast(MemoryRoom, rooms[Tier.DRAM])
-        self.evictions = evictions
+        self.policies = policies
+        self.evictions = policies.evictions
         self.story = story
         self.now = 0.0
         self.out: list[Instruction] = []
@@ -264,7 +265,7 @@ class Residency:
         """Tell the tier's eviction policy that a block may be a candidate now."""
         policy = self.evictions.get(tier)
         if policy is not None and self.is_candidate(row, tier):
-            policy.offer(row)
+            policy.offer((row,), self.now)
 
     # ------------------------------------------------------------------------------------ internals
 

@@ -1,0 +1,109 @@
+"""Policies by name, and the set of them that one planner runs with.
+
+An administrator may name a class of their own, `company.kv:MyEviction`, from modules the settings allow.
+It is built with one argument, `Surroundings`, like ours, and runs in the daemon and in replay alike.
+Entry points were rejected: any installed package could then change what is evicted.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..tiers.block import Tier
+from .admission import AdmitAll
+from .base import (
+    AdmissionPolicy,
+    BlockFacts,
+    Costs,
+    EvictionPolicy,
+    Future,
+    Observer,
+    Prefetcher,
+    Surroundings,
+)
+from .lru import LruEviction
+
+Factory: TypeAlias = Callable[[Surroundings], Any]
+
+EVICTION: dict[str, Factory] = {"lru": LruEviction}
+ADMISSION: dict[str, Factory] = {"all": AdmitAll}
+PREFETCH: dict[str, Factory] = {}
+
+
+class UnknownPolicy(ValueError):
+    """No policy of that name; the message lists those there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """Which policies to run, by name. Tiers that are not named use the entry of `default`."""
+
+    eviction: str = "lru"
+    admission: str = "all"
+    prefetch: str = ""  # empty: none
+    eviction_of: Mapping[Tier, str] = field(default_factory=dict)
+    admission_of: Mapping[Tier, str] = field(default_factory=dict)
+    #: Options by policy name, handed to it as they are.
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Modules that `module:Class` names may come from, submodules included.
+    allowed_modules: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class PolicySet:
+    """The policies of one planner."""
+
+    evictions: dict[Tier, EvictionPolicy]  # of the memory tiers
+    admissions: dict[Tier, AdmissionPolicy]
+    prefetcher: Prefetcher | None
+    #: Everyone who learns, in the order in which they are told: shared learners first.
+    observers: list[Observer]
+
+
+def resolve(known: Mapping[str, Factory], name: str, allowed_modules: Sequence[str] = ()) -> Factory:
+    """Return the factory of a policy. Raises UnknownPolicy, saying what would be right."""
+    if name in known:
+        return known[name]
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise UnknownPolicy(f"no policy {name!r}; known: {', '.join(sorted(known))}, or module:Class")
+    if not any(module == allowed or module.startswith(allowed + ".") for allowed in allowed_modules):
+        raise UnknownPolicy(
+            f"module {module!r} is not in policy.allowed_modules; add it there to run its code"
+        )
+    try:
+        factory: Factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownPolicy(f"cannot load policy {name!r}: {error}") from error
+    return factory
+
+
+def build(
+    choice: PolicyChoice,
+    facts: BlockFacts,
+    costs: Costs,
+    capacity_bytes: Mapping[Tier, int],
+    future: Future | None = None,
+) -> PolicySet:
+    """Build the policies of a planner with tiers of these capacities. Raises UnknownPolicy."""
+    shared: dict[str, Any] = {}
+
+    def make(known: Mapping[str, Factory], name: str, tier: Tier) -> Any:
+        options = dict(choice.options.get(name, {}))
+        surroundings = Surroundings(facts, costs, tier, capacity_bytes[tier], options, shared, future)
+        return resolve(known, name, choice.allowed_modules)(surroundings)
+
+    evictions = {
+        tier: make(EVICTION, choice.eviction_of.get(tier, choice.eviction), tier)
+        for tier in capacity_bytes
+        if tier < Tier.NVME
+    }
+    admissions = {
+        tier: make(ADMISSION, choice.admission_of.get(tier, choice.admission), tier)
+        for tier in capacity_bytes
+    }
+    prefetcher = make(PREFETCH, choice.prefetch, Tier.DRAM) if choice.prefetch else None
+    learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
+    policies = [*evictions.values(), *([prefetcher] if prefetcher else [])]
+    return PolicySet(evictions, admissions, prefetcher, [*learners, *policies])
