@@ -6,6 +6,7 @@ staging (shared memory) · local, link, remote, aio_link, remote_aio (connection
 """
 
 from .aio import AsyncClient
+from .buffers import Pieces
 from .errors import (
     DataLoss,
     DeadlineExceeded,
@@ -43,6 +44,7 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "PermissionDenied",
+    "Pieces",
     "PreconditionFailed",
     "Prefetch",
     "PutOutcome",

@@ -6,6 +6,7 @@ bytearray have in common. torch is recognised by `data_ptr`, never imported.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -55,8 +56,22 @@ def source_span(buffer: Any) -> Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces:
+    """Blocks that lie in pieces, e.g. a run of bytes per layer of a paged cache.
+
+    `addresses` has shape (blocks, pieces): piece after piece they are the block, each `piece_bytes` long.
+    `owner` keeps the memory alive. A get writes there and a put reads from there without another copy.
+    Every fragment must be a whole number of pieces.
+    """
+
+    addresses: npt.NDArray[np.int64]
+    piece_bytes: int
+    owner: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Blocks:
-    """Memory of the caller, one address per block; `owner` keeps it alive."""
+    """Memory of the caller: addresses of shape (blocks, pieces); `owner` keeps it alive."""
 
     addresses: npt.NDArray[np.int64]
     block_bytes: int
@@ -66,6 +81,27 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.addresses)
 
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes at each address."""
+        return self.block_bytes // int(self.addresses.shape[1])
+
+    def targets(
+        self, fragment_offsets: Sequence[int], fragment_bytes: Sequence[int]
+    ) -> npt.NDArray[np.int64]:
+        """Return where fragments go, shape (blocks, groups, pieces of one fragment). Raises InvalidRequest
+        when a fragment is not a whole number of pieces, or fragments differ in how many they are."""
+        num_blocks, num_pieces = self.addresses.shape
+        if num_pieces == 1:
+            targets = self.addresses + np.array(fragment_offsets, np.int64)
+            return targets[:, :, None]
+        if len(set(fragment_bytes)) > 1 or fragment_bytes[0] % self.piece_bytes:
+            raise InvalidRequest(
+                f"fragments of {sorted(set(fragment_bytes))} bytes cannot be cut into pieces of "
+                f"{self.piece_bytes}; choose layers_per_group so that it divides num_layers"
+            )
+        return self.addresses.reshape(num_blocks, len(fragment_bytes), -1)
+
     def part(self, first: int, last: int) -> "Blocks":
         """Return blocks `first` up to `last`."""
         return replace(self, addresses=self.addresses[first:last])
@@ -73,16 +109,19 @@ class Blocks:
     def gather(self, address: int) -> None:
         """Copy all blocks to `address`, back to back. Releases the GIL."""
         if self.contiguous and len(self.addresses):
-            copy_bytes(address, int(self.addresses[0]), len(self.addresses) * self.block_bytes)
+            copy_bytes(address, int(self.addresses[0, 0]), len(self.addresses) * self.block_bytes)
             return
-        for source in self.addresses.tolist():
-            copy_bytes(address, source, self.block_bytes)
-            address += self.block_bytes
+        piece_bytes = self.piece_bytes
+        for source in self.addresses.ravel().tolist():
+            copy_bytes(address, source, piece_bytes)
+            address += piece_bytes
 
 
 def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -> Blocks:
-    """Return where blocks are: `data` is one buffer that holds them back to back, or a list or tuple of
-    one buffer per block. Raises InvalidRequest naming the sizes."""
+    """Return where blocks are: `data` is one buffer that holds them back to back, a list or tuple of one
+    buffer per block, or Pieces. Raises InvalidRequest naming the sizes."""
+    if isinstance(data, Pieces):
+        return _blocks_in_pieces(data, num_blocks, block_bytes)
     span_of = target_span if writable else source_span
     if isinstance(data, list | tuple):
         if len(data) != num_blocks:
@@ -91,7 +130,7 @@ def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -
         for span in spans:
             if span.num_bytes != block_bytes:
                 raise InvalidRequest(f"a buffer has {span.num_bytes} bytes, a block has {block_bytes}")
-        addresses = np.array([span.address for span in spans], np.int64)
+        addresses = np.array([span.address for span in spans], np.int64).reshape(-1, 1)
         return Blocks(addresses, block_bytes, False, [span.owner for span in spans])
     whole = span_of(data)
     wanted = num_blocks * block_bytes
@@ -99,8 +138,22 @@ def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -
         raise InvalidRequest(
             f"{num_blocks} blocks of {block_bytes} bytes are {wanted} bytes, the buffer has {whole.num_bytes}"
         )
-    addresses = np.arange(num_blocks, dtype=np.int64) * block_bytes + whole.address
-    return Blocks(addresses, block_bytes, True, whole.owner)
+    starts = np.arange(num_blocks, dtype=np.int64) * block_bytes + whole.address
+    return Blocks(starts[:, None], block_bytes, True, whole.owner)
+
+
+def _blocks_in_pieces(pieces: Pieces, num_blocks: int, block_bytes: int) -> Blocks:
+    addresses = pieces.addresses
+    if addresses.ndim != 2 or len(addresses) != num_blocks:
+        raise InvalidRequest(f"pieces of shape {addresses.shape} for {num_blocks} blocks; one row per block")
+    if addresses.shape[1] * pieces.piece_bytes != block_bytes:
+        raise InvalidRequest(
+            f"{addresses.shape[1]} pieces of {pieces.piece_bytes} bytes a block, "
+            f"a block has {block_bytes} bytes"
+        )
+    if (np.diff(addresses, axis=1) == pieces.piece_bytes).all():
+        addresses = addresses[:, :1]  # the whole block in one run
+    return Blocks(addresses, block_bytes, False, pieces.owner)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

@@ -95,16 +95,18 @@ class ExtentTable:
         return right, headers, addresses
 
     def copy(self, wanted: Wanted, targets: I64) -> npt.NDArray[np.bool_]:
-        """Copy fragments to the addresses `targets`; return which ones are proven right.
+        """Copy fragments to the addresses `targets`, shape (fragments,) or, for fragments that go to
+        equally long pieces, (fragments, pieces); return which ones are proven right.
 
         Headers are compared before the copy and once more after it. Memory at the target of a
         fragment that is not right is undefined.
         """
         right, before, sources = self.check(wanted)
+        lengths = wanted.lengths.astype(np.int64)
         if right.all():
-            _copy_runs(targets, sources, wanted.lengths.astype(np.int64))
+            _copy_runs(*_pieces_of(targets, sources, lengths))
         elif right.any():
-            _copy_runs(targets[right], sources[right], wanted.lengths[right].astype(np.int64))
+            _copy_runs(*_pieces_of(targets[right], sources[right], lengths[right]))
         after, _ = self._headers(wanted.places)
         right &= (after == before).all(axis=1)
         return right
@@ -152,6 +154,16 @@ def map_memory(memory: Memory, *, writable: bool = False) -> U8:
         return np.frombuffer(mmap.mmap(memory, num_bytes, flags=flags, prot=protection), np.uint8)
     finally:
         os.close(memory)
+
+
+def _pieces_of(targets: I64, sources: I64, lengths: I64) -> tuple[I64, I64, I64]:
+    """Return targets, sources and lengths of single pieces."""
+    num_pieces = 1 if targets.ndim == 1 else targets.shape[1]
+    if num_pieces == 1:
+        return targets.reshape(-1), sources, lengths
+    piece_bytes = lengths // num_pieces
+    sources = sources[:, None] + piece_bytes[:, None] * np.arange(num_pieces)
+    return targets.reshape(-1), sources.reshape(-1), np.repeat(piece_bytes, num_pieces)
 
 
 def _copy_runs(targets: I64, sources: I64, lengths: I64) -> None:

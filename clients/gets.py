@@ -4,7 +4,7 @@
     Acquire (promotes from NVMe) -> copy as fragments land  from the first block in doubt on
     Get stream                                              callers without shared memory
 
-All three fill the same targets: one address per (block, group).
+All three fill the same targets: addresses of shape (blocks, groups, pieces of one fragment).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from ..v1 import kvcache_pb2, local_pb2
 from ..v1.local import MAX_DESCRIPTORS
 from ..v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
 from .base import Operations, milliseconds, wire_urgency
-from .buffers import blocks_of, copy_bytes, target_span
+from .buffers import Pieces, blocks_of, copy_bytes, target_span
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
 from .errors import InvalidRequest, KvtierError, NotFound
 from .extents import I64, U64, Wanted
@@ -90,7 +90,7 @@ def get(
         urgency,
         operations.deadline(deadline_s),
     )
-    targets = blocks.addresses[:, None] + np.array(namespace.fragment_offsets, np.int64)
+    targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
     num_one_sided = 0
     if num_wanted and attachment.reader is not None:
         num_one_sided = yield from _read_shared(operations, attachment, chain, targets)
@@ -111,7 +111,7 @@ def get_one(
     microseconds. None when that does not work, for whatever reason."""
     reader = attachment.reader
     namespace_id = attachment.namespace_ids.get(namespace.digest)
-    if reader is None or namespace_id is None or isinstance(into, list | tuple):
+    if reader is None or namespace_id is None or isinstance(into, list | tuple | Pieces):
         return None
     target = target_span(into)
     num_bytes = namespace.block_bytes
@@ -242,7 +242,7 @@ def _read_streamed(
             if message.chunk:
                 row, group = message.block - first_block, message.group
                 assert message.offset + len(message.chunk) <= fragment_bytes[group], "chunk past its fragment"
-                copy_bytes(int(targets[row, group]) + message.offset, message.chunk, len(message.chunk))
+                _scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)
                 missing[row, group] -= len(message.chunk)
             if message.last:
                 whole = (missing == 0).all(axis=1)
@@ -251,3 +251,15 @@ def _read_streamed(
     finally:
         with suppress(KvtierError):
             yield Forget(ticket)
+
+
+def _scatter(targets: I64, length: int, offset: int, chunk: bytes) -> None:
+    """Copy bytes from `offset` on of a fragment of `length` bytes to its pieces."""
+    piece_bytes = length // len(targets)
+    done = 0
+    while done < len(chunk):
+        piece, start = divmod(offset + done, piece_bytes)
+        num_bytes = min(piece_bytes - start, len(chunk) - done)
+        part = chunk if num_bytes == len(chunk) else chunk[done : done + num_bytes]
+        copy_bytes(int(targets[piece]) + start, part, num_bytes)
+        done += num_bytes

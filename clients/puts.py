@@ -95,7 +95,7 @@ class _Put:
         """Where the blocks lie in the staging extent; None unless they all do, back to back."""
         if not blocks.contiguous:
             return None
-        return self.staging.offset_of(int(blocks.addresses[0]), len(blocks) * self.block_bytes)
+        return self.staging.offset_of(int(blocks.addresses[0, 0]), len(blocks) * self.block_bytes)
 
     def _stage(self, first: int, blocks: Blocks) -> Operation[_Piece]:
         """Copy a piece into the staging extent, waiting for earlier pieces where it is full."""
@@ -242,9 +242,9 @@ def _stream(
 
     def messages() -> Iterator[kvcache_pb2.PutRequest]:
         yield kvcache_pb2.PutRequest(header=header)
-        for address in blocks.addresses.tolist():
-            for start in range(0, blocks.block_bytes, chunk_bytes):
-                length = min(chunk_bytes, blocks.block_bytes - start)
+        for address in blocks.addresses.ravel().tolist():
+            for start in range(0, blocks.piece_bytes, chunk_bytes):
+                length = min(chunk_bytes, blocks.piece_bytes - start)
                 yield kvcache_pb2.PutRequest(chunk=ctypes.string_at(address + start, length))
 
     ticket = yield Send("Put", messages(), timeout_s)

@@ -95,7 +95,8 @@ class OneSidedReader:
     ) -> int:
         """Copy the longest prefix of blocks that is provably there; return how many blocks that is.
 
-        `places` and `targets` (addresses) have shape (blocks, groups). Memory at targets past the
+        `places` has shape (blocks, groups), `targets` (addresses) the same or one more axis: the pieces of a
+        fragment. Memory at targets past the
         answer is undefined. Extents that are not mapped count as not there.
         """
         num_blocks, num_groups = places.shape
@@ -107,7 +108,8 @@ class OneSidedReader:
             np.broadcast_to(np.arange(num_groups, dtype=np.uint64), places.shape).reshape(-1),
             np.broadcast_to(np.array(fragment_bytes, np.uint64), places.shape).reshape(-1),
         )
-        right = self.extents.copy(wanted, targets.ravel()).reshape(num_blocks, num_groups).all(axis=1)
+        targets = targets.reshape(len(wanted.places), -1)
+        right = self.extents.copy(wanted, targets).reshape(num_blocks, num_groups).all(axis=1)
         return num_blocks if right.all() else int(right.argmin())
 
     def _read_fragment(

@@ -98,8 +98,8 @@ class Client:
         """Store the blocks of a chain; return when their bytes are readable.
 
         `data` is one contiguous buffer of len(hashes) * block_bytes (block after block, fragments in
-        group order), or a list of one buffer per block. `parent` is the prefix hash of the block before
-        the first one. Blocks that cannot be stored are in the report, not errors.
+        group order), a list of one buffer per block, or Pieces. `parent` is the prefix hash of the block
+        before the first one. Blocks that cannot be stored are in the report, not errors.
         """
         return self.run(
             partial(puts.put, self.operations, namespace, hashes, data, parent, session, deadline_s)
@@ -118,8 +118,8 @@ class Client:
     ) -> GetReport:
         """Fetch the stored part of a chain from `first_block` on.
 
-        `into` is one writable contiguous buffer, block `first_block` first, or a list of one per block;
-        None allocates. Bytes behind the report's `num_bytes` are undefined.
+        `into` is one writable contiguous buffer, block `first_block` first, a list of one per block, or
+        Pieces; None allocates. Bytes behind the report's `num_bytes` are undefined.
         """
         link = self._link
         if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
