@@ -22,8 +22,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .errors import InvalidRequest
 
@@ -81,7 +82,7 @@ def checkpoint_digest(path: Path, *, whole: bool = False) -> bytes:
     return hashed.digest()
 
 
-def _pieces(opened: BinaryIO, file: Path, whole: bool) -> Iterator[bytes]:
+def _pieces(opened: BufferedReader, file: Path, whole: bool) -> Iterator[bytes]:
     num_bytes = os.fstat(opened.fileno()).st_size
     yield num_bytes.to_bytes(8, "big")
     if whole:
@@ -96,7 +97,7 @@ def _pieces(opened: BinaryIO, file: Path, whole: bool) -> Iterator[bytes]:
     yield os.pread(opened.fileno(), SAMPLE_BYTES, max(0, num_bytes - SAMPLE_BYTES))
 
 
-def _safetensors_pieces(opened: BinaryIO, num_bytes: int, file: Path) -> Iterator[bytes]:
+def _safetensors_pieces(opened: BufferedReader, num_bytes: int, file: Path) -> Iterator[bytes]:
     header_bytes = int.from_bytes(opened.read(8), "little")
     if not 0 < header_bytes <= min(MAX_HEADER_BYTES, num_bytes - 8):
         raise InvalidRequest(
