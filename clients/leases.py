@@ -37,7 +37,9 @@ class Fragment(NamedTuple):
 class LeaseState:
     """A lease from Acquire to Release. `num_blocks` is final once `finished`."""
 
-    def __init__(self, operations: Operations, attachment: Attachment, chain: Chain) -> None:
+    def __init__(
+        self, operations: Operations, attachment: Attachment, chain: Chain, views: bool = True
+    ) -> None:
         self.lease_id = 0
         self.num_blocks = 0
         self.tiers: tuple[Tier, ...] = ()
@@ -45,6 +47,7 @@ class LeaseState:
         self.released = False
         self.chain = chain
         self.attachment = attachment
+        self._views = views  # False: the bytes are read by somebody else
         self._operations = operations
         self._ticket = 0
         self._streamed: dict[tuple[int, int], U8] = {}  # gRPC: bytes of fragments not yet whole
@@ -66,6 +69,8 @@ class LeaseState:
         # Without shared memory the lease only pins. Its bytes come by a stream of their own.
         while not self.finished:
             yield from self._receive_pins()
+        if not self._views:
+            return
         self.finished = self.num_blocks <= chain.first_block
         if not self.finished:
             get = kvcache_pb2.GetRequest(
@@ -78,7 +83,7 @@ class LeaseState:
         while not self._fresh and not self.finished and not self.released:
             if not (yield from self._is_attached()):
                 raise NotFound("the connection that held this lease is gone", reason="LEASE_EXPIRED")
-            if self.attachment.local:
+            if self.attachment.local or not self._views:
                 yield from self._receive_pins()
             else:
                 yield from self._receive_chunk()
@@ -158,7 +163,7 @@ class LeaseState:
         self.lease_id = message.lease_id
         self.num_blocks = message.num_blocks
         self.finished = message.last
-        if message.ready.block and self.attachment.local:
+        if message.ready.block and self.attachment.local and self._views:
             yield from self._add(message.ready)
 
     def _add(self, ready: kvcache_pb2.Fragments) -> Operation[None]:
@@ -212,6 +217,7 @@ def acquire(
     ttl_s: float | None,
     deadline_s: float | None,
     first_block: int,
+    views: bool,
 ) -> Operation[LeaseState]:
     """Pin the stored prefix; see Client.acquire."""
     check_first_block(first_block, len(pack(hashes)) // HASH_BYTES - 1)
@@ -219,6 +225,6 @@ def acquire(
     packed = operations.chain(attachment, hashes)
     timeout_s = operations.deadline(deadline_s)
     chain = Chain(namespace, namespace_id, packed, first_block, session, urgency, timeout_s)
-    state = LeaseState(operations, attachment, chain)
+    state = LeaseState(operations, attachment, chain, views)
     yield from state.open(ttl_s or 0.0)
     return state

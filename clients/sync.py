@@ -152,8 +152,13 @@ class Client:
         ttl_s: float | None = None,
         deadline_s: float | None = None,
         first_block: int = 0,
+        views: bool = True,
     ) -> Lease:
-        """Look up and pin in one step; read in place. Use it as a context manager."""
+        """Look up and pin in one step; read in place. Use it as a context manager.
+
+        Without `views` the lease pins only, for a process that lets another one read: nothing is mapped
+        here, and `wait` returns when everything is readable.
+        """
         make = partial(
             leases.acquire,
             self.operations,
@@ -164,6 +169,7 @@ class Client:
             ttl_s,
             deadline_s,
             first_block,
+            views,
         )
         return Lease(self, self.run(make))
 

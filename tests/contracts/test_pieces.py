@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvtier.clients import Geometry, InvalidRequest, NamespaceIdentity, Pieces, prefix_hashes
+from kvtier.clients import Geometry, InvalidRequest, NamespaceIdentity, NotFound, Pieces, prefix_hashes
 
 from .client_worlds import WORLDS, World
 
@@ -102,3 +102,19 @@ def test_fragments_that_are_no_whole_pieces_are_refused(world: World, request: p
     into = Pieces(np.arange(5, dtype=np.int64)[None, :] * (1 << 20), LAYER_BYTES)
     with pytest.raises(InvalidRequest, match="layers_per_group"):
         client.get(namespace, CHAIN[:1], into=into)
+
+
+def test_lease_without_views_pins_for_another_client(world: World, request: pytest.FixtureRequest) -> None:
+    """The scheduler of an engine holds the lease, its worker reads."""
+    scheduler, worker = world.client(name="scheduler"), world.client(name="worker")
+    namespace, same = register(scheduler, request), register(worker, request)
+    source, target = cache(6), cache(7)
+    worker.put(same, CHAIN, pieces(source, PAGED))
+    with scheduler.acquire(namespace, CHAIN, first_block=1, views=False) as lease:
+        assert lease.wait() == 5
+        assert len(lease.tiers) == 5
+        with pytest.raises(NotFound):
+            lease.view(1, 0)
+        assert worker.get(same, CHAIN, into=pieces(target, PAGED)).num_loaded == 5
+        lease.extend(5.0)
+    np.testing.assert_array_equal(target[:, PAGED], source[:, PAGED])
