@@ -1,0 +1,84 @@
+"""Guard: how a plug-in calls kvtier from inside a runtime: with a breaker, counting every miss with its
+cause.
+
+A runtime's hooks may not raise, and must not care why a block is not there. So a plug-in asks through a
+guard, gets None for whatever went wrong, and treats it as a miss; the guard remembers the cause for the
+metrics and logs changes of the weather: one line when the daemon is lost, one when it is back, never one
+per request.
+
+    guard = Guard("kvtier.clients.sglang")
+    found = guard.ask("lookup", lambda: client.lookup(namespace, hashes))
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from .breaker import Breaker
+from .errors import KvtierError
+
+T = TypeVar("T")
+
+BREAKER_OPEN = "BREAKER_OPEN"  # cause of a miss: not asked, because nobody answered lately
+PLUGIN_BUG = "PLUGIN_BUG"  # cause of a miss: the plug-in itself is wrong; the log has the trace
+
+
+class Guard:
+    """Asks on behalf of a plug-in. Thread-safe. `causes` counts what went wrong, by reason."""
+
+    def __init__(self, name: str, breaker: Breaker | None = None) -> None:
+        self.breaker = breaker or Breaker()
+        self._logger = logging.getLogger(name)
+        self._causes: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def ask(self, what: str, call: Callable[[], T]) -> T | None:
+        """Return what `call` returns; None when it raised or was not made. Never raises an Exception."""
+        if not self.breaker.allows():
+            self.count(BREAKER_OPEN)
+            return None
+        was_open = self.breaker.is_open
+        try:
+            answer = call()
+        except KvtierError as problem:
+            self._note(what, problem, problem.reason)
+        except Exception as problem:
+            self._logger.exception("%s: the plug-in failed; this counts as a miss", what)
+            self._note(what, problem, PLUGIN_BUG)
+        else:
+            self.breaker.succeeded()
+            self._tell_if_back(was_open)
+            return answer
+        self._tell_if_back(was_open)
+        return None
+
+    def count(self, cause: str, number: int = 1) -> None:
+        """Note that something was lost, and why."""
+        if number:
+            with self._lock:
+                self._causes[cause] += number
+
+    def take_causes(self) -> dict[str, int]:
+        """Return how often each cause occurred since the last call, and forget it."""
+        with self._lock:
+            causes, self._causes = dict(self._causes), Counter()
+        return causes
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """How often each cause occurred since the last `take_causes`."""
+        with self._lock:
+            return dict(self._causes)
+
+    def _note(self, what: str, problem: Exception, cause: str) -> None:
+        self.count(cause)
+        if self.breaker.failed(problem):
+            self._logger.warning("%s: %s; going on without kvtier until it answers again", what, problem)
+        else:
+            self._logger.debug("%s: %s", what, problem)
+
+    def _tell_if_back(self, was_open: bool) -> None:
+        if was_open and not self.breaker.is_open:
+            self._logger.warning("kvtier answers again")

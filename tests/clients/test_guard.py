@@ -1,0 +1,58 @@
+"""The guard: nothing leaves it but answers, every loss has a cause, and the log tells the weather, not the
+rain.
+"""
+
+import logging
+
+import pytest
+
+from kvtier.clients import NotFound, Unavailable
+from kvtier.clients.breaker import Breaker
+from kvtier.clients.guard import BREAKER_OPEN, PLUGIN_BUG, Guard
+from kvtier.testing import FakeAppliance
+
+
+def test_answers_pass_and_errors_become_none() -> None:
+    guard = Guard("test")
+    assert guard.ask("six", lambda: 6) == 6
+    assert guard.ask("find", lambda: _raise(NotFound("no", reason="LEASE_EXPIRED"))) is None
+    assert guard.ask("bug", lambda: _raise(ZeroDivisionError("ours"))) is None
+    assert guard.causes == {"LEASE_EXPIRED": 1, PLUGIN_BUG: 1}
+    assert guard.take_causes() == {"LEASE_EXPIRED": 1, PLUGIN_BUG: 1}
+    assert guard.take_causes() == {}
+
+
+def test_a_dead_appliance_is_not_asked_again_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    guard = Guard("test", Breaker(pause_s=1.0, clock=lambda: now_s))
+    appliance = FakeAppliance()
+    appliance.unavailable = True
+    with appliance.client() as client, caplog.at_level(logging.INFO):
+        assert [guard.ask("info", lambda: client.info) for _ in range(50)] == [None] * 50
+        assert guard.causes == {"NOT_RUNNING": 1, BREAKER_OPEN: 49}
+        appliance.unavailable = False
+        now_s = 1.0
+        assert guard.ask("info", lambda: client.info)
+        assert guard.ask("info", lambda: client.info)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "going on without kvtier" in caplog.records[0].message
+    assert "answers again" in caplog.records[1].message
+
+
+def test_interrupts_are_not_swallowed() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Guard("test").ask("stop", lambda: _raise(KeyboardInterrupt()))
+
+
+def test_a_broken_plugin_opens_the_breaker_too() -> None:
+    guard = Guard("test", Breaker(max_failures=3))
+    for _ in range(3):
+        guard.ask("bug", lambda: _raise(TypeError("ours")))
+    assert guard.ask("fine", lambda: 1) is None
+    guard = Guard("test", Breaker(max_failures=3))
+    guard.ask("gone", lambda: _raise(Unavailable("gone", reason="CONNECTION_LOST")))
+    assert guard.breaker.is_open
+
+
+def _raise(problem: BaseException) -> None:
+    raise problem
