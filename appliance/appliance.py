@@ -39,6 +39,7 @@ from .core.events import (
     Reply,
     Result,
     Retract,
+    RetractRun,
     SealSegment,
     SegmentFreed,
     StoreNamespace,
@@ -193,6 +194,7 @@ class Appliance:
             Publish: self._publish,
             PublishRun: self._publish_run,
             Retract: self._retract,
+            RetractRun: self._retract_run,
             SealSegment: self._seal,
             FreeSegment: self._free,
             StoreNamespace: self._store_namespace,
@@ -273,6 +275,11 @@ class Appliance:
 
     def _retract(self, retract: Retract) -> None:
         self.engines[retract.tier].retract(retract.place)
+
+    def _retract_run(self, retract: RetractRun) -> None:
+        engine = self.engines[retract.tier]
+        for place in retract.places:
+            engine.retract(place)
 
     def _seal(self, instruction: SealSegment) -> None:
         """A segment that cannot be sealed still serves its records; only a restart has to scan it."""

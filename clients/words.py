@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from ..v1 import types_pb2
+
 
 class Tier(IntEnum):
     """Where bytes live, fastest first."""
@@ -39,6 +41,7 @@ class PutOutcome(IntEnum):
     NO_ROOM = 5
     PARENT_MISSING = 6
     FAILED = 7
+    DECLINED = 8  # what is stored is worth more to the appliance than this block
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,44 @@ class Lookup:
     num_blocks: int
     tiers: tuple[Tier, ...]  # one per stored block: the slowest its fragments must come from
     load_s: float  # estimated time until all of it is readable
+    recompute_s: float = 0.0  # estimated prefill time of all of it
+    num_worth_loading: int = 0  # blocks, from the start of the chain; computing the rest is quicker
+    reason: str = ""  # why that is not all of it
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpeed:
+    """How fast the runtime computes prompts of one model; what loading a block is weighed against."""
+
+    tokens_per_s: float  # at the start of a context
+    doubling_tokens: float = 0.0  # context at which a token takes twice as long; 0: let the daemon guess
+
+    def to_wire(self) -> types_pb2.PrefillSpeed:
+        """Return the message."""
+        return types_pb2.PrefillSpeed(tokens_per_s=self.tokens_per_s, doubling_tokens=self.doubling_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much the tokens from `first_token` to `end_token` of a chain are worth keeping.
+
+    Tokens count from the start of the chain, whatever part of it a call names. A block belongs to the last
+    range given that contains its first token.
+    """
+
+    priority: int  # 0 to 100, lowest evicted first; blocks without a hint have 50
+    first_token: int = 0
+    end_token: int | None = None  # None: to the end of the blocks named
+    ttl_s: float | None = None  # None: until it is changed
+
+    def to_wire(self) -> types_pb2.Retention:
+        """Return the message."""
+        return types_pb2.Retention(
+            first_token=self.first_token,
+            end_token=self.end_token or 0,
+            priority=self.priority,
+            ttl_ms=max(1, round(self.ttl_s * 1000)) if self.ttl_s is not None else 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,5 +70,12 @@ class LruEviction(EvictionPolicy):
             return Victim(row, price, self._heap[0][0] if self._heap else math.nan)
         return None
 
+    def left(self, rows: Sequence[int]) -> None:
+        """Forget the offers of these."""
+        for row in rows:
+            if row < len(self._offered) and not math.isnan(self._offered[row]):
+                self._offered[row] = math.nan
+                self._num_candidates -= 1
+
     def __len__(self) -> int:
         return self._num_candidates

@@ -101,6 +101,10 @@ class MemoryRoom(Room, Protocol):
         multiples of `sizes`."""
         ...
 
+    def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
+        """Give many places back: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
+        ...
+
 
 @dataclass(slots=True)
 class EngineStatistics:

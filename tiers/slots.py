@@ -103,6 +103,11 @@ class SlotPool:
             extent.free.clear()
             self._uncut_of_domain.setdefault(extent.domain, []).append(number)
 
+    def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
+        """Give many slots back: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
+        for index, place in enumerate(places):
+            self.release(place, sizes[index % len(sizes)])
+
     def settle(self, place: int) -> None:
         """Nothing to do: a slot does not care whether its bytes have landed."""
 

@@ -146,6 +146,26 @@ class Catalog:
         self._free_rows.append(row)
         self.num_blocks -= 1
 
+    def remove_run(self, rows: Sequence[int]) -> None:
+        """Forget blocks that have no place and no keeper, each the only child of the next one."""
+        namespace = self.namespaces[self.namespace_id[rows[0]]]
+        shards, names = namespace.rows.shards, self.prefix_hash
+        self._unlink(rows[-1])
+        for row in rows:
+            name = names[row]
+            del shards[name[0]][name]
+            names[row] = b""
+            self.parent[row] = self.first_child[row] = NO_ROW
+            self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
+        if self.lost_parent:
+            for row in rows:
+                self.lost_parent.pop(row, None)
+        first_fragment = self.first_fragment
+        free = self._free_fragments.setdefault(namespace.num_groups, [])
+        free += [first_fragment[row] for row in rows]
+        self._free_rows += rows
+        self.num_blocks -= len(rows)
+
     def find(self, namespace_id: int, prefix_hash: bytes) -> int:
         """Return the row of a block, or NO_ROW."""
         return self.namespaces[namespace_id].rows.get(prefix_hash, NO_ROW)

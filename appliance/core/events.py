@@ -298,6 +298,7 @@ class PutOutcome(IntEnum):
     NO_ROOM = 5
     PARENT_MISSING = 6
     FAILED = 7
+    DECLINED = 8  # not worth the room of anything that is stored
 
 
 @dataclass(slots=True)
@@ -454,6 +455,14 @@ class Retract:
 
 
 @dataclass(slots=True)
+class RetractRun:
+    """Retract many fragments at once."""
+
+    tier: Tier
+    places: list[int]
+
+
+@dataclass(slots=True)
 class SealSegment:
     """All copies into a full segment have ended: write its footer, make it durable."""
 
@@ -500,6 +509,7 @@ Instruction: TypeAlias = (
     | Publish
     | PublishRun
     | Retract
+    | RetractRun
     | SealSegment
     | FreeSegment
     | StoreNamespace

@@ -77,7 +77,7 @@ class Planner:
         log = rooms.get(Tier.NVME)
         assert log is None or isinstance(log, SegmentLog)
         self.reclaim = Reclaim(self.residency, self.copies, log, options)
-        self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, options)
+        self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
         self.loads = Loads(self.residency, self.copies, self.pressure)
         self.leases = Leases(self.residency, options)
         self.pins = Pins(self.residency, options)

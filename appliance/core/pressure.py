@@ -12,10 +12,12 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from enum import Enum
 
+from ...policies.base import AdmissionPolicy, Newcomer, Victim
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS
 from .copies import Copies, Move
+from .exits import evict_run, run_above
 from .options import PlannerOptions
 from .reclaim import Reclaim
 from .residency import MEMORY_TIERS, Residency
@@ -27,12 +29,13 @@ MAX_STEPS = 64
 MAX_SPILL_BATCH = 32
 
 
-class _Step(Enum):
+class Step(Enum):
     """What one step towards room achieved."""
 
-    EVICTED = "a clean block left"
+    EVICTED = "clean blocks left"
     SPILLING = "a block is on its way down"
     NOTHING = "nothing can be done now"
+    DECLINED = "whoever would have to leave is worth more than the newcomer"
 
 
 class Pressure:
@@ -44,12 +47,14 @@ class Pressure:
         copies: Copies,
         reclaim: Reclaim,
         rooms: Mapping[Tier, Room],
+        admissions: Mapping[Tier, AdmissionPolicy],
         options: PlannerOptions,
     ) -> None:
         self._residency = residency
         self._copies = copies
         self._reclaim = reclaim
         self._rooms = rooms
+        self._admissions = admissions
         self.options = options
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
@@ -70,10 +75,10 @@ class Pressure:
         if place is not None:
             return place
         for _ in range(MAX_STEPS):
-            step = self._give_up_one(tier)
-            if step is _Step.NOTHING:
+            step, _ = self._give_up(tier, 1)
+            if step is Step.NOTHING:
                 break
-            if step is _Step.EVICTED:
+            if step is Step.EVICTED:
                 place = room.reserve(domain, num_bytes)
                 if place is not None:
                     break
@@ -81,6 +86,22 @@ class Pressure:
             self.is_busy = True
         self._start_spills()
         return place
+
+    def make_room(self, tier: Tier, num_blocks: int, newcomer: Newcomer) -> Step:
+        """Give up about `num_blocks` blocks of a tier for a newcomer, at most MAX_STEPS.
+
+        Returns DECLINED as soon as the tier's admission says that the newcomer is not worth the next
+        victim: then whoever left before made room for as much of it as is worth it.
+        """
+        step, num_left = Step.NOTHING, 0
+        wanted = min(num_blocks, MAX_STEPS)
+        while num_left < wanted:
+            step, num_run = self._give_up(tier, wanted - num_left, newcomer)
+            if step in (Step.NOTHING, Step.DECLINED):
+                break
+            num_left += num_run
+        self._start_spills()
+        return step
 
     def relieve(self) -> None:
         """Bring every memory tier from its high watermark to its low one; keep cold segments free."""
@@ -137,25 +158,42 @@ class Pressure:
                 return slower
         return None
 
-    def _give_up_one(self, tier: Tier) -> _Step:
-        """Take one step towards room: evict a clean block, or decide a spill."""
+    def _give_up(self, tier: Tier, max_blocks: int, newcomer: Newcomer | None = None) -> tuple[Step, int]:
+        """Take one step towards room: evict a run of clean blocks, or decide a spill.
+
+        Returns what was achieved, and by how many blocks.
+        """
         residency = self._residency
         policy = residency.evictions[tier]
+        lower = self._lower(tier)
         while (victim := policy.choose(residency.now)) is not None:
             row = victim.row
             if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends
+            # With a slower tier below nothing is lost by coming in here: leaving is only a demotion.
+            if newcomer is not None and lower is None and not self._admissions[tier].admits(newcomer, victim):
+                policy.offer((row,), residency.now)
+                return Step.DECLINED, 0
             reason = self._reason_to_evict(row, tier)
             if reason and residency.may_leave(row, tier):
-                residency.evict(row, tier, reason)
-                return _Step.EVICTED
-            if self._lower(tier) is None:
+                return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
+            if lower is None:
                 continue  # incomplete, with children: it goes when they have gone
             if self._spilling_bytes(tier) < self.options.max_spill_bytes and self._spill(row, tier):
-                return _Step.SPILLING
+                return Step.SPILLING, 1
             policy.offer((row,), residency.now)
-            return _Step.NOTHING
-        return _Step.NOTHING
+            return Step.NOTHING, 0
+        return Step.NOTHING, 0
+
+    def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
+        """Evict a victim and those above it that cost no more. Returns how many blocks left."""
+        residency = self._residency
+        policy, now = residency.evictions[tier], residency.now
+        rows = run_above(
+            residency, victim.row, tier, max_blocks, lambda row: policy.price(row, now) <= victim.price
+        )
+        evict_run(residency, rows, tier, reason, victim.price, victim.runner_up)
+        return len(rows)
 
     def _reason_to_evict(self, row: int, tier: Tier) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
@@ -216,20 +254,25 @@ class Pressure:
     def _relieve(self, tier: Tier) -> None:
         room = self._rooms[tier]
         books = room.statistics()
+        if self._lower(tier) is None:
+            return  # nowhere to spill to: blocks leave when their room is needed, not before
         low_bytes = self.options.low_watermark * books.capacity_bytes
         if books.taken_bytes > self.options.high_watermark * books.capacity_bytes:
             self._relieving.add(tier)
         if tier not in self._relieving:
             return
-        for _ in range(MAX_STEPS):
+        num_left = 0
+        while num_left < MAX_STEPS:
             taken_bytes = room.statistics().taken_bytes
             if taken_bytes <= low_bytes:
                 self._relieving.discard(tier)
                 return
             if taken_bytes - self._spilling_bytes(tier) <= low_bytes:
                 return  # enough is on its way
-            if self._give_up_one(tier) is _Step.NOTHING:
+            step, num_blocks = self._give_up(tier, 1)
+            if step is Step.NOTHING:
                 return
+            num_left += num_blocks
         self.is_busy = True
 
     def _archive(self) -> None:

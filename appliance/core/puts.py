@@ -9,13 +9,14 @@ block is found only when all its fragments landed.
 
 from collections.abc import Callable, Sequence
 
+from ...policies.base import Newcomer
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS, Namespace
 from .copies import Copies, Move
 from .events import PutOutcome, PutResult, Reply, ReserveRequested, ReserveResult
 from .leases import Client
-from .pressure import Pressure
+from .pressure import Pressure, Step
 from .residency import Residency
 from .runs import MIN_RUN, admit_run, num_new, unkeep_run
 from .states import State
@@ -32,6 +33,7 @@ class PutJob:
         request: ReserveRequested,
         client: Client,
         namespace: Namespace,
+        session: int,
         reservation_id: int,
         residency: Residency,
         copies: Copies,
@@ -49,11 +51,13 @@ class PutJob:
         self.deadline_at = request.deadline_at
         self.outcomes = bytearray(len(request.prefix_hashes))
         self.namespace = namespace
+        self.session = session  # its number; 0: none that is known
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
         self._on_done = on_done
         self._next = 0
+        self._is_declined = False
         self._kept: list[int] = []
         self.rows: list[int] = []  # of the blocks decided so far, NO_ROW for refused ones
         self._taken: list[tuple[int, int]] = []  # (block, fragment) with a slot, waiting for its bytes
@@ -80,6 +84,9 @@ class PutJob:
             if self._admit_run(end_of_step):
                 continue
             if not self._decide(self._next, hashes[self._next]):
+                if self._is_declined:
+                    self._decline_rest()
+                    break
                 self._copy_taken()
                 return False
             self._next += 1
@@ -95,12 +102,12 @@ class PutJob:
         num_new_blocks = num_new(namespace, self.request.prefix_hashes[start:end_of_step])
         if num_new_blocks < MIN_RUN:
             return False
-        places = self._residency.put_room.reserve_many(
-            namespace.domain, namespace.fragment_bytes, num_new_blocks
-        )
+        places = self._places(num_new_blocks)
         num_blocks = len(places) // namespace.num_groups
         if not num_blocks:
-            return False
+            if self._is_declined:
+                self._decline_rest()
+            return self._is_declined
         end = start + num_blocks
         run = self.request.prefix_hashes[start:end]
         rows, fragments = admit_run(self._residency, namespace, run, self._parent, places)
@@ -113,6 +120,31 @@ class PutJob:
         self._parent = rows[-1]
         self._next = end
         return True
+
+    def _places(self, num_blocks: int) -> list[int]:
+        """Reserve places for a run of new blocks, for as many as there is or can be made room now."""
+        namespace = self.namespace
+        reserve_many = self._residency.put_room.reserve_many
+        places = reserve_many(namespace.domain, namespace.fragment_bytes, num_blocks)
+        missing = num_blocks - len(places) // namespace.num_groups
+        if missing:
+            step = self._pressure.make_room(Tier.DRAM, missing, self._newcomer(num_blocks))
+            self._is_declined = step is Step.DECLINED
+            places += reserve_many(namespace.domain, namespace.fragment_bytes, missing)
+        return places
+
+    def _newcomer(self, num_blocks: int) -> Newcomer:
+        """Say who wants to come in: this many blocks from the one to be decided next."""
+        parent = self._parent if self._parent is not None else NO_ROW
+        position = self._residency.catalog.position[parent] + 1 if parent != NO_ROW else 0
+        return Newcomer(self._residency.now, parent, position, num_blocks, self.session, Urgency.PREFILL)
+
+    def _decline_rest(self) -> None:
+        """What is stored is worth more than what is left of this put: nobody leaves for it."""
+        num_declined = len(self.outcomes) - self._next
+        self.outcomes[self._next :] = bytes([PutOutcome.DECLINED]) * num_declined
+        self._next = len(self.outcomes)
+        self._residency.story.count("blocks_declined", num_declined)
 
     def give_up(self) -> None:
         """No room came in time: the rest is refused, what has room goes on."""
@@ -178,9 +210,17 @@ class PutJob:
         for fragment, length in zip(catalog.fragments(row), self.namespace.fragment_bytes, strict=True):
             if not all_absent and any(catalog.state[tier][fragment] != State.ABSENT for tier in TIERS):
                 continue
-            place = self._pressure.place_for(Tier.DRAM, domain, length)
+            place = residency.put_room.reserve(domain, length)
+            if place is None:
+                if all_absent:
+                    step = self._pressure.make_room(Tier.DRAM, 1, self._newcomer(1))
+                    self._is_declined = step is Step.DECLINED
+                if self._is_declined:
+                    return False
+                place = self._pressure.place_for(Tier.DRAM, domain, length)
             if place is None:
                 return False
+            all_absent = False  # asked once per block: the rest of one that was let in comes in too
             residency.arrive(fragment, Tier.DRAM, place)
             # New bytes, new checksum: that of lost ones may still be there.
             catalog.checksum_low[fragment] = catalog.checksum_high[fragment] = 0

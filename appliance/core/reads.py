@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ...policies.base import Use
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS, Namespace
 from .desk import Desk
@@ -24,6 +25,7 @@ from .leases import Client, Leases
 from .loads import Loads
 from .pins import Pins
 from .residency import Residency
+from .runs import MIN_RUN, touch_run
 from .sessions import Sessions
 from .waiting import Waiting
 
@@ -80,7 +82,11 @@ class Reads:
         desk, catalog = self._desk, self._residency.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
         rows = rows[: self._affordable(client, namespace, event.first_block, len(rows))]
-        urgency = self._use(rows, event.client, event.session_id, event.urgency)
+        # What stands before first_block was read without asking, and reported as touched.
+        chain, num_asked = rows[event.first_block :], len(event.prefix_hashes)
+        urgency = self._use(
+            chain, event.client, event.session_id, event.urgency, num_asked, event.deadline_at
+        )
         if len(rows) <= event.first_block:
             tiers = bytes(catalog.tier_of(row) or 0 for row in rows)
             return desk.reply(event.call, AcquireResult(0, len(rows), [], True, 0.0, tiers))
@@ -113,8 +119,17 @@ class Reads:
         quota = int(self._desk.options.max_pinned_fraction * capacity) - client.held_bytes
         return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
 
-    def _use(self, rows: list[int], client: int, session_id: str, urgency: Urgency | None) -> Urgency:
+    def _use(
+        self,
+        rows: list[int],
+        client: int,
+        session_id: str,
+        urgency: Urgency | None,
+        num_asked: int,
+        deadline_at: float = float("inf"),
+    ) -> Urgency:
         """Note that a request uses these blocks; returns the urgency that applies."""
+        residency = self._residency
         session = self._sessions.open(session_id, client) if session_id else None
         if session is not None:
             if urgency is not None:
@@ -122,9 +137,14 @@ class Reads:
             self._sessions.attach(session, rows)
             urgency = session.urgency
         applies = urgency if urgency is not None else Urgency.QUEUED
-        for row in rows:
-            self._residency.touch(row, applies)
-        self._residency.story.count("blocks_used", len(rows))
+        number = session.number if session is not None else 0
+        residency.audience.used(rows, Use(residency.now, number, num_asked, applies, deadline_at))
+        if len(rows) >= MIN_RUN:
+            touch_run(residency, rows, applies)
+        else:
+            for row in rows:
+                residency.touch(row, applies)
+        residency.story.count("blocks_used", len(rows))
         return applies
 
     def _done(self, job: AcquireJob) -> None:
@@ -197,7 +217,7 @@ class Reads:
         if namespace is None or client is None or namespace.identity.domain != client.domain:
             return
         rows = [row for h in event.prefix_hashes if (row := namespace.rows.get(h, NO_ROW)) != NO_ROW]
-        self._use(rows, event.client, event.session_id, None)
+        self._use(rows, event.client, event.session_id, None, len(event.prefix_hashes))
 
     def prefetch(self, event: PrefetchRequested) -> None:
         """Promote a stored prefix for nobody in particular."""

@@ -8,6 +8,7 @@ A *hold* is one reader, writer or queued copy of a fragment in a tier. It is tak
 not when it starts: a victim chosen in between was the one real bug of the prototype behind this design.
 """
 
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from ...tiers.base import Cause, MemoryRoom, Room
 from ...tiers.block import NO_PLACE, FragmentLabel, Tier
 from ...tiers.log import SegmentLog
 from ...v1.shm import extent_of
+from .audience import Audience
 from .catalog import NO_ROW, TIERS, Catalog
 from .events import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
 from .states import NEXT, InvalidTransition, State, Step
@@ -25,6 +27,7 @@ from .story import Story
 
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
 STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
+EVICTED_FROM = {tier: f"evicted_{tier.label}" for tier in TIERS}
 
 
 class Residency:
@@ -40,8 +43,8 @@ class Residency:
         self.catalog = catalog
         self.rooms = rooms
         self.put_room = cast(MemoryRoom, rooms[Tier.DRAM])
-        self.policies = policies
         self.evictions = policies.evictions
+        self.audience = Audience(policies)
         self.story = story
         self.now = 0.0
         self.out: list[Instruction] = []
@@ -115,8 +118,13 @@ class Residency:
         self._vacate(fragment, tier)
         self.forget_if_nowhere(row)
 
-    def evict(self, row: int, tier: Tier, reason: str) -> int:
-        """A block leaves a tier. `may_leave` must hold. Returns the bytes freed."""
+    def evict(
+        self, row: int, tier: Tier, reason: str, price: float = math.nan, next_price: float = math.nan
+    ) -> int:
+        """A block leaves a tier. `may_leave` must hold. Returns the bytes freed.
+
+        The prices are those the policy named: of this block, and of the one that would have been next.
+        """
         assert self.may_leave(row, tier), self.story.words(self.catalog.prefix_hash[row])
         freed = 0
         for fragment in self.catalog.fragments(row):
@@ -125,7 +133,8 @@ class Residency:
                 self._leave(fragment, tier, Step.EVICT)
                 self._vacate(fragment, tier)
         self._notify(BlockChange.REMOVED, row, tier, reason)
-        self.story.tell(self.now, self.catalog.prefix_hash[row], f"evicted_{tier.label}", reason)
+        name = self.catalog.prefix_hash[row]
+        self.story.tell(self.now, name, EVICTED_FROM[tier], reason, price, next_price)
         self.forget_if_nowhere(row)
         return freed
 
@@ -296,8 +305,11 @@ class Residency:
         self.rooms[tier].release(catalog.place[tier][fragment], catalog.length_of(fragment))
         catalog.place[tier][fragment] = NO_PLACE
         catalog.num_placed[tier][row] -= 1
+        if catalog.num_placed[tier][row]:
+            return
+        self.audience.left((row,), tier)
         parent = catalog.parent[row]
-        if catalog.num_placed[tier][row] == 0 and parent != NO_ROW:
+        if parent != NO_ROW:
             catalog.num_children_placed[tier][parent] -= 1
             if catalog.num_children_placed[tier][parent] == 0:
                 for slower in TIERS[tier:]:
@@ -327,6 +339,7 @@ class Residency:
                     return
             parent = catalog.parent[row]
             self.floors.pop(row, None)
+            self.audience.forgotten((row,))
             catalog.remove(row)
             if parent != NO_ROW:
                 for tier in self.evictions:

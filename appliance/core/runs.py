@@ -149,9 +149,18 @@ def is_plain(residency: Residency, fragments: Sequence[int]) -> bool:
     return not (column(placed[Tier.HBM])[r].any() or column(placed[Tier.NVME])[r].any())
 
 
-def touch_run(residency: Residency, rows: Sequence[int]) -> None:
+def refresh_run(residency: Residency, rows: Sequence[int]) -> None:
     """Note that these blocks were put just now."""
     column(residency.catalog.last_used)[np.array(rows, np.int32)] = residency.now
+
+
+def touch_run(residency: Residency, rows: Sequence[int], urgency: int) -> None:
+    """Note that a request used these blocks: the same as Residency.touch for each."""
+    catalog = residency.catalog
+    r = np.array(rows, np.int32)
+    column(catalog.last_used)[r] = residency.now
+    np.add.at(column(catalog.num_uses), r, 1)
+    column(catalog.urgency)[r] = urgency
 
 
 def unkeep_run(residency: Residency, rows: Sequence[int]) -> None:

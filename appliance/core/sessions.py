@@ -7,6 +7,7 @@ kept (invariant 4). Every other urgency is a hint for the policies.
 
 from dataclasses import dataclass, field
 
+from ...policies.base import SessionChange
 from ...tiers.block import Urgency
 from .catalog import NO_ROW
 from .options import PlannerOptions
@@ -20,6 +21,7 @@ class Session:
     """One conversation or agent run."""
 
     id: str
+    number: int  # what the policies know it by, from 1; never used again in one life of the planner
     client: int
     urgency: Urgency = Urgency.QUEUED
     deadline_at: float = float("inf")
@@ -38,6 +40,7 @@ class Sessions:
         self._residency = residency
         self.options = options
         self._sessions: dict[str, Session] = {}
+        self._next_number = 1
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -56,7 +59,8 @@ class Sessions:
         if session is None:
             if len(self._sessions) >= self.options.max_sessions:
                 self._forget_one()
-            session = self._sessions[session_id] = Session(session_id, client)
+            session = self._sessions[session_id] = Session(session_id, self._next_number, client)
+            self._next_number += 1
             self._residency.story.tell(self._residency.now, session_id, "session_opened")
         if session.client == NOBODY:
             session.client = client
@@ -77,6 +81,7 @@ class Sessions:
             return
         residency = self._residency
         residency.story.tell(residency.now, session.id, "session_urgency", urgency.name.lower())
+        residency.audience.session_changed(SessionChange(residency.now, session.number, urgency))
         was_decoding = session.urgency is Urgency.DECODING
         session.urgency = urgency
         catalog = residency.catalog
@@ -90,13 +95,14 @@ class Sessions:
 
     def attach(self, session: Session, rows: list[int]) -> None:
         """Note that a session uses these blocks."""
-        catalog = self._residency.catalog
+        serial = self._residency.catalog.serial
+        if session.urgency is not Urgency.DECODING:
+            session.blocks.update(dict.fromkeys([serial[row] << 32 | row for row in rows]))
+            return
         for row in rows:
-            handle = catalog.handle(row)
-            if handle in session.blocks:
-                continue
-            session.blocks[handle] = None
-            if session.urgency is Urgency.DECODING:
+            handle = self._residency.catalog.handle(row)
+            if handle not in session.blocks:
+                session.blocks[handle] = None
                 self._residency.keep(row)
                 session.kept_rows.append(row)
 

@@ -1,5 +1,6 @@
 """Requests that write: reserve, commit, abort."""
 
+from ...policies.base import Use
 from ...tiers.block import Urgency
 from .catalog import NO_ROW
 from .copies import Copies
@@ -15,7 +16,7 @@ from .events import (
 from .pressure import Pressure
 from .puts import PutJob
 from .residency import Residency
-from .runs import MIN_RUN, touch_run
+from .runs import MIN_RUN, refresh_run
 from .sessions import Sessions
 from .waiting import Waiting
 
@@ -133,8 +134,17 @@ class Writes:
             return None
         client, namespace = checked
         number, self._next_reservation = self._next_reservation, self._next_reservation + 1
+        session = self._sessions.get(event.session_id)
         job = PutJob(
-            event, client, namespace, number, self._residency, self._copies, self._pressure, self._done
+            event,
+            client,
+            namespace,
+            session.number if session is not None else 0,
+            number,
+            self._residency,
+            self._copies,
+            self._pressure,
+            self._done,
         )
         job.deadline_at = min(event.deadline_at, self._residency.now + desk.options.reservation_ttl_s)
         self._jobs[number] = job
@@ -162,10 +172,16 @@ class Writes:
         catalog = self._residency.catalog
         rows = [row for row in job.rows if row != NO_ROW]
         if len(rows) >= MIN_RUN:
-            touch_run(self._residency, rows)
+            refresh_run(self._residency, rows)
         else:
             for row in rows:
                 catalog.last_used[row] = self._residency.now
+        session = None
         if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)
             self._sessions.attach(session, [row for row in rows if catalog.tier_of(row) is not None])
+        new = [
+            row for row, outcome in zip(job.rows, job.outcomes, strict=False) if outcome == PutOutcome.STORED
+        ]
+        number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
+        self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))

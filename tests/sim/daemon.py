@@ -91,6 +91,7 @@ class Daemon:
             ev.Publish: lambda i: self.memories[i.tier].publish(i.place, i.label),
             ev.PublishRun: self._publish_run,
             ev.Retract: lambda i: self.memories[i.tier].retract(i.place),
+            ev.RetractRun: self._retract_run,
             ev.SealSegment: lambda i: self._keep_house(self.cold.seal, i.segment),
             ev.FreeSegment: lambda i: self._keep_house(self._free, i.segment),
             ev.StoreNamespace: self._store_namespace,
@@ -100,6 +101,10 @@ class Daemon:
     def _publish_run(self, run: ev.PublishRun) -> None:
         for place, label in zip(run.places, run.labels, strict=True):
             self.memories[run.tier].publish(place, label)
+
+    def _retract_run(self, run: ev.RetractRun) -> None:
+        for place in run.places:
+            self.memories[run.tier].retract(place)
 
     # ------------------------------------------------------------------------------------ calls
 

@@ -15,7 +15,7 @@ from typing import Any
 from kvtier.appliance.core import catalog, copies, desk, gets, leases, puts, reclaim, residency, waiting
 from kvtier.appliance.core import sessions as sessions_module
 from kvtier.appliance.core import writes as writes_module
-from kvtier.appliance.core.events import Publish, Retract
+from kvtier.appliance.core.events import Publish, Retract, RetractRun
 from kvtier.appliance.core.states import State, Step
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import NO_PLACE, Tier, Urgency
@@ -185,7 +185,7 @@ def _no_retract() -> list[Patch]:
     step = daemon.Daemon.step
 
     def forgetful(self: Any, event: Any) -> None:
-        self._execute[Retract] = lambda instruction: None
+        self._execute[Retract] = self._execute[RetractRun] = lambda instruction: None
         step(self, event)
 
     return [(daemon.Daemon, "step", forgetful)]

@@ -50,6 +50,8 @@ class _PutOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PutOutcome
     """not stored: the block before it is not stored"""
     PUT_OUTCOME_FAILED: _PutOutcome.ValueType  # 7
     """not stored: the copy failed"""
+    PUT_OUTCOME_DECLINED: _PutOutcome.ValueType  # 8
+    """not stored: what would have to leave is worth more"""
 
 class PutOutcome(_PutOutcome, metaclass=_PutOutcomeEnumTypeWrapper):
     """What became of one block of a put."""
@@ -69,6 +71,8 @@ PUT_OUTCOME_PARENT_MISSING: PutOutcome.ValueType  # 6
 """not stored: the block before it is not stored"""
 PUT_OUTCOME_FAILED: PutOutcome.ValueType  # 7
 """not stored: the copy failed"""
+PUT_OUTCOME_DECLINED: PutOutcome.ValueType  # 8
+"""not stored: what would have to leave is worth more"""
 Global___PutOutcome: _TypeAlias = PutOutcome  # noqa: Y015
 
 @_typing.final
@@ -217,16 +221,22 @@ class RegisterNamespaceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IDENTITY_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def identity(self) -> _types_pb2.NamespaceIdentity: ...
+    @_builtins.property
+    def prefill(self) -> _types_pb2.PrefillSpeed:
+        """optional; the last one stated counts"""
+
     def __init__(
         self,
         *,
         identity: _types_pb2.NamespaceIdentity | None = ...,
+        prefill: _types_pb2.PrefillSpeed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "prefill", b"prefill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,22 +306,34 @@ class LookupResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     LOAD_S_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_S_FIELD_NUMBER: _builtins.int
+    NUM_WORTH_LOADING_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """length of the stored prefix"""
     tiers: _builtins.bytes
     """one Tier per stored block: the slowest its fragments must come from"""
     load_s: _builtins.float
-    """Estimated seconds until the whole prefix is readable, from measured bandwidth."""
+    """Estimated seconds until the whole prefix is readable, from measured bandwidth and what is queued."""
+    recompute_s: _builtins.float
+    """estimated seconds of prefill of the whole stored prefix"""
+    num_worth_loading: _builtins.int
+    """Beginning of the prefix that is worth loading: computing the rest again is quicker."""
+    reason: _builtins.str
+    """why that is not all of it; empty when it is"""
     def __init__(
         self,
         *,
         num_blocks: _builtins.int = ...,
         tiers: _builtins.bytes = ...,
         load_s: _builtins.float = ...,
+        recompute_s: _builtins.float = ...,
+        num_worth_loading: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "num_blocks", b"num_blocks", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "num_blocks", b"num_blocks", "num_worth_loading", b"num_worth_loading", "reason", b"reason", "recompute_s", b"recompute_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +352,8 @@ class AcquireRequest(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
+    LOAD_ANYWAY_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     client_id: _builtins.int
     namespace_id: _builtins.int
@@ -343,6 +367,10 @@ class AcquireRequest(_message.Message):
     """Give up on promotions that have not arrived by then; what arrived is kept. 0 means the RPC deadline."""
     first_block: _builtins.int
     """start of the part to pin; earlier blocks are only checked"""
+    load_anyway: _builtins.bool
+    """Load blocks even from a tier that is known to be slower than computing them again."""
+    @_builtins.property
+    def retention(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]: ...
     def __init__(
         self,
         *,
@@ -355,10 +383,12 @@ class AcquireRequest(_message.Message):
         ttl_ms: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
         first_block: _builtins.int = ...,
+        load_anyway: _builtins.bool = ...,
+        retention: _abc.Iterable[_types_pb2.Retention] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_block", b"first_block", "namespace_id", b"namespace_id", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "session_id", b"session_id", "ttl_ms", b"ttl_ms", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_block", b"first_block", "load_anyway", b"load_anyway", "namespace_id", b"namespace_id", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "retention", b"retention", "session_id", b"session_id", "ttl_ms", b"ttl_ms", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,13 +450,26 @@ class AcquireResponse(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    NUM_STORED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_S_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     num_blocks: _builtins.int
     """pinned so far; in the last answer: readable"""
     last: _builtins.bool
     ttl_ms: _builtins.int
     tiers: _builtins.bytes
-    """first answer only: where each block was found"""
+    """The rest is in the first answer only.
+    where each block was found
+    """
+    num_stored: _builtins.int
+    """length of the stored prefix; the part that is not worth loading is not pinned"""
+    reason: _builtins.str
+    """why less than that is loaded; empty when all of it is"""
+    load_s: _builtins.float
+    """as in LookupResponse, of the blocks from `first_block` on"""
+    recompute_s: _builtins.float
     @_builtins.property
     def ready(self) -> Global___Fragments: ...
     def __init__(
@@ -438,10 +481,14 @@ class AcquireResponse(_message.Message):
         last: _builtins.bool = ...,
         ttl_ms: _builtins.int = ...,
         tiers: _builtins.bytes = ...,
+        num_stored: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        load_s: _builtins.float = ...,
+        recompute_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "lease_id", b"lease_id", "num_blocks", b"num_blocks", "ready", b"ready", "tiers", b"tiers", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "lease_id", b"lease_id", "load_s", b"load_s", "num_blocks", b"num_blocks", "num_stored", b"num_stored", "ready", b"ready", "reason", b"reason", "recompute_s", b"recompute_s", "tiers", b"tiers", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -592,6 +639,8 @@ class ReserveRequest(_message.Message):
     PREFIX_HASHES_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     client_id: _builtins.int
     namespace_id: _builtins.int
@@ -601,6 +650,10 @@ class ReserveRequest(_message.Message):
     session_id: _builtins.str
     deadline_ms: _builtins.int
     """how long the room is held"""
+    prefill_s: _builtins.float
+    """How long computing exactly these blocks took, if the caller measured it; 0: unknown."""
+    @_builtins.property
+    def retention(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]: ...
     def __init__(
         self,
         *,
@@ -611,10 +664,12 @@ class ReserveRequest(_message.Message):
         prefix_hashes: _builtins.bytes = ...,
         session_id: _builtins.str = ...,
         deadline_ms: _builtins.int = ...,
+        prefill_s: _builtins.float = ...,
+        retention: _abc.Iterable[_types_pb2.Retention] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "namespace_id", b"namespace_id", "parent_hash", b"parent_hash", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "namespace_id", b"namespace_id", "parent_hash", b"parent_hash", "prefill_s", b"prefill_s", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "retention", b"retention", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -895,11 +950,16 @@ class UpdateSessionRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     URGENCY_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    BACK_IN_MS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     session_id: _builtins.str
     urgency: _types_pb2.Urgency.ValueType
     deadline_ms: _builtins.int
     """from now; 0 means none"""
+    back_in_ms: _builtins.int
+    """When it expects to need its blocks again ("tool call, back in 30 s"), from now; 0 means it does not know.
+    They are brought up shortly before.
+    """
     def __init__(
         self,
         *,
@@ -907,10 +967,11 @@ class UpdateSessionRequest(_message.Message):
         session_id: _builtins.str = ...,
         urgency: _types_pb2.Urgency.ValueType = ...,
         deadline_ms: _builtins.int = ...,
+        back_in_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "session_id", b"session_id", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_in_ms", b"back_in_ms", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "session_id", b"session_id", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -170,8 +170,8 @@ class KVCacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lookup(self, request, context):
-        """How much of a chain is stored, where, and what loading it costs. No side effect, no promise: only
-        Acquire promises.
+        """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
+        promise: only Acquire promises.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,8 +180,8 @@ class KVCacheServiceServicer:
     def Acquire(self, request, context):
         """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
         pins; fragments follow as they become readable, in layer order; the answer marked `last` ends it.
-        Blocks on NVMe are promoted meanwhile. A block that cannot be brought up shortens the prefix
-        (`num_blocks` of the last answer), it is never an error.
+        Blocks on NVMe are promoted meanwhile, unless computing them again is known to be quicker. A block that
+        cannot be brought up shortens the prefix (`num_blocks` of the last answer), it is never an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -254,7 +254,7 @@ class KVCacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSession(self, request, context):
-        """Creates or changes a session: its urgency, its deadline. Idempotent.
+        """Creates or changes a session: its urgency, its deadline, when it will be back. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

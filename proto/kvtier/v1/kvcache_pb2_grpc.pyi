@@ -53,14 +53,14 @@ class KVCacheServiceStub:
     cannot hold is refused with FAILED_PRECONDITION.
     """
     Lookup: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.LookupRequest, _kvcache_pb2.LookupResponse]
-    """How much of a chain is stored, where, and what loading it costs. No side effect, no promise: only
-    Acquire promises.
+    """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
+    promise: only Acquire promises.
     """
     Acquire: _grpc.UnaryStreamMultiCallable[_kvcache_pb2.AcquireRequest, _kvcache_pb2.AcquireResponse]
     """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
     pins; fragments follow as they become readable, in layer order; the answer marked `last` ends it.
-    Blocks on NVMe are promoted meanwhile. A block that cannot be brought up shortens the prefix
-    (`num_blocks` of the last answer), it is never an error.
+    Blocks on NVMe are promoted meanwhile, unless computing them again is known to be quicker. A block that
+    cannot be brought up shortens the prefix (`num_blocks` of the last answer), it is never an error.
     """
     Release: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.ReleaseRequest, _kvcache_pb2.ReleaseResponse]
     """Ends leases. Idempotent: an unknown lease is counted, not refused."""
@@ -87,7 +87,7 @@ class KVCacheServiceStub:
     Prefetch: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.PrefetchRequest, _kvcache_pb2.PrefetchResponse]
     """Promotes the stored prefix of a chain before anyone asks. Answers at once."""
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.UpdateSessionRequest, _kvcache_pb2.UpdateSessionResponse]
-    """Creates or changes a session: its urgency, its deadline. Idempotent."""
+    """Creates or changes a session: its urgency, its deadline, when it will be back. Idempotent."""
     ForkSession: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.ForkSessionRequest, _kvcache_pb2.ForkSessionResponse]
     """A new session that holds the blocks of another one."""
     EndSession: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.EndSessionRequest, _kvcache_pb2.EndSessionResponse]
@@ -113,14 +113,14 @@ class KVCacheServiceAsyncStub(KVCacheServiceStub):
     cannot hold is refused with FAILED_PRECONDITION.
     """
     Lookup: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.LookupRequest, _kvcache_pb2.LookupResponse]  # type: ignore[assignment]
-    """How much of a chain is stored, where, and what loading it costs. No side effect, no promise: only
-    Acquire promises.
+    """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
+    promise: only Acquire promises.
     """
     Acquire: _aio.UnaryStreamMultiCallable[_kvcache_pb2.AcquireRequest, _kvcache_pb2.AcquireResponse]  # type: ignore[assignment]
     """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
     pins; fragments follow as they become readable, in layer order; the answer marked `last` ends it.
-    Blocks on NVMe are promoted meanwhile. A block that cannot be brought up shortens the prefix
-    (`num_blocks` of the last answer), it is never an error.
+    Blocks on NVMe are promoted meanwhile, unless computing them again is known to be quicker. A block that
+    cannot be brought up shortens the prefix (`num_blocks` of the last answer), it is never an error.
     """
     Release: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.ReleaseRequest, _kvcache_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Ends leases. Idempotent: an unknown lease is counted, not refused."""
@@ -147,7 +147,7 @@ class KVCacheServiceAsyncStub(KVCacheServiceStub):
     Prefetch: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.PrefetchRequest, _kvcache_pb2.PrefetchResponse]  # type: ignore[assignment]
     """Promotes the stored prefix of a chain before anyone asks. Answers at once."""
     UpdateSession: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.UpdateSessionRequest, _kvcache_pb2.UpdateSessionResponse]  # type: ignore[assignment]
-    """Creates or changes a session: its urgency, its deadline. Idempotent."""
+    """Creates or changes a session: its urgency, its deadline, when it will be back. Idempotent."""
     ForkSession: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.ForkSessionRequest, _kvcache_pb2.ForkSessionResponse]  # type: ignore[assignment]
     """A new session that holds the blocks of another one."""
     EndSession: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.EndSessionRequest, _kvcache_pb2.EndSessionResponse]  # type: ignore[assignment]
@@ -200,8 +200,8 @@ class KVCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvcache_pb2.LookupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvcache_pb2.LookupResponse, _abc.Awaitable[_kvcache_pb2.LookupResponse]]:
-        """How much of a chain is stored, where, and what loading it costs. No side effect, no promise: only
-        Acquire promises.
+        """How much of a chain is stored, where, and what loading it or computing it again costs. No side effect, no
+        promise: only Acquire promises.
         """
 
     @_abc_1.abstractmethod
@@ -212,8 +212,8 @@ class KVCacheServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_kvcache_pb2.AcquireResponse], _abc.AsyncIterator[_kvcache_pb2.AcquireResponse]]:
         """Looks up and pins in one step. The first answer names the lease and how many blocks of the chain it
         pins; fragments follow as they become readable, in layer order; the answer marked `last` ends it.
-        Blocks on NVMe are promoted meanwhile. A block that cannot be brought up shortens the prefix
-        (`num_blocks` of the last answer), it is never an error.
+        Blocks on NVMe are promoted meanwhile, unless computing them again is known to be quicker. A block that
+        cannot be brought up shortens the prefix (`num_blocks` of the last answer), it is never an error.
         """
 
     @_abc_1.abstractmethod
@@ -300,7 +300,7 @@ class KVCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvcache_pb2.UpdateSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvcache_pb2.UpdateSessionResponse, _abc.Awaitable[_kvcache_pb2.UpdateSessionResponse]]:
-        """Creates or changes a session: its urgency, its deadline. Idempotent."""
+        """Creates or changes a session: its urgency, its deadline, when it will be back. Idempotent."""
 
     @_abc_1.abstractmethod
     def ForkSession(

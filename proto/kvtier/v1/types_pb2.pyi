@@ -178,6 +178,71 @@ class NamespaceIdentity(_message.Message):
 Global___NamespaceIdentity: _TypeAlias = NamespaceIdentity  # noqa: Y015
 
 @_typing.final
+class PrefillSpeed(_message.Message):
+    """How fast this model's prompts are computed here. The appliance weighs loading a block against computing it
+    again; without this it guesses from the geometry, and follows `prefill_s` of puts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    DOUBLING_TOKENS_FIELD_NUMBER: _builtins.int
+    tokens_per_s: _builtins.float
+    """at the start of a context"""
+    doubling_tokens: _builtins.float
+    """Context at which one more token takes twice as long, because it attends to all before it; 0: from the
+    geometry (6 times the model's width).
+    """
+    def __init__(
+        self,
+        *,
+        tokens_per_s: _builtins.float = ...,
+        doubling_tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubling_tokens", b"doubling_tokens", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillSpeed: _TypeAlias = PrefillSpeed  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    """How much some tokens of a chain are worth keeping. Counted from the start of the chain, whatever part of it
+    the request names; a block belongs to a range that contains its first token, and to the last such range.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    END_TOKEN_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    end_token: _builtins.int
+    """behind the last one; 0: to the end of the blocks the request names"""
+    priority: _builtins.int
+    """0 to 100, lowest evicted first; 50 is what blocks have without a hint"""
+    ttl_ms: _builtins.int
+    """then the priority is 50 again; 0: until changed"""
+    def __init__(
+        self,
+        *,
+        first_token: _builtins.int = ...,
+        end_token: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_token", b"end_token", "first_token", b"first_token", "priority", b"priority", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
+
+@_typing.final
 class StagingSpan(_message.Message):
     """A span of bytes in a client's own staging extent."""
 

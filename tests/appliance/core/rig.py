@@ -83,6 +83,9 @@ class Rig:
                         self.published[instruction.tier, place] = label.prefix_hash
                 case ev.Retract():
                     del self.published[instruction.tier, instruction.place]
+                case ev.RetractRun():
+                    for place in instruction.places:
+                        del self.published[instruction.tier, place]
                 case ev.Notify():
                     self.notices.append(instruction)
                 case ev.SealSegment():

@@ -1,0 +1,57 @@
+"""The audience: policies and learners, told once per request what the appliance saw.
+
+Only those who listen are called: most policies do not care about most of what happens, and some of it
+happens ten thousand times a second.
+"""
+
+from collections.abc import Sequence
+
+from ...policies.base import EvictionPolicy, Observer, SessionChange, Use
+from ...policies.registry import PolicySet
+from ...tiers.block import Tier
+
+
+class Audience:
+    """Tells each observer what it listens to, shared learners first."""
+
+    def __init__(self, policies: PolicySet) -> None:
+        everyone = policies.observers
+        self._used = [o.used for o in everyone if type(o).used is not Observer.used]
+        self._stored = [o.stored for o in everyone if type(o).stored is not Observer.stored]
+        self._forgotten = [o.forgotten for o in everyone if type(o).forgotten is not Observer.forgotten]
+        self._session_changed = [
+            o.session_changed for o in everyone if type(o).session_changed is not Observer.session_changed
+        ]
+        self._left = {
+            tier: policy.left
+            for tier, policy in policies.evictions.items()
+            if type(policy).left is not EvictionPolicy.left
+        }
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """A request used these blocks. Told before the columns of the catalog say so."""
+        if rows:
+            for hear in self._used:
+                hear(rows, use)
+
+    def stored(self, rows: Sequence[int], use: Use) -> None:
+        """A put made these blocks readable."""
+        if rows:
+            for hear in self._stored:
+                hear(rows, use)
+
+    def session_changed(self, change: SessionChange) -> None:
+        """A session said something about itself."""
+        for hear in self._session_changed:
+            hear(change)
+
+    def left(self, rows: Sequence[int], tier: Tier) -> None:
+        """These blocks left a tier."""
+        hear = self._left.get(tier)
+        if hear is not None:
+            hear(rows)
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """These rows are about to be free."""
+        for hear in self._forgotten:
+            hear(rows)
