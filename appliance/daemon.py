@@ -52,7 +52,7 @@ class Daemon:
         options = settings.planner_options()
         self.settings = settings
         self.assembly = assembly
-        self.planner = Planner(options, assembly.rooms)
+        self.planner = Planner(options, assembly.rooms, policies=settings.policy.choice())
         self.events = EventLog(limits.max_block_events)
         self.appliance = Appliance(
             self.planner,

@@ -33,6 +33,7 @@ from .settings_fields import (
     refuse,
     require_multiple,
 )
+from .settings_policy import Policy
 from .settings_sources import SettingsError
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Leases",
     "Limits",
     "NvmeTier",
+    "Policy",
     "Settings",
     "SettingsError",
     "Tiers",
@@ -246,6 +248,8 @@ class Settings(_Model):
     """Addresses to serve gRPC on: unix:///absolute/path or host:port."""
     tiers: Tiers = Tiers()
     """Where bytes live."""
+    policy: Policy = Policy()
+    """Who decides what moves."""
     watermarks: Watermarks = Watermarks()
     """When a tier makes room."""
     leases: Leases = Leases()

@@ -145,6 +145,7 @@ class Newcomer(NamedTuple):
     num_blocks: int
     session: int
     urgency: int
+    prefix_hashes: Sequence[bytes] = ()  # of a put, in chain order: these blocks have no rows yet
     row: int = -1  # its row when it is stored already (a spill)
 
 

@@ -65,6 +65,13 @@ class PutJob:
         self._copying: dict[int, int] = {}  # fragment -> block, bytes on their way
         self._parent = self._find_parent()
 
+    @property
+    def first_position(self) -> int | None:
+        """Where the first block stands in its chain, told before it is decided; None without its parent."""
+        if self._parent is None:
+            return None
+        return self._residency.catalog.position[self._parent] + 1 if self._parent != NO_ROW else 0
+
     # ---------------------------------------------------------------------------------- admission
 
     def advance(self) -> bool:
@@ -137,7 +144,10 @@ class PutJob:
         """Say who wants to come in: this many blocks from the one to be decided next."""
         parent = self._parent if self._parent is not None else NO_ROW
         position = self._residency.catalog.position[parent] + 1 if parent != NO_ROW else 0
-        return Newcomer(self._residency.now, parent, position, num_blocks, self.session, Urgency.PREFILL)
+        names = self.request.prefix_hashes[self._next : self._next + num_blocks]
+        return Newcomer(
+            self._residency.now, parent, position, num_blocks, self.session, Urgency.PREFILL, names
+        )
 
     def _decline_rest(self) -> None:
         """What is stored is worth more than what is left of this put: nobody leaves for it."""

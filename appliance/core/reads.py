@@ -1,10 +1,12 @@
 """Requests that read: acquire, release, keep-alive, touch, prefetch, pin."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ...policies.base import Use
+from ...policies.costs import Advice, CostModel
 from ...tiers.block import Tier, Urgency
-from .catalog import NO_ROW, TIERS, Namespace
+from .catalog import NO_ROW, TIERS, Catalog, Namespace
 from .desk import Desk
 from .events import (
     AcquireAbandoned,
@@ -42,6 +44,7 @@ class Reads:
         pins: Pins,
         sessions: Sessions,
         waiting: Waiting,
+        costs: CostModel,
         readable: Sequence[Tier],
     ) -> None:
         self._desk = desk
@@ -51,6 +54,7 @@ class Reads:
         self._pins = pins
         self._sessions = sessions
         self._waiting = waiting
+        self._costs = costs
         self._readable = readable
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
 
@@ -81,20 +85,26 @@ class Reads:
     def _begin(self, event: AcquireRequested, client: Client, namespace: Namespace) -> None:
         desk, catalog = self._desk, self._residency.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
-        rows = rows[: self._affordable(client, namespace, event.first_block, len(rows))]
+        num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
+        rows = rows[: self._affordable(client, namespace, event.first_block, len(rows))]
         chain, num_asked = rows[event.first_block :], len(event.prefix_hashes)
         urgency = self._use(
             chain, event.client, event.session_id, event.urgency, num_asked, event.deadline_at
         )
+        advice = self._advice(event, namespace, rows)
+        rows = rows[: advice.num_blocks]
         if len(rows) <= event.first_block:
             tiers = bytes(catalog.tier_of(row) or 0 for row in rows)
-            return desk.reply(event.call, AcquireResult(0, len(rows), [], True, 0.0, tiers))
+            prices = (num_stored, advice.reason, advice.load_s, advice.recompute_s)
+            return desk.reply(event.call, AcquireResult(0, len(rows), [], True, 0.0, tiers, *prices))
         lease = self._leases.grant(client, event.ttl_s)
         job = AcquireJob(
             event,
             urgency,
             rows,
+            num_stored,
+            advice,
             lease,
             self._leases,
             self._loads,
@@ -111,6 +121,17 @@ class Reads:
                 deadline_at = min(event.deadline_at, self._residency.now + desk.options.put_wait_s)
                 self._waiting.add(job, urgency, deadline_at)
         return None
+
+    def _advice(self, event: AcquireRequested, namespace: Namespace, rows: list[int]) -> Advice:
+        """Say how many of the stored blocks are worth loading: all, unless it is certain that they are not
+        and the caller did not insist."""
+        tier_of = self._residency.catalog.tier_of
+        tiers = bytes([tier_of(row) or 0 for row in rows])
+        advice = self._costs.advise(namespace.id, tiers, event.first_block, self._residency.now)
+        if event.load_anyway or not advice.is_certain or not advice.reason:
+            return advice._replace(num_blocks=len(rows), reason="")
+        self._residency.story.count("blocks_not_worth_loading", len(rows) - advice.num_blocks)
+        return advice
 
     def _affordable(self, client: Client, namespace: Namespace, first_block: int, num_blocks: int) -> int:
         """Return how many blocks of the prefix the client's quota of held bytes allows."""
@@ -217,7 +238,8 @@ class Reads:
         if namespace is None or client is None or namespace.identity.domain != client.domain:
             return
         rows = [row for h in event.prefix_hashes if (row := namespace.rows.get(h, NO_ROW)) != NO_ROW]
-        self._use(rows, event.client, event.session_id, None, len(event.prefix_hashes))
+        for chain in _chains(self._residency.catalog, rows):
+            self._use(chain, event.client, event.session_id, None, len(chain))
 
     def prefetch(self, event: PrefetchRequested) -> None:
         """Promote a stored prefix for nobody in particular."""
@@ -253,3 +275,10 @@ class Reads:
                 self._loads.promote(row, event.floor, Urgency.QUEUED, float("inf"))
         self._loads.start(Urgency.QUEUED, float("inf"))
         return desk.reply(event.call, PinResult(pin.id, len(rows)))
+
+
+def _chains(catalog: Catalog, rows: list[int]) -> list[list[int]]:
+    """Cut rows where one does not continue the row before it: clients report several gets at once."""
+    parent = catalog.parent
+    cuts = [index for index in range(1, len(rows)) if parent[rows[index]] != rows[index - 1]]
+    return [rows[first:last] for first, last in pairwise([0, *cuts, len(rows)])] if rows else []
