@@ -1,1 +1,1 @@
-"""The real engine, vLLM's CPU build, with and without kvtier: driven by tests/vllm/e2e, measured by -m bench.vllm."""
+"""The real engine, vLLM on the CPU, with and without kvtier; tests/vllm/e2e and -m bench.vllm drive it."""

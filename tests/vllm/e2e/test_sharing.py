@@ -1,0 +1,78 @@
+"""Engines on one host share what each of them computed, and what is common is kept once."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bench.vllm.appliance import Appliance
+from bench.vllm.options import kvtier_connector
+from bench.vllm.process import EngineProcess
+
+from .comparison import exact_difference
+from .rig import FULL, SEED, SMALL, settled
+from .traffic import Traffic
+
+NUM_SHARED_BLOCKS = 16
+NUM_AGENTS = 10_000 if FULL else 600
+NUM_TOGETHER = 200
+
+
+@pytest.fixture(scope="module")
+def appliance() -> Iterator[Appliance]:
+    with Appliance() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engines(
+    appliance: Appliance, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EngineProcess, EngineProcess]]:
+    folder = tmp_path_factory.mktemp("sharing")
+    options = replace(SMALL, max_requests=32, connector=kvtier_connector(appliance.target))
+    with EngineProcess(options, folder, "first") as first, EngineProcess(options, folder, "second") as second:
+        yield first.ready(), second.ready()
+
+
+def test_the_second_engine_reuses_what_the_first_computed(
+    appliance: Appliance, engines: tuple[EngineProcess, EngineProcess]
+) -> None:
+    first, second = engines
+    traffic = Traffic(SEED, SMALL.block_tokens, max_tokens=900, may_align=False)
+    num_blocks = appliance.num_blocks()
+    for _ in range(12):
+        turn = traffic.turn()
+        first.generate(turn.request)
+        settled(first, appliance)
+        first.generate(turn.request)  # from the appliance
+        (own,) = first.generate(turn.request)  # a hit in the engine's own cache
+        (other,) = second.generate(turn.request)
+        second.reset()
+        assert other.num_cached == own.num_cached
+        assert not exact_difference(own, other)
+        traffic.answered(turn, own.tokens)
+    assert appliance.num_blocks() > num_blocks
+
+
+def test_a_shared_system_prompt_is_kept_once(
+    appliance: Appliance, engines: tuple[EngineProcess, EngineProcess]
+) -> None:
+    """Both engines serve agents that begin with the same words and go on with a few of their own."""
+    traffic = Traffic(SEED + 1, SMALL.block_tokens, max_tokens=2000)
+    system = traffic.words(NUM_SHARED_BLOCKS * SMALL.block_tokens)
+    before = appliance.num_blocks()
+    num_cached = 0
+    for start in range(0, NUM_AGENTS, NUM_TOGETHER):
+        engine = engines[start // NUM_TOGETHER % 2]
+        asks = [
+            {"tokens": system + traffic.words(20), "num_new": 2, "logprobs": False}
+            for _ in range(min(NUM_TOGETHER, NUM_AGENTS - start))
+        ]
+        engine.reset()
+        num_cached += sum(output.num_cached for output in engine.generate(*asks))
+    for engine in engines:
+        settled(engine, appliance)
+    assert appliance.num_blocks() - before == NUM_SHARED_BLOCKS
+    share = num_cached / NUM_AGENTS
+    print(f"\n{NUM_AGENTS} requests, on average {share:.0f} of {len(system) + 20} tokens cached")
+    assert num_cached > NUM_AGENTS * len(system) * 0.9
