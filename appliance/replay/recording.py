@@ -1,0 +1,151 @@
+"""Recordings: what a daemon was asked, written so that it says nothing about whom or what.
+
+JSON lines, gzip. A line for each namespace, then one per access:
+
+    {"kvtier_recording": 1}
+    {"namespace": 1, "block_tokens": 16, "block_bytes": 2097152}
+    {"at": 0.512, "op": "ask", "namespace": 1, "session": "9f…", "blocks": ["4c…", …], "num_found": 3}
+    {"at": 0.733, "op": "put", "namespace": 1, "session": "9f…", "parent": "c1…", "blocks": ["77…", …]}
+    {"at": 0.9, "lost": 12}
+
+`at` is seconds since the recording began, not a date. Blocks and sessions are BLAKE2b of their names under a
+key that is made for this recording and never written down (RFC 7693): equal names stay equal within the
+file, and nobody, the recorder included, can find out afterwards which prompt a block belongs to by hashing
+guesses. Rejected: the prefix hashes themselves, which anyone with the model's tokenizer can compute for a
+prompt they suspect; numbers in order of appearance, for which the recorder would have to remember every block.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from .lines import is_number, parse
+from .traces import Trace, TraceBuilder, TraceError, TraceNamespace
+
+HEADER_KEY = "kvtier_recording"
+FORMAT_VERSION = 1
+NAME_BYTES = 8  # of a block's or session's name in the file: a billion blocks collide with 3 % chance
+KEY_BYTES = 32
+
+
+class Recorder:
+    """Writes a recording. `key` is for tests; a real recording makes its own and forgets it."""
+
+    def __init__(self, out: TextIO, key: bytes = b"") -> None:
+        self._out = out
+        self._key = key or secrets.token_bytes(KEY_BYTES)
+        self._namespaces: set[int] = set()
+        self._began_at: float | None = None
+        self.num_accesses = 0
+        self.num_lost = 0
+        self._write({HEADER_KEY: FORMAT_VERSION})
+
+    def namespace(self, number: int, block_tokens: int, block_bytes: int) -> None:
+        """Note the shape of a namespace's blocks, once."""
+        if number not in self._namespaces:
+            self._namespaces.add(number)
+            self._write({"namespace": number, "block_tokens": block_tokens, "block_bytes": block_bytes})
+
+    def ask(
+        self,
+        at_s: float,
+        namespace: int,
+        session: str,
+        parent: bytes,
+        blocks: Sequence[bytes],
+        num_found: int,
+    ) -> None:
+        """Note that blocks of one chain were asked for, and how many of them were there."""
+        access = self._access("ask", at_s, namespace, session, parent, blocks)
+        self._write({**access, "num_found": num_found})
+
+    def put(self, at_s: float, namespace: int, session: str, parent: bytes, blocks: Sequence[bytes]) -> None:
+        """Note that blocks of one chain were put."""
+        self._write(self._access("put", at_s, namespace, session, parent, blocks))
+
+    def lost(self, at_s: float, count: int) -> None:
+        """Note that `count` accesses were not seen."""
+        self.num_lost += count
+        self._write({"at": self._since(at_s), "lost": count})
+
+    def _access(
+        self, op: str, at_s: float, namespace: int, session: str, parent: bytes, blocks: Sequence[bytes]
+    ) -> dict[str, Any]:
+        self.num_accesses += 1
+        access: dict[str, Any] = {"at": self._since(at_s), "op": op, "namespace": namespace}
+        if session:
+            access["session"] = self._name(b"session", session.encode())
+        salt = b"%d" % namespace
+        if parent:
+            access["parent"] = self._name(salt, parent)
+        access["blocks"] = [self._name(salt, block) for block in blocks]
+        return access
+
+    def _name(self, kind: bytes, name: bytes) -> str:
+        return hashlib.blake2b(name, digest_size=NAME_BYTES, key=self._key, person=kind[:16]).hexdigest()
+
+    def _since(self, at_s: float) -> float:
+        if self._began_at is None:
+            self._began_at = at_s
+        return round(at_s - self._began_at, 6)
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._out.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+def read_recording(lines: Iterable[tuple[int, str]], path: Path) -> Trace:
+    """Read a recording. Raises TraceError.
+
+    What was found when it was recorded is put again where it is missing in a replay, because its runtime would
+    have computed it; what was missing then is put when the recording says so.
+    """
+    builder = TraceBuilder(path.name, path)
+    namespaces: dict[int, tuple[int, int]] = {}  # by number: index and block_tokens
+    for number, line in lines:
+        record = parse(line, path, number)
+        if HEADER_KEY in record:
+            if record[HEADER_KEY] != FORMAT_VERSION:
+                message = f"a recording of version {record[HEADER_KEY]}; this kvtier reads {FORMAT_VERSION}"
+                raise TraceError(path, number, message)
+        elif "block_tokens" in record:
+            tokens, num_bytes = record["block_tokens"], record.get("block_bytes", 0)
+            if type(tokens) is not int or tokens <= 0 or type(num_bytes) is not int or num_bytes < 0:
+                raise TraceError(path, number, "block_tokens and block_bytes are counts; the file was edited")
+            index = builder.add_namespace(TraceNamespace(tokens, num_bytes))
+            namespaces[record.get("namespace", 0)] = (index, tokens)
+        elif "lost" not in record:
+            _read_access(builder, namespaces, record, path, number)
+    return builder.build()
+
+
+def _read_access(
+    builder: TraceBuilder,
+    namespaces: dict[int, tuple[int, int]],
+    record: dict[str, Any],
+    path: Path,
+    number: int,
+) -> None:
+    blocks, op = record.get("blocks"), record.get("op")
+    if op not in ("ask", "put") or not is_number(record.get("at")) or not isinstance(blocks, list):
+        raise TraceError(path, number, "no access: it has at, op (ask or put), namespace and blocks")
+    if record.get("namespace") not in namespaces:
+        raise TraceError(path, number, f"namespace {record.get('namespace')} is described nowhere before")
+    index, block_tokens = namespaces[record["namespace"]]
+    num_asked = len(blocks) if op == "ask" else 0
+    num_found = record.get("num_found", 0) if op == "ask" else len(blocks)
+    if type(num_found) is not int or not 0 <= num_found <= len(blocks):
+        raise TraceError(path, number, f"num_found is {num_found!r} of {len(blocks)} blocks")
+    builder.add(
+        record["at"],
+        blocks,
+        num_tokens=num_asked * block_tokens,
+        num_asked=num_asked,
+        num_filled=num_found,
+        parent=record.get("parent"),
+        session=record.get("session", ""),
+        namespace=index,
+        line=number,
+    )

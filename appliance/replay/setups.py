@@ -1,0 +1,160 @@
+"""Setups: what to replay a trace on. Policies and capacities by the words of the command line.
+
+    lru                    eviction `lru`, everything admitted
+    lru+tinylfu            eviction and admission, by their names in policies/registry.py
+    urgency                eviction and admission, where both are registered under one name
+    urgency@forecast       and a prefetcher
+    unbounded              room for every block of the trace: what no policy can exceed but by prefetching
+    policy.yaml            the `policy` section of a settings file
+
+    5%  64GiB              capacity: a share of the trace's distinct blocks, or bytes
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, resolve
+from ...tiers.block import Geometry, NamespaceIdentity, Tier
+from ...v1.shm import slot_bytes_for
+from .. import units
+from ..core.options import PlannerOptions
+from ..settings import Settings
+from .traces import MIN_GAP_S, Trace, TraceNamespace
+
+UNBOUNDED = "unbounded"
+#: Untimed, a put waits only while room is being made; this is less than the time between two requests.
+PUT_WAIT_S = MIN_GAP_S / 2
+#: Llama-3-8B in 16 bits: 128 KiB a token. What a trace is taken to be of when it does not say.
+DEFAULT_SHAPE = (32, 8, 128, "float16")  # layers, KV heads, head dim, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The model whose KV the blocks hold."""
+
+    num_layers: int = DEFAULT_SHAPE[0]
+    num_kv_heads: int = DEFAULT_SHAPE[1]
+    head_dim: int = DEFAULT_SHAPE[2]
+    dtype: str = DEFAULT_SHAPE[3]
+    layers_per_group: int = 0
+
+    @classmethod
+    def parse(cls, text: str, layers_per_group: int = 0) -> "Shape":
+        """Read LAYERSxHEADSxDIM[:DTYPE]. Raises ValueError."""
+        numbers, _, dtype = text.partition(":")
+        try:
+            layers, heads, dim = map(int, numbers.split("x"))
+        except ValueError:
+            raise ValueError(f"{text!r} is no model shape; write LAYERSxHEADSxDIM, e.g. 32x8x128:float16") from None
+        shape = cls(layers, heads, dim, dtype or "float16", layers_per_group)
+        shape.geometry(TraceNamespace(1))
+        return shape
+
+    def geometry(self, namespace: TraceNamespace) -> Geometry:
+        """Return the geometry of a namespace's blocks; one that says its bytes keeps them. Raises ValueError."""
+        tokens = namespace.block_tokens
+        if namespace.block_bytes:
+            if namespace.block_bytes % tokens:
+                raise ValueError(f"blocks of {namespace.block_bytes} bytes do not divide into {tokens} tokens")
+            return Geometry(1, 1, namespace.block_bytes // tokens, tokens, "int8", num_planes=1)
+        return Geometry(
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_dim,
+            tokens,
+            self.dtype,
+            layers_per_group=self.layers_per_group,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One planner to replay on: policies and tiers. Picklable: it may run in another process."""
+
+    policy: str
+    capacity: str
+    choice: PolicyChoice
+    capacity_bytes: Mapping[Tier, int]
+    options: PlannerOptions
+    shape: Shape = field(default_factory=Shape)
+    #: Copies take their time on a virtual clock, and so does prefill.
+    is_timed: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name of this setup in tables."""
+        return f"{self.policy} {self.capacity}"
+
+
+def identities_of(trace: Trace, shape: Shape) -> list[NamespaceIdentity]:
+    """Return an identity per namespace of the trace. Raises ValueError."""
+    geometries = [shape.geometry(namespace) for namespace in trace.namespaces]
+    return [NamespaceIdentity(b"replay".ljust(16), geometry, shard=str(i)) for i, geometry in enumerate(geometries)]
+
+
+def block_slot_bytes(geometry: Geometry) -> int:
+    """Return what one block takes in a memory tier."""
+    return sum(slot_bytes_for(geometry.fragment_bytes(group)) for group in range(geometry.num_groups))
+
+
+def distinct_bytes(trace: Trace, shape: Shape) -> int:
+    """Return what all distinct blocks of the trace take in a memory tier."""
+    sizes = [block_slot_bytes(shape.geometry(namespace)) for namespace in trace.namespaces]
+    if len(sizes) == 1:
+        return trace.num_blocks * sizes[0]
+    return sum(sizes[namespace] for namespace in trace.block_namespace().tolist())
+
+
+def capacity_of(text: str, trace: Trace, shape: Shape) -> int:
+    """Return the bytes that `5%` or `64GiB` mean for this trace. Raises ValueError."""
+    if not text.endswith("%"):
+        return units.parse_bytes(text)
+    share = units.parse_fraction(text)
+    if len(trace.namespaces) == 1:  # whole blocks
+        size = block_slot_bytes(shape.geometry(trace.namespaces[0]))
+        return max(1, round(share * trace.num_blocks)) * size
+    return int(share * distinct_bytes(trace, shape))
+
+
+def choice_of(text: str) -> PolicyChoice:
+    """Return the policies that a word of the command line names. Raises UnknownPolicy, SettingsError."""
+    if text.endswith((".yaml", ".yml")):
+        return Settings.load(Path(text), {}).policy_choice()
+    text, _, prefetch = text.partition("@")
+    eviction, _, admission = text.partition("+")
+    if eviction == UNBOUNDED:
+        eviction = "lru"
+    if not admission:
+        admission = eviction if eviction in ADMISSION else "all"
+    resolve(EVICTION, eviction)
+    resolve(ADMISSION, admission)
+    if prefetch:
+        resolve(PREFETCH, prefetch)
+    return PolicyChoice(eviction, admission, prefetch)
+
+
+def single_tier(policy: str, capacity: str, trace: Trace, shape: Shape) -> Setup:
+    """Return one memory tier of this capacity, used to the last byte, where nothing waits."""
+    num_bytes = distinct_bytes(trace, shape) if policy == UNBOUNDED else capacity_of(capacity, trace, shape)
+    longest = int(max(1, (trace.first[1:] - trace.first[:-1]).max()))
+    options = PlannerOptions(
+        max_blocks_per_request=longest,
+        max_story_lines=1,
+        high_watermark=1.0,
+        low_watermark=1.0,
+        put_wait_s=PUT_WAIT_S,
+    )
+    return Setup(policy, capacity, choice_of(policy), {Tier.DRAM: num_bytes}, options, shape)
+
+
+def tiers_of(policy: str, settings: Settings, choice: PolicyChoice, trace: Trace, shape: Shape) -> Setup:
+    """Return the tiers, limits and watermarks of a settings file, on the virtual clock."""
+    tiers = settings.tiers
+    capacity = {Tier.DRAM: tiers.dram.capacity_bytes}
+    if tiers.hbm is not None:
+        capacity[Tier.HBM] = tiers.hbm.capacity_bytes
+    if tiers.nvme is not None:
+        capacity[Tier.NVME] = tiers.nvme.capacity_bytes
+    text = " + ".join(f"{tier.label} {units.about_bytes(size)}" for tier, size in sorted(capacity.items()))
+    return Setup(policy, text, choice, capacity, settings.planner_options(), shape, is_timed=True)

@@ -1,0 +1,95 @@
+"""What both shells share: a planner on virtual tiers, with one client and the trace's namespaces.
+
+A subclass says how long things take. Replies, copies and segments are what a planner can be waiting for; the rest
+of its instructions are about bytes, of which there are none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ...policies.base import Future
+from ...tiers.block import Tier
+from ..core import events as ev
+from ..core.planner import Planner
+from .future import TraceFuture
+from .setups import Setup, identities_of
+from .traces import Trace
+from .virtual import rooms_for
+
+CLIENT = 1
+Progress = Callable[[int], None]  # requests done so far
+PROGRESS_STEP = 64
+
+
+class Shell:
+    """Drives one planner through one trace."""
+
+    def __init__(self, trace: Trace, setup: Setup, progress: Progress | None = None) -> None:
+        self.trace = trace
+        self.setup = setup
+        self.progress = progress or (lambda _: None)
+        identities = identities_of(trace, setup.shape)
+        self.names = trace.names()
+        future: Future = TraceFuture(trace, self.names)
+        rooms = rooms_for(setup.capacity_bytes, [identity.geometry for identity in identities])
+        self.planner = Planner(setup.options, rooms, policies=setup.choice, future=future)
+        self.results: dict[int, ev.Result] = {}  # last answer per call, until somebody takes it
+        self.num_refused_blocks = 0
+        self.execute: dict[type, Callable[[Any], None]] = {ev.Reply: self._reply}
+        self._next_call = 0
+        self.step(ev.ClientOpened(CLIENT, "replay", True, ""), 0.0)
+        self.namespace_ids: list[int] = []
+        self.block_bytes: list[int] = []
+        for identity in identities:
+            call = self.call()
+            self.step(ev.NamespaceRegistered(call, identity), 0.0)
+            answer = self.results.pop(call)
+            if not isinstance(answer, ev.NamespaceResult):
+                raise ValueError(f"{setup.label}: {answer}")
+            self.namespace_ids.append(answer.namespace_id)
+            self.block_bytes.append(identity.geometry.block_bytes)
+
+    def call(self) -> int:
+        """Return a number for a call."""
+        self._next_call += 1
+        return self._next_call
+
+    def step(self, event: ev.Event, now: float) -> None:
+        """Give an event to the planner and execute what it answers."""
+        execute = self.execute
+        for instruction in self.planner.handle(event, now):
+            act = execute.get(type(instruction))
+            if act is not None:
+                act(instruction)
+
+    def chain_of(self, request: int) -> list[bytes]:
+        """Return the prefix hashes that a request names."""
+        names, first = self.names, self.trace.first
+        return [names[block] for block in self.trace.blocks[first[request] : first[request + 1]].tolist()]
+
+    def put_event(
+        self, request: int, parent: bytes, chain: list[bytes], deadline_at: float
+    ) -> ev.CommitRequested:
+        """Return the put of `chain` under `parent`: reserve and commit in one, as clients do."""
+        call = self.call()
+        namespace = int(self.trace.namespace[request])
+        session = self.trace.sessions[request]
+        reserve = ev.ReserveRequested(
+            call, CLIENT, "", self.namespace_ids[namespace], parent, chain, session, deadline_at
+        )
+        spans = [(0, self.block_bytes[namespace])] * len(chain)
+        return ev.CommitRequested(call, CLIENT, "", 0, spans, reserve)
+
+    def count_refused(self, result: ev.Result) -> None:
+        """Note the blocks of a put that were not taken."""
+        if isinstance(result, ev.PutResult):
+            stored = (ev.PutOutcome.STORED, ev.PutOutcome.DEDUPLICATED)
+            self.num_refused_blocks += len(result.outcomes) - sum(map(result.outcomes.count, stored))
+
+    def capacities(self) -> dict[str, int]:
+        """Return the size of every tier by name."""
+        rooms = self.planner.rooms
+        return {tier.label: rooms[tier].statistics().capacity_bytes for tier in sorted(rooms, key=Tier)}
+
+    def _reply(self, reply: ev.Reply) -> None:
+        self.results[reply.call] = reply.result

@@ -1,0 +1,116 @@
+"""The untimed shell: one memory tier in which every copy takes no time. Hit ratios, fast.
+
+For each request, at its arrival: the longest resident prefix is a hit and is touched (one event, as a client reports
+what it read one-sidedly), then everything missing is put. Room is made at once or not at all. This is the semantics of
+the tables in the literature, and of the policies' bars.
+"""
+
+import gc
+import time
+from typing import Any
+
+import numpy as np
+
+from ..core import events as ev
+from .outcomes import Outcome, hits_by_tier
+from .setups import Setup
+from .shell import CLIENT, PROGRESS_STEP, Progress, Shell
+from .traces import NO_BLOCK, Trace
+from .virtual import LANDED
+
+INFINITY = float("inf")
+MAX_TICKS = 10_000  # of one put; more is a planner that turns in circles
+
+
+class UntimedShell(Shell):
+    """Runs one trace through one memory tier."""
+
+    def __init__(self, trace: Trace, setup: Setup, progress: Progress | None = None) -> None:
+        super().__init__(trace, setup, progress)
+        self._copies: list[ev.Copy] = []
+        self.execute[ev.Copy] = self._copies.append
+
+    def run(self) -> Outcome:
+        """Replay the whole trace. Returns the outcome, audited."""
+        trace = self.trace
+        num_hits = np.zeros(trace.num_requests, np.int32)
+        was_enabled = gc.isenabled()
+        gc.disable()  # the catalog has no cycles, and walking it would be half of the time
+        began_at = time.perf_counter()
+        try:
+            for request in range(trace.num_requests):
+                num_hits[request] = self._request(request)
+                if request % PROGRESS_STEP == 0:
+                    self.progress(request)
+        finally:
+            if was_enabled:
+                gc.enable()
+        wall_s = time.perf_counter() - began_at
+        self.progress(trace.num_requests)
+        return self._outcome(num_hits, wall_s)
+
+    def _request(self, request: int) -> int:
+        """Serve one request; return how many of its blocks were there."""
+        trace = self.trace
+        now = float(trace.at[request])
+        chain = self.chain_of(request)
+        num_asked, num_filled = int(trace.num_asked[request]), int(trace.num_filled[request])
+        namespace_id = self.namespace_ids[trace.namespace[request]]
+        num_hits = 0
+        if num_asked:
+            found: Any = self.planner.lookup(namespace_id, chain[:num_asked])
+            num_hits = found.num_blocks
+            if num_hits:
+                touched = ev.Touched(CLIENT, namespace_id, chain[:num_hits], trace.sessions[request])
+                self.step(touched, now)
+        if num_hits < num_filled:
+            parent = chain[num_hits - 1] if num_hits else self._parent_of(request)
+            self._put(request, parent, chain[num_hits:num_filled], now)
+        return num_hits
+
+    def _parent_of(self, request: int) -> bytes:
+        parent = int(self.trace.parent[request])
+        return b"" if parent == NO_BLOCK else self.names[parent]
+
+    def _put(self, request: int, parent: bytes, chain: list[bytes], now: float) -> None:
+        put = self.put_event(request, parent, chain, INFINITY)
+        self.step(put, now)
+        copies, results = self._copies, self.results
+        for _ in range(MAX_TICKS):
+            while copies:
+                copy = copies.pop()
+                self.step(ev.CopyFinished(copy.copy, [LANDED] * len(copy.items)), now)
+            if put.call in results:
+                return self.count_refused(results.pop(put.call))
+            # Nothing can be done and nothing is on its way: there is no room, which its deadline will say.
+            self.step(ev.Tick(), now if self.planner.is_busy else now + self.setup.options.put_wait_s)
+        raise RuntimeError(f"{self.setup.label}: the put of request {request} does not end; a defect, report it")
+
+    def _outcome(self, num_hits: Any, wall_s: float) -> Outcome:
+        trace, planner = self.trace, self.planner
+        block_hits, token_hits = hits_by_tier(trace, num_hits, {})
+        recompute_s = planner.costs.recompute_s
+        prefill_s = saved_s = 0.0
+        for request, (hits, asked) in enumerate(zip(num_hits.tolist(), trace.num_asked.tolist(), strict=True)):
+            namespace_id = self.namespace_ids[trace.namespace[request]]
+            saved_s += recompute_s(namespace_id, 0, hits) if hits else 0.0
+            prefill_s += recompute_s(namespace_id, hits, asked - hits) if asked > hits else 0.0
+        return Outcome(
+            label=self.setup.label,
+            policy=self.setup.policy,
+            capacity=self.setup.capacity,
+            capacity_bytes=self.capacities(),
+            num_requests=trace.num_requests,
+            num_blocks=int(trace.num_asked.sum()),
+            num_tokens=int(trace.num_tokens.sum()),
+            block_hits=block_hits,
+            token_hits=token_hits,
+            prefill_s=prefill_s,
+            prefill_saved_s=saved_s,
+            edge_bytes={},
+            duration_s=trace.duration_s,
+            counters=dict(planner.story.counters),
+            num_refused_blocks=self.num_refused_blocks,
+            wall_s=wall_s,
+            problems=planner.check_integrity(),
+        )

@@ -1,0 +1,173 @@
+"""Virtual tiers: rooms of any size with nothing in them, and copies that take their time.
+
+The rooms are the production ones, so placement and accounting are too. An edge moves one batch at a time, most
+urgent first as the mover's lanes do, at a bandwidth, and every batch is heard of a latency after its last byte:
+queueing is what makes a full edge slow, and a model without it flatters every policy that moves much.
+"""
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...tiers.base import Cause, CopyOutcome, Room
+from ...tiers.block import Geometry, Tier
+from ...tiers.footer import footer_bytes_for
+from ...tiers.log import SegmentLog, record_bytes
+from ...tiers.slots import SlotPool
+from ...v1.shm import slot_bytes_for
+from ..core.events import STAGING, CancelCopy, Copy, CopyFinished
+
+#: What every copy reports; nothing is compared with it, as there are no bytes.
+CHECKSUM = b"virtual checksum"
+LANDED = CopyOutcome(None, CHECKSUM)
+MIN_SEGMENTS = 8
+MAX_SEGMENT_BYTES = 64 << 20
+MIN_EXTENTS = 32  # where namespaces with different slots share a tier
+
+
+class EdgeSpeed(NamedTuple):
+    """What an edge can do."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+#: One PCIe 4 NVMe device, one NUMA node, one GPU's link. Name your own with --edge, or measure them: the edges
+#: of `kvtier status --json`.
+DEFAULT_SPEEDS: Mapping[str, EdgeSpeed] = {
+    "staging>dram": EdgeSpeed(12e9, 20e-6),
+    "dram>nvme": EdgeSpeed(3e9, 100e-6),
+    "nvme>dram": EdgeSpeed(6e9, 120e-6),
+    "nvme>nvme": EdgeSpeed(2e9, 200e-6),
+    "hbm>dram": EdgeSpeed(24e9, 20e-6),
+    "dram>hbm": EdgeSpeed(24e9, 20e-6),
+    "nvme>hbm": EdgeSpeed(6e9, 120e-6),
+    "hbm>nvme": EdgeSpeed(3e9, 100e-6),
+    "dram>runtime": EdgeSpeed(24e9, 20e-6),  # what the runtime itself reads, prefix in hand
+    "hbm>runtime": EdgeSpeed(1e12, 5e-6),
+}
+
+
+def memory_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SlotPool:
+    """Return a memory tier of this size. With slots of one size it is one extent: no byte is lost to cutting."""
+    sizes = {slot_bytes_for(g.fragment_bytes(group)) for g in geometries for group in range(g.num_groups)}
+    if len(sizes) == 1:
+        slot_bytes = sizes.pop()
+        return SlotPool(1, max(1, capacity_bytes // slot_bytes) * slot_bytes)
+    extent_bytes = max(max(sizes), capacity_bytes // MIN_EXTENTS)
+    return SlotPool(max(1, capacity_bytes // extent_bytes), extent_bytes)
+
+
+def cold_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SegmentLog:
+    """Return a cold store of this size, in segments that hold several records each."""
+    records = [record_bytes(g.fragment_bytes(group)) for g in geometries for group in range(g.num_groups)]
+    segment_bytes = max(8 * max(records), min(MAX_SEGMENT_BYTES, capacity_bytes // MIN_SEGMENTS))
+    footer_bytes = footer_bytes_for(segment_bytes)
+    segment_bytes += footer_bytes
+    return SegmentLog(max(3, capacity_bytes // segment_bytes), segment_bytes, footer_bytes)
+
+
+def rooms_for(capacity_bytes: Mapping[Tier, int], geometries: Sequence[Geometry]) -> dict[Tier, Room]:
+    """Return the rooms of these tiers."""
+    return {
+        tier: cold_room(size, geometries) if tier is Tier.NVME else memory_room(size, geometries)
+        for tier, size in sorted(capacity_bytes.items())
+    }
+
+
+class VirtualClock:
+    """Time that jumps from one thing to the next. Deterministic: ties keep the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Do something at a time (now at the earliest)."""
+        heapq.heappush(self._agenda, (max(when, self.now), next(self._numbers), act))
+
+    def next_at(self) -> float | None:
+        """When something is to be done; None: nothing is."""
+        return self._agenda[0][0] if self._agenda else None
+
+    def run_next(self) -> None:
+        """Jump to what is next and do it."""
+        when, _, act = heapq.heappop(self._agenda)
+        self.now = when
+        act()
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One edge: what waits, and whether something moves."""
+
+    queue: list[tuple[int, float, int, int, Copy]] = field(default_factory=list)
+    is_moving: bool = False
+
+
+class VirtualMover:
+    """Executes copies on the virtual clock; `finished` hears of each."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        speeds: Mapping[str, EdgeSpeed],
+        finished: Callable[[CopyFinished], None],
+    ) -> None:
+        self._clock = clock
+        self._speeds = speeds
+        self._finished = finished
+        self._lanes: dict[str, _Lane] = {}
+        self._cancelled: set[int] = set()
+        self._numbers = itertools.count()
+        self.num_bytes: Counter[str] = Counter()  # moved or moving, by edge
+
+    def start(self, copy: Copy) -> None:
+        """Queue a batch."""
+        edge = edge_name(copy)
+        lane = self._lanes.setdefault(edge, _Lane())
+        group = copy.items[0].label.group
+        entry = (int(copy.urgency), copy.deadline_at, group, next(self._numbers), copy)
+        heapq.heappush(lane.queue, entry)
+        self._move(edge, lane)
+
+    def cancel(self, instruction: CancelCopy) -> None:
+        """Drop a batch that has not begun; one that has completes."""
+        for lane in self._lanes.values():
+            for entry in lane.queue:
+                if entry[-1].copy == instruction.copy:
+                    lane.queue.remove(entry)
+                    heapq.heapify(lane.queue)
+                    outcomes = [CopyOutcome(Cause.CANCELLED)] * len(entry[-1].items)
+                    self._clock.at(self._clock.now, lambda: self._finished(CopyFinished(instruction.copy, outcomes)))
+                    return
+
+    def _move(self, edge: str, lane: _Lane) -> None:
+        if lane.is_moving or not lane.queue:
+            return
+        copy = heapq.heappop(lane.queue)[-1]
+        lane.is_moving = True
+        num_bytes = sum(item.label.raw_length for item in copy.items)
+        self.num_bytes[edge] += num_bytes
+        speed = self._speeds[edge]
+        moved_at = self._clock.now + num_bytes / speed.bandwidth_bytes_per_s
+
+        def moved() -> None:
+            lane.is_moving = False
+            self._move(edge, lane)
+
+        def heard() -> None:
+            self._finished(CopyFinished(copy.copy, [LANDED] * len(copy.items)))
+
+        self._clock.at(moved_at, moved)
+        self._clock.at(moved_at + speed.latency_s, heard)
+
+
+def edge_name(copy: Copy) -> str:
+    """Return `source>target` of a copy."""
+    source = STAGING if copy.source is None else copy.source.label
+    return f"{source}>{copy.target.label}"
