@@ -44,6 +44,11 @@ class Breaker:
         """Whether callers are turned away (but for a probe now and then)."""
         return self._probe_at is not None
 
+    def turns_away(self) -> bool:
+        """Whether `allows` would say no now. For those who only want to know."""
+        probe_at = self._probe_at
+        return probe_at is not None and self._clock() < probe_at
+
     def allows(self) -> bool:
         """Whether to make a call now. True while open means: this caller is the probe."""
         if self._probe_at is None:

@@ -45,6 +45,7 @@ def test_nobody_listens_opens_at_once(breaker: Breaker) -> None:
     assert breaker.allows()
     assert breaker.failed(GONE)
     assert breaker.is_open
+    assert breaker.turns_away()
     assert not breaker.allows()
     assert breaker.num_openings == 1
 
@@ -89,11 +90,14 @@ def test_one_probe_per_pause_and_pauses_that_grow(breaker: Breaker, clock: Clock
 def test_a_probe_that_works_closes_it_and_forgets_the_past(breaker: Breaker, clock: Clock) -> None:
     breaker.failed(GONE)
     clock.now_s += 1.0
+    assert not breaker.turns_away()  # asking does not take the probe
     assert breaker.allows()
+    assert breaker.turns_away()
     breaker.failed(GONE)
     clock.now_s += 2.0
     assert breaker.allows()
     breaker.succeeded()
+    assert not breaker.turns_away()
     assert not breaker.is_open
     assert all(breaker.allows() for _ in range(3))
     breaker.failed(GONE)

@@ -1,0 +1,32 @@
+"""kvtier as the tier below vLLM's own offloading: vLLM copies between GPU and host, kvtier keeps what does
+not fit.
+
+vLLM 0.32 moves blocks to a pool in host memory (TieringOffloadingSpec) and from there to secondary tiers.
+Of those in the tree, `fs` writes files without limit, eviction or checksum. `KvtierTier` puts an appliance
+there instead: bounded, evicting by value, checksummed, surviving crashes, shared by all engines of the
+host.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+      "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
+        "secondary_tiers": [{"type": "KvtierTier", "module_path": "kvtier.clients.vllm_tier"}]}}'
+
+This is the second road into vLLM. The first, kvtier.clients.vllm, is a connector of its own without a
+second copy in host memory, and with leases, sessions and urgency; this one is less code in the engine and
+follows vLLM's.
+
+Reading order: options, identity (what may be shared) · runs, transfers, lanes (what is done, without vLLM)
+· lookups, manager (vLLM's interface). Only the last two import vllm.
+"""
+
+from typing import Any
+
+__all__ = ["KvtierTier"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the tier when vLLM asks for it: the rest of this package is used, and tested, without vLLM."""
+    if name != "KvtierTier":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .manager import KvtierTier
+
+    return KvtierTier

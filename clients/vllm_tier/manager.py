@@ -1,0 +1,288 @@
+"""KvtierTier: vLLM's SecondaryTierManager over an appliance.
+
+All methods run in the scheduler, between two steps of the engine, so none of them waits: lookups go to a
+thread of vLLM's, stores and loads to a lane each, and a step later their results are collected. None of
+them raises either: a failed hook ends the engine (EngineDeadError), a missing chunk costs its prefill.
+`_harmless` is the last net; what is expected to go wrong (an appliance that is dead, slow, full, restarted)
+never gets that far.
+
+Source of the interface: vllm/v1/kv_offload/tiering/base.py, 0.32.
+"""
+
+import functools
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    OffloadPolicy,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ..base import Settings
+from ..guard import PLUGIN_BUG, Guard
+from ..options import Limits, Timeout
+from ..sync import Client
+from .identity import host_device, identity_of
+from .lanes import Lane
+from .lookups import TierLookups
+from .options import TierOptions
+from .runs import group_of, hash_of, is_usable, runs_of, session_of
+from .transfers import Done, Job, Transfers
+
+T = TypeVar("T")
+
+LOST = "vllm:kv_offload_kvtier_lost"
+STOP_S = 15.0  # more than the deadlines of a running call together
+_logger = logging.getLogger("vllm." + __name__)  # where vLLM's logging is configured
+
+
+def _harmless(default: Callable[[], Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Make a hook return `default()` instead of raising; a defect of ours must not end the engine."""
+
+    def decorate(hook: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(hook)
+        def guarded(self: "KvtierTier", *arguments: Any, **named: Any) -> T:
+            try:
+                return hook(self, *arguments, **named)
+            except Exception:
+                _logger.exception("%s failed; going on as if kvtier had nothing", hook.__name__)
+                self.guard.count(PLUGIN_BUG)
+                return default()  # type: ignore[no-any-return]
+
+        return guarded
+
+    return decorate
+
+
+@dataclass(slots=True)
+class _Tails:
+    """Prefix hash of a request's chunks by (cache group, where the chunk ends): what later ones continue."""
+
+    hashes: dict[tuple[int, int], bytes]
+
+
+class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
+    """Keeps chunks of the primary pool in a kvtier appliance. Settings: TierOptions."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE  # what a request's kv_load_tiers filter calls it
+    cache_hit_source: ClassVar[CacheHitSource] = (
+        CacheHitSource.EXTERNAL_UNSPECIFIED
+    )  # dram or nvme: not known
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        locality: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """Raises ValueError for bad settings or an untested vLLM, InvalidRequest when the weights are not
+        found: mistakes to be seen at the start. An appliance that is not there is no mistake."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(locality) if locality is not None else None
+        self.options = TierOptions.from_settings(settings)
+        self.identity = identity_of(
+            offloading_spec.config, self.block_size_bytes, self.options, vllm.__version__, _device()
+        )
+        self.guard = Guard(_logger.name)
+        self._broken: list[JobResult] = []  # jobs that a defect of ours kept from their lane
+        self._start(primary_kv_view)
+        _logger.info(
+            "kvtier tier: chunks of %d bytes, %s", self.block_size_bytes, self.identity.namespace(0).geometry
+        )
+
+    def _start(self, primary_kv_view: memoryview) -> None:
+        """Make the threads, and for each of them a connection that is opened when it is used."""
+        options = self.options
+        num_rows = len(primary_kv_view)
+        rows = np.asarray(primary_kv_view).reshape(num_rows, self.block_size_bytes).view(np.uint8)
+        self._probes = self._transfers(rows, options.lookup_timeout_s)
+        self._stores = self._transfers(rows, options.store_timeout_s, options.staging_bytes)
+        self._loads = self._transfers(rows, options.load_timeout_s)
+        max_waiting = max(1, int(num_rows * options.max_waiting_fraction))
+        self.store_lane: Lane[Job, Done] = Lane("kvtier-store", self._stores.store, _undone, max_waiting)
+        self.load_lane: Lane[Job, Done] = Lane("kvtier-load", self._loads.load, _undone, num_rows)
+        self.lookups = TierLookups(self.tier_type, self._probes.probe)
+
+    # ------------------------------------------------------------------------------------ lookups
+
+    @_harmless(lambda: LookupResult.MISS)
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Answer from what is known; RETRY while the question is on its way."""
+        if not is_usable(key) or self.guard.breaker.turns_away():
+            return LookupResult.MISS
+        found = self.lookups.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    @_harmless(RequestOffloadingContext)
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Say which blocks of the request to offer."""
+        return RequestOffloadingContext(OffloadPolicy(f"{self.options.offload}_level"))
+
+    @_harmless(lambda: None)
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget verdicts that only this request asked for."""
+        self.lookups.cleanup(req_context.req_id)
+
+    @_harmless(lambda: None)
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Send the step's questions."""
+        self.lookups.flush()
+
+    # ---------------------------------------------------------------------------------- transfers
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Queue a store; drop it, with a cause, when too many wait."""
+        self._submit(self.store_lane, job_metadata, "STORE_QUEUE_FULL")
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Queue a load."""
+        self._submit(self.load_lane, job_metadata, "LOAD_QUEUE_FULL")
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return what ended since the last call. Chunks that could not be loaded are misses from now on."""
+        broken, self._broken = self._broken, []
+        return [*broken, *self._finished_jobs()]
+
+    @_harmless(lambda: None)
+    def drain_jobs(self) -> None:
+        """Let no transfer touch the pool any more; the cache is being reset.
+
+        vLLM does not say why: perhaps the weights were updated in place. Unless told otherwise, nothing that
+        was stored before is used again by this engine.
+        """
+        self.store_lane.drain()
+        self.load_lane.drain()
+        if self.options.on_reset == "forget":
+            self.identity = replace(self.identity, epoch=uuid.uuid4().hex)
+
+    def shutdown(self) -> None:
+        """Stop all threads and let go of the pool. Raises RuntimeError when a copy still runs: vLLM then
+        leaves the pool mapped."""
+        self.lookups.shutdown()
+        stopped = [self.store_lane.stop(STOP_S), self.load_lane.stop(STOP_S)]
+        if not all(stopped):
+            raise RuntimeError(f"kvtier: a transfer did not end within {STOP_S:g} s")
+        for transfers in (self._probes, self._stores, self._loads):
+            transfers.close()
+
+    # ------------------------------------------------------------------------------------ metrics
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        """Return what `get_stats` reports."""
+        text = "Chunks or calls that came to nothing in the kvtier tier, labeled by cause."
+        return {LOST: OffloadingCounterMetadata(documentation=text, labelnames=("cause",))}
+
+    @_harmless(lambda: None)
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return how often each cause occurred since the last call."""
+        causes = self.guard.take_causes()
+        if not causes:
+            return None
+        stats = OffloadingConnectorStats()
+        for cause, number in causes.items():
+            stats.increase_counter(LOST, number, (cause,))
+        return stats
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _transfers(self, rows: Any, timeout_s: float, staging_bytes: int = 0) -> Transfers:
+        options = self.options
+        settings = Settings.from_env()
+        client = Client(
+            options.target or settings.target,
+            name=options.name,
+            domain=options.domain or settings.domain,
+            timeout=Timeout(timeout_s, min(timeout_s, 1.0), grace_s=0.25),
+            limits=Limits(staging_bytes=max(staging_bytes, 2 << 20)),
+        )
+        return Transfers(client, self.guard, lambda group: self.identity.namespace(group), rows, timeout_s)
+
+    def _submit(self, lane: Lane[Job, Done], given: TransferJob, cause: str) -> None:
+        try:
+            job = self._job(given)
+            if not lane.submit(job, len(given.chunk_ids)):
+                self.guard.count(cause, len(given.chunk_ids))
+        except Exception:
+            _logger.exception("job %d failed; going on as if kvtier had nothing", given.job_id)
+            self.guard.count(PLUGIN_BUG)
+            self._broken.append(JobResult(given.job_id, False))
+
+    def _job(self, given: TransferJob) -> Job:
+        """Put a job of vLLM in kvtier's words. Reads the request's state: for the scheduler's thread only."""
+        context = given.req_context
+        usable = [
+            (key, row)
+            for key, row in zip(given.keys, given.chunk_ids.tolist(), strict=True)
+            if is_usable(key)
+        ]
+        tails = {} if given.is_promotion else self._tails(context).hashes
+        runs = runs_of(
+            [key for key, _ in usable],
+            [row for _, row in usable],
+            context.get_offload_key_position,
+            self.identity.chunk_tokens,
+            lambda group, position: tails.get((group, position), b""),
+        )
+        if not given.is_promotion:
+            for run in runs:
+                end = context.get_offload_key_position(run.keys[-1])
+                if end:
+                    tails[run.group, end] = run.hashes[-1]
+        return Job(given.job_id, tuple(runs), session_of(context.kv_transfer_params))
+
+    def _tails(self, context: ReqContext) -> "_Tails":
+        """Return what a store of this request may continue: at first every chunk of its prompt, because those
+        before the first that is stored were hits."""
+        tails: _Tails | None = context.get_state(_Tails)
+        if tails is None:
+            known = getattr(context, "_offload_key_positions", {})  # there is no public way from place to key
+            tails = _Tails({(group_of(key), end): hash_of(key) for key, end in known.items()})
+            context.set_state(tails)
+        return tails
+
+    def _finished_jobs(self) -> Iterator[JobResult]:
+        for done in self.store_lane.take_finished():
+            yield JobResult(done.job.job_id, done.is_complete, None, done.duration_s, done.num_bytes)
+        for done in self.load_lane.take_finished():
+            self._forget_hits(done)
+            keys = done.keys or None
+            yield JobResult(done.job.job_id, done.is_complete, keys, done.duration_s, done.num_bytes)
+
+    @_harmless(lambda: None)
+    def _forget_hits(self, done: Done) -> None:
+        """What could not be loaded is a miss until its requests end; otherwise they would ask for ever."""
+        moved = set(done.keys)
+        self.lookups.mark_miss([key for run in done.job.runs for key in run.keys if key not in moved])
+
+
+def _undone(job: Job) -> Done:
+    return Done(job, ())
+
+
+def _device() -> str:
+    capability = torch.backends.cpu.get_cpu_capability()
+    return host_device(current_platform.device_type, capability)
