@@ -4,13 +4,17 @@ Each raises CallerError with a message that names the fix. They stand before the
 assert what it relies on.
 """
 
+import math
 from collections.abc import Sequence
 
+from ..policies.costs import PrefillSpeed
 from ..tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
 from ..v1 import types_pb2
+from .core.events import RetentionHint
 from .errors import error
 
 MAX_TEXT = 256  # characters of names, session ids and request ids
+MAX_RETENTION = 64  # ranges in one request
 MAX_SHARD = 1024  # characters of a namespace's free texts
 DEFAULT_LAYOUT = "layer,kv,token,head,dim"
 _WIRE_TIERS = bytes((n + 1) % 256 for n in range(256))  # ours start at 0, the wire's at 1
@@ -58,6 +62,38 @@ def urgency(value: int) -> Urgency:
     if not 1 <= value <= len(Urgency):
         raise error("BAD_REQUEST", f"urgency {value} is not known")
     return Urgency(value - 1)
+
+
+def retention(given: Sequence[types_pb2.Retention]) -> list[RetentionHint]:
+    """Return retention hints; empty ranges and priorities above 100 are refused."""
+    if len(given) > MAX_RETENTION:
+        raise error("BAD_REQUEST", f"{len(given)} retention ranges, limit {MAX_RETENTION}; merge some")
+    for hint in given:
+        if hint.priority > 100:
+            raise error("BAD_REQUEST", f"retention priority is 0 to 100, is {hint.priority}")
+        if hint.end_token and hint.end_token <= hint.first_token:
+            raise error("BAD_REQUEST", f"retention range {hint.first_token} to {hint.end_token} is empty")
+    return [RetentionHint(h.first_token, h.end_token, h.priority, h.ttl_ms / 1000) for h in given]
+
+
+def prefill_s(value: float) -> float:
+    """Return a measured prefill time; 0 means it was not measured."""
+    if not 0.0 <= value < math.inf:
+        raise error(
+            "BAD_REQUEST", f"prefill_s must be a number of seconds, is {value}; leave it 0 if unknown"
+        )
+    return value
+
+
+def prefill_speed(given: types_pb2.PrefillSpeed) -> PrefillSpeed:
+    """Return a stated prefill speed."""
+    if not 0.0 < given.tokens_per_s < math.inf or not 0.0 <= given.doubling_tokens < math.inf:
+        raise error(
+            "BAD_REQUEST",
+            f"prefill.tokens_per_s must be above 0, is {given.tokens_per_s}; doubling_tokens 0 or above, is "
+            f"{given.doubling_tokens}; leave `prefill` out if unknown",
+        )
+    return PrefillSpeed(given.tokens_per_s, given.doubling_tokens)
 
 
 def tier(field: str, value: int, default: Tier | None = None) -> Tier:

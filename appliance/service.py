@@ -103,7 +103,8 @@ class Service:
         self, caller: Caller, request: pb.RegisterNamespaceRequest
     ) -> "pb.RegisterNamespaceResponse | asyncio.Future[pb.RegisterNamespaceResponse]":
         identity = checks.identity(request.identity, self._domain(caller, request.identity.domain))
-        answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity))
+        prefill = checks.prefill_speed(request.prefill) if request.HasField("prefill") else None
+        answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
 
         def respond(result: events.NamespaceResult) -> pb.RegisterNamespaceResponse:
             self.namespaces[result.namespace_id] = identity
@@ -125,7 +126,12 @@ class Service:
         if isinstance(found, events.Refusal):
             raise from_refusal(found)
         return pb.LookupResponse(
-            num_blocks=found.num_blocks, tiers=checks.wire_tiers(found.tiers), load_s=found.load_s
+            num_blocks=found.num_blocks,
+            tiers=checks.wire_tiers(found.tiers),
+            load_s=found.load_s,
+            recompute_s=found.recompute_s,
+            num_worth_loading=found.num_worth_loading,
+            reason=found.reason,
         )
 
     def start_acquire(
@@ -146,6 +152,7 @@ class Service:
             )
         deadline_at = self._deadline(caller, request.deadline_ms, DEFAULT_DEADLINE_S)
         ttl_s = checks.ttl_s(request.ttl_ms, self.options.lease_ttl_max_s)
+        retention = checks.retention(request.retention)
         replies = self.appliance.ask_many(
             lambda call: events.AcquireRequested(
                 call,
@@ -158,6 +165,8 @@ class Service:
                 ttl_s,
                 deadline_at,
                 request.first_block,
+                request.load_anyway,
+                retention,
             ),
             convert,
         )
@@ -181,6 +190,10 @@ class Service:
             last=result.last,
             ttl_ms=round(result.ttl_s * 1000),
             tiers=checks.wire_tiers(result.tiers),
+            num_stored=result.num_stored,
+            reason=result.reason,
+            load_s=result.load_s,
+            recompute_s=result.recompute_s,
         )
         if result.ready:
             places = [self.memory(part.tier).location(part.place) for part in result.ready]
@@ -279,6 +292,7 @@ class Service:
         deadline_at = float("inf")
         if request.deadline_ms:
             deadline_at = self.appliance.clock() + request.deadline_ms / 1000
+        prefill_s, retention = checks.prefill_s(request.prefill_s), checks.retention(request.retention)
         return lambda call: events.ReserveRequested(
             call,
             client.id,
@@ -288,6 +302,8 @@ class Service:
             hashes,
             request.session_id,
             deadline_at,
+            prefill_s,
+            retention,
         )
 
     def abort(self, caller: Caller, request: pb.AbortRequest) -> pb.AbortResponse:
@@ -349,8 +365,9 @@ class Service:
         session_id = checks.session("session_id", request.session_id)
         deadline_at = self._deadline(Caller(), request.deadline_ms, float("inf"))
         created = self.planner.inspection.session(session_id) is None
+        back_at = self._deadline(Caller(), request.back_in_ms, float("inf"))
         urgency = checks.urgency(request.urgency)
-        self.appliance.step(events.SessionUpdated(client.id, session_id, urgency, deadline_at))
+        self.appliance.step(events.SessionUpdated(client.id, session_id, urgency, deadline_at, back_at))
         return pb.UpdateSessionResponse(created=created)
 
     def fork_session(

@@ -25,7 +25,18 @@ from .namespace import Geometry, Namespace, NamespaceIdentity
 from .options import Limits, Retry, Timeout
 from .staging import StagingBuffer
 from .sync import Client
-from .words import GetReport, Lookup, Prefetch, PutOutcome, PutReport, ServerInfo, Tier, Urgency
+from .words import (
+    GetReport,
+    Lookup,
+    Prefetch,
+    PrefillSpeed,
+    PutOutcome,
+    PutReport,
+    Retention,
+    ServerInfo,
+    Tier,
+    Urgency,
+)
 
 __all__ = [
     "AsyncClient",
@@ -47,8 +58,10 @@ __all__ = [
     "Pieces",
     "PreconditionFailed",
     "Prefetch",
+    "PrefillSpeed",
     "PutOutcome",
     "PutReport",
+    "Retention",
     "Retry",
     "ServerBug",
     "ServerInfo",

@@ -32,6 +32,16 @@ class AsyncLease:
         """Where each block was found."""
         return self._state.tiers
 
+    @property
+    def num_stored(self) -> int:
+        """Length of the stored prefix: more than `num_blocks` when the rest is not worth loading."""
+        return self._state.num_stored
+
+    @property
+    def reason(self) -> str:
+        """Why not all that is stored is loaded; empty when it is."""
+        return self._state.reason
+
     async def __aiter__(self) -> AsyncIterator[Fragment]:
         while fragments := await self._client.run(self._state.next_fragments, repeat=False):
             for fragment in fragments:
@@ -97,10 +107,18 @@ class AsyncSession:
         self._client = client
         self.session_id = session_id
 
-    async def update(self, urgency: Urgency, deadline_s: float | None = None) -> None:
-        """Say how soon the session needs its blocks, and when it expects to return."""
+    async def update(
+        self, urgency: Urgency, deadline_s: float | None = None, back_in_s: float | None = None
+    ) -> None:
+        """Say how soon the session needs its blocks.
+
+        `deadline_s` is when what it waits for is due; `back_in_s` is when it expects to return ("tool call,
+        back in 30 s"): its blocks are brought up shortly before.
+        """
         operations = self._client.operations
-        await self._client.run(partial(operations.update_session, self.session_id, urgency, deadline_s))
+        await self._client.run(
+            partial(operations.update_session, self.session_id, urgency, deadline_s, back_in_s)
+        )
 
     async def fork(self, new_session_id: str) -> "AsyncSession":
         """Return a new session that holds the blocks of this one; of none when this one has ended."""

@@ -18,7 +18,7 @@ from .errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from .keys import pack
 from .namespace import Namespace, NamespaceIdentity
 from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
-from .words import Lookup, Prefetch, ServerInfo, Tier, Urgency, tiers_of
+from .words import Lookup, Prefetch, PrefillSpeed, ServerInfo, Tier, Urgency, tiers_of
 
 _STALE = ("UNKNOWN_CLIENT", "UNKNOWN_NAMESPACE")  # the daemon was restarted, or gave us up
 
@@ -99,7 +99,7 @@ class Operations:
         attachment: Attachment = yield Attach()
         namespace_id = attachment.namespace_ids.get(namespace.digest)
         if namespace_id is None:
-            response = yield from self._register(attachment, namespace.identity)
+            response = yield from self._register(attachment, namespace.identity, namespace.prefill)
             namespace.id = namespace_id = response.namespace_id
             attachment.namespace_ids[namespace.digest] = namespace_id
         return attachment, namespace_id
@@ -121,7 +121,9 @@ class Operations:
         attachment: Attachment = yield Attach()
         return attachment.info
 
-    def register(self, identity: NamespaceIdentity) -> Operation[Namespace]:
+    def register(
+        self, identity: NamespaceIdentity, prefill: PrefillSpeed | None = None
+    ) -> Operation[Namespace]:
         domain = self.settings.domain
         if identity.domain not in ("", domain):
             raise InvalidRequest(
@@ -131,8 +133,8 @@ class Operations:
             )
         identity = replace(identity, domain=domain)
         attachment: Attachment = yield Attach()
-        response = yield from self._register(attachment, identity)
-        namespace = Namespace(identity, response.namespace_id, response.digest)
+        response = yield from self._register(attachment, identity, prefill)
+        namespace = Namespace(identity, response.namespace_id, response.digest, prefill)
         if tuple(response.fragment_bytes) != namespace.fragment_bytes:
             raise InvalidRequest(
                 f"daemon and client disagree on fragment sizes ({list(response.fragment_bytes)} and "
@@ -149,7 +151,14 @@ class Operations:
             return Lookup(0, (), 0.0)
         request = kvcache_pb2.LookupRequest(namespace_id=namespace_id, prefix_hashes=packed)
         response = yield from self.call(attachment, "Lookup", request, self.deadline(None))
-        return Lookup(response.num_blocks, tiers_of(response.tiers), response.load_s)
+        return Lookup(
+            response.num_blocks,
+            tiers_of(response.tiers),
+            response.load_s,
+            response.recompute_s,
+            response.num_worth_loading,
+            response.reason,
+        )
 
     def pin(self, namespace: Namespace, hashes: Any, ttl_s: float, floor: Tier) -> Operation[tuple[int, int]]:
         attachment, namespace_id = yield from self.begin(namespace)
@@ -183,13 +192,20 @@ class Operations:
         response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
         return Prefetch(response.num_blocks, response.num_promoted)
 
-    def update_session(self, session_id: str, urgency: Urgency, deadline_s: float | None) -> Operation[None]:
+    def update_session(
+        self,
+        session_id: str,
+        urgency: Urgency,
+        deadline_s: float | None = None,
+        back_in_s: float | None = None,
+    ) -> Operation[None]:
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.UpdateSessionRequest(
             client_id=attachment.client_id,
             session_id=session_id,
             urgency=wire_urgency(urgency),
             deadline_ms=milliseconds(deadline_s or 0.0),
+            back_in_ms=milliseconds(back_in_s or 0.0),
         )
         yield from self.call(attachment, "UpdateSession", request, self.deadline(None))
 
@@ -214,8 +230,12 @@ class Operations:
         attachment: Attachment = yield Attach()
         yield from self.flush(attachment)
 
-    def _register(self, attachment: Attachment, identity: NamespaceIdentity) -> Operation[Any]:
-        request = kvcache_pb2.RegisterNamespaceRequest(identity=identity.to_wire())
+    def _register(
+        self, attachment: Attachment, identity: NamespaceIdentity, prefill: PrefillSpeed | None
+    ) -> Operation[Any]:
+        request = kvcache_pb2.RegisterNamespaceRequest(
+            identity=identity.to_wire(), prefill=prefill.to_wire() if prefill is not None else None
+        )
         response = yield from self.call(attachment, "RegisterNamespace", request, self.deadline(None))
         return response
 

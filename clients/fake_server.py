@@ -146,7 +146,8 @@ class FakeServer:
 
     def _on_lookup(self, attachment: Attachment, request: Any) -> Any:
         keys = self._stored(request)
-        return pb.LookupResponse(num_blocks=len(keys), tiers=bytes([_DRAM] * len(keys)), load_s=0.0)
+        tiers = bytes([_DRAM] * len(keys))  # one tier, always worth it; prices are for those who have two
+        return pb.LookupResponse(num_blocks=len(keys), tiers=tiers, num_worth_loading=len(keys))
 
     def _on_acquire(self, attachment: Attachment, request: Any) -> list[Answer]:
         keys = self._stored(request)
@@ -170,6 +171,7 @@ class FakeServer:
             answers.append(pb.AcquireResponse(lease_id=lease_id, num_blocks=len(keys), ready=ready))
         answers = answers or [pb.AcquireResponse(num_blocks=len(keys))]
         answers[0].tiers = bytes([_DRAM] * len(keys))
+        answers[0].num_stored = len(keys)
         answers[-1].last = True
         return [Answer(answer) for answer in answers]
 

@@ -26,7 +26,7 @@ from .extents import I64, U64, Wanted
 from .keys import pack
 from .namespace import Namespace
 from .shared import NO_PLACE
-from .words import GetReport, Urgency
+from .words import GetReport, Retention, Urgency
 
 
 @dataclass(slots=True)
@@ -40,6 +40,8 @@ class Chain:
     session: str
     urgency: Urgency
     timeout_s: float
+    load_anyway: bool = False
+    retention: Sequence[Retention] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -60,6 +62,8 @@ class Chain:
             ttl_ms=milliseconds(ttl_s),
             deadline_ms=milliseconds(self.timeout_s),
             first_block=first_block,
+            load_anyway=self.load_anyway,
+            retention=[hint.to_wire() for hint in self.retention],
         )
 
 
@@ -72,6 +76,7 @@ def get(
     session: str,
     urgency: Urgency,
     deadline_s: float | None,
+    load_anyway: bool = False,
 ) -> Operation[GetReport]:
     """Fetch blocks; see Client.get."""
     packed = pack(hashes)
@@ -89,6 +94,7 @@ def get(
         session,
         urgency,
         operations.deadline(deadline_s),
+        load_anyway,
     )
     targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
     num_one_sided = 0

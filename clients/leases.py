@@ -8,6 +8,7 @@ using one later raises ValueError instead of reading what the slot holds next. A
 (np.frombuffer) keeps it from being released; drop such arrays before the lease ends.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from .extents import U8, Wanted
 from .gets import Chain, check_first_block, map_extents, release, wanted_of
 from .keys import pack
 from .namespace import Namespace
-from .words import Tier, Urgency, tiers_of
+from .words import Retention, Tier, Urgency, tiers_of
 
 
 class Fragment(NamedTuple):
@@ -43,6 +44,8 @@ class LeaseState:
         self.lease_id = 0
         self.num_blocks = 0
         self.tiers: tuple[Tier, ...] = ()
+        self.num_stored = 0
+        self.reason = ""  # why not all that is stored is loaded
         self.finished = False  # no more fragments will come
         self.released = False
         self.chain = chain
@@ -160,6 +163,7 @@ class LeaseState:
         message = (yield Receive(self._ticket)).message
         if message.tiers:
             self.tiers = tiers_of(message.tiers)
+            self.num_stored, self.reason = message.num_stored, message.reason
         self.lease_id = message.lease_id
         self.num_blocks = message.num_blocks
         self.finished = message.last
@@ -218,13 +222,25 @@ def acquire(
     deadline_s: float | None,
     first_block: int,
     views: bool,
+    load_anyway: bool = False,
+    retention: Sequence[Retention] = (),
 ) -> Operation[LeaseState]:
     """Pin the stored prefix; see Client.acquire."""
     check_first_block(first_block, len(pack(hashes)) // HASH_BYTES - 1)
     attachment, namespace_id = yield from operations.begin(namespace)
     packed = operations.chain(attachment, hashes)
     timeout_s = operations.deadline(deadline_s)
-    chain = Chain(namespace, namespace_id, packed, first_block, session, urgency, timeout_s)
+    chain = Chain(
+        namespace,
+        namespace_id,
+        packed,
+        first_block,
+        session,
+        urgency,
+        timeout_s,
+        load_anyway,
+        retention,
+    )
     state = LeaseState(operations, attachment, chain, views)
     yield from state.open(ttl_s or 0.0)
     return state

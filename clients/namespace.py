@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from ..v1 import types_pb2
 from .errors import InvalidRequest
+from .words import PrefillSpeed
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -124,10 +125,17 @@ class Namespace:
     """A registered namespace. Belongs to the client that registered it, which renews `id` when the
     daemon was restarted; everything else never changes."""
 
-    __slots__ = ("block_bytes", "digest", "fragment_bytes", "fragment_offsets", "id", "identity")
+    __slots__ = ("block_bytes", "digest", "fragment_bytes", "fragment_offsets", "id", "identity", "prefill")
 
-    def __init__(self, identity: NamespaceIdentity, namespace_id: int, digest: bytes) -> None:
+    def __init__(
+        self,
+        identity: NamespaceIdentity,
+        namespace_id: int,
+        digest: bytes,
+        prefill: PrefillSpeed | None = None,
+    ) -> None:
         self.identity = identity
+        self.prefill = prefill  # as it was stated, to be stated again after a restart
         self.id = namespace_id
         self.digest = digest
         self.fragment_bytes = identity.geometry.fragment_bytes

@@ -12,7 +12,7 @@ A span of the staging extent is given back only when the daemon has answered: un
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from .errors import InvalidRequest, KvtierError, Overloaded
 from .keys import pack
 from .namespace import Namespace
 from .staging import StagingArea
-from .words import PutOutcome, PutReport
+from .words import PutOutcome, PutReport, Retention
 
 MAX_IN_FLIGHT = 2
 _GOES_ON = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
@@ -129,6 +129,7 @@ class _Put:
         reserve.CopyFrom(self.header)
         reserve.request_id = self.operations.request_id()
         reserve.prefix_hashes = hashes[first * HASH_BYTES : last * HASH_BYTES]
+        reserve.prefill_s = self.header.prefill_s * (last - first) * HASH_BYTES / len(hashes)
         if first:
             reserve.parent_hash = hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES]
         num_bytes = len(piece.blocks) * self.block_bytes
@@ -189,6 +190,8 @@ def put(
     parent: bytes,
     session: str,
     deadline_s: float | None,
+    prefill_s: float = 0.0,
+    retention: Sequence[Retention] = (),
 ) -> Operation[PutReport]:
     """Store blocks; see Client.put."""
     packed = pack(hashes)
@@ -209,6 +212,8 @@ def put(
         prefix_hashes=packed,
         session_id=session,
         deadline_ms=milliseconds(timeout_s),
+        prefill_s=prefill_s,
+        retention=[hint.to_wire() for hint in retention],
     )
     if attachment.staging is None:
         operations.chain(attachment, packed)

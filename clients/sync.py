@@ -24,7 +24,7 @@ from .link import Link
 from .namespace import Namespace, NamespaceIdentity
 from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from .staging import StagingBuffer
-from .words import GetReport, Lookup, Prefetch, PutReport, ServerInfo, Tier, Urgency
+from .words import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo, Tier, Urgency
 
 T = TypeVar("T")
 
@@ -77,9 +77,13 @@ class Client:
         """Who answers, and over which transport."""
         return self.run(self.operations.info)
 
-    def register(self, identity: NamespaceIdentity) -> Namespace:
-        """Make a namespace known. Raises PreconditionFailed when no tier can hold its geometry."""
-        return self.run(partial(self.operations.register, identity))
+    def register(self, identity: NamespaceIdentity, prefill: PrefillSpeed | None = None) -> Namespace:
+        """Make a namespace known. Raises PreconditionFailed when no tier can hold its geometry.
+
+        `prefill` says how fast its prompts are computed here: then blocks are not loaded from a tier that is
+        slower than that. Without it the daemon learns from `prefill_s` of puts.
+        """
+        return self.run(partial(self.operations.register, identity, prefill))
 
     def lookup(self, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> Lookup:
         """Tell how much of a chain is stored. No side effect, no promise."""
@@ -94,15 +98,29 @@ class Client:
         parent: bytes = b"",
         session: str = "",
         deadline_s: float | None = None,
+        prefill_s: float = 0.0,
+        retention: Sequence[Retention] = (),
     ) -> PutReport:
         """Store the blocks of a chain; return when their bytes are readable.
 
         `data` is one contiguous buffer of len(hashes) * block_bytes (block after block, fragments in
         group order), a list of one buffer per block, or Pieces. `parent` is the prefix hash of the block
-        before the first one. Blocks that cannot be stored are in the report, not errors.
+        before the first one. Blocks that cannot be stored are in the report, not errors. `prefill_s` is what
+        computing them took, if known; `retention` says what is worth keeping more than the rest, or less.
         """
         return self.run(
-            partial(puts.put, self.operations, namespace, hashes, data, parent, session, deadline_s)
+            partial(
+                puts.put,
+                self.operations,
+                namespace,
+                hashes,
+                data,
+                parent,
+                session,
+                deadline_s,
+                prefill_s,
+                retention,
+            )
         )
 
     def get(
@@ -115,6 +133,7 @@ class Client:
         session: str = "",
         urgency: Urgency = Urgency.QUEUED,
         deadline_s: float | None = None,
+        load_anyway: bool = False,
     ) -> GetReport:
         """Fetch the stored part of a chain from `first_block` on.
 
@@ -139,6 +158,7 @@ class Client:
                 session,
                 urgency,
                 deadline_s,
+                load_anyway,
             )
         )
 
@@ -153,11 +173,14 @@ class Client:
         deadline_s: float | None = None,
         first_block: int = 0,
         views: bool = True,
+        load_anyway: bool = False,
+        retention: Sequence[Retention] = (),
     ) -> Lease:
         """Look up and pin in one step; read in place. Use it as a context manager.
 
         Without `views` the lease pins only, for a process that lets another one read: nothing is mapped
-        here, and `wait` returns when everything is readable.
+        here, and `wait` returns when everything is readable. Blocks on a tier that is known to be slower than
+        computing them are left out, with the lease's `reason`, unless `load_anyway`.
         """
         make = partial(
             leases.acquire,
@@ -170,6 +193,8 @@ class Client:
             deadline_s,
             first_block,
             views,
+            load_anyway,
+            retention,
         )
         return Lease(self, self.run(make))
 
@@ -197,11 +222,15 @@ class Client:
         return self.run(partial(self.operations.prefetch, namespace, hashes, target, deadline_s))
 
     def session(
-        self, session_id: str, urgency: Urgency = Urgency.QUEUED, deadline_s: float | None = None
+        self,
+        session_id: str,
+        urgency: Urgency = Urgency.QUEUED,
+        deadline_s: float | None = None,
+        back_in_s: float | None = None,
     ) -> Session:
-        """Create or change a session."""
+        """Create or change a session; see Session.update."""
         session = Session(self, session_id)
-        session.update(urgency, deadline_s)
+        session.update(urgency, deadline_s, back_in_s)
         return session
 
     def staging(self, num_bytes: int) -> StagingBuffer:

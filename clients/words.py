@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from ..v1 import types_pb2
+from .errors import InvalidRequest
 
 
 class Tier(IntEnum):
@@ -80,7 +81,8 @@ class PrefillSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much the tokens from `first_token` to `end_token` of a chain are worth keeping.
+    """How much the tokens from `first_token` to `end_token` of a chain are worth keeping. Raises
+    InvalidRequest when the priority is out of range or the range is empty.
 
     Tokens count from the start of the chain, whatever part of it a call names. A block belongs to the last
     range given that contains its first token.
@@ -90,6 +92,15 @@ class Retention:
     first_token: int = 0
     end_token: int | None = None  # None: to the end of the blocks named
     ttl_s: float | None = None  # None: until it is changed
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 100:
+            raise InvalidRequest(f"priority is 0 to 100, is {self.priority}", reason="BAD_REQUEST")
+        if self.end_token is not None and not 0 <= self.first_token < self.end_token:
+            raise InvalidRequest(
+                f"tokens {self.first_token} to {self.end_token} are no range; end_token is behind the last",
+                reason="BAD_REQUEST",
+            )
 
     def to_wire(self) -> types_pb2.Retention:
         """Return the message."""

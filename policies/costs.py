@@ -1,31 +1,207 @@
-"""What it takes to get blocks back: the one place that knows seconds of prefill and seconds of loading."""
+"""What it takes to get blocks back: the one place that knows seconds of prefill and seconds of loading.
+
+Prefill of `count` tokens behind `start` tokens costs a linear part (every weight once per token) and a
+quadratic one (every token looks at all before it):
+
+    seconds = count * (1 + (start + count / 2) / doubling_tokens) / tokens_per_s
+
+`tokens_per_s` is the speed at the start of a context, `doubling_tokens` the context at which a token takes
+twice as long. Both follow from the FLOPs of a transformer's forward pass, 2 per parameter and 4 * layers *
+width * context for attention (Kaplan et al. 2020, table 1, before causal halving; the same count as Marconi,
+MLSys 2025): with 12 * layers * width**2 parameters the ratio of the two is 6 * width.
+
+A client that knows its speed says so when it registers; whoever puts blocks may say how long their prefill
+took, and the speed follows that. Until then it is guessed from the geometry: width = 128 * layers, as in most
+published models (Llama, Mistral, Qwen, GPT-3 and DeepSeek-V3 lie within a factor of 1.5; models below a
+billion parameters are up to seven times cheaper than that), on an accelerator that sustains
+DEFAULT_FLOP_PER_S. Guessing the width from the KV heads was rejected: grouped queries and tensor parallel
+shards put it off by a factor of four to sixteen. A guess is good enough to rank blocks by, and never
+withholds anything (`Advice.is_certain`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from ..tiers.block import Geometry, Tier
 
+#: What one accelerator sustains in prefill: half of an A100's dense bf16 peak of 312 TFLOP/s.
+DEFAULT_FLOP_PER_S = 150e12
+#: Model width over number of layers, where nobody says better.
+WIDTH_PER_LAYER = 128
+#: Measurements after which a speed counts as known: the first ones are of engines that still warm up.
+MIN_MEASUREMENTS = 3
+#: Weight of the newest measurement, once there are 1 / WEIGHT of them.
+WEIGHT = 0.2
+#: One measurement is believed up to this factor: a stalled or a partly cached prefill is no speed.
+MAX_SURPRISE = 8.0
+#: An edge's measurement that is older says nothing certain: where loads are withheld nobody measures, and a
+#: device that was slow once would be avoided for ever.
+EDGE_TRUST_S = 30.0
+
+
+class PrefillSpeed(NamedTuple):
+    """How fast somebody computes a prompt."""
+
+    tokens_per_s: float  # at the start of a context
+    doubling_tokens: float = 0.0  # context at which a token takes twice as long; 0: from the geometry
+
+
+class Advice(NamedTuple):
+    """Load or recompute: what the stored part of a chain costs either way."""
+
+    num_blocks: int  # worth loading, counted from the start of the chain
+    load_s: float  # until the whole stored part is readable
+    recompute_s: float  # prefill of the whole stored part (from the first block asked for)
+    is_certain: bool  # both prices were measured or stated, none is a guess
+    reason: str  # why not all of it is worth loading; empty when it is
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """Coefficients of one namespace."""
+
+    block_tokens: int
+    block_bytes: int
+    tokens_per_s: float
+    doubling_tokens: float
+    is_stated: bool = False
+    num_measured: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self.is_stated or self.num_measured >= MIN_MEASUREMENTS
+
+    def seconds(self, position: int, num_blocks: int) -> float:
+        start, count = position * self.block_tokens, num_blocks * self.block_tokens
+        return count * (1.0 + (start + count / 2) / self.doubling_tokens) / self.tokens_per_s
+
 
 class CostModel:
-    """Implements base.Costs. First version: constant prefill speed, measured or default edges."""
+    """Implements base.Costs. Prices are seconds; namespaces are known by number."""
 
-    def __init__(self, default_bandwidth_bytes_per_s: float, default_latency_s: float) -> None:
-        self._default = (default_bandwidth_bytes_per_s, default_latency_s)
+    def __init__(
+        self,
+        default_bandwidth_bytes_per_s: float,
+        default_latency_s: float,
+        default_flop_per_s: float = DEFAULT_FLOP_PER_S,
+    ) -> None:
+        self._default_edge = (default_bandwidth_bytes_per_s, default_latency_s)
+        self._default_flop_per_s = default_flop_per_s
         self._edges: dict[Tier, tuple[float, float]] = {}  # by source: bandwidth, latency
-        self._geometries: dict[int, Geometry] = {}
+        self._measured_at: dict[Tier, float] = {}
+        self._prefills: dict[int, _Prefill] = {}
+        #: Bytes queued on the edge from a tier upwards that go before a new load. Set by who owns the edges.
+        self.queued_bytes: Callable[[Tier], int] = lambda tier: 0
+
+    # ------------------------------------------------------------------------------- what is known
 
     def add_namespace(self, namespace_id: int, geometry: Geometry) -> None:
-        """Note the shape of a namespace's blocks."""
-        self._geometries[namespace_id] = geometry
+        """Note the shape of a namespace's blocks; its prefill speed is guessed from that for now."""
+        width = WIDTH_PER_LAYER * geometry.num_layers
+        flop_per_token = 24.0 * geometry.num_layers * width**2
+        self._prefills[namespace_id] = _Prefill(
+            geometry.block_tokens,
+            geometry.block_bytes,
+            self._default_flop_per_s / flop_per_token,
+            6.0 * width,
+        )
 
-    def measured(self, source: Tier, bandwidth_bytes_per_s: float, latency_s: float) -> None:
+    def state_speed(self, namespace_id: int, speed: PrefillSpeed) -> None:
+        """Take a client's word for how fast this model's prompts are computed. The last word counts."""
+        prefill = self._prefills[namespace_id]
+        prefill.tokens_per_s = speed.tokens_per_s
+        if speed.doubling_tokens > 0:
+            prefill.doubling_tokens = speed.doubling_tokens
+        prefill.is_stated = True
+        prefill.num_measured = 0
+
+    def prefilled(self, namespace_id: int, position: int, num_blocks: int, seconds: float) -> None:
+        """Learn from a prefill that somebody measured. What cannot have been one is ignored."""
+        prefill = self._prefills[namespace_id]
+        if num_blocks <= 0 or not 0.0 < seconds < math.inf:
+            return
+        surprise = prefill.seconds(position, num_blocks) / seconds
+        if prefill.is_known:
+            surprise = min(max(surprise, 1 / MAX_SURPRISE), MAX_SURPRISE)
+        prefill.num_measured += 1
+        # The mean of logarithms: a speed twice too high weighs as much as one twice too low.
+        share = WEIGHT if prefill.is_stated else max(WEIGHT, 1 / prefill.num_measured)
+        prefill.tokens_per_s *= surprise**share
+
+    def measured(
+        self, source: Tier, bandwidth_bytes_per_s: float, latency_s: float, now: float = 0.0
+    ) -> None:
         """Note the latest measurement of the edge from `source` to the tier above it."""
-        self._edges[source] = (bandwidth_bytes_per_s, latency_s)
+        if bandwidth_bytes_per_s > 0:
+            self._edges[source] = (bandwidth_bytes_per_s, latency_s)
+            self._measured_at[source] = now
+
+    def bandwidth_of(self, source: Tier) -> float:
+        """Return the bytes per second that come up from `source`."""
+        return self._edges.get(source, self._default_edge)[0]
+
+    def prefill_speed(self, namespace_id: int) -> tuple[PrefillSpeed, str]:
+        """Return what is believed of a namespace's prefill, and where it comes from."""
+        prefill = self._prefills[namespace_id]
+        source = "stated" if prefill.is_stated else "measured" if prefill.num_measured else "geometry"
+        return PrefillSpeed(prefill.tokens_per_s, prefill.doubling_tokens), source
+
+    # -------------------------------------------------------------------------------------- prices
 
     def recompute_s(self, namespace_id: int, position: int, num_blocks: int = 1) -> float:
         """Return the seconds of prefill of blocks whose first stands at `position` in its chain."""
-        return self._geometries[namespace_id].block_tokens * num_blocks / 10_000
+        return self._prefills[namespace_id].seconds(position, num_blocks)
 
     def load_s(self, namespace_id: int, num_blocks: int, tier: Tier) -> float:
-        """Return the seconds until blocks that are in `tier` are readable from the fastest one."""
+        """Return the seconds until blocks that are in `tier` are readable from the fastest one, on an edge
+        that has nothing else to do."""
         if tier <= Tier.DRAM or not num_blocks:
             return 0.0
-        bandwidth, latency_s = self._edges.get(tier, self._default)
-        return latency_s + num_blocks * self._geometries[namespace_id].block_bytes / bandwidth
+        bandwidth, latency_s = self._edges.get(tier, self._default_edge)
+        return latency_s + num_blocks * self._prefills[namespace_id].block_bytes / bandwidth
+
+    def wait_s(self, tier: Tier) -> float:
+        """Return the seconds that a load from `tier` waits for those queued before it."""
+        return self.queued_bytes(tier) / self.bandwidth_of(tier)
+
+    def advise(
+        self, namespace_id: int, tiers: bytes | bytearray, first_block: int = 0, now: float = 0.0
+    ) -> Advice:
+        """Say how much of the stored part of a chain is worth loading.
+
+        `tiers` holds one Tier per stored block; blocks before `first_block` are with the caller already.
+        Only a beginning can be used, so the answer is the length k that makes loading the first k blocks
+        and computing the others quickest; among equals the longest.
+        """
+        asked = np.frombuffer(tiers, np.uint8)[first_block:]
+        num_asked = len(asked)
+        recompute_s = self.recompute_s(namespace_id, first_block, num_asked) if num_asked else 0.0
+        is_cold = asked > Tier.DRAM
+        if not is_cold.any():
+            return Advice(len(tiers), 0.0, recompute_s, True, "")
+        slowest = Tier(int(asked.max()))
+        prefill = self._prefills[namespace_id]
+        per_block_s = prefill.block_bytes / self.bandwidth_of(slowest)
+        start_s = self._edges.get(slowest, self._default_edge)[1] + self.wait_s(slowest)
+        loads = np.cumsum(is_cold) * per_block_s
+        loads[loads > 0] += start_s
+        middles = (np.arange(num_asked) + first_block + 0.5) * prefill.block_tokens
+        saved = (
+            np.cumsum(1.0 + middles / prefill.doubling_tokens) * prefill.block_tokens / prefill.tokens_per_s
+        )
+        gains = np.concatenate(([0.0], saved - loads))
+        best = num_asked - int(np.argmax(gains[::-1]))
+        load_s = float(loads[-1])
+        reason = ""
+        if best < num_asked:
+            _, source = self.prefill_speed(namespace_id)
+            reason = (
+                f"{slowest.label} is slower than prefill from block {first_block + best} on: "
+                f"{load_s:.3g} s to load, {recompute_s:.3g} s to compute ({source})"
+            )
+        is_fresh = now - self._measured_at.get(slowest, -math.inf) <= EDGE_TRUST_S
+        return Advice(first_block + best, load_s, recompute_s, prefill.is_known and is_fresh, reason)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("appliance", "clients", "policies", "tiers", "proto/kvtier/v1")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
-LONGER = {"appliance/core/events.py": 520}  # a vocabulary: one dataclass behind another, nothing to split
+LONGER = {"appliance/core/events.py": 570}  # a vocabulary: one dataclass behind another, nothing to split
 BANNED = {
     r"\bpickle\b": "bytes from outside are never unpickled",
     r"(?<![\w.])(eval|exec)\(": "text is never run",

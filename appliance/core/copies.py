@@ -48,6 +48,7 @@ class _Batch:
     moves: Sequence[Move]
     items: list[CopyItem]
     num_bytes: int
+    urgency: Urgency
     owner: "Owner | None"
 
 
@@ -61,8 +62,9 @@ class Copies:
         self._listeners: dict[tuple[int, Tier], list[Listener]] = {}
         #: Records being read, per segment: a segment is not freed under a reader.
         self.num_reads_of_segment: dict[int, int] = {}
-        #: Bytes in flight per (source, target).
+        #: Bytes in flight per (source, target), and those of them that somebody waits for.
         self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
+        self.urgent_bytes: dict[tuple[Tier | None, Tier], int] = {}
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -93,8 +95,8 @@ class Copies:
             for move in moves:
                 self._count_read(move.source, +1)
         copy, self._next_copy = self._next_copy, self._next_copy + 1
-        self._batches[copy] = _Batch(source, target, moves, items, num_bytes, owner)
-        self._count_bytes(source, target, num_bytes)
+        batch = self._batches[copy] = _Batch(source, target, moves, items, num_bytes, urgency, owner)
+        self._count_bytes(batch, num_bytes)
         residency.out.append(Copy(copy, source, target, items, urgency, deadline_at, client))
 
     def listen(self, fragment: int, tier: Tier, listener: Listener) -> None:
@@ -110,7 +112,7 @@ class Copies:
         """A batch ended: land what arrived, fail what did not, tell who listens."""
         batch = self._batches.pop(copy)
         assert len(outcomes) == len(batch.moves)
-        self._count_bytes(batch.source, batch.target, -batch.num_bytes)
+        self._count_bytes(batch, -batch.num_bytes)
         is_forward = batch.source is Tier.NVME and batch.target is Tier.NVME
         if batch.source is None and len(batch.moves) >= MIN_RUN and self._land_run(batch, outcomes):
             return
@@ -179,6 +181,8 @@ class Copies:
         else:
             self.num_reads_of_segment.pop(segment, None)
 
-    def _count_bytes(self, source: Tier | None, target: Tier, by: int) -> None:
-        edge = (source, target)
+    def _count_bytes(self, batch: _Batch, by: int) -> None:
+        edge = (batch.source, batch.target)
         self.bytes_in_flight[edge] = self.bytes_in_flight.get(edge, 0) + by
+        if batch.urgency <= Urgency.QUEUED:
+            self.urgent_bytes[edge] = self.urgent_bytes.get(edge, 0) + by

@@ -146,6 +146,8 @@ class Desk:
             namespace = self.add_namespace(identity)
             if Tier.NVME in self._residency.rooms:
                 self._residency.out.append(StoreNamespace(identity))
+        if event.prefill is not None:
+            self._costs.state_speed(namespace.id, event.prefill)
         sizes = list(namespace.fragment_bytes)
         return self.reply(event.call, NamespaceResult(namespace.id, identity.digest, sizes))
 

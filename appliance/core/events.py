@@ -11,8 +11,9 @@ shell's monotonic clock; durations and deadlines say so in their names (`ttl_s`,
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from ...policies.costs import PrefillSpeed
 from ...tiers.base import CopyItem, CopyOutcome
 from ...tiers.block import FragmentLabel, NamespaceIdentity, Tier, Urgency
 
@@ -20,6 +21,15 @@ STAGING = "staging"  # the source of a put's copy: the client's own extent, not 
 
 
 # ------------------------------------------------------------------------------------------ events
+
+
+class RetentionHint(NamedTuple):
+    """How much some tokens of a chain are worth keeping. Tokens count from the start of the chain."""
+
+    first_token: int
+    end_token: int  # behind the last one; 0: to the end of the blocks the request names
+    priority: int  # 0 to 100, lowest evicted first
+    ttl_s: float = 0.0  # 0: until changed
 
 
 @dataclass(slots=True)
@@ -48,6 +58,7 @@ class NamespaceRegistered:
 
     call: int
     identity: NamespaceIdentity
+    prefill: PrefillSpeed | None = None  # None: not stated
 
 
 @dataclass(slots=True)
@@ -64,6 +75,8 @@ class AcquireRequested:
     ttl_s: float = 0.0  # 0: the default
     deadline_at: float = float("inf")
     first_block: int = 0
+    load_anyway: bool = False  # even from a tier that is slower than computing the blocks again
+    retention: Sequence[RetentionHint] = ()
 
 
 @dataclass(slots=True)
@@ -114,6 +127,8 @@ class ReserveRequested:
     prefix_hashes: Sequence[bytes]
     session_id: str = ""
     deadline_at: float = float("inf")
+    prefill_s: float = 0.0  # what computing these blocks took; 0: unknown
+    retention: Sequence[RetentionHint] = ()
 
 
 @dataclass(slots=True)
@@ -180,6 +195,7 @@ class SessionUpdated:
     session_id: str
     urgency: Urgency
     deadline_at: float = float("inf")
+    back_at: float = float("inf")  # when it expects to need its blocks again; inf: it did not say
 
 
 @dataclass(slots=True)
@@ -335,7 +351,12 @@ class AcquireResult:
     ready: list[ReadyFragment]
     last: bool
     ttl_s: float
-    tiers: bytes = b""  # first answer only; one Tier (of this module) per block
+    # First answer only:
+    tiers: bytes = b""  # one Tier (of this module) per block
+    num_stored: int = 0  # of the chain, in whatever tier
+    reason: str = ""  # why not all of that is loaded
+    load_s: float = 0.0
+    recompute_s: float = 0.0
 
 
 @dataclass(slots=True)

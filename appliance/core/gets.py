@@ -8,6 +8,7 @@ A fragment that cannot be brought up shortens the prefix; it is never an error f
 
 from collections.abc import Callable, Sequence
 
+from ...policies.costs import Advice
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, Catalog, Namespace
@@ -26,6 +27,8 @@ class AcquireJob:
         request: AcquireRequested,
         urgency: Urgency,
         rows: Sequence[int],
+        num_stored: int,
+        advice: Advice,
         lease: Lease,
         leases: Leases,
         loads: Loads,
@@ -40,6 +43,7 @@ class AcquireJob:
         self.is_done = False
         self.wants_turn = False
         self.tiers = bytes(residency.catalog.tier_of(row) or 0 for row in rows)
+        self._prices = (num_stored, advice.reason, advice.load_s, advice.recompute_s)
         self._rows = rows
         self._leases = leases
         self._loads = loads
@@ -181,7 +185,8 @@ class AcquireJob:
 
     def _reply(self, call: int, ready: list[ReadyFragment], last: bool, tiers: bytes) -> None:
         ttl_s = max(0.0, self.lease.deadline_at - self._residency.now)
-        result = AcquireResult(self.lease.id, self._limit, list(ready), last, ttl_s, tiers)
+        prices = self._prices if tiers else ()
+        result = AcquireResult(self.lease.id, self._limit, list(ready), last, ttl_s, tiers, *prices)
         self._residency.out.append(Reply(call, result))
 
     def _finish(self) -> None:

@@ -49,7 +49,10 @@ class LookupResult(NamedTuple):
 
     num_blocks: int
     tiers: bytes  # one Tier per stored block
-    load_s: float
+    load_s: float  # until all of them are readable
+    recompute_s: float  # prefill of all of them
+    num_worth_loading: int  # blocks, from the start of the chain; computing the rest is quicker
+    reason: str  # why that is not all of them
 
 
 class Planner:
@@ -74,6 +77,7 @@ class Planner:
         chosen = build(policies or PolicyChoice(), self.catalog, self.costs, capacities, future)
         self.residency = Residency(self.catalog, rooms, chosen, self.story)
         self.copies = Copies(self.residency)
+        self.costs.queued_bytes = lambda tier: self.copies.urgent_bytes.get((tier, Tier.DRAM), 0)
         log = rooms.get(Tier.NVME)
         assert log is None or isinstance(log, SegmentLog)
         self.reclaim = Reclaim(self.residency, self.copies, log, options)
@@ -94,10 +98,11 @@ class Planner:
             self.pins,
             self.sessions,
             self.waiting,
+            self.costs,
             readable,
         )
         self.writes = Writes(
-            self.desk, self.residency, self.copies, self.pressure, self.sessions, self.waiting
+            self.desk, self.residency, self.copies, self.pressure, self.sessions, self.waiting, self.costs
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.ClientOpened: self.desk.open_client,
@@ -160,8 +165,9 @@ class Planner:
                 if tier is None or tier in self.residency.offline:
                     break
                 tiers.append(tier)
+        advice = self.costs.advise(namespace_id, tiers, now=self.residency.now)
         return LookupResult(
-            len(tiers), bytes(tiers), self.costs.load_s(namespace_id, tiers.count(Tier.NVME), Tier.NVME)
+            len(tiers), bytes(tiers), advice.load_s, advice.recompute_s, advice.num_blocks, advice.reason
         )
 
     @property
@@ -258,7 +264,8 @@ class Planner:
 
     def _edge_measured(self, event: ev.EdgeMeasured) -> None:
         if event.target is Tier.DRAM:
-            self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s)
+            now = self.residency.now
+            self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s, now)
 
     def _evict(self, event: ev.EvictRequested) -> None:
         if event.tier not in self.residency.evictions:

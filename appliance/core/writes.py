@@ -1,6 +1,7 @@
 """Requests that write: reserve, commit, abort."""
 
 from ...policies.base import Use
+from ...policies.costs import CostModel
 from ...tiers.block import Urgency
 from .catalog import NO_ROW
 from .copies import Copies
@@ -32,6 +33,7 @@ class Writes:
         pressure: Pressure,
         sessions: Sessions,
         waiting: Waiting,
+        costs: CostModel,
     ) -> None:
         self._desk = desk
         self._residency = residency
@@ -39,6 +41,7 @@ class Writes:
         self._pressure = pressure
         self._sessions = sessions
         self._waiting = waiting
+        self._costs = costs
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
         self._next_reservation = 1
         self.is_closed = False  # draining: nothing new
@@ -149,6 +152,9 @@ class Writes:
         job.deadline_at = min(event.deadline_at, self._residency.now + desk.options.reservation_ttl_s)
         self._jobs[number] = job
         desk.remember(event.client, event.request_id, job)
+        if event.prefill_s and job.first_position is not None:
+            num_blocks = len(event.prefix_hashes)
+            self._costs.prefilled(namespace.id, job.first_position, num_blocks, event.prefill_s)
         return job
 
     def _reserved(self, event: CommitRequested) -> PutJob | None:

@@ -13,7 +13,9 @@ from kvtier.clients import (
     Namespace,
     NamespaceIdentity,
     NotFound,
+    PrefillSpeed,
     PutOutcome,
+    Retention,
     Tier,
     Urgency,
     prefix_hashes,
@@ -317,6 +319,51 @@ def test_session_from_first_turn_to_end(client: Any, namespace: Namespace) -> No
         assert branch.end(archive=False) >= 0
     assert session.end() == 0
     session.fork("talk-3").end()
+
+
+# ------------------------------------------------------------------------- prices, retention, returns
+
+
+def test_lookup_says_what_loading_and_computing_cost(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(3), payload(3))
+    found = client.lookup(namespace, chain(4))
+    assert found.num_worth_loading == found.num_blocks == 3  # memory is always worth reading
+    assert found.reason == ""
+    assert found.load_s == 0.0
+    assert found.recompute_s >= 0.0
+
+
+def test_lease_says_how_much_is_stored(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(2), payload(2))
+    with client.acquire(namespace, chain(3), load_anyway=True) as lease:
+        assert lease.wait() == 2
+        assert (lease.num_stored, lease.reason) == (2, "")
+
+
+def test_namespace_with_a_stated_prefill_speed(client: Any, model: bytes) -> None:
+    speed = PrefillSpeed(tokens_per_s=10_000.0, doubling_tokens=20_000.0)
+    namespace = client.register(NamespaceIdentity(model, GEOMETRY), speed)
+    assert client.put(namespace, chain(2), payload(2), prefill_s=0.01).complete
+    assert client.get(namespace, chain(2), load_anyway=True).num_blocks == 2
+
+
+def test_retention_of_token_ranges(client: Any, namespace: Namespace) -> None:
+    tokens = GEOMETRY.block_tokens
+    hints = [Retention(90, 0, tokens), Retention(10, tokens, ttl_s=60.0)]
+    assert client.put(namespace, chain(3), payload(3), retention=hints).complete
+    with client.acquire(namespace, chain(3), retention=[Retention(0, 2 * tokens)]) as lease:
+        assert lease.wait() == 3
+    with pytest.raises(InvalidRequest, match="0 to 100"):
+        Retention(101)
+    with pytest.raises(InvalidRequest, match="no range"):
+        Retention(50, 10, 10)
+
+
+def test_session_says_when_it_is_back(client: Any, namespace: Namespace) -> None:
+    client.put(namespace, chain(2), payload(2), session="agent")
+    with client.session("agent", Urgency.WAITING, back_in_s=30.0) as session:
+        session.update(Urgency.WAITING, deadline_s=60.0, back_in_s=5.0)
+    assert client.get(namespace, chain(2)).num_blocks == 2
 
 
 # ---------------------------------------------------------------------------------- refused calls
