@@ -52,6 +52,11 @@ class Appliance:
                         f"the appliance does not serve:\n{self.log.read_text()[-3000:]}"
                     ) from problem
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """Drain and exit: everything reaches the NVMe tier."""
         self._end(signal.SIGTERM)

@@ -1,0 +1,69 @@
+"""`python -m bench.vllm [SECTION…] [--json FILE] [--quick]`: the real engine with kvtier, in one run.
+
+Run it with the environment that `make test-vllm` makes. A benchmark reports, it never asserts a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.vllm import overhead, recovery, ttft
+from bench.vllm.measure import machine
+
+TITLES = {
+    "ttft": "ttft: seconds to the first token of a stored prompt (mid: 143 M parameters, bfloat16)",
+    "overhead": "overhead: a workload in which nothing repeats (mid)",
+    "recovery": "recovery: the appliance is lost under load (tiny)",
+}
+RUN: dict[str, Callable[[bool], list[Any]]] = {
+    "ttft": ttft.run,
+    "overhead": overhead.run,
+    "recovery": recovery.run,
+}
+REPORT: dict[str, Callable[[Any], str]] = {
+    "ttft": ttft.report,
+    "overhead": overhead.report,
+    "recovery": recovery.report,
+}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.vllm", description="vLLM with kvtier and without")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(TITLES)}; default: all"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and samples to FILE")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
+    args = parser.parse_args(arguments)
+    if unknown := set(args.sections) - set(TITLES):
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; known: {', '.join(TITLES)}")
+    args.sections = args.sections or list(TITLES)
+    return args
+
+
+def main() -> None:
+    args = parse()
+    where = machine()
+    for label, value in where.items():
+        print(f"{label:9}{value}")
+    results: dict[str, list[dict[str, Any]]] = {}
+    for section in args.sections:
+        began_at_s = time.monotonic()
+        samples = RUN[section](args.quick)
+        results[section] = [asdict(sample) for sample in samples]
+        load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+        print(f"\n{TITLES[section]}  [{time.monotonic() - began_at_s:.0f} s, load {load} at its end]")
+        print(REPORT[section](samples), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": where, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

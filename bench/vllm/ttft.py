@@ -1,0 +1,188 @@
+"""Time to the first token of a prompt that is stored, by the road on which its KV comes back.
+
+All engines live at the same time and take turns within a round, so that a busy minute hits them alike.
+Prompts are asked for again after the engine has forgotten them (`reset_prefix_cache`), which leaves each
+road its own store: the appliance's DRAM; its NVMe tier (the appliance is restarted before each round,
+direct I/O); vLLM's own tiered offload, with its primary pool in memory, and with its `fs` tier alone (the
+engine is restarted).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.table import ratio, render
+from bench.vllm.appliance import Appliance
+from bench.vllm.measure import seconds
+from bench.vllm.models import FIRST_TOKEN, VOCABULARY
+from bench.vllm.options import Connector, EngineOptions, kvtier_connector
+from bench.vllm.process import EngineProcess, Output
+
+RECOMPUTE, DRAM, NVME, TIER, TIER_FS = "recompute", "kvtier dram", "kvtier nvme", "vllm tier", "vllm fs tier"
+SIZES = (2048, 4096, 8192)
+MID = EngineOptions(
+    model="mid",
+    dtype="bfloat16",
+    block_tokens=128,
+    max_model_tokens=8448,
+    max_batch_tokens=2048,
+    num_blocks=160,
+)
+WAKE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    road: str
+    num_tokens: int
+    ttft_s: float
+    num_cached: int
+
+
+def tier_connector(folder: Path) -> Connector:
+    """vLLM's own offload with its file tier. Its workers are for CUDA and XPU; the CPU's is our tests'."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "tests.vllm.tier.cpu_worker",
+            "cpu_bytes_to_use": 1 << 30,
+            "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
+        },
+    }
+
+
+def prompts(sizes: Sequence[int], seed: int = 7) -> dict[int, list[int]]:
+    chance = random.Random(seed)
+    return {size: [chance.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(size)] for size in sizes}
+
+
+def ask(engine: EngineProcess, tokens: list[int]) -> Output:
+    return engine.generate({"tokens": tokens, "num_new": 4, "logprobs": False})[0]
+
+
+def warm_up(engine: EngineProcess) -> None:
+    """Less than a block, so that nothing of it is stored: kernels are chosen, threads are there."""
+    for _ in range(3):
+        ask(engine, [FIRST_TOKEN] * (MID.block_tokens - 8))
+
+
+def again(engine: EngineProcess, road: str, tokens: list[int]) -> Sample:
+    """Ask for a prompt that the engine itself has forgotten."""
+    engine.reset()
+    output = ask(engine, tokens)
+    return Sample(road, len(tokens), output.ttft_s, output.num_cached)
+
+
+@dataclass
+class Rig:
+    plain: EngineProcess
+    kvtier: EngineProcess
+    tier: EngineProcess
+    appliance: Appliance
+    folder: Path
+    asked: dict[int, list[int]]
+
+    def prime(self) -> None:
+        """Every engine computes every prompt once, and stores it where it stores."""
+        for engine in (self.plain, self.kvtier, self.tier):
+            warm_up(engine)
+            for tokens in self.asked.values():
+                ask(engine, tokens)
+            engine.reset()
+
+    def round_in_memory(self, with_recompute: bool) -> Iterator[Sample]:
+        for tokens in self.asked.values():
+            if with_recompute:
+                yield again(self.plain, RECOMPUTE, tokens)
+            yield again(self.kvtier, DRAM, tokens)
+            yield again(self.tier, TIER, tokens)
+
+    def round_on_disk(self, number: int) -> Iterator[Sample]:
+        self.appliance.leave_dram()
+        self._reconnect()
+        for tokens in self.asked.values():
+            yield again(self.kvtier, NVME, tokens)
+        self.tier.stop()
+        self.tier = EngineProcess(self.tier.options, self.folder, f"tier-{number}")
+        warm_up(self.tier)
+        for tokens in self.asked.values():
+            yield again(self.tier, TIER_FS, tokens)
+
+    def _reconnect(self) -> None:
+        """The connector notices a new appliance by itself; a small stored prompt shows when it has."""
+        small = prompts([2 * MID.block_tokens], seed=8)[2 * MID.block_tokens]
+        deadline_s = time.monotonic() + WAKE_S
+        while not again(self.kvtier, "", small).num_cached:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no hit within {WAKE_S:.0f} s after the appliance was restarted")
+
+
+@contextmanager
+def rig(sizes: Sequence[int]) -> Iterator[Rig]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
+        appliance = stack.enter_context(Appliance(dram="1GiB"))
+        connectors: dict[str, Connector | None] = {
+            "plain": None,
+            "kvtier": kvtier_connector(appliance.target),
+            "tier": tier_connector(folder / "fs"),
+        }
+        engines = {
+            name: stack.enter_context(EngineProcess(replace(MID, connector=connector), folder, name))
+            for name, connector in connectors.items()
+        }
+        running = Rig(**engines, appliance=appliance, folder=folder, asked=prompts(sizes))
+        stack.callback(lambda: running.tier.kill())  # the last one of several
+        yield running
+
+
+def run(is_quick: bool) -> list[Sample]:
+    """Measure. Raises EngineDied or TimeoutError when a store does not work."""
+    sizes = SIZES[:1] if is_quick else SIZES
+    num_recomputed, num_rounds, num_on_disk = (1, 3, 1) if is_quick else (3, 7, 3)
+    with rig(sizes) as running:
+        running.prime()
+        samples = []
+        for number in range(num_rounds):
+            samples += list(running.round_in_memory(with_recompute=number < num_recomputed))
+        for number in range(num_on_disk):
+            samples += list(running.round_on_disk(number))
+    return samples
+
+
+def report(samples: list[Sample]) -> str:
+    """One row per size and road; ratios are of medians."""
+    rows = []
+    for size in sorted({sample.num_tokens for sample in samples}):
+        by_road = {
+            road: [one for one in samples if one.road == road and one.num_tokens == size]
+            for road in (RECOMPUTE, DRAM, TIER, NVME, TIER_FS)
+        }
+        medians = {road: statistics.median(one.ttft_s for one in many) for road, many in by_road.items()}
+        for road, many in by_road.items():
+            peer = {DRAM: TIER, NVME: TIER_FS}.get(road)
+            rows.append(
+                [
+                    str(size),
+                    road,
+                    seconds(medians[road]),
+                    seconds(min(one.ttft_s for one in many)),
+                    seconds(max(one.ttft_s for one in many)),
+                    str(min(one.num_cached for one in many)),
+                    ratio(medians[RECOMPUTE] / medians[road]),
+                    ratio(medians[peer] / medians[road]) if peer else "",
+                    str(len(many)),
+                ]
+            )
+        rows.append([])
+    header = ["tokens", "road", "p50 s", "best", "worst", "cached", "of recompute", "of vllm's tier", "calls"]
+    return render(header, rows[:-1])
