@@ -17,12 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...policies.base import DEFAULT_PRIORITY
 from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier, Urgency
 from .states import State
 from .table import BlockTable
 
 TIERS: Final = (Tier.HBM, Tier.DRAM, Tier.NVME)
 NO_ROW: Final = -1
+#: Priorities of prefetched blocks: inside the window in which they should be used, and after it.
+AWAITED_PRIORITY: Final = 60
+STALE_PRIORITY: Final = 10
 GROWTH: Final = 1024  # rows added at a time: growing by one costs as much as filling one
 
 
@@ -85,6 +89,10 @@ class Catalog:
         self.holds = [array("H") for _ in TIERS]
         #: Prefix hash of the parent of blocks that recovery found without it: their records name it.
         self.lost_parent: dict[int, bytes] = {}
+        #: Priority and until when, of blocks that somebody gave one. Sparse; see retention.py.
+        self.retained: dict[int, tuple[int, float]] = {}
+        #: End of the window in which a prefetched block should be used, until it is; see prefetch.py.
+        self.awaited: dict[int, float] = {}
         self._free_rows: list[int] = []
         self._free_fragments: dict[int, list[int]] = {}  # by number of groups
 
@@ -137,8 +145,10 @@ class Catalog:
         assert not any(placed[row] for placed in self.num_placed)
         namespace = self.namespaces[self.namespace_id[row]]
         del namespace.rows[self.prefix_hash[row]]
-        self._unlink(row)
+        self.unlink(row)
         self.lost_parent.pop(row, None)
+        self.retained.pop(row, None)
+        self.awaited.pop(row, None)
         self.prefix_hash[row] = b""
         self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
         # setdefault: the rows of recovered blocks were never taken from this list.
@@ -147,19 +157,24 @@ class Catalog:
         self.num_blocks -= 1
 
     def remove_run(self, rows: Sequence[int]) -> None:
-        """Forget blocks that have no place and no keeper, each the only child of the next one."""
+        """Forget blocks of one namespace that have no place and no keeper, and no child or parent except
+        among themselves."""
         namespace = self.namespaces[self.namespace_id[rows[0]]]
         shards, names = namespace.rows.shards, self.prefix_hash
-        self._unlink(rows[-1])
+        parent, first_child, serial = self.parent, self.first_child, self.serial
         for row in rows:
             name = names[row]
             del shards[name[0]][name]
             names[row] = b""
-            self.parent[row] = self.first_child[row] = NO_ROW
-            self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
+            parent[row] = first_child[row] = NO_ROW
+            serial[row] = (serial[row] + 1) & 0xFFFF_FFFF
         if self.lost_parent:
             for row in rows:
                 self.lost_parent.pop(row, None)
+        for hints in (self.retained, self.awaited):
+            if hints:
+                for row in rows:
+                    hints.pop(row, None)
         first_fragment = self.first_fragment
         free = self._free_fragments.setdefault(namespace.num_groups, [])
         free += [first_fragment[row] for row in rows]
@@ -181,6 +196,21 @@ class Catalog:
     def block_tokens(self, row: int) -> int:
         """Return the tokens in a block."""
         return self.namespaces[self.namespace_id[row]].identity.geometry.block_tokens
+
+    @property
+    def has_retention(self) -> bool:
+        """Whether any block has another priority than DEFAULT_PRIORITY."""
+        return bool(self.retained or self.awaited)
+
+    def retention(self, row: int, now: float) -> int:
+        """Return the priority of a block: what a client said about its tokens, or a prefetch about it."""
+        priority, until = self.retained.get(row, (DEFAULT_PRIORITY, 0.0))
+        if until <= now:
+            priority = DEFAULT_PRIORITY
+        if row not in self.awaited:
+            return priority
+        is_expected = now < self.awaited[row]
+        return max(priority, AWAITED_PRIORITY) if is_expected else min(priority, STALE_PRIORITY)
 
     def fragments(self, row: int) -> range:
         """Return the fragment rows of a block, in group order."""
@@ -288,7 +318,8 @@ class Catalog:
             self.previous_sibling[next_row] = row
         self.first_child[parent] = row
 
-    def _unlink(self, row: int) -> None:
+    def unlink(self, row: int) -> None:
+        """Take `row` out of its parent's children."""
         parent, before, after = self.parent[row], self.previous_sibling[row], self.next_sibling[row]
         if before != NO_ROW:
             self.next_sibling[before] = after

@@ -1,9 +1,11 @@
-"""Exits: a run of blocks that leaves a memory tier at once, in columns; the counterpart of runs.py.
+"""Exits: blocks that leave a memory tier, many at once, in columns; the counterpart of runs.py.
 
-When a tier is full, every new prompt pushes out about as many blocks as it brings, and those are the tail of
-some older prompt: a leaf and the blocks above it that nobody else continues. One at a time each costs
-forty scalar writes and a dozen calls; together they cost thirty vector writes. The steps are those of
-residency.py, and the simulator runs both.
+When a tier is full, every new prompt pushes out about as many blocks as it brings, and those are the tails
+of some older prompts: a leaf and the blocks above it that nobody else continues. One at a time each
+costs forty scalar writes and a dozen calls. So they leave in two parts: `take` decides and does what the next
+decision depends on (the leaf's parent may be the next victim), `flush` does the rest for all of them with
+thirty vector writes. Nothing else happens between the two. The steps are those of residency.py, and the
+simulator runs both.
 """
 
 from collections.abc import Callable
@@ -11,111 +13,145 @@ from typing import cast
 
 import numpy as np
 
+from ...policies.base import Victim
 from ...tiers.base import MemoryRoom
 from ...tiers.block import NO_PLACE, Tier
-from .catalog import NO_ROW, TIERS
-from .events import BlockChange, Notify, RetractRun
+from .catalog import NO_ROW, TIERS, Namespace
+from .events import RetractRun
 from .residency import EVICTED_FROM, Residency
-from .runs import MIN_RUN, column
+from .runs import column
 from .states import State
 
 
-def run_above(
-    residency: Residency, leaf: int, tier: Tier, limit: int, goes: Callable[[int], bool]
-) -> list[int]:
-    """Return `leaf` and the blocks above it that may leave `tier` with it in one step, deepest first.
+class Exits:
+    """Evicts runs of blocks. Empty between events."""
 
-    `leaf` must be allowed to leave. A block goes along when `goes(row)` says so, nothing but the run
-    keeps it, and it is as safe as the leaf: all of them are nowhere else, or all of them are complete in the
-    cold store.
-    """
-    catalog = residency.catalog
-    num_groups = catalog.namespace_of(leaf).num_groups
-    placed = [catalog.num_placed[other] for other in TIERS if other is not tier]
-    complete = catalog.num_resident[tier]
-    is_only_here = not any(counts[leaf] for counts in placed)
-    is_cold = _is_cold(residency, leaf, num_groups)
-    if complete[leaf] != num_groups or not (is_only_here or is_cold):
-        return [leaf]
-    faster = [catalog.num_children_placed[other] for other in TIERS[:tier]]
-    here, holds, keepers = catalog.num_children_placed[tier], catalog.num_holds[tier], catalog.num_keepers
-    run, child, row = [leaf], leaf, catalog.parent[leaf]
-    while row != NO_ROW and len(run) < limit:
-        if (
-            keepers[row]
-            or holds[row]
-            or here[row] != 1
-            or complete[row] != num_groups
-            or row in residency.floors
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._tier = Tier.DRAM
+        self._rows: list[int] = []  # taken, of one namespace and tier
+        self._parents: list[int] = []  # of those that were taken last of their run
+
+    def take(self, victim: Victim, tier: Tier, reason: str, limit: int, goes: Callable[[int], bool]) -> int:
+        """A victim leaves a tier, with the blocks above it that `goes` says may go along, at most `limit`.
+
+        The victim must be allowed to leave. Returns how many blocks leave; `flush` must follow.
+        """
+        residency = self._residency
+        rows = self._run_above(victim.row, tier, limit, goes)
+        if not rows:
+            self.flush()
+            residency.evict(victim.row, tier, reason, victim.price, victim.runner_up)
+            return 1
+        catalog = residency.catalog
+        if self._rows and (
+            tier is not self._tier or catalog.namespace_id[rows[0]] != catalog.namespace_id[self._rows[0]]
         ):
-            break
-        if any(counts[row] for counts in faster):
-            break
-        if is_only_here:
-            has_one_child = catalog.first_child[row] == child and catalog.next_sibling[child] == NO_ROW
-            if not has_one_child or any(counts[row] for counts in placed):
+            self.flush()
+        self._tier = tier
+        self._rows += rows
+        num_resident, names = catalog.num_resident[tier], catalog.prefix_hash
+        for row in rows:
+            num_resident[row] = 0  # no candidate any more, should its policy name it
+        taken = [names[row] for row in rows]
+        residency.story.tell_many(
+            residency.now, taken, EVICTED_FROM[tier], reason, victim.price, victim.runner_up
+        )
+        residency.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
+        self._leave_parent(rows[0], rows[-1], tier)
+        return len(rows)
+
+    def flush(self) -> None:
+        """What was taken is gone: places, labels, rows."""
+        if not self._rows:
+            return
+        residency, tier = self._residency, self._tier
+        rows, self._rows = self._rows, []
+        parents, self._parents = self._parents, []
+        self._vacate(rows, tier, residency.catalog.namespace_of(rows[0]))
+        residency.audience.left(rows, tier)
+        placed = residency.catalog.num_placed
+        nowhere = [row for row in rows if not (placed[0][row] or placed[1][row] or placed[2][row])]
+        if nowhere:
+            residency.audience.forgotten(nowhere)
+            residency.catalog.remove_run(nowhere)
+        for parent in parents:
+            residency.forget_if_nowhere(parent)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _run_above(self, leaf: int, tier: Tier, limit: int, goes: Callable[[int], bool]) -> list[int]:
+        """Return `leaf` and the blocks above it that may leave with it in one step, deepest first; empty
+        when it must leave by itself.
+
+        A block goes along when nothing but the run keeps it, and it is as safe as the leaf: all of them are
+        nowhere else, or all of them are complete in the cold store.
+        """
+        residency = self._residency
+        catalog = residency.catalog
+        num_groups = catalog.namespace_of(leaf).num_groups
+        other = Tier.DRAM if tier is Tier.HBM else Tier.HBM
+        in_other, in_nvme = catalog.num_placed[other], catalog.num_placed[Tier.NVME]
+        complete, cold = catalog.num_resident[tier], catalog.num_resident[Tier.NVME]
+        # A child in a tier that is offline may stay behind; its parent's row then has to.
+        is_only_here = not (in_other[leaf] or in_nvme[leaf]) and catalog.first_child[leaf] == NO_ROW
+        is_cold = cold[leaf] == num_groups and Tier.NVME not in residency.offline
+        if complete[leaf] != num_groups or not (is_only_here or is_cold):
+            return []
+        faster = catalog.num_children_placed[Tier.HBM] if tier is not Tier.HBM else None
+        children, holds = catalog.num_children_placed[tier], catalog.num_holds[tier]
+        keepers, floors = catalog.num_keepers, residency.floors
+        parent, first_child, next_sibling = catalog.parent, catalog.first_child, catalog.next_sibling
+        run, child, row = [leaf], leaf, parent[leaf]
+        while row != NO_ROW and len(run) < limit:
+            if keepers[row] or holds[row] or children[row] != 1 or complete[row] != num_groups:
                 break
-        elif not _is_cold(residency, row, num_groups):
-            break
-        if not goes(row):
-            break
-        run.append(row)
-        child, row = row, catalog.parent[row]
-    return run
+            if row in floors or (faster is not None and faster[row]):
+                break
+            if is_only_here:
+                has_one_child = first_child[row] == child and next_sibling[child] == NO_ROW
+                if not has_one_child or in_other[row] or in_nvme[row]:
+                    break
+            elif cold[row] != num_groups:
+                break
+            if not goes(row):
+                break
+            run.append(row)
+            child, row = row, parent[row]
+        return run
 
+    def _leave_parent(self, leaf: int, top: int, tier: Tier) -> None:
+        """The block above a run has one child less; it may be the next victim."""
+        residency = self._residency
+        catalog = residency.catalog
+        parent = catalog.parent[top]
+        if parent == NO_ROW:
+            return
+        if not any(catalog.num_placed[other][leaf] for other in TIERS if other is not tier):
+            catalog.unlink(top)
+        self._parents.append(parent)
+        children = catalog.num_children_placed[tier]
+        children[parent] -= 1
+        if children[parent] == 0:
+            for slower in TIERS[tier:]:
+                residency.offer(parent, slower)
 
-def evict_run(
-    residency: Residency, rows: list[int], tier: Tier, reason: str, price: float, next_price: float
-) -> int:
-    """These blocks, as `run_above` returned them, leave a tier. Returns the bytes freed."""
-    if len(rows) < MIN_RUN:
-        return sum(residency.evict(row, tier, reason, price, next_price) for row in rows)
-    catalog = residency.catalog
-    namespace = catalog.namespace_of(rows[0])
-    num_groups = namespace.num_groups
-    r = np.array(rows, np.int32)
-    firsts = column(catalog.first_fragment)[r]
-    f = (firsts[:, None] + np.arange(num_groups, dtype=np.int32)).ravel()
-    states = column(catalog.state[tier])
-    assert (states[f] == State.RESIDENT).all()
-    assert not column(catalog.num_keepers)[r].any()
-    assert not column(catalog.num_holds[tier])[r].any()
-    states[f] = State.ABSENT
-    del states
-    places = column(catalog.place[tier])[f].tolist()
-    column(catalog.place[tier])[f] = NO_PLACE
-    column(catalog.num_placed[tier])[r] = 0
-    column(catalog.num_resident[tier])[r] = 0
-    column(catalog.num_children_placed[tier])[r[1:]] = 0
-    cast(MemoryRoom, residency.rooms[tier]).release_many(places, namespace.fragment_bytes)
-    num_bytes = len(rows) * namespace.block_bytes
-    residency.resident_bytes[tier] -= num_bytes
-    residency.num_resident[tier] -= len(places)
-    residency.out.append(RetractRun(tier, places))
-    names = [catalog.prefix_hash[row] for row in rows]
-    residency.add_notice(Notify(BlockChange.REMOVED, namespace.id, tier, names, reason))
-    residency.story.tell_many(residency.now, names, EVICTED_FROM[tier], reason, price, next_price)
-    residency.audience.left(rows, tier)
-    _leave_parent(residency, rows, tier)
-    return num_bytes
-
-
-def _leave_parent(residency: Residency, rows: list[int], tier: Tier) -> None:
-    """What follows for the block above the run, and for the run itself when it is nowhere now."""
-    catalog = residency.catalog
-    parent = catalog.parent[rows[-1]]
-    if not any(catalog.num_placed[other][rows[0]] for other in TIERS):
-        residency.audience.forgotten(rows)
-        catalog.remove_run(rows)
-    if parent == NO_ROW:
-        return
-    catalog.num_children_placed[tier][parent] -= 1
-    if catalog.num_children_placed[tier][parent] == 0:
-        for slower in TIERS[tier:]:
-            residency.offer(parent, slower)
-    residency.forget_if_nowhere(parent)
-
-
-def _is_cold(residency: Residency, row: int, num_groups: int) -> bool:
-    """Whether a block is complete in the cold store, and that is in order."""
-    return residency.catalog.num_resident[Tier.NVME][row] == num_groups and Tier.NVME not in residency.offline
+    def _vacate(self, rows: list[int], tier: Tier, namespace: Namespace) -> None:
+        """Give all places of these blocks in a tier back. Their num_resident is 0 already."""
+        residency = self._residency
+        catalog = residency.catalog
+        r = np.array(rows, np.int32)
+        firsts = column(catalog.first_fragment)[r]
+        f = (firsts[:, None] + np.arange(namespace.num_groups, dtype=np.int32)).ravel()
+        states = column(catalog.state[tier])
+        assert (states[f] == State.RESIDENT).all()
+        states[f] = State.ABSENT
+        places_column = column(catalog.place[tier])
+        places = places_column[f].tolist()
+        places_column[f] = NO_PLACE
+        column(catalog.num_placed[tier])[r] = 0
+        column(catalog.num_children_placed[tier])[r] = 0
+        cast(MemoryRoom, residency.rooms[tier]).release_many(places, namespace.fragment_bytes)
+        residency.resident_bytes[tier] -= len(rows) * namespace.block_bytes
+        residency.num_resident[tier] -= len(places)
+        residency.out.append(RetractRun(tier, places))

@@ -17,7 +17,7 @@ from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS
 from .copies import Copies, Move
-from .exits import evict_run, run_above
+from .exits import Exits
 from .options import PlannerOptions
 from .reclaim import Reclaim
 from .residency import MEMORY_TIERS, Residency
@@ -56,6 +56,7 @@ class Pressure:
         self._rooms = rooms
         self._admissions = admissions
         self.options = options
+        self._exits = Exits(residency)
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
@@ -76,6 +77,7 @@ class Pressure:
             return place
         for _ in range(MAX_STEPS):
             step, _ = self._give_up(tier, 1)
+            self._exits.flush()
             if step is Step.NOTHING:
                 break
             if step is Step.EVICTED:
@@ -100,6 +102,7 @@ class Pressure:
             if step in (Step.NOTHING, Step.DECLINED):
                 break
             num_left += num_run
+        self._exits.flush()
         self._start_spills()
         return step
 
@@ -179,6 +182,7 @@ class Pressure:
                 return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
             if lower is None:
                 continue  # incomplete, with children: it goes when they have gone
+            self._exits.flush()
             if self._spilling_bytes(tier) < self.options.max_spill_bytes and self._spill(row, tier):
                 return Step.SPILLING, 1
             policy.offer((row,), residency.now)
@@ -189,11 +193,9 @@ class Pressure:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""
         residency = self._residency
         policy, now = residency.evictions[tier], residency.now
-        rows = run_above(
-            residency, victim.row, tier, max_blocks, lambda row: policy.price(row, now) <= victim.price
+        return self._exits.take(
+            victim, tier, reason, max_blocks, lambda row: policy.price(row, now) <= victim.price
         )
-        evict_run(residency, rows, tier, reason, victim.price, victim.runner_up)
-        return len(rows)
 
     def _reason_to_evict(self, row: int, tier: Tier) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
@@ -270,6 +272,7 @@ class Pressure:
             if taken_bytes - self._spilling_bytes(tier) <= low_bytes:
                 return  # enough is on its way
             step, num_blocks = self._give_up(tier, 1)
+            self._exits.flush()
             if step is Step.NOTHING:
                 return
             num_left += num_blocks

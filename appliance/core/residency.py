@@ -378,6 +378,15 @@ class Residency:
             self._notices.append(Notify(change, namespace_id, tier, [], reason))
         self._notices[-1].prefix_hashes.append(self.catalog.prefix_hash[row])
 
+    def notify_removed(self, namespace_id: int, tier: Tier, reason: str, names: list[bytes]) -> None:
+        """Tell routers that blocks left a tier, together with those just before them when they can be."""
+        subject = (BlockChange.REMOVED, namespace_id, tier, reason)
+        if self._last_subject == subject:
+            self._notices[-1].prefix_hashes += names
+        else:
+            self._last_subject = subject
+            self._notices.append(Notify(BlockChange.REMOVED, namespace_id, tier, names, reason))
+
     def add_notice(self, notice: Notify) -> None:
         """Tell routers about several blocks at once."""
         self._notices.append(notice)

@@ -1,0 +1,80 @@
+"""Retention hints: what clients said about how long tokens are worth keeping, by row.
+
+A hint is a priority of 0 to 100 for a range of tokens, with a TTL after which the block is like any other
+again. Stored sparsely (`Catalog.retained`), because few blocks have one, and forgotten with the block. Policies see
+`BlockFacts.retention(row, now)`; since a price changes when a TTL passes, the block is offered anew then.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+from ...policies.base import DEFAULT_PRIORITY
+from .catalog import NO_ROW
+from .events import RetentionHint
+from .residency import MEMORY_TIERS, Residency
+
+
+class Retention:
+    """Applies hints and ends them."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._ends: list[tuple[float, int]] = []  # (end of a TTL, handle); at most one entry counts per block
+
+    def apply(self, rows: Sequence[int], hints: Sequence[RetentionHint]) -> None:
+        """Give blocks the priority of the last hint whose range contains their first token."""
+        if not hints or not rows:
+            return
+        catalog, now = self._residency.catalog, self._residency.now
+        block_tokens = catalog.block_tokens(rows[0])
+        for row in rows:
+            token = catalog.position[row] * block_tokens
+            for hint in reversed(hints):
+                if hint.first_token <= token and (token < hint.end_token or not hint.end_token):
+                    self._set(row, hint.priority, now + hint.ttl_s if hint.ttl_s else float("inf"))
+                    break
+        self._residency.story.count("blocks_with_retention", len(rows))
+
+    def expire(self, now: float) -> None:
+        """End hints whose TTL has passed."""
+        catalog = self._residency.catalog
+        while self._ends and self._ends[0][0] <= now:
+            row = catalog.row_of(heapq.heappop(self._ends)[1])
+            if row != NO_ROW and catalog.retained.get(row, (0, float("inf")))[1] <= now:
+                del catalog.retained[row]
+                self._offer(row)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do."""
+        return self._ends[0][0] if self._ends else None
+
+    def check_integrity(self) -> list[str]:
+        """Audit: priorities are of living blocks, in range, and end when their TTL does."""
+        catalog = self._residency.catalog
+        ends = set(self._ends)
+        problems = []
+        for row, (priority, until) in catalog.retained.items():
+            if not catalog.prefix_hash[row]:
+                problems.append(f"row {row}: has a priority and is no block")
+            elif not 0 <= priority <= 100 or priority == DEFAULT_PRIORITY:
+                problems.append(f"row {row}: priority {priority} is kept")
+            elif until != float("inf") and (until, catalog.handle(row)) not in ends:
+                problems.append(f"row {row}: the end of its priority was forgotten")
+        return problems
+
+    def _set(self, row: int, priority: int, until: float) -> None:
+        catalog = self._residency.catalog
+        known = catalog.retained.get(row)
+        if priority == DEFAULT_PRIORITY:
+            catalog.retained.pop(row, None)
+        else:
+            catalog.retained[row] = (priority, until)
+            if until != float("inf") and (known is None or known[1] != until):
+                heapq.heappush(self._ends, (until, catalog.handle(row)))
+        if known is None or known[0] != priority:
+            self._offer(row)
+
+    def _offer(self, row: int) -> None:
+        for tier in MEMORY_TIERS:
+            if tier in self._residency.rooms:
+                self._residency.offer(row, tier)
