@@ -1,0 +1,224 @@
+"""The scheduler's errand boy: a thread with an event loop talks to the daemon, so that schedule() never does.
+
+One connection carries any number of lookups at a time: a prefix that comes up from nvme does not hold up
+the next one. Blocking clients in a pool of threads were rejected: the pool would have to be as large as the
+queue of requests.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..aio import AsyncClient
+from ..aio_handles import AsyncLease, AsyncSession
+from ..breaker import Breaker
+from ..errors import DeadlineExceeded, KvtierError
+from ..namespace import Namespace, NamespaceIdentity
+from ..words import Urgency
+from .counters import Counters
+from .finding import Finder, Found
+from .groups import Group
+from .identity import adapter_digest, salted
+from .lookups import Answer, Asked, Question
+from .options import Options
+
+MAX_TASKS = 256  # lookups at a time
+TELL_DELAY_S = 0.005  # a session that hurries through its states is told once
+FAILED = Answer(cause="misses_error")
+
+
+class Agent:
+    """Implements lookups.Asker. `ranks` are the identities of each rank's namespaces, one per group."""
+
+    def __init__(
+        self,
+        options: Options,
+        groups: Sequence[Group],
+        ranks: Sequence[Sequence[NamespaceIdentity]],
+        make_client: Callable[[], AsyncClient],
+        counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.breaker = Breaker(clock=clock)
+        self._options = options
+        self._groups = list(groups)
+        self._ranks = [list(identities) for identities in ranks]
+        self._make_client = make_client
+        self._counters = counters
+        self._clock = clock
+        self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
+        self._leases: dict[Asked, list[AsyncLease]] = {}
+        self._untold: dict[str, tuple[Urgency, float | None] | None] = {}  # None: to be ended
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_lookups = 0
+        self._is_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvtier-agent", daemon=True)
+        self._thread.start()
+        self._is_up.wait(10.0)
+
+    # ------------------------------------------------------------------- the scheduler's thread
+
+    def allows(self) -> bool:
+        return self.breaker.allows()
+
+    def ask(self, question: Question) -> Asked:
+        asked = Asked(question, self._clock())
+        self._submit(self._begin, asked)
+        return asked
+
+    def silent(self) -> None:
+        self._failed(DeadlineExceeded("no answer to a lookup in time", reason="NO_ANSWER"))
+
+    def release(self, asked: Asked) -> None:
+        if not asked.is_released:
+            asked.is_released = True
+            self._submit(self._let_go, asked)
+
+    def tell(self, session: str, urgency: Urgency, deadline_s: float | None = None) -> None:
+        self._submit(self._note, session, (urgency, deadline_s))
+
+    def end(self, session: str) -> None:
+        self._submit(self._note, session, None)
+
+    def close(self) -> None:
+        """End the thread and the connection; waits a second at most."""
+        self._submit(self._stop)
+        self._thread.join(1.0)
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop has ended: the engine shuts down
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # --------------------------------------------------------------------------- its own thread
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._has_news = asyncio.Event()
+        self._client = self._make_client()
+        options = self._options
+        self._finder = Finder(self._client, self._groups, options.lease_ttl_s, options.promote_timeout_s)
+        self._spawn(self._keep_alive())
+        self._spawn(self._tell_all())
+        self._is_up.set()
+        await self._stopped.wait()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+    def _stop(self) -> None:
+        self._stopped.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _failed(self, problem: Exception) -> None:
+        if self.breaker.failed(problem):
+            self._counters.add("breaker_openings")
+
+    # ----------------------------------------------------------------------------------- lookups
+
+    def _begin(self, asked: Asked) -> None:
+        if self._num_lookups >= MAX_TASKS:
+            asked.answer = FAILED
+            return
+        self._num_lookups += 1
+        self._spawn(self._answer(asked))
+
+    async def _answer(self, asked: Asked) -> None:
+        found = Found()
+        answer = FAILED
+        try:
+            answer = await self._find(asked, found)
+            self.breaker.succeeded()
+        except KvtierError as problem:
+            self._failed(problem)
+        except Exception as problem:  # whatever it is, the engine must get its answer
+            self._counters.add("hook_errors")
+            self._failed(problem)
+        finally:
+            self._num_lookups -= 1
+            if answer.num_tokens and not asked.is_released:
+                self._leases[asked] = found.leases
+            asked.answer = answer
+            if asked not in self._leases:
+                await self._release(found.leases)
+
+    async def _find(self, asked: Asked, found: Found) -> Answer:
+        question = asked.question
+        path = question.adapter_path
+        adapter = await asyncio.to_thread(adapter_digest, path) if path else b""
+        namespaces = await self._registered(question.salt, adapter)
+        await self._finder.pin(namespaces, question, found)
+        asked.is_pinned = True
+        await self._finder.wait(found, question)
+        cause = "" if found.num_tokens else "misses_nothing_stored"
+        return Answer(found.num_tokens, found.stored, found.tiers, adapter, cause)
+
+    async def _registered(self, salt: str, adapter: bytes) -> list[list[Namespace]]:
+        known = self._namespaces.get((salt, adapter))
+        if known is None:
+            known = [
+                [await self._client.register(salted(identity, salt, adapter)) for identity in rank]
+                for rank in self._ranks
+            ]
+            self._namespaces[salt, adapter] = known
+        return known
+
+    def _let_go(self, asked: Asked) -> None:
+        leases = self._leases.pop(asked, [])
+        if leases:
+            self._spawn(self._release(leases))
+
+    async def _release(self, leases: list[AsyncLease]) -> None:
+        for lease in leases:
+            with suppress(KvtierError):  # a connection that is gone has released everything
+                await lease.release()
+
+    async def _keep_alive(self) -> None:
+        """Extend the leases of requests that wait."""
+        while True:
+            await asyncio.sleep(self._options.lease_ttl_s / 3)
+            for asked, leases in list(self._leases.items()):
+                for lease in leases:
+                    try:
+                        await lease.extend(self._options.lease_ttl_s)
+                    except KvtierError:
+                        if self._leases.pop(asked, None) is not None:
+                            asked.is_lost = True
+                            await self._release(leases)
+                        break
+
+    # ---------------------------------------------------------------------------------- sessions
+
+    def _note(self, session: str, news: tuple[Urgency, float | None] | None) -> None:
+        self._untold[session] = news
+        self._has_news.set()
+
+    async def _tell_all(self) -> None:
+        """Send the latest word about each session. What fails is dropped: it was a hint."""
+        while True:
+            await self._has_news.wait()
+            await asyncio.sleep(TELL_DELAY_S)
+            self._has_news.clear()
+            news, self._untold = self._untold, {}
+            for session_id, word in news.items():
+                if self.breaker.is_open:
+                    break
+                session = AsyncSession(self._client, session_id)
+                try:
+                    if word is None:
+                        await session.end()
+                    else:
+                        await session.update(*word)
+                except KvtierError as problem:
+                    self._failed(problem)

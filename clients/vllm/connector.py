@@ -1,0 +1,340 @@
+"""KvtierConnector: vLLM's KV connector V1, one object in the scheduler process and one in every worker.
+
+A thin shell: it turns the engine's objects into plain values and back, and lets no exception out. What is
+decided is decided in scheduler.py and saving.py, what is moved is moved in worker.py.
+
+When something cannot be served (an unknown kind of cache, a checkpoint that cannot be found) the connector
+goes dark: it stays loaded, says why once, and promises and saves nothing. A configuration that is wrong is
+refused when the engine starts, which is the only time that anything here raises.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm import __version__ as vllm_version
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ..aio import AsyncClient
+from ..errors import KvtierError
+from ..namespace import NamespaceIdentity
+from ..options import Timeout
+from .agent import Agent
+from .counters import Counters
+from .describe import describe_groups
+from .groups import groups_of, why_not
+from .guard import harmless, report
+from .metrics import KvtierPromMetrics, KvtierStats
+from .options import Options
+from .pages import LayerView, PagedGroup
+from .plan import Acks, StepPlan
+from .saving import Saver
+from .scheduler import MISS, SchedulerSide
+from .versions import check_version
+from .worker import WorkerSide, client_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+SOURCES = {"host": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+
+
+@dataclass
+class KvtierMetadata(KVConnectorMetadata):
+    """A step's plan on its way to the workers."""
+
+    plan: StepPlan
+
+
+@dataclass
+class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
+    """Saves that are over, on their way to the scheduler."""
+
+    acks: Acks
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "KvtierWorkerMetadata":
+        assert isinstance(other, KvtierWorkerMetadata)
+        self.acks.add(other.acks)
+        return self
+
+
+@dataclass
+class KvtierHandshake(KVConnectorHandshakeMetadata):
+    """What a worker's namespaces are; empty when it cannot serve."""
+
+    identities: list[NamespaceIdentity]
+    why_not: str = ""
+
+
+class PoolHolder:
+    """The engine's block pool as saving.Holder."""
+
+    def __init__(self) -> None:
+        self.pool: BlockPool | None = None
+
+    def hold(self, block_ids: Sequence[int]) -> None:
+        assert self.pool is not None, "the engine has not bound its block pool"
+        self.pool.touch([self.pool.blocks[number] for number in block_ids])
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        assert self.pool is not None
+        self.pool.free_blocks(self.pool.blocks[number] for number in reversed(block_ids))
+
+    def has(self, name: bytes) -> bool:
+        """Whether the engine's own prefix cache has the block of the first group."""
+        return self.pool is not None and self.pool.get_cached_block(name, [0]) is not None
+
+
+class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
+    """Keeps KV in a kvtier appliance. Options: options.py."""
+
+    def __init__(
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        check_version(vllm_version)
+        transfer = self._kv_transfer_config
+        self.options = Options.from_config(transfer.kv_connector_extra_config or {})
+        self.counters = Counters()
+        self.log = init_logger(f"vllm.kvtier.{role.name.lower()}")
+        if transfer.kv_load_failure_policy != "recompute":
+            self.log.warning(
+                "kvtier: kv_load_failure_policy is set to recompute: a lost block costs time only"
+            )
+            transfer.kv_load_failure_policy = "recompute"
+        _, hash_block_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+        self._why_dark = why_not(vllm_config, kv_cache_config, hash_block_tokens)
+        self._groups = [] if self._why_dark else groups_of(kv_cache_config, hash_block_tokens)
+        self._engine = (transfer.engine_id or uuid.uuid4().hex)[:12]
+        self._pool = PoolHolder()
+        self._agent: Agent | None = None
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._identities: list[NamespaceIdentity] = []
+        if self._why_dark:
+            self._go_dark(self._why_dark)
+
+    def _go_dark(self, why: str) -> None:
+        self._why_dark = why
+        self.log.warning("kvtier serves nothing to this engine: %s", why)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # a cache: what is not stored is computed again
+
+    # ----------------------------------------------------------------------------------- start
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._why_dark:
+            return
+        try:
+            self._serve_caches(kv_caches)
+        except (KvtierError, ValueError, OSError) as problem:
+            self._go_dark(str(problem))
+
+    def _serve_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        config = self._kv_cache_config
+        paged = []
+        for group in config.kv_cache_groups:
+            layers = {name: kv_caches[name] for name in group.layer_names if name in kv_caches}
+            views = {LayerView.of(tensor): None for tensor in layers.values()}  # shared layers once
+            paged.append(PagedGroup(list(views), config.num_blocks))
+        self._identities = describe_groups(self._vllm_config, config, paged, self.options)
+        device = next(iter(kv_caches.values())).device
+        if device.type != "cpu":
+            self._go_dark(f"the KV cache is on {device}; only host memory is served so far")
+            return
+        make_client = partial(client_of, self.options, f"vllm-{self._engine}", self.options.load_timeout_s)
+        self._worker = WorkerSide(self.options, paged, self._identities, make_client, self.counters)
+
+    @harmless(lambda: None)
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return KvtierHandshake(self._identities if not self._why_dark else [], self._why_dark)
+
+    @harmless(lambda: None)
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        if self._why_dark:
+            return
+        ranks = [metadata[rank] for rank in sorted(metadata)]
+        for rank in ranks:
+            assert isinstance(rank, KvtierHandshake)
+            if rank.why_not:
+                self._go_dark(f"a worker says: {rank.why_not}")
+                return
+        self._start_scheduler([rank.identities for rank in ranks])
+
+    def _start_scheduler(self, ranks: list[list[NamespaceIdentity]]) -> None:
+        options = self.options
+        timeout = Timeout(call_s=options.answer_timeout_s, connect_s=options.answer_timeout_s, grace_s=0.5)
+        make_client = partial(
+            AsyncClient,
+            options.target,
+            name=f"vllm-{self._engine}",
+            domain=options.domain,
+            timeout=timeout,
+        )
+        max_blocks = int(options.max_unsaved_fraction * self._kv_cache_config.num_blocks)
+        saver = Saver(self._groups, len(ranks), max_blocks, self._pool, self.counters)
+        self._agent = Agent(options, self._groups, ranks, make_client, self.counters)
+        self._scheduler = SchedulerSide(
+            options,
+            self._groups,
+            self._agent,
+            saver,
+            self.counters,
+            engine=self._engine,
+            is_local=self._pool.has,
+        )
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        self._pool.pool = gpu_block_pool
+
+    # ------------------------------------------------------------------------- scheduler's side
+
+    @harmless(lambda: None)
+    def on_new_request(self, request: Any) -> None:
+        if self._scheduler:
+            self._scheduler.arrived(request)
+
+    @harmless(lambda: MISS)
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduler.matched_tokens(request, num_computed_tokens) if self._scheduler else MISS
+
+    @harmless(lambda: None)
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self._scheduler:
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    @harmless(dict)
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        if not self._scheduler:
+            return {}
+        sources = self._scheduler.hit_sources(request, num_external_tokens)
+        return {SOURCES[source]: number for source, number in sources.items()}
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        plan = StepPlan()
+        if self._scheduler is None:
+            return KvtierMetadata(plan)
+        try:
+            self._scheduler.plan(
+                plan,
+                scheduler_output.num_scheduled_tokens,
+                scheduler_output.kv_connector_block_state.get_block_ids,
+            )
+        except Exception:
+            report(self, "build_connector_meta")
+        return KvtierMetadata(plan)
+
+    @harmless(lambda: None)
+    def update_connector_output(self, connector_output: Any) -> None:
+        if not self._scheduler:
+            return
+        self._scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving or ())
+        told = connector_output.kv_connector_worker_meta
+        if isinstance(told, KvtierWorkerMetadata):
+            self._scheduler.saved(told.acks)
+
+    @harmless(lambda: (False, None))
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    @harmless(lambda: (False, None))
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        if self._scheduler:
+            self._scheduler.finished(request)
+        return False, None
+
+    @harmless(lambda: False)
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.is_busy
+
+    @harmless(lambda: False)
+    def reset_cache(self) -> bool | None:
+        if self._scheduler:
+            self._scheduler.reset(uuid.uuid4().hex)
+        return True
+
+    # ---------------------------------------------------------------------------- worker's side
+
+    def _plan(self) -> StepPlan:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, KvtierMetadata)
+        return metadata.plan
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker:
+            try:
+                self._worker.start_loads(self._plan())
+            except Exception:
+                report(self, "start_load_kv")
+                self._worker.fail_loads(self._plan())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        if self._worker:
+            try:
+                self._worker.start_saves(self._plan())
+            except Exception:
+                report(self, "wait_for_save")
+                self._worker.drop_saves(self._plan())
+
+    @harmless(KVConnectorTransferResults)
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        if not self._worker:
+            return KVConnectorTransferResults()
+        finished, failed = self._worker.take_loaded()
+        return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+
+    @harmless(lambda: None)
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        acks = self._worker.take_acks() if self._worker else Acks()
+        return KvtierWorkerMetadata(acks) if acks.by_job else None
+
+    # -------------------------------------------------------------------------------- both sides
+
+    @harmless(lambda: None)
+    def get_kv_connector_stats(self) -> KvtierStats | None:
+        counted = self.counters.take()
+        return KvtierStats(data=counted) if counted else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvtierStats:
+        return KvtierStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *arguments: Any) -> KvtierPromMetrics:
+        return KvtierPromMetrics(*arguments)
+
+    @harmless(lambda: None)
+    def shutdown(self) -> None:
+        for side in (self._agent, self._worker):
+            if side is not None:
+                side.close()

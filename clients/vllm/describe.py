@@ -1,0 +1,90 @@
+"""Reads off the engine's configuration what goes into the namespaces of one rank. Needs vLLM."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.platforms import current_platform
+
+from ..namespace import NamespaceIdentity
+from .groups import specs_in
+from .identity import identity_of, model_digest
+from .options import Options
+from .pages import PagedGroup
+
+
+def describe_groups(
+    vllm_config: Any, kv_cache_config: Any, paged: Sequence[PagedGroup], options: Options
+) -> list[NamespaceIdentity]:
+    """Return the identity of each KV cache group of this rank. Raises InvalidRequest, OSError."""
+    model = model_of(vllm_config, options)
+    tensor, pipeline = get_tp_group(), get_pp_group()
+    replicas = max(1, getattr(kv_cache_config, "kv_tp_replicas", 1))  # ranks with the same KV share it
+    shard = (
+        f"tp={tensor.rank_in_group // replicas}/{tensor.world_size // replicas},"
+        f"pp={pipeline.rank_in_group}/{pipeline.world_size}"
+    )
+    identities = []
+    for index, (group, pages) in enumerate(zip(kv_cache_config.kv_cache_groups, paged, strict=True)):
+        spec = specs_in(group.kv_cache_spec)[0]
+        dtype = str(spec.dtype).removeprefix("torch.")
+        layout = {
+            "runtime": "vllm",
+            "kind": type(spec).__name__,
+            "window": getattr(spec, "sliding_window", None),
+            "heads": [spec.num_kv_heads, spec.head_size, spec.head_size_v],
+            "dtype": dtype,
+            "cache_dtype": vllm_config.cache_config.cache_dtype,
+            "quantization": getattr(spec.kv_quant_mode, "name", ""),
+            "order": pages.order,
+            "hash": vllm_config.cache_config.prefix_caching_hash_algo,
+            **backend_of(vllm_config, group.layer_names[0], spec),
+        }
+        identities.append(
+            identity_of(
+                model,
+                pages.num_layers,
+                pages.layer_bytes,
+                group.kv_cache_spec.block_size,
+                (spec.num_kv_heads, spec.head_size, dtype),
+                json.dumps(layout, sort_keys=True),
+                f"{shard},group={index}/{len(paged)}",
+                options.domain,
+                options.layers_per_group,
+            )
+        )
+    return identities
+
+
+def model_of(vllm_config: Any, options: Options) -> bytes:
+    """Return the digest of the weights and of what the engine does with them."""
+    model = vllm_config.model_config
+    is_dummy = str(vllm_config.load_config.load_format) == "dummy"
+    config = {
+        "config": model.hf_text_config.to_dict(),
+        "dtype": str(model.dtype),
+        "quantization": model.quantization,
+        "dummy_seed": model.seed if is_dummy else None,
+        "speculative": str(getattr(vllm_config.speculative_config, "model", None)),
+    }
+    given = options.model_digest
+    if is_dummy and not given:  # weights drawn from the seed, for this configuration
+        given = "00" * 32
+    return model_digest(model.model, model.revision, config, given)
+
+
+def backend_of(vllm_config: Any, layer_name: str, spec: Any) -> dict[str, str]:
+    """Return the attention backend of a layer, and on CPU the instruction set its kernel is made for."""
+    layer = vllm_config.compilation_config.static_forward_context[layer_name]
+    found = {"backend": layer.get_attn_backend().get_name(), "platform": current_platform.device_type}
+    if current_platform.device_type == "cpu":
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        cache_dtype = vllm_config.cache_config.cache_dtype
+        kind = None if cache_dtype == "auto" else cache_dtype
+        found["isa"] = _get_attn_isa(vllm_config.model_config.dtype, spec.block_size, spec.head_size, kind)
+    elif isinstance(torch.cuda.device_count(), int) and torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    return found

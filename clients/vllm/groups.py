@@ -1,0 +1,91 @@
+"""The engine's KV cache groups as kvtier sees them, and which of them it can serve.
+
+A group is a set of layers with one block table. Each becomes a namespace of its own (the group is part of
+the shard), because its blocks may hold another number of tokens and leave the engine at other times. One
+namespace for all groups was rejected: a sliding window's blocks are needed at the end of a prefix only.
+
+Served are full attention and sliding windows. Everything else (recurrent state, chunked local attention,
+circular buffers, contexts cut over ranks) makes the whole model a miss, with the reason logged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+HASH_BYTES = 32
+NULL_BLOCK = 0  # the engine's block id for "not there": outside the window
+STABLE_HASHES = ("sha256", "sha256_cbor")  # 32 bytes, the same in every process
+_FULL = ("FullAttentionSpec", "MLAAttentionSpec")
+_WINDOWED = ("SlidingWindowSpec",)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One KV cache group. `window_tokens` is 0 for full attention."""
+
+    index: int
+    block_tokens: int
+    hashes_per_block: int  # of the request's own block hashes
+    window_tokens: int = 0
+
+    def chain(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Return the names of the group's blocks: the hash at each block's end names its whole past."""
+        return list(hashes[self.hashes_per_block - 1 :: self.hashes_per_block])
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Return how many whole blocks `num_tokens` are."""
+        return num_tokens // self.block_tokens
+
+    def first_needed(self, num_tokens: int) -> int:
+        """Return the first block that a token at `num_tokens` can see."""
+        if not self.window_tokens:
+            return 0
+        return max(0, num_tokens - self.window_tokens) // self.block_tokens
+
+
+def alignment_of(groups: Sequence[Group]) -> int:
+    """Return the number of tokens of which every hit is a multiple."""
+    return lcm(*(group.block_tokens for group in groups))
+
+
+def groups_of(kv_cache_config: Any, hash_block_tokens: int) -> list[Group]:
+    """Return the groups of the engine's KVCacheConfig."""
+    groups = []
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        window = 0
+        for one in specs_in(spec):
+            if type(one).__name__ in _WINDOWED:
+                window = max(window, one.sliding_window + getattr(one, "extra_retained_tokens", 0))
+        groups.append(Group(index, spec.block_size, spec.block_size // hash_block_tokens, window))
+    return groups
+
+
+def specs_in(spec: Any) -> list[Any]:
+    """Return the specs of single layers in a group's spec."""
+    return list(spec.kv_cache_specs.values()) if hasattr(spec, "kv_cache_specs") else [spec]
+
+
+def why_not(vllm_config: Any, kv_cache_config: Any, hash_block_tokens: int) -> str:
+    """Return why this model's KV cannot be kept by kvtier; empty when it can."""
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    if cache.prefix_caching_hash_algo not in STABLE_HASHES:
+        return (
+            f"block hashes by {cache.prefix_caching_hash_algo!r} differ between processes; "
+            f"use --prefix-caching-hash-algo {STABLE_HASHES[0]}"
+        )
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            return f"{name} above 1 spreads a block's tokens over ranks"
+    if not kv_cache_config.kv_cache_groups:
+        return "the model has no KV cache"
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
+            return f"KV cache group {index} is not for external transfer"
+        kinds = sorted({type(spec).__name__ for spec in specs_in(group.kv_cache_spec)})
+        if len(kinds) > 1 or kinds[0] not in (*_FULL, *_WINDOWED):
+            return f"KV cache group {index} is of kind {' and '.join(kinds)}"
+        if group.kv_cache_spec.block_size % hash_block_tokens:
+            return f"KV cache group {index} has blocks that end between two hashes"
+    return ""

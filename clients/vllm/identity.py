@@ -1,0 +1,112 @@
+"""The namespace of one rank's KV cache group: what must agree before an engine may read another's bytes.
+
+The engine's block hash covers tokens, LoRA name, multi-modal content and cache_salt. What it does not cover
+is here: weights (by content, not by name), the adapter's content, dtype of the KV, block size, physical
+layout, position among the ranks, group, attention backend, and on CPU the instruction set, because the CPU
+kernels pack keys differently for each.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidRequest
+from ..namespace import DTYPE_BYTES, Geometry, NamespaceIdentity
+from ..opaque import opaque_geometry
+from ..weights import checkpoint_digest, find_checkpoint
+
+FRAGMENT_BYTES = 1 << 20  # wanted; large enough to be copied fast, small enough to come up layer by layer
+
+
+def model_digest(model: str, revision: str | None, config: Mapping[str, Any], given: str = "") -> bytes:
+    """Return 32 bytes that name the weights and how the engine runs them. `config` is what else changes the
+    KV (quantization, rope scaling, seed of dummy weights ...). `given` replaces reading the checkpoint.
+
+    Raises InvalidRequest when the checkpoint is not on this host.
+    """
+    weights = bytes.fromhex(given) if given else checkpoint_digest(find_checkpoint(model, revision))
+    text = json.dumps(config, sort_keys=True, default=str)
+    return hashlib.sha256(
+        b"kvtier.vllm.1" + len(weights).to_bytes(4, "big") + weights + text.encode()
+    ).digest()
+
+
+def identity_of(
+    model: bytes,
+    num_layers: int,
+    layer_bytes: int,
+    block_tokens: int,
+    heads: tuple[int, int, str],
+    layout: str,
+    shard: str,
+    domain: str,
+    layers_per_group: int = 0,
+) -> NamespaceIdentity:
+    """Return the identity of one group of one rank.
+
+    `heads` is (KV heads, head dim, dtype of the KV). Where heads and bytes do not fit together (padding,
+    scales inside the page) the block is opaque bytes. `layout` says what is in it.
+    """
+    num_heads, head_dim, dtype = heads
+    layers_per_group = layers_per_group or _layers_per_group(num_layers, layer_bytes)
+    if num_layers % layers_per_group:
+        raise InvalidRequest(
+            f"layers_per_group {layers_per_group} does not divide {num_layers} layers; "
+            "use a divisor, or 0 for the default",
+            reason="BAD_OPTION",
+        )
+    for num_planes in (2, 1):
+        if num_planes * num_heads * head_dim * block_tokens * DTYPE_BYTES.get(dtype, 0) == layer_bytes:
+            geometry = Geometry(
+                num_layers=num_layers,
+                num_kv_heads=num_heads,
+                head_dim=head_dim,
+                block_tokens=block_tokens,
+                dtype=dtype,
+                layout=layout,
+                layers_per_group=layers_per_group,
+                num_planes=num_planes,
+            )
+            break
+    else:
+        opaque = opaque_geometry(layer_bytes, block_tokens, layout, max_fragment_bytes=layer_bytes)
+        geometry = replace(opaque, num_layers=num_layers, layers_per_group=layers_per_group)
+    return NamespaceIdentity(model, geometry, shard=shard, domain=domain)
+
+
+def salted(identity: NamespaceIdentity, salt: str, adapter: bytes) -> NamespaceIdentity:
+    """Return the identity for requests with this adapter; `salt` parts it from all that was stored before
+    the engine's weights changed under it."""
+    digest = identity.model_digest
+    if salt:
+        digest = hashlib.sha256(digest + salt.encode()).digest()
+    return replace(identity, model_digest=digest, adapter_digest=adapter)
+
+
+def adapter_digest(path: str) -> bytes:
+    """Return the digest of the LoRA adapter in folder `path`; empty for no path. Reads files when they have
+    changed. Raises InvalidRequest, OSError."""
+    if not path:
+        return b""
+    folder = Path(path)
+    newest = max((entry.stat().st_mtime_ns for entry in folder.iterdir()), default=0)
+    return _adapter_digest(folder, newest)
+
+
+@lru_cache(maxsize=4096)
+def _adapter_digest(folder: Path, _newest: int) -> bytes:
+    config = folder / "adapter_config.json"
+    text = config.read_bytes() if config.is_file() else b""
+    return hashlib.sha256(checkpoint_digest(folder) + text).digest()
+
+
+def _layers_per_group(num_layers: int, layer_bytes: int) -> int:
+    """Return the largest divisor of the number of layers whose fragments are not larger than wanted."""
+    fitting = [
+        n for n in range(1, num_layers + 1) if num_layers % n == 0 and n * layer_bytes <= FRAGMENT_BYTES
+    ]
+    return max(fitting, default=1)

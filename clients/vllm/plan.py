@@ -1,0 +1,80 @@
+"""What the two halves of the connector tell each other, once per step.
+
+    scheduler -> every worker    StepPlan    loads to start, saves to start
+    every worker -> scheduler    Acks        saves that are over, with what became of them
+
+Plain values: they are pickled between processes by the engine. A load names block ids of the engine and
+hashes, never places in the appliance: the worker finds the places itself, one-sidedly, under the
+scheduler's lease. Sending places was rejected: they would have to be validated by generation all the same.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Part:
+    """Blocks of one KV cache group: block `first_block + i` of the chain is engine block `block_ids[i]`."""
+
+    group: int
+    hashes: bytes  # packed chain, from the start
+    first_block: int
+    block_ids: list[int]
+
+
+@dataclass(slots=True)
+class Load:
+    """Fill a request's blocks from the appliance. Without parts it only ends, as failed."""
+
+    request_id: str
+    session: str
+    adapter: bytes = b""
+    parts: list[Part] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Save:
+    """Store blocks of one request and group; `hashes` are those of `block_ids`, `parent` is before them."""
+
+    job: int
+    group: int
+    session: str
+    parent: bytes
+    hashes: bytes
+    block_ids: list[int]
+    adapter: bytes = b""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Everything workers shall start in one step. `salt` is part of every namespace (see reset_cache)."""
+
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    salt: str = ""
+
+
+@dataclass(slots=True)
+class Ack:
+    """How a save ended on the ranks that have reported: blocks from its start that are stored on all."""
+
+    num_ranks: int
+    num_stored: int
+    is_retryable: bool = True  # False: storing the rest again would fail again
+
+
+@dataclass(slots=True)
+class Acks:
+    """Saves that are over, by job."""
+
+    by_job: dict[int, Ack] = field(default_factory=dict)
+
+    def add(self, other: "Acks") -> None:
+        """Take in what another rank, or a later step, reported."""
+        for job, ack in other.by_job.items():
+            mine = self.by_job.get(job)
+            if mine is None:
+                self.by_job[job] = Ack(ack.num_ranks, ack.num_stored, ack.is_retryable)
+                continue
+            mine.num_ranks += ack.num_ranks
+            mine.num_stored = min(mine.num_stored, ack.num_stored)
+            mine.is_retryable = mine.is_retryable and ack.is_retryable

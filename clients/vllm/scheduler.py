@@ -1,0 +1,349 @@
+"""The scheduler's half of the connector: what is promised to the engine, and what is planned for its workers.
+
+    on arrival      ask (agent.py): look up, pin, bring up
+    matched_tokens  None until the answer is there, then all of it, asynchronously; 0 when there is doubt
+    allocated       the promised blocks have places: plan the load
+    plan            loads and saves of this step
+    update          loads are over: release; saves are over: free their blocks
+    finished        release what is left; the session ends, or waits for its next turn
+
+Pure: no thread, no socket, no vLLM. A request of the engine is read, never changed.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..words import Tier, Urgency
+from .counters import Counters
+from .groups import NULL_BLOCK, Group
+from .lookups import Answer, Asked, Asker, Question
+from .options import Options
+from .plan import Acks, Load, Part, StepPlan
+from .saving import Saver, Saving
+from .sessions import Turn, turn_of
+
+GRACE_S = 1.0  # beyond the time that promotions may take
+MAX_QUESTIONS = 3  # per attempt to schedule a request: its lease got lost, or its local blocks did
+MISS = (0, False)
+PENDING = (None, False)
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One request from its arrival to its end."""
+
+    request: Any
+    turn: Turn
+    saving: Saving
+    asked: Asked | None = None
+    num_questions: int = 0
+    given_up: bool = False  # nothing more is loaded for it
+    is_loading: bool = False
+    adapter: bytes = b""
+    urgency: Urgency = Urgency.QUEUED
+    num_preemptions: int = 0
+
+
+class SchedulerSide:
+    """Everything that happens in the engine's scheduler process. No method blocks."""
+
+    def __init__(
+        self,
+        options: Options,
+        groups: Sequence[Group],
+        asker: Asker,
+        saver: Saver,
+        counters: Counters,
+        engine: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        is_local: Callable[[bytes], bool] = lambda name: False,
+    ) -> None:
+        self._options = options
+        self._groups = list(groups)
+        self._asker = asker
+        self._saver = saver
+        self._counters = counters
+        self._engine = engine
+        self._clock = clock
+        self._is_local = is_local  # whether the engine has a block itself, by hash
+        self._tracked: dict[str, Tracked] = {}
+        self._loading: dict[str, Tracked] = {}  # until every rank has said that it is over
+        self._planned: list[Load] = []
+        self._num_leased = 0
+        self.salt = ""
+
+    # -------------------------------------------------------------------------------- scheduling
+
+    def arrived(self, request: Any) -> None:
+        """A request was added to the engine's queue."""
+        tracked = self._track(request)
+        if self._num_leased < self._options.max_early_leases:
+            self._ask(tracked, self._local_tokens(request))
+
+    def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens beyond `num_computed_tokens` will be loaded, and whether asynchronously;
+        (None, False) while that is not known. Idempotent while nothing changes."""
+        tracked = self._tracked.get(request.request_id) or self._track(request)
+        if tracked.num_preemptions != request.num_preemptions:  # its blocks are gone: everything anew
+            tracked.num_preemptions = request.num_preemptions
+            tracked.given_up, tracked.num_questions = False, 0
+        if tracked.given_up or request.skip_reading_prefix_cache:
+            self._let_go(tracked)
+            return MISS
+        asked = tracked.asked
+        if asked is not None and self._is_stale(asked, num_computed_tokens):
+            self._let_go(tracked)
+            asked = None
+        if asked is None:
+            asked = self._ask(tracked, num_computed_tokens)
+            if asked is None:
+                return MISS
+        if asked.answer is None:
+            if self._is_late(asked):
+                return self._give_up(tracked, "misses_timeout")
+            return PENDING
+        return self._promise(tracked, asked.answer, num_computed_tokens)
+
+    def allocated(self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int) -> None:
+        """The engine has allocated blocks, `num_external_tokens` of them for what was promised."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        if num_external_tokens <= 0:
+            if not tracked.is_loading:
+                self._let_go(tracked)  # another connector's, or nothing to load
+            return
+        load = Load(request.request_id, tracked.turn.session)
+        self._planned.append(load)  # first: whatever happens, this load must be reported as over
+        tracked.is_loading = True
+        self._loading[request.request_id] = tracked
+        answer = tracked.asked.answer if tracked.asked else None
+        if answer is None:
+            return
+        load.adapter = answer.adapter
+        end_token = answer.num_tokens
+        load.parts = [
+            part
+            for group, table in zip(self._groups, block_ids, strict=True)
+            if (part := _part(group, request.block_hashes, table, end_token - num_external_tokens, end_token))
+        ]
+        self._counters.add("hits")
+        for source, number in self.hit_sources(request, num_external_tokens).items():
+            self._counters.add(f"hit_tokens_{source}", number)
+
+    def hit_sources(self, request: Any, num_external_tokens: int) -> dict[str, int]:
+        """Return the promised tokens by where they were found: "host" or "disk"."""
+        tracked = self._tracked.get(request.request_id)
+        answer = tracked.asked.answer if tracked and tracked.asked else None
+        block_tokens = self._groups[0].block_tokens
+        num_disk = 0
+        if answer is not None:
+            first = (answer.num_tokens - num_external_tokens) // block_tokens
+            tiers = answer.tiers[first : answer.num_tokens // block_tokens]
+            num_disk = sum(tier not in (Tier.DRAM, Tier.HBM) for tier in tiers) * block_tokens
+        sources = {"host": num_external_tokens - num_disk, "disk": num_disk}
+        return {source: number for source, number in sources.items() if number}
+
+    # -------------------------------------------------------------------------------- every step
+
+    def plan(self, plan: StepPlan, scheduled: dict[str, int], tables: Callable[[str], Any]) -> None:
+        """Fill in the step's plan. `scheduled` has the number of tokens per request that runs in this step,
+        `tables` returns a request's block tables, one per group.
+
+        Fills instead of returning: should this fail half-way, the loads are in the plan all the same, and
+        nobody waits for one that was never begun.
+        """
+        plan.loads, self._planned = self._planned, []
+        plan.salt = self.salt
+        for request_id, num_new_tokens in scheduled.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            num_tokens = tracked.request.num_computed_tokens + num_new_tokens
+            self._hurry(tracked, num_tokens)
+            if self._options.save != "none":
+                self._save(tracked, num_tokens, tables, plan)
+
+    def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
+        """Every rank has ended these loads; those in `failed` not well."""
+        failures = set(failed)
+        for request_id in finished:
+            tracked = self._loading.pop(request_id, None)
+            if tracked is None:
+                continue
+            tracked.is_loading = False
+            if request_id in failures:
+                tracked.given_up = True  # recompute: what fails once may fail for ever
+                self._counters.add("misses_load_failed")
+            self._let_go(tracked)
+
+    def saved(self, acks: Acks) -> list[Any]:
+        """Saves are over; return (group, names, event) of what is stored now."""
+        return self._saver.settle(acks)
+
+    def finished(self, request: Any) -> None:
+        """A request has ended, by itself or by abort. A load under way keeps its lease until it is over."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return
+        if not tracked.is_loading:
+            self._let_go(tracked)
+        if tracked.turn.is_last:
+            self._asker.end(tracked.turn.session)
+        else:
+            self._asker.tell(tracked.turn.session, Urgency.WAITING, tracked.turn.returns_in_s)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that only further steps can end."""
+        return self._saver.is_busy or bool(self._planned)
+
+    def reset(self, salt: str) -> None:
+        """What was stored so far is of no use any more, e.g. because the weights have changed."""
+        self.salt = salt
+        self._saver.forget_all()
+        for tracked in self._tracked.values():
+            tracked.saving.next_block = [0] * len(self._groups)
+            if not tracked.is_loading:
+                self._let_go(tracked)
+                tracked.num_questions = 0
+
+    def check_integrity(self) -> list[str]:
+        """Audit: leases are counted, loads belong to requests that wait for them."""
+        problems = self._saver.check_integrity()
+        everyone = {id(t): t for t in (*self._tracked.values(), *self._loading.values())}
+        num_leased = sum(tracked.asked is not None for tracked in everyone.values())
+        if num_leased != self._num_leased:
+            problems.append(f"{num_leased} requests have asked, counted {self._num_leased}")
+        problems += [
+            f"{name} is loading and does not know" for name, t in self._loading.items() if not t.is_loading
+        ]
+        return problems
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _track(self, request: Any) -> Tracked:
+        tracked = Tracked(request, turn_of(request, self._engine), Saving([0] * len(self._groups)))
+        self._tracked[request.request_id] = tracked
+        return tracked
+
+    def _ask(self, tracked: Tracked, num_computed_tokens: int) -> Asked | None:
+        """Ask; None when there is nothing to ask for, or nobody."""
+        request = tracked.request
+        first_token = min(
+            group.num_blocks(num_computed_tokens) * group.block_tokens for group in self._groups
+        )
+        shortest = max(group.block_tokens for group in self._groups)
+        if not self._options.load or request.num_tokens - first_token < shortest:
+            return None
+        if tracked.num_questions >= MAX_QUESTIONS:
+            tracked.given_up = True
+            return None
+        if not self._asker.allows():
+            self._counters.add("misses_breaker")
+            tracked.given_up = True
+            return None
+        tracked.num_questions += 1
+        self._counters.add("lookups")
+        adapter = getattr(request.lora_request, "lora_path", "") if request.lora_request else ""
+        hashes = tuple(request.block_hashes)
+        question = Question(tracked.turn.session, hashes, first_token, adapter, self.salt)
+        tracked.asked = self._asker.ask(question)
+        self._num_leased += 1
+        return tracked.asked
+
+    def _promise(self, tracked: Tracked, answer: Answer, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tracked.adapter = answer.adapter
+        if answer.stored:
+            self._saver.seen(tracked.request.block_hashes, answer.stored)
+            for i, number in enumerate(answer.stored):
+                tracked.saving.next_block[i] = max(tracked.saving.next_block[i], number)
+        gain = min(answer.num_tokens, tracked.request.num_tokens) - num_computed_tokens
+        if gain <= 0 or gain < self._options.min_load_tokens:
+            return self._give_up(tracked, answer.cause or "misses_nothing_stored")
+        return gain, True
+
+    def _give_up(self, tracked: Tracked, cause: str) -> tuple[int, bool]:
+        if cause == "misses_timeout":
+            self._asker.silent()
+        if not tracked.given_up:
+            self._counters.add(cause)
+        tracked.given_up = True
+        self._let_go(tracked)
+        return MISS
+
+    def _let_go(self, tracked: Tracked) -> None:
+        if tracked.asked is not None:
+            self._asker.release(tracked.asked)
+            tracked.asked = None
+            self._num_leased -= 1
+
+    def _is_stale(self, asked: Asked, num_computed_tokens: int) -> bool:
+        """Whether the pin has ended, or does not begin where the engine's own blocks end any more."""
+        if asked.is_lost:
+            self._counters.add("leases_lost")
+            return True
+        first = asked.question.first_token
+        return asked.question.salt != self.salt or any(
+            group.num_blocks(num_computed_tokens) < group.num_blocks(first) for group in self._groups
+        )
+
+    def _is_late(self, asked: Asked) -> bool:
+        limit = (
+            self._options.promote_timeout_s + GRACE_S if asked.is_pinned else self._options.answer_timeout_s
+        )
+        return self._clock() - asked.asked_at > limit
+
+    def _local_tokens(self, request: Any) -> int:
+        """Return about how many tokens the engine has itself. Blocks leave from the end: halving finds it."""
+        if len(self._groups) > 1:
+            return 0
+        group = self._groups[0]
+        chain = group.chain(request.block_hashes)
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._is_local(chain[middle - 1]) else (low, middle - 1)
+        return low * group.block_tokens
+
+    def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any], plan: StepPlan) -> None:
+        request = tracked.request
+        limit = request.num_tokens if self._options.save == "all" else request.num_prompt_tokens
+        if request.lora_request and not tracked.adapter:
+            return  # without its digest nobody could tell adapters apart
+        table = tables(request.request_id)
+        if table is None:
+            return
+        plan.saves += self._saver.plan(
+            tracked.saving,
+            request.block_hashes,
+            min(num_tokens, limit),
+            table,
+            tracked.turn.session,
+            tracked.adapter,
+        )
+
+    def _hurry(self, tracked: Tracked, num_tokens: int) -> None:
+        """Tell the appliance when the urgency of a session changes."""
+        decodes = num_tokens > tracked.request.num_prompt_tokens
+        urgency = Urgency.DECODING if decodes else Urgency.PREFILL
+        if urgency != tracked.urgency:
+            tracked.urgency = urgency
+            self._asker.tell(tracked.turn.session, urgency, tracked.turn.deadline_s)
+
+
+def _part(
+    group: Group, hashes: Sequence[bytes], table: Sequence[int], first_token: int, end_token: int
+) -> Part | None:
+    """Return which blocks of a group to load: the last run of real ones (a window has no others)."""
+    first, end = group.num_blocks(first_token), group.num_blocks(end_token)
+    block_ids = list(table[first:end])
+    if NULL_BLOCK in block_ids:
+        last_null = len(block_ids) - 1 - block_ids[::-1].index(NULL_BLOCK)
+        first += last_null + 1
+        block_ids = block_ids[last_null + 1 :]
+    if not block_ids:
+        return None
+    return Part(group.index, b"".join(group.chain(hashes)[:end]), first, block_ids)

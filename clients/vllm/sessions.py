@@ -1,0 +1,46 @@
+"""Which session a request belongs to. The engine has none of its own, so the caller may name one.
+
+In `kv_transfer_params` of a request:
+
+    kvtier_session       any text; requests with the same one are turns of one conversation
+    kvtier_deadline_s    how soon the request wants its first token, in seconds from now
+    kvtier_returns_in_s  when the next turn is expected, e.g. how long a tool call takes
+    kvtier_last          true: this was the last turn
+
+Without a name the request is a session of its own, which ends with it; its id is prefixed with the engine's,
+because two engines may both have a request "0".
+"""
+
+from typing import Any, NamedTuple
+
+MAX_NAME = 256
+
+
+class Turn(NamedTuple):
+    """What a request says about itself. Times in seconds, None where it says nothing."""
+
+    session: str
+    deadline_s: float | None = None
+    returns_in_s: float | None = None
+    is_last: bool = True
+
+
+def turn_of(request: Any, engine: str) -> Turn:
+    """Return the turn that a request of the engine is. What makes no sense is ignored: it is a hint."""
+    params = request.kv_transfer_params
+    own = f"{engine}/{request.request_id}"
+    if not isinstance(params, dict):
+        return Turn(own)
+    name = params.get("kvtier_session")
+    named = isinstance(name, str) and 0 < len(name) <= MAX_NAME
+    return Turn(
+        str(name) if named else own,
+        _seconds(params.get("kvtier_deadline_s")),
+        _seconds(params.get("kvtier_returns_in_s")),
+        not named or bool(params.get("kvtier_last", False)),
+    )
+
+
+def _seconds(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value < 1e9 else None

@@ -1,0 +1,230 @@
+"""The worker's half of the connector: one in every rank. It moves bytes, on threads of its own.
+
+    loads   copied from the appliance's shared memory straight into the paged cache
+    saves   copied from the paged cache straight into staging memory, in the order of their planning, by
+            one thread: a block's parent is stored before it
+
+The engine's thread only hands over and collects. Every call to the daemon has a time limit, so every load and
+every save ends, and is reported as over: the engine waits for that word only.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ..breaker import Breaker
+from ..errors import KvtierError
+from ..namespace import Namespace, NamespaceIdentity
+from ..options import Limits, Timeout
+from ..sync import Client
+from ..words import PutOutcome, Urgency
+from .counters import Counters
+from .identity import salted
+from .options import Options
+from .pages import PagedGroup
+from .plan import Ack, Acks, Load, Part, Save, StepPlan
+from .threads import run_aside
+
+HASH_BYTES = 32
+STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
+SAVE_NICENESS = 5  # nobody waits for a save
+MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
+
+
+class WorkerSide:
+    """Loads and saves of one rank. `groups[i]` and `identities[i]` belong to KV cache group i."""
+
+    def __init__(
+        self,
+        options: Options,
+        groups: Sequence[PagedGroup],
+        identities: Sequence[NamespaceIdentity],
+        make_client: Callable[[], Client],
+        counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.breaker = Breaker(clock=clock)
+        self._options = options
+        self._groups = list(groups)
+        self._identities = list(identities)
+        self._make_client = make_client
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._finished: set[str] = set()
+        self._failed: set[str] = set()
+        self._acks = Acks()
+        self._loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[Save, str] | None] = queue.SimpleQueue()
+        self._threads = [run_aside("kvtier-save", self._serve_saves, SAVE_NICENESS)]
+        for i in range(options.num_load_threads):
+            self._threads.append(run_aside(f"kvtier-load-{i}", self._serve_loads))
+
+    # ---------------------------------------------------------------------- the engine's thread
+
+    def start_loads(self, plan: StepPlan) -> None:
+        """Start the loads of a step."""
+        for load in plan.loads:
+            self._loads.put((load, plan.salt))
+
+    def start_saves(self, plan: StepPlan) -> None:
+        """Start the saves of a step; its blocks are complete."""
+        for save in plan.saves:
+            self._saves.put((save, plan.salt))
+
+    def fail_loads(self, plan: StepPlan) -> None:
+        """Report the loads of a step as over and failed, without trying."""
+        with self._lock:
+            self._finished |= {load.request_id for load in plan.loads}
+            self._failed |= {load.request_id for load in plan.loads}
+
+    def drop_saves(self, plan: StepPlan) -> None:
+        """Report the saves of a step as over, nothing stored, without trying."""
+        with self._lock:
+            for save in plan.saves:
+                self._acks.by_job[save.job] = Ack(1, 0, is_retryable=False)
+
+    def take_loaded(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose loads are over since the last call, and those of them that failed."""
+        with self._lock:
+            finished, self._finished = self._finished, set()
+            failed, self._failed = self._failed, set()
+        return finished, failed
+
+    def take_acks(self) -> Acks:
+        """Return the saves that are over since the last call."""
+        with self._lock:
+            acks, self._acks = self._acks, Acks()
+        return acks
+
+    def close(self) -> None:
+        """End the threads; waits a second for each at most."""
+        for _ in self._threads[1:]:
+            self._loads.put(None)
+        self._saves.put(None)
+        for thread in self._threads:
+            thread.join(1.0)
+
+    # ------------------------------------------------------------------------------------- loads
+
+    def _serve_loads(self) -> None:
+        link = _Link(self._make_client(), self._identities)
+        while (item := self._loads.get()) is not None:
+            load, salt = item
+            started_at = time.monotonic()
+            is_right = False
+            try:
+                is_right = bool(load.parts)
+                for part in load.parts:
+                    is_right = is_right and self._load(link, load, part, salt)
+            except Exception as problem:  # whatever it is, the engine waits for the word "over"
+                self._failed_call(problem)
+            self._counters.add("loads")
+            self._counters.add("load_seconds", time.monotonic() - started_at)
+            with self._lock:
+                self._finished.add(load.request_id)
+                if not is_right:
+                    self._failed.add(load.request_id)
+                    self._counters.add("load_failures")
+        link.client.close()
+
+    def _load(self, link: "_Link", load: Load, part: Part, salt: str) -> bool:
+        """Copy one group's blocks; whether all of them came, proven right."""
+        group = self._groups[part.group]
+        namespace = link.namespace(part.group, salt, load.adapter)
+        num_named = len(part.hashes) // HASH_BYTES
+        first_call = part.first_block // MAX_BLOCKS * MAX_BLOCKS
+        done = part.first_block
+        for start in range(first_call, num_named, MAX_BLOCKS):
+            end = min(start + MAX_BLOCKS, num_named)
+            ids = part.block_ids[done - part.first_block : end - part.first_block]
+            report = link.client.get(
+                namespace,
+                part.hashes[start * HASH_BYTES : end * HASH_BYTES],
+                into=group.pieces(ids),
+                first_block=done - start,
+                session=load.session,
+                urgency=Urgency.PREFILL,
+                deadline_s=self._options.load_timeout_s,
+            )
+            if report.num_one_sided < len(ids):  # the daemon was asked, and has answered
+                self.breaker.succeeded()
+            if report.num_loaded < len(ids):
+                return False
+            self._counters.add("load_blocks", len(ids))
+            self._counters.add("load_bytes", len(ids) * group.block_bytes)
+            done = end
+        return True
+
+    # ------------------------------------------------------------------------------------- saves
+
+    def _serve_saves(self) -> None:
+        link = _Link(self._make_client(), self._identities)
+        while (item := self._saves.get()) is not None:
+            save, salt = item
+            started_at = time.monotonic()
+            num_stored, is_retryable = 0, False
+            if self.breaker.allows():
+                try:
+                    num_stored, is_retryable = self._save(link, save, salt)
+                    self.breaker.succeeded()
+                except Exception as problem:  # whatever it is, the blocks must be given back
+                    self._failed_call(problem)
+                    self._counters.add("save_failures")
+            else:
+                self._counters.add("saves_skipped_breaker", len(save.block_ids))
+            self._counters.add("saves")
+            self._counters.add("save_seconds", time.monotonic() - started_at)
+            with self._lock:
+                self._acks.by_job[save.job] = Ack(1, num_stored, is_retryable)
+        link.client.close()
+
+    def _save(self, link: "_Link", save: Save, salt: str) -> tuple[int, bool]:
+        """Store blocks; return how many from the start are stored, and whether to try the rest again."""
+        group = self._groups[save.group]
+        report = link.client.put(
+            link.namespace(save.group, salt, save.adapter),
+            save.hashes,
+            group.pieces(save.block_ids),
+            parent=save.parent,
+            session=save.session,
+            deadline_s=self._options.save_timeout_s,
+        )
+        self._counters.add("save_blocks", len(save.block_ids))
+        self._counters.add("save_bytes", len(save.block_ids) * group.block_bytes)
+        self._counters.add("save_blocks_stored", report.num_stored)
+        self._counters.add("save_blocks_deduplicated", report.num_deduplicated)
+        self._counters.add("save_blocks_refused", report.num_refused)
+        for number, outcome in enumerate(report.outcomes):
+            if outcome not in STORED:
+                return number, outcome is not PutOutcome.PARENT_MISSING
+        return len(report.outcomes), True
+
+    def _failed_call(self, problem: Exception) -> None:
+        if not isinstance(problem, KvtierError):
+            self._counters.add("hook_errors")
+        if self.breaker.failed(problem):
+            self._counters.add("breaker_openings")
+
+
+class _Link:
+    """A client of one thread, and the namespaces it has registered."""
+
+    def __init__(self, client: Client, identities: Sequence[NamespaceIdentity]) -> None:
+        self.client = client
+        self._identities = list(identities)
+        self._namespaces: dict[tuple[int, str, bytes], Namespace] = {}
+
+    def namespace(self, group: int, salt: str, adapter: bytes) -> Namespace:
+        key = (group, salt, adapter)
+        if key not in self._namespaces:
+            identity = salted(self._identities[group], salt, adapter)
+            self._namespaces[key] = self.client.register(identity)
+        return self._namespaces[key]
+
+
+def client_of(options: Options, name: str, timeout_s: float) -> Client:
+    """Make a client for a thread of a worker."""
+    timeout = Timeout(call_s=timeout_s, connect_s=min(1.0, timeout_s), grace_s=0.5)
+    limits = Limits(staging_bytes=options.staging_bytes)
+    return Client(options.target, name=name, domain=options.domain, timeout=timeout, limits=limits)
