@@ -105,6 +105,19 @@ def test_a_probe_that_works_closes_it_and_forgets_the_past(breaker: Breaker, clo
     assert breaker.allows()
 
 
+def test_a_probe_that_is_only_late_counts_as_failed(breaker: Breaker, clock: Clock) -> None:
+    breaker.failed(GONE)
+    clock.now_s += 1.0
+    assert breaker.allows()
+    breaker.failed(LATE)
+    clock.now_s += 2.0
+    assert breaker.allows()
+    clock.now_s += 3.5
+    assert not breaker.allows()  # the pause has doubled twice
+    clock.now_s += 0.5
+    assert breaker.allows()
+
+
 def test_a_probe_that_never_reports_does_not_close_the_door_for_ever(breaker: Breaker, clock: Clock) -> None:
     breaker.failed(GONE)
     clock.now_s += 1.0
