@@ -121,6 +121,13 @@ class Lane:
             heapq.heapify(self.queue)
         return taken
 
+    def put_back(self, batches: Sequence[Batch]) -> None:
+        """Queue batches that were taken, each where its copy's urgency and deadline put it now."""
+        for batch in batches:
+            copy = batch.job.copy
+            batch.key = (int(copy.urgency), copy.deadline_at, *batch.key[2:])
+            heapq.heappush(self.queue, batch)
+
     def statistics(self) -> EdgeStatistics:
         """Return the books of this edge."""
         return EdgeStatistics(

@@ -16,7 +16,7 @@ from functools import partial
 
 from ..tiers.base import Cause, CopyOutcome
 from ..tiers.block import Tier
-from .core.events import CancelCopy, Copy, CopyFinished, EdgeMeasured, Event
+from .core.events import CancelCopy, Copy, CopyFinished, EdgeMeasured, Event, HastenCopy
 from .lanes import Batch, Edge, EdgeStatistics, Job, Lane, Route
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,14 @@ class Mover:
             lane = self._lanes[Edge(job.copy.source, job.copy.target)]
             for batch in lane.take_queued(lambda batch: batch.job is job):
                 self._end(lane, batch, Cause.CANCELLED)
+
+    def hasten(self, instruction: HastenCopy) -> None:
+        """Let what is queued of a copy go where it would be with this urgency and deadline."""
+        job = self._jobs.get(instruction.copy)
+        if job is not None:
+            job.copy.urgency, job.copy.deadline_at = instruction.urgency, instruction.deadline_at
+            lane = self._lanes[Edge(job.copy.source, job.copy.target)]
+            lane.put_back(lane.take_queued(lambda batch: batch.job is job))
 
     # ------------------------------------------------------------------------- staging, pauses, end
 

@@ -21,6 +21,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..tiers.block import Tier
 
+#: Priority of a block that nobody said anything about; 0 to 100, lowest evicted first.
+DEFAULT_PRIORITY = 50
+
 
 class BlockFacts(Protocol):
     """What is known about every block, one column per fact, indexed by row.
@@ -79,6 +82,22 @@ class BlockFacts(Protocol):
 
     def block_tokens(self, row: int) -> int:
         """Return the tokens in the block."""
+        ...
+
+    def tier_of(self, row: int) -> Tier | None:
+        """Return the slowest tier that reading the whole block involves; None when it is in none."""
+        ...
+
+    @property
+    def has_retention(self) -> bool:
+        """Whether any block has another priority than DEFAULT_PRIORITY."""
+        ...
+
+    def retention(self, row: int, now: float) -> int:
+        """Return the priority of a block: what a client said about its tokens, or a prefetch about it.
+
+        Honoured for every policy by retained.py; a policy may read it, and need not.
+        """
         ...
 
 
@@ -163,18 +182,22 @@ class Observer(Protocol):
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """A request used these stored blocks, in chain order from the start of the chain."""
+        return
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """These new blocks of one chain are readable now, in chain order; the first continues its parent.
 
         A long prompt comes in several calls, and so does what is decoded after it, block by block.
         """
+        return
 
     def session_changed(self, change: SessionChange) -> None:
         """A session said something about itself."""
+        return
 
     def forgotten(self, rows: Sequence[int]) -> None:
         """These blocks are in no tier any more; their rows may name other blocks after this call."""
+        return
 
 
 class EvictionPolicy(Observer, Protocol):
@@ -201,6 +224,7 @@ class EvictionPolicy(Observer, Protocol):
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left this tier (chosen or not)."""
+        return
 
     def __len__(self) -> int:
         """Number of candidates, out-of-date ones included."""
@@ -215,11 +239,22 @@ class AdmissionPolicy(Protocol):
         ...
 
 
+class Expected(NamedTuple):
+    """Blocks that somebody is expected to need soon."""
+
+    rows: Sequence[int]  # in chain order, parents first; those that are in a memory tier need not be named
+    until: float  # when the expectation ends: unused by then, it was wrong
+    reason: str  # for the story, in words
+
+
 class Prefetcher(Observer, Protocol):
     """Who should come up before anyone asks."""
 
-    def due(self, now: float, num_bytes: int) -> Sequence[int]:
-        """Return rows to promote now, best first, of at most `num_bytes` in total; each once per visit."""
+    def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
+        """Return what to promote now, best first, of about `num_bytes` in total, each once.
+
+        What does not fit may be returned by a later call. The planner asks only when it could begin.
+        """
         ...
 
     def next_at(self) -> float | None:

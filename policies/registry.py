@@ -23,6 +23,7 @@ from .base import (
     Surroundings,
 )
 from .lru import LruEviction
+from .retained import RetainedEviction
 
 Factory: TypeAlias = Callable[[Surroundings], Any]
 
@@ -94,16 +95,17 @@ def build(
         surroundings = Surroundings(facts, costs, tier, capacity_bytes[tier], options, shared, future)
         return resolve(known, name, choice.allowed_modules)(surroundings)
 
-    evictions = {
+    chosen: dict[Tier, EvictionPolicy] = {
         tier: make(EVICTION, choice.eviction_of.get(tier, choice.eviction), tier)
         for tier in capacity_bytes
         if tier < Tier.NVME
     }
+    evictions = {tier: RetainedEviction(policy, facts) for tier, policy in chosen.items()}
     admissions = {
         tier: make(ADMISSION, choice.admission_of.get(tier, choice.admission), tier)
         for tier in capacity_bytes
     }
     prefetcher = make(PREFETCH, choice.prefetch, Tier.DRAM) if choice.prefetch else None
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
-    policies = [*evictions.values(), *([prefetcher] if prefetcher else [])]
-    return PolicySet(evictions, admissions, prefetcher, [*learners, *policies])
+    policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]
+    return PolicySet(dict(evictions), admissions, prefetcher, [*learners, *policies])

@@ -4,11 +4,15 @@ Only those who listen are called: most policies do not care about most of what h
 happens ten thousand times a second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from ...policies.base import EvictionPolicy, Observer, SessionChange, Use
 from ...policies.registry import PolicySet
 from ...tiers.block import Tier
+
+HearUse: TypeAlias = Callable[[Sequence[int], Use], None]
+HearRows: TypeAlias = Callable[[Sequence[int]], None]
 
 
 class Audience:
@@ -16,17 +20,22 @@ class Audience:
 
     def __init__(self, policies: PolicySet) -> None:
         everyone = policies.observers
-        self._used = [o.used for o in everyone if type(o).used is not Observer.used]
+        self._used: list[HearUse] = [o.used for o in everyone if type(o).used is not Observer.used]
         self._stored = [o.stored for o in everyone if type(o).stored is not Observer.stored]
         self._forgotten = [o.forgotten for o in everyone if type(o).forgotten is not Observer.forgotten]
         self._session_changed = [
             o.session_changed for o in everyone if type(o).session_changed is not Observer.session_changed
         ]
-        self._left = {
-            tier: policy.left
+        self._left: dict[Tier, list[HearRows]] = {
+            tier: [policy.left]
             for tier, policy in policies.evictions.items()
             if type(policy).left is not EvictionPolicy.left
         }
+
+    def join(self, tier: Tier, used: HearUse, left: HearRows) -> None:
+        """Let a part of the core hear, before the policies, what is used and what leaves a tier."""
+        self._used.insert(0, used)
+        self._left.setdefault(tier, []).insert(0, left)
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """A request used these blocks. Told before the columns of the catalog say so."""
@@ -47,8 +56,7 @@ class Audience:
 
     def left(self, rows: Sequence[int], tier: Tier) -> None:
         """These blocks left a tier."""
-        hear = self._left.get(tier)
-        if hear is not None:
+        for hear in self._left.get(tier, ()):
             hear(rows)
 
     def forgotten(self, rows: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import Tier, Urgency
 from ...v1.shm import extent_of
-from .events import Copy
+from .events import CancelCopy, Copy, HastenCopy
 from .residency import Residency
 from .runs import MIN_RUN, is_plain, land_run
 
@@ -60,6 +60,9 @@ class Copies:
         self._batches: dict[int, _Batch] = {}
         self._next_copy = 1
         self._listeners: dict[tuple[int, Tier], list[Listener]] = {}
+        #: Batches of promotions that nobody waits for, and fragments whose copy is being cancelled.
+        self._background: dict[int, _Batch] = {}
+        self._cancelled: set[tuple[int, Tier]] = set()
         #: Records being read, per segment: a segment is not freed under a reader.
         self.num_reads_of_segment: dict[int, int] = {}
         #: Bytes in flight per (source, target), and those of them that somebody waits for.
@@ -97,7 +100,36 @@ class Copies:
         copy, self._next_copy = self._next_copy, self._next_copy + 1
         batch = self._batches[copy] = _Batch(source, target, moves, items, num_bytes, urgency, owner)
         self._count_bytes(batch, num_bytes)
+        if urgency > Urgency.QUEUED and target < Tier.NVME:
+            self._background[copy] = batch
         residency.out.append(Copy(copy, source, target, items, urgency, deadline_at, client))
+
+    def hasten(self, fragments: set[int], tier: Tier, urgency: Urgency, deadline_at: float) -> None:
+        """Somebody waits for these fragments now, which come up for nobody in particular."""
+        for copy, batch in list(self._background.items()):
+            if batch.target is not tier or urgency >= batch.urgency:
+                continue
+            if any(move.fragment in fragments for move in batch.moves):
+                self._count_bytes(batch, -batch.num_bytes)
+                batch.urgency = urgency
+                self._count_bytes(batch, batch.num_bytes)
+                if urgency <= Urgency.QUEUED:
+                    del self._background[copy]
+                self._residency.out.append(HastenCopy(copy, urgency, deadline_at))
+
+    def cancel(self, fragments: set[int]) -> None:
+        """Nobody wants these fragments any more, which come up into dram for nobody in particular. A batch
+        is cancelled when nobody wants anything of it."""
+        for copy, batch in list(self._background.items()) if fragments else ():
+            pairs = [(move.fragment, batch.target) for move in batch.moves]
+            if all(pair[0] in fragments and pair not in self._listeners for pair in pairs):
+                del self._background[copy]
+                self._cancelled.update(pairs)
+                self._residency.out.append(CancelCopy(copy))
+
+    def is_cancelled(self, fragment: int, tier: Tier) -> bool:
+        """Whether the copy under way will hardly arrive: who wants the fragment begins anew afterwards."""
+        return (fragment, tier) in self._cancelled
 
     def listen(self, fragment: int, tier: Tier, listener: Listener) -> None:
         """Call `listener` once, when the copy of `fragment` into `tier` has ended."""
@@ -111,6 +143,9 @@ class Copies:
     def finish(self, copy: int, outcomes: Sequence[CopyOutcome]) -> None:
         """A batch ended: land what arrived, fail what did not, tell who listens."""
         batch = self._batches.pop(copy)
+        self._background.pop(copy, None)
+        if self._cancelled:
+            self._cancelled.difference_update([(move.fragment, batch.target) for move in batch.moves])
         assert len(outcomes) == len(batch.moves)
         self._count_bytes(batch, -batch.num_bytes)
         is_forward = batch.source is Tier.NVME and batch.target is Tier.NVME

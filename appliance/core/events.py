@@ -450,6 +450,15 @@ class CancelCopy:
 
 
 @dataclass(slots=True)
+class HastenCopy:
+    """Somebody waits for this copy now: what is queued of it goes where it would be with this urgency."""
+
+    copy: int
+    urgency: Urgency
+    deadline_at: float
+
+
+@dataclass(slots=True)
 class Publish:
     """Make a landed fragment readable by clients (memory tiers)."""
 
@@ -527,6 +536,7 @@ Instruction: TypeAlias = (
     Reply
     | Copy
     | CancelCopy
+    | HastenCopy
     | Publish
     | PublishRun
     | Retract

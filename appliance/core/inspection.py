@@ -37,6 +37,7 @@ class Inspection:
             "num_clients": len(planner.leases.clients),
             "num_waiting": len(planner.waiting),
             "num_copies_in_flight": len(planner.copies),
+            **planner.prefetching.statistics(),
             "overdue_bytes": planner.leases.overdue_bytes,
             "counters": dict(residency.story.counters),
         }

@@ -10,7 +10,7 @@ from collections import defaultdict
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import TIERS
-from .copies import Copies, Listener, Move
+from .copies import Copies, Listener, Move, Owner
 from .pressure import Pressure
 from .residency import Residency
 from .states import State
@@ -27,6 +27,7 @@ class Loads:
         self._copies = copies
         self._pressure = pressure
         self._collected: defaultdict[tuple[Tier, Tier, int], list[Move]] = defaultdict(list)
+        self._joined: set[int] = set()  # fragments that are on their way into dram, and waited for now
 
     def source_of(self, fragment: int, target: Tier) -> Tier | None:
         """Return the fastest working tier other than `target` that holds this fragment."""
@@ -41,7 +42,8 @@ class Loads:
         return None
 
     def bring(self, fragment: int, target: Tier, listener: Listener | None) -> bool:
-        """Collect the load of one fragment, or join the one under way; False: no room yet.
+        """Collect the load of one fragment, or join the one under way; False: no room yet, or the one under
+        way is being cancelled. In both cases it is right to try again when a copy has ended.
 
         The fragment must not be RESIDENT in `target` and must be somewhere else, or arriving.
         """
@@ -63,17 +65,25 @@ class Loads:
             else:
                 residency.drop(fragment, source)
                 return False
+        elif self._copies.is_cancelled(fragment, target):
+            return False
+        elif listener is not None and target is Tier.DRAM:
+            self._joined.add(fragment)
         if listener is not None:
             self._copies.listen(fragment, target, listener)
         return True
 
-    def start(self, urgency: Urgency, deadline_at: float) -> int:
-        """Start what was collected, earliest layers first. Returns the number of fragments."""
+    def start(self, urgency: Urgency, deadline_at: float, owner: Owner | None = None) -> int:
+        """Start what was collected, earliest layers first, and hasten what was joined. Returns the number of
+        fragments started; `owner` hears about each of them."""
+        if self._joined:
+            self._copies.hasten(self._joined, Tier.DRAM, urgency, deadline_at)
+            self._joined = set()
         collected, self._collected = self._collected, defaultdict(list)
         for (source, target, _), moves in sorted(collected.items(), key=lambda entry: entry[0][2]):
             for first in range(0, len(moves), MAX_BATCH):
                 batch = moves[first : first + MAX_BATCH]
-                self._copies.start(source, target, batch, urgency, deadline_at)
+                self._copies.start(source, target, batch, urgency, deadline_at, owner=owner)
                 for move in batch:
                     self._residency.drop(move.fragment, source)
         return sum(len(moves) for moves in collected.values())

@@ -42,6 +42,14 @@ class PlannerOptions:
     #: Share of a segment that may be copied forward when it is reclaimed; the rest is dropped.
     max_forward_fraction: float = 0.25
 
+    #: Bytes of prefetches in flight, and the share of dram that may be prefetched and not used yet.
+    max_prefetch_bytes: int = 64 << 20
+    max_prefetched_fraction: float = 0.25
+    #: Share of the bandwidth of the edge from nvme that prefetches may take.
+    prefetch_bandwidth_fraction: float = 0.5
+    #: How long a block that was brought up for an arrival or on request is expected to be used.
+    prefetch_window_s: float = 60.0
+
     #: Remembered requests per client for answering a retry like the first try.
     max_remembered_requests: int = 1024
     #: Lines of the story kept for all blocks and sessions together.

@@ -19,7 +19,7 @@ from ...policies.base import Future
 from ...policies.costs import CostModel
 from ...policies.registry import PolicyChoice, build
 from ...tiers.base import Room
-from ...tiers.block import Tier
+from ...tiers.block import Tier, Urgency
 from ...tiers.log import SegmentLog
 from . import events as ev
 from .catalog import NO_ROW, Catalog
@@ -30,11 +30,13 @@ from .leases import Leases
 from .loads import Loads
 from .options import PlannerOptions
 from .pins import Pins
+from .prefetch import Prefetching
 from .pressure import Pressure
 from .reads import Reads
 from .reclaim import Reclaim
 from .recovery import adopt
 from .residency import MEMORY_TIERS, Residency
+from .retention import Retention
 from .sessions import Sessions
 from .story import Story
 from .waiting import Waiting
@@ -83,6 +85,10 @@ class Planner:
         self.reclaim = Reclaim(self.residency, self.copies, log, options)
         self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
         self.loads = Loads(self.residency, self.copies, self.pressure)
+        self.prefetching = Prefetching(
+            self.residency, self.copies, self.loads, self.costs, chosen.prefetcher, options
+        )
+        self.retention = Retention(self.residency)
         self.leases = Leases(self.residency, options)
         self.pins = Pins(self.residency, options)
         self.sessions = Sessions(self.residency, options)
@@ -99,10 +105,19 @@ class Planner:
             self.sessions,
             self.waiting,
             self.costs,
+            self.prefetching,
+            self.retention,
             readable,
         )
         self.writes = Writes(
-            self.desk, self.residency, self.copies, self.pressure, self.sessions, self.waiting, self.costs
+            self.desk,
+            self.residency,
+            self.copies,
+            self.pressure,
+            self.sessions,
+            self.waiting,
+            self.costs,
+            self.retention,
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.ClientOpened: self.desk.open_client,
@@ -140,6 +155,7 @@ class Planner:
         self._handlers[type(event)](event)
         self.pressure.relieve()
         self.waiting.retry(isinstance(event, ev.Tick))
+        self.prefetching.run(is_crowded=len(self.waiting) > 0)
         self.reads.report()
         return residency.take_instructions()
 
@@ -180,6 +196,8 @@ class Planner:
         due = [
             self.leases.next_deadline(),
             self.pins.next_deadline(),
+            self.retention.next_deadline(),
+            self.prefetching.next_deadline(),
             self.waiting.next_deadline(),
             self.reads.next_deadline(),
             self.writes.next_deadline(),
@@ -211,6 +229,8 @@ class Planner:
             self.leases.check_integrity,
             self.pins.check_integrity,
             self.sessions.check_integrity,
+            self.retention.check_integrity,
+            self.prefetching.check_integrity,
             self.inspection.check_books,
             *(room.check_integrity for room in self.rooms.values()),
         ]
@@ -231,7 +251,10 @@ class Planner:
 
     def _session_updated(self, event: ev.SessionUpdated) -> None:
         session = self.sessions.claim(event.session_id, event.client)
-        self.sessions.update(session, event.urgency, event.deadline_at)
+        was_away = session.urgency >= Urgency.WAITING
+        self.sessions.update(session, event.urgency, event.deadline_at, event.back_at)
+        if was_away and event.urgency in (Urgency.QUEUED, Urgency.PREFILL):
+            self.prefetching.arrived(self.sessions.rows(session))
 
     def _session_forked(self, event: ev.SessionForked) -> None:
         session = self.sessions.get(event.session_id)
@@ -241,6 +264,7 @@ class Planner:
     def _session_ended(self, event: ev.SessionEnded) -> None:
         session = self.sessions.get(event.session_id)
         rows = self.sessions.end(session) if session else []
+        self.prefetching.give_up(rows)
         count = sum(self.pressure.archive(row) for row in rows) if event.archive else 0
         self.desk.reply(event.call, ev.CountResult(count))
 
@@ -293,6 +317,7 @@ class Planner:
             self._client_gone(ev.ClientGone(client.id, "silent"))
         self.leases.expire(now)
         self.pins.expire(now)
+        self.retention.expire(now)
         self.sessions.expire(now)
         self.waiting.expire(now)
         self.reads.expire(now)

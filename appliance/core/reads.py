@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ...policies.base import Use
+from ...policies.base import Expected, Use
 from ...policies.costs import Advice, CostModel
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS, Catalog, Namespace
@@ -26,7 +26,9 @@ from .gets import AcquireJob, stored_prefix
 from .leases import Client, Leases
 from .loads import Loads
 from .pins import Pins
+from .prefetch import Prefetching
 from .residency import Residency
+from .retention import Retention
 from .runs import MIN_RUN, touch_run
 from .sessions import Sessions
 from .waiting import Waiting
@@ -45,6 +47,8 @@ class Reads:
         sessions: Sessions,
         waiting: Waiting,
         costs: CostModel,
+        prefetching: Prefetching,
+        retention: Retention,
         readable: Sequence[Tier],
     ) -> None:
         self._desk = desk
@@ -55,6 +59,8 @@ class Reads:
         self._sessions = sessions
         self._waiting = waiting
         self._costs = costs
+        self._prefetching = prefetching
+        self._retention = retention
         self._readable = readable
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
 
@@ -92,6 +98,7 @@ class Reads:
         urgency = self._use(
             chain, event.client, event.session_id, event.urgency, num_asked, event.deadline_at
         )
+        self._retention.apply(rows, event.retention)
         advice = self._advice(event, namespace, rows)
         rows = rows[: advice.num_blocks]
         if len(rows) <= event.first_block:
@@ -247,9 +254,16 @@ class Reads:
         if checked is None:
             return
         rows = stored_prefix(self._residency.catalog, checked[1], event.prefix_hashes)
-        target = event.target if event.target in self._residency.rooms else Tier.DRAM
-        promoted = sum(self._loads.promote(row, target, Urgency.WAITING, event.deadline_at) for row in rows)
-        self._loads.start(Urgency.WAITING, event.deadline_at)
+        if event.target is Tier.HBM and Tier.HBM in self._residency.rooms:
+            promoted = sum(
+                self._loads.promote(row, Tier.HBM, Urgency.WAITING, event.deadline_at) for row in rows
+            )
+            self._loads.start(Urgency.WAITING, event.deadline_at)
+        else:
+            window_s = self._desk.options.prefetch_window_s
+            latest = event.deadline_at if event.deadline_at < float("inf") else self._residency.now
+            expected = Expected(rows, latest + window_s, "a client asked")
+            promoted = self._prefetching.bring(expected, Urgency.WAITING)
         self._residency.story.count("blocks_prefetched", promoted)
         self._desk.reply(event.call, PrefetchResult(len(rows), promoted))
 

@@ -1,7 +1,7 @@
 """Retention hints: what clients said about how long tokens are worth keeping, by row.
 
-A hint is a priority of 0 to 100 for a range of tokens, with a TTL after which the block is like any other
-again. Stored sparsely (`Catalog.retained`), because few blocks have one, and forgotten with the block. Policies see
+A hint is a priority of 0 to 100 for a range of tokens, with a TTL after which the block is like any other.
+Stored sparsely (`Catalog.retained`), because few blocks have one, and forgotten with the block. Policies see
 `BlockFacts.retention(row, now)`; since a price changes when a TTL passes, the block is offered anew then.
 """
 
@@ -12,6 +12,8 @@ from ...policies.base import DEFAULT_PRIORITY
 from .catalog import NO_ROW
 from .events import RetentionHint
 from .residency import MEMORY_TIERS, Residency
+
+SLACK = 1024  # ends that are not worth a new heap
 
 
 class Retention:
@@ -71,8 +73,18 @@ class Retention:
             catalog.retained[row] = (priority, until)
             if until != float("inf") and (known is None or known[1] != until):
                 heapq.heappush(self._ends, (until, catalog.handle(row)))
+                self._tidy()
         if known is None or known[0] != priority:
             self._offer(row)
+
+    def _tidy(self) -> None:
+        """Drop the ends that do not count any more when they outnumber those that do."""
+        retained, handle = self._residency.catalog.retained, self._residency.catalog.handle
+        if len(self._ends) > 2 * len(retained) + SLACK:
+            self._ends = [
+                (until, handle(row)) for row, (_, until) in retained.items() if until != float("inf")
+            ]
+            heapq.heapify(self._ends)
 
     def _offer(self, row: int) -> None:
         for tier in MEMORY_TIERS:

@@ -74,14 +74,24 @@ class Sessions:
         session.client = client
         return session
 
-    def update(self, session: Session, urgency: Urgency, deadline_at: float) -> None:
-        """Change how soon a session needs its blocks."""
+    def update(
+        self, session: Session, urgency: Urgency, deadline_at: float, back_at: float = float("inf")
+    ) -> None:
+        """Change how soon a session needs its blocks; `back_at`: it said when it will need them again."""
         session.deadline_at = deadline_at
-        if urgency == session.urgency:
-            return
         residency = self._residency
+        if back_at < float("inf"):
+            residency.story.tell(
+                residency.now, session.id, "session_back_in", f"{back_at - residency.now:.3g} s"
+            )
+        if urgency == session.urgency:
+            if back_at < float("inf"):
+                residency.audience.session_changed(
+                    SessionChange(residency.now, session.number, urgency, back_at)
+                )
+            return
         residency.story.tell(residency.now, session.id, "session_urgency", urgency.name.lower())
-        residency.audience.session_changed(SessionChange(residency.now, session.number, urgency))
+        residency.audience.session_changed(SessionChange(residency.now, session.number, urgency, back_at))
         was_decoding = session.urgency is Urgency.DECODING
         session.urgency = urgency
         catalog = residency.catalog

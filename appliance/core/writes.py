@@ -17,6 +17,7 @@ from .events import (
 from .pressure import Pressure
 from .puts import PutJob
 from .residency import Residency
+from .retention import Retention
 from .runs import MIN_RUN, refresh_run
 from .sessions import Sessions
 from .waiting import Waiting
@@ -34,6 +35,7 @@ class Writes:
         sessions: Sessions,
         waiting: Waiting,
         costs: CostModel,
+        retention: Retention,
     ) -> None:
         self._desk = desk
         self._residency = residency
@@ -42,6 +44,7 @@ class Writes:
         self._sessions = sessions
         self._waiting = waiting
         self._costs = costs
+        self._retention = retention
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
         self._next_reservation = 1
         self.is_closed = False  # draining: nothing new
@@ -182,6 +185,7 @@ class Writes:
         else:
             for row in rows:
                 catalog.last_used[row] = self._residency.now
+        self._retention.apply(rows, job.request.retention)
         session = None
         if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)

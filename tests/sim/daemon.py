@@ -88,6 +88,7 @@ class Daemon:
             ev.Reply: self._reply,
             ev.Copy: self.mover.start,
             ev.CancelCopy: self.mover.cancel,
+            ev.HastenCopy: self.mover.hasten,
             ev.Publish: lambda i: self.memories[i.tier].publish(i.place, i.label),
             ev.PublishRun: self._publish_run,
             ev.Retract: lambda i: self.memories[i.tier].retract(i.place),

@@ -7,7 +7,7 @@ Readers are registered when the copy is *queued*: from then on nobody may reuse 
 
 from typing import TYPE_CHECKING
 
-from kvtier.appliance.core.events import CancelCopy, Copy, CopyFinished
+from kvtier.appliance.core.events import CancelCopy, Copy, CopyFinished, HastenCopy
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import Tier
 from kvtier.v1.shm import extent_of
@@ -76,6 +76,12 @@ class Mover:
         if job is not None and not job.has_begun:
             job.has_begun = True
             job.tokens = [Cause.CANCELLED] * len(job.copy.items)
+
+    def hasten(self, instruction: HastenCopy) -> None:
+        """Let a copy that has not begun begin at once."""
+        job = self._jobs.get(instruction.copy)
+        if job is not None and not job.has_begun:
+            self._world.after(0.0, self._begin, job)
 
     def die(self) -> None:
         """The process is gone; what was being written to the cold store is there, or not, or half."""

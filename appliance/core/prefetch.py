@@ -1,0 +1,266 @@
+"""Prefetching: blocks that come up before anyone asks, and what became of them.
+
+A policy (base.Prefetcher) says who is expected when; a session that arrives, and a client that asks, say so
+too. This module carries it out within bounds:
+
+    never ahead of demand    nothing begins while somebody waits for a load, the mover orders by urgency, and
+                             whoever needs a block that is on its way up hastens it
+    bounded                  bytes in flight, bytes not used yet, a share of the edge's bandwidth
+    taken back               queued copies are cancelled when requests wait for room or the session ends
+    first to go              inside its window a prefetched block has a higher priority than others, after it
+                             a lower one than all (`Catalog.retention`)
+
+Every block that was begun ends as exactly one of: used (it was there), late (asked for while on its way),
+wasted (it left, or its window passed, unused), cancelled (no byte was moved). Counted in blocks and bytes,
+`prefetch_used` and `prefetch_used_bytes` and so on. Rejected: counting a block as used whenever that happens;
+a window that never ends hides every wrong guess.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...policies.base import Expected, Prefetcher, Use
+from ...policies.costs import CostModel
+from ...tiers.base import Cause
+from ...tiers.block import Tier, Urgency
+from .catalog import NO_ROW
+from .copies import Copies
+from .loads import Loads
+from .options import PlannerOptions
+from .residency import Residency
+from .states import State
+
+EDGE = (Tier.NVME, Tier.DRAM)
+#: Unused share of the bandwidth that is saved up at most, in seconds of it.
+BURST_S = 1.0
+#: When a bound forbids to begin, how long until it is looked at again.
+PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class _Begun:
+    """One block on its way up, or up and not used yet."""
+
+    until: float
+    num_bytes: int
+    landed_bytes: int = 0
+
+
+class Prefetching:
+    """Implements copies.Owner, and hears from the audience what is used and what leaves dram."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        copies: Copies,
+        loads: Loads,
+        costs: CostModel,
+        prefetcher: Prefetcher | None,
+        options: PlannerOptions,
+    ) -> None:
+        self._residency = residency
+        self._copies = copies
+        self._loads = loads
+        self._costs = costs
+        self._prefetcher = prefetcher
+        self.options = options
+        self._begun: dict[int, _Begun] = {}  # by row
+        self._windows: list[tuple[float, int]] = []  # (end, handle)
+        self.begun_bytes = 0
+        self._allowance_bytes = 0.0  # of the share of the bandwidth
+        self._allowed_at = 0.0
+        self._not_before = 0.0
+        residency.audience.join(Tier.DRAM, self.used, self.left)
+
+    # ---------------------------------------------------------------------------------- what begins
+
+    def run(self, is_crowded: bool) -> None:
+        """Begin what is due, as far as the bounds allow. `is_crowded`: requests wait for room."""
+        now = self._residency.now
+        if self._windows and self._windows[0][0] <= now:
+            self._end_windows(now)
+        if is_crowded:
+            if self._begun:
+                self._copies.cancel(self._on_their_way(self._begun))
+        elif self._prefetcher is not None and now >= self._not_before:
+            due_at = self._prefetcher.next_at()
+            if due_at is not None and due_at <= now and not self._copies.urgent_bytes.get(EDGE, 0):
+                self._begin_due(self._prefetcher, now)
+
+    def bring(self, expected: Expected, urgency: Urgency, max_bytes: float = float("inf")) -> int:
+        """Begin to bring blocks up into dram, parents first. Returns how many were begun."""
+        residency, catalog = self._residency, self._residency.catalog
+        num_blocks = num_bytes = 0
+        for row in expected.rows:
+            if num_bytes >= max_bytes or catalog.tier_of(row) is None:
+                break
+            coming = [f for f in catalog.fragments(row) if catalog.state[Tier.DRAM][f] == State.ABSENT]
+            if not coming:
+                continue
+            if not self._loads.promote(row, Tier.DRAM, urgency, expected.until):
+                break  # no room, and what follows is of no use without it
+            coming = [f for f in coming if catalog.state[Tier.DRAM][f] != State.ABSENT]
+            self._note(row, expected.until, sum(map(catalog.length_of, coming)))
+            residency.story.tell(residency.now, catalog.prefix_hash[row], "prefetch", expected.reason)
+            num_blocks, num_bytes = num_blocks + 1, num_bytes + self._begun[row].num_bytes
+            if catalog.num_placed[Tier.DRAM][row] < catalog.namespace_of(row).num_groups:
+                break  # no room for all of it, and none for what follows
+        self._loads.start(urgency, expected.until, self)
+        self._allowance_bytes -= num_bytes
+        return num_blocks
+
+    def arrived(self, rows: Sequence[int]) -> None:
+        """A session is queued: the rest of its blocks comes up while it waits for its turn."""
+        catalog, nvme = self._residency.catalog, self._residency.catalog.num_resident[Tier.NVME]
+        cold = [row for row in rows if nvme[row] and catalog.tier_of(row) is Tier.NVME]
+        if cold:
+            cold.sort(key=lambda row: catalog.position[row])
+            until = self._residency.now + self.options.prefetch_window_s
+            self.bring(Expected(cold, until, "its session arrived"), Urgency.QUEUED, self._room_bytes())
+
+    def next_deadline(self) -> float | None:
+        """When a window ends, or the prefetcher has something to say and may."""
+        window = self._windows[0][0] if self._windows else None
+        due_at = self._prefetcher.next_at() if self._prefetcher is not None else None
+        if due_at is not None:
+            due_at = max(due_at, self._not_before)
+            if due_at <= self._residency.now and self._copies.urgent_bytes.get(EDGE, 0):
+                due_at = None  # the end of those copies is an event
+        return min((at for at in (window, due_at) if at is not None), default=None)
+
+    # --------------------------------------------------------------------------------- what becomes
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """A request uses these blocks."""
+        awaited = self._residency.catalog.awaited
+        if not awaited:
+            return
+        for row in rows:
+            if awaited.pop(row, None) is None:
+                continue
+            begun = self._begun.get(row)
+            if begun is None:
+                self._residency.story.count("prefetch_used_after_window")
+            else:
+                self._end(row, "used" if begun.landed_bytes == begun.num_bytes else "late", begun.num_bytes)
+
+    def left(self, rows: Sequence[int]) -> None:
+        """These blocks left dram, or never came."""
+        awaited = self._residency.catalog.awaited
+        if not awaited:
+            return
+        for row in rows:
+            if awaited.pop(row, None) is not None and (begun := self._begun.get(row)) is not None:
+                self._end(row, "wasted" if begun.landed_bytes else "cancelled", begun.landed_bytes)
+
+    def give_up(self, rows: Iterable[int]) -> None:
+        """Their session has ended: nobody is expected any more."""
+        catalog, now = self._residency.catalog, self._residency.now
+        rows = [row for row in rows if row in self._begun]
+        if not rows:
+            return
+        self._copies.cancel(self._on_their_way(rows))
+        for row in rows:
+            begun = self._begun[row]
+            if begun.landed_bytes == begun.num_bytes:
+                catalog.awaited[row] = begun.until = now
+                heapq.heappush(self._windows, (now, catalog.handle(row)))
+
+    def landed(self, fragment: int, cause: Cause | None) -> None:
+        """The copy of one fragment ended."""
+        begun = self._begun.get(self._residency.catalog.block_of[fragment])
+        if begun is None:
+            return
+        length = self._residency.catalog.length_of(fragment)
+        if cause is None:
+            begun.landed_bytes += length
+        else:
+            begun.num_bytes -= length
+            self.begun_bytes -= length
+
+    def landed_run(self, fragments: Sequence[int]) -> None:
+        """The copies of many fragments ended well."""
+        for fragment in fragments:
+            self.landed(fragment, None)
+
+    def statistics(self) -> dict[str, int]:
+        """Return what is begun and not used yet."""
+        return {"num_awaited": len(self._begun), "awaited_bytes": self.begun_bytes}
+
+    def check_integrity(self) -> list[str]:
+        """Audit: every block begun is awaited and in dram or on its way there; the books add up."""
+        catalog = self._residency.catalog
+        counters = self._residency.story.counters
+        problems = []
+        for row in self._begun:
+            if row not in catalog.awaited or not catalog.num_placed[Tier.DRAM][row]:
+                problems.append(f"row {row}: was prefetched, and is not awaited in dram")
+        for row in catalog.awaited:
+            if not catalog.num_placed[Tier.DRAM][row]:
+                problems.append(f"row {row}: awaited in dram, where it is not")
+        if self.begun_bytes != sum(begun.num_bytes for begun in self._begun.values()):
+            problems.append(
+                f"prefetch: {self.begun_bytes} bytes begun are not the sum of those of the blocks"
+            )
+        ended = sum(counters.get(f"prefetch_{end}", 0) for end in ("used", "late", "wasted", "cancelled"))
+        if counters.get("prefetch_begun", 0) != ended + len(self._begun):
+            problems.append(f"prefetch: {counters.get('prefetch_begun', 0)} begun, {ended} ended")
+        return problems
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _begin_due(self, prefetcher: Prefetcher, now: float) -> None:
+        rate = self.options.prefetch_bandwidth_fraction * self._costs.bandwidth_of(Tier.NVME)
+        earned = (now - self._allowed_at) * rate
+        self._allowance_bytes = min(self._allowance_bytes + earned, rate * BURST_S)
+        self._allowed_at = now
+        budget = min(self._allowance_bytes, self._room_bytes())
+        if budget > 0:
+            for expected in prefetcher.due(now, int(budget)):
+                budget = min(self._allowance_bytes, self._room_bytes())
+                self.bring(expected, Urgency.WAITING, budget)
+        self._not_before = now + PAUSE_S
+
+    def _room_bytes(self) -> float:
+        """Return how many bytes may be begun now."""
+        in_flight = self._copies.bytes_in_flight.get(EDGE, 0)
+        capacity = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
+        limit = self.options.max_prefetched_fraction * capacity
+        return max(0.0, min(self.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes))
+
+    def _note(self, row: int, until: float, num_bytes: int) -> None:
+        """A block was begun, or more of one that was begun before."""
+        catalog = self._residency.catalog
+        begun = self._begun.get(row)
+        if begun is None:
+            begun = self._begun[row] = _Begun(until, 0)
+            self._residency.story.count("prefetch_begun")
+        begun.num_bytes += num_bytes
+        self.begun_bytes += num_bytes
+        catalog.awaited[row] = begun.until = max(begun.until, until)
+        if begun.until != float("inf"):
+            heapq.heappush(self._windows, (begun.until, catalog.handle(row)))
+
+    def _end(self, row: int, outcome: str, num_bytes: int) -> None:
+        begun = self._begun.pop(row)
+        self.begun_bytes -= begun.num_bytes
+        residency = self._residency
+        residency.story.tell(residency.now, residency.catalog.prefix_hash[row], f"prefetch_{outcome}")
+        residency.story.count(f"prefetch_{outcome}_bytes", num_bytes)
+
+    def _end_windows(self, now: float) -> None:
+        """Those not used by now were wrong guesses: they go first when room is needed."""
+        catalog = self._residency.catalog
+        while self._windows and self._windows[0][0] <= now:
+            row = catalog.row_of(heapq.heappop(self._windows)[1])
+            begun = self._begun.get(row) if row != NO_ROW else None
+            if begun is not None and begun.until <= now:
+                self._end(row, "wasted", begun.num_bytes)
+                self._residency.offer(row, Tier.DRAM)
+
+    def _on_their_way(self, rows: Iterable[int]) -> set[int]:
+        """Return the fragments of these blocks that have not landed."""
+        catalog = self._residency.catalog
+        arriving = catalog.state[Tier.DRAM]
+        return {f for row in rows for f in catalog.fragments(row) if arriving[f] == State.ARRIVING}
