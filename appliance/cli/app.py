@@ -8,6 +8,8 @@ from .doctor import doctor
 from .drain import drain
 from .evict import evict
 from .inspect import inspect
+from .policy import policy
+from .replay import replay
 from .serve import serve
 from .status import status
 from .story import story
@@ -29,5 +31,5 @@ def cli() -> None:
     """
 
 
-for command in (serve, status, inspect, doctor, bench, evict, drain, story):
+for command in (serve, status, inspect, doctor, bench, evict, drain, story, replay, policy):
     cli.add_command(command)

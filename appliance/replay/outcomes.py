@@ -1,8 +1,8 @@
 """Outcomes: the numbers of one replay, and how they are added up.
 
-A token counts as hit when its block is in the contiguous prefix that was there; the last block of a prompt may be
-partial and counts with the tokens that it has. Ratios are over all requests of one pass, the first ones
-included: a cold start is part of the truth.
+A token counts as hit when its block is in the contiguous prefix that was there; the last block of a prompt
+may be partial and counts with the tokens that it has. Ratios are over all requests of one pass, the first
+ones included: a cold start is part of the truth.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...tiers.block import Tier
-from .traces import I32, F64, Trace
+from .traces import F64, I32, Trace
 
 PERCENTILES = (50, 90, 95, 99)
 DAY_S = 86_400.0
@@ -20,7 +20,7 @@ DAY_S = 86_400.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What one setup did with one trace. Bytes are raw payload; seconds are virtual unless they say wall."""
+    """What one setup did with one trace. Bytes are raw payload; seconds are virtual unless they say cpu."""
 
     label: str
     policy: str
@@ -40,7 +40,7 @@ class Outcome:
     #: What the planner counted, by name.
     counters: dict[str, int] = field(default_factory=dict)
     num_refused_blocks: int = 0  # of puts: no room, parent missing, not admitted
-    wall_s: float = 0.0
+    cpu_s: float = 0.0
     #: What the audit after the run found; empty: nothing.
     problems: list[str] = field(default_factory=list)
 
@@ -76,11 +76,13 @@ class Outcome:
         }
 
 
-def hits_by_tier(trace: Trace, num_hits: I32, tiers: Mapping[int, bytes]) -> tuple[dict[str, int], dict[str, int]]:
+def hits_by_tier(
+    trace: Trace, num_hits: I32, tiers: Mapping[int, bytes]
+) -> tuple[dict[str, int], dict[str, int]]:
     """Return (blocks, tokens) hit per tier.
 
-    `num_hits` holds the blocks hit per request, `tiers` one Tier per hit block of a request; requests that are
-    not in it hit in dram only.
+    `num_hits` holds the blocks hit per request, `tiers` one Tier per hit block of a request; requests that
+    are not in it hit in dram only.
     """
     tokens = trace.tokens_of(num_hits)
     blocks_of, tokens_of = {Tier.DRAM: int(num_hits.sum())}, {Tier.DRAM: int(tokens.sum())}
@@ -106,5 +108,8 @@ def percentiles(samples: F64) -> dict[str, float]:
     """Return mean and PERCENTILES by name; empty for no samples."""
     if not len(samples):
         return {}
-    named = {f"p{p}": float(value) for p, value in zip(PERCENTILES, np.percentile(samples, PERCENTILES), strict=True)}
+    named = {
+        f"p{p}": float(value)
+        for p, value in zip(PERCENTILES, np.percentile(samples, PERCENTILES), strict=True)
+    }
     return {"mean": float(samples.mean()), **named}

@@ -8,11 +8,12 @@ JSON lines, gzip. A line for each namespace, then one per access:
     {"at": 0.733, "op": "put", "namespace": 1, "session": "9f…", "parent": "c1…", "blocks": ["77…", …]}
     {"at": 0.9, "lost": 12}
 
-`at` is seconds since the recording began, not a date. Blocks and sessions are BLAKE2b of their names under a
-key that is made for this recording and never written down (RFC 7693): equal names stay equal within the
+`at` is seconds since the recording began, not a date. Blocks and sessions are BLAKE2b of their names under
+a key that is made for this recording and never written down (RFC 7693): equal names stay equal within the
 file, and nobody, the recorder included, can find out afterwards which prompt a block belongs to by hashing
 guesses. Rejected: the prefix hashes themselves, which anyone with the model's tokenizer can compute for a
-prompt they suspect; numbers in order of appearance, for which the recorder would have to remember every block.
+prompt they suspect; numbers in order of appearance, for which the recorder would have to remember every
+block.
 """
 
 import hashlib
@@ -99,8 +100,8 @@ class Recorder:
 def read_recording(lines: Iterable[tuple[int, str]], path: Path) -> Trace:
     """Read a recording. Raises TraceError.
 
-    What was found when it was recorded is put again where it is missing in a replay, because its runtime would
-    have computed it; what was missing then is put when the recording says so.
+    What was found when it was recorded is put again where it is missing in a replay, because its runtime
+    would have computed it; what was missing then is put when the recording says so.
     """
     builder = TraceBuilder(path.name, path)
     namespaces: dict[int, tuple[int, int]] = {}  # by number: index and block_tokens

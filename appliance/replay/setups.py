@@ -1,13 +1,13 @@
 """Setups: what to replay a trace on. Policies and capacities by the words of the command line.
 
-    lru                    eviction `lru`, everything admitted
-    lru+tinylfu            eviction and admission, by their names in policies/registry.py
-    urgency                eviction and admission, where both are registered under one name
-    urgency@forecast       and a prefetcher
-    unbounded              room for every block of the trace: what no policy can exceed but by prefetching
-    policy.yaml            the `policy` section of a settings file
+lru                    eviction `lru`, everything admitted
+lru+tinylfu            eviction and admission, by their names in policies/registry.py
+urgency                eviction and admission, where both are registered under one name
+urgency@forecast       and a prefetcher
+unbounded              room for every block of the trace: what no policy can exceed but by prefetching
+policy.yaml            the `policy` section of a settings file
 
-    5%  64GiB              capacity: a share of the trace's distinct blocks, or bytes
+5%  64GiB              capacity: a share of the trace's distinct blocks, or bytes
 """
 
 from collections.abc import Mapping
@@ -46,17 +46,22 @@ class Shape:
         try:
             layers, heads, dim = map(int, numbers.split("x"))
         except ValueError:
-            raise ValueError(f"{text!r} is no model shape; write LAYERSxHEADSxDIM, e.g. 32x8x128:float16") from None
+            raise ValueError(
+                f"{text!r} is no model shape; write LAYERSxHEADSxDIM, e.g. 32x8x128:float16"
+            ) from None
         shape = cls(layers, heads, dim, dtype or "float16", layers_per_group)
         shape.geometry(TraceNamespace(1))
         return shape
 
     def geometry(self, namespace: TraceNamespace) -> Geometry:
-        """Return the geometry of a namespace's blocks; one that says its bytes keeps them. Raises ValueError."""
+        """Return the geometry of a namespace's blocks; one that says its bytes keeps them. Raises
+        ValueError."""
         tokens = namespace.block_tokens
         if namespace.block_bytes:
             if namespace.block_bytes % tokens:
-                raise ValueError(f"blocks of {namespace.block_bytes} bytes do not divide into {tokens} tokens")
+                raise ValueError(
+                    f"blocks of {namespace.block_bytes} bytes do not divide into {tokens} tokens"
+                )
             return Geometry(1, 1, namespace.block_bytes // tokens, tokens, "int8", num_planes=1)
         return Geometry(
             self.num_layers,
@@ -90,7 +95,10 @@ class Setup:
 def identities_of(trace: Trace, shape: Shape) -> list[NamespaceIdentity]:
     """Return an identity per namespace of the trace. Raises ValueError."""
     geometries = [shape.geometry(namespace) for namespace in trace.namespaces]
-    return [NamespaceIdentity(b"replay".ljust(16), geometry, shard=str(i)) for i, geometry in enumerate(geometries)]
+    return [
+        NamespaceIdentity(b"replay".ljust(16), geometry, shard=str(i))
+        for i, geometry in enumerate(geometries)
+    ]
 
 
 def block_slot_bytes(geometry: Geometry) -> int:
@@ -120,7 +128,7 @@ def capacity_of(text: str, trace: Trace, shape: Shape) -> int:
 def choice_of(text: str) -> PolicyChoice:
     """Return the policies that a word of the command line names. Raises UnknownPolicy, SettingsError."""
     if text.endswith((".yaml", ".yml")):
-        return Settings.load(Path(text), {}).policy_choice()
+        return Settings.load(Path(text), {}).policy.choice()
     text, _, prefetch = text.partition("@")
     eviction, _, admission = text.partition("+")
     if eviction == UNBOUNDED:
@@ -148,13 +156,14 @@ def single_tier(policy: str, capacity: str, trace: Trace, shape: Shape) -> Setup
     return Setup(policy, capacity, choice_of(policy), {Tier.DRAM: num_bytes}, options, shape)
 
 
-def tiers_of(policy: str, settings: Settings, choice: PolicyChoice, trace: Trace, shape: Shape) -> Setup:
-    """Return the tiers, limits and watermarks of a settings file, on the virtual clock."""
+def tiers_of(name: str, settings: Settings, trace: Trace, shape: Shape) -> Setup:
+    """Return the policies, tiers, limits and watermarks of settings, on the virtual clock."""
     tiers = settings.tiers
     capacity = {Tier.DRAM: tiers.dram.capacity_bytes}
     if tiers.hbm is not None:
         capacity[Tier.HBM] = tiers.hbm.capacity_bytes
     if tiers.nvme is not None:
         capacity[Tier.NVME] = tiers.nvme.capacity_bytes
-    text = " + ".join(f"{tier.label} {units.about_bytes(size)}" for tier, size in sorted(capacity.items()))
-    return Setup(policy, text, choice, capacity, settings.planner_options(), shape, is_timed=True)
+    text = ", ".join(f"{tier.label} {units.about_bytes(size)}" for tier, size in sorted(capacity.items()))
+    choice, options = settings.policy.choice(), settings.planner_options()
+    return Setup(name, text, choice, capacity, options, shape, is_timed=True)

@@ -1,7 +1,7 @@
 """What both shells share: a planner on virtual tiers, with one client and the trace's namespaces.
 
-A subclass says how long things take. Replies, copies and segments are what a planner can be waiting for; the rest
-of its instructions are about bytes, of which there are none.
+A subclass says how long things take. Replies, copies and segments are what a planner can be waiting for;
+the rest of its instructions are about bytes, of which there are none.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """The untimed shell: one memory tier in which every copy takes no time. Hit ratios, fast.
 
-For each request, at its arrival: the longest resident prefix is a hit and is touched (one event, as a client reports
-what it read one-sidedly), then everything missing is put. Room is made at once or not at all. This is the semantics of
-the tables in the literature, and of the policies' bars.
+For each request, at its arrival: the longest resident prefix is a hit and is touched (one event, as a
+client reports what it read one-sidedly), then everything missing is put. Room is made at once or not at
+all. This is the semantics of the tables in the literature, and of the policies' bars.
 """
 
 import gc
@@ -36,7 +36,7 @@ class UntimedShell(Shell):
         num_hits = np.zeros(trace.num_requests, np.int32)
         was_enabled = gc.isenabled()
         gc.disable()  # the catalog has no cycles, and walking it would be half of the time
-        began_at = time.perf_counter()
+        began_at = time.process_time()
         try:
             for request in range(trace.num_requests):
                 num_hits[request] = self._request(request)
@@ -45,9 +45,9 @@ class UntimedShell(Shell):
         finally:
             if was_enabled:
                 gc.enable()
-        wall_s = time.perf_counter() - began_at
+        cpu_s = time.process_time() - began_at
         self.progress(trace.num_requests)
-        return self._outcome(num_hits, wall_s)
+        return self._outcome(num_hits, cpu_s)
 
     def _request(self, request: int) -> int:
         """Serve one request; return how many of its blocks were there."""
@@ -84,14 +84,18 @@ class UntimedShell(Shell):
                 return self.count_refused(results.pop(put.call))
             # Nothing can be done and nothing is on its way: there is no room, which its deadline will say.
             self.step(ev.Tick(), now if self.planner.is_busy else now + self.setup.options.put_wait_s)
-        raise RuntimeError(f"{self.setup.label}: the put of request {request} does not end; a defect, report it")
+        raise RuntimeError(
+            f"{self.setup.label}: the put of request {request} does not end; a defect, report it"
+        )
 
-    def _outcome(self, num_hits: Any, wall_s: float) -> Outcome:
+    def _outcome(self, num_hits: Any, cpu_s: float) -> Outcome:
         trace, planner = self.trace, self.planner
         block_hits, token_hits = hits_by_tier(trace, num_hits, {})
         recompute_s = planner.costs.recompute_s
         prefill_s = saved_s = 0.0
-        for request, (hits, asked) in enumerate(zip(num_hits.tolist(), trace.num_asked.tolist(), strict=True)):
+        for request, (hits, asked) in enumerate(
+            zip(num_hits.tolist(), trace.num_asked.tolist(), strict=True)
+        ):
             namespace_id = self.namespace_ids[trace.namespace[request]]
             saved_s += recompute_s(namespace_id, 0, hits) if hits else 0.0
             prefill_s += recompute_s(namespace_id, hits, asked - hits) if asked > hits else 0.0
@@ -111,6 +115,6 @@ class UntimedShell(Shell):
             duration_s=trace.duration_s,
             counters=dict(planner.story.counters),
             num_refused_blocks=self.num_refused_blocks,
-            wall_s=wall_s,
+            cpu_s=cpu_s,
             problems=planner.check_integrity(),
         )

@@ -1,8 +1,9 @@
 """Virtual tiers: rooms of any size with nothing in them, and copies that take their time.
 
-The rooms are the production ones, so placement and accounting are too. An edge moves one batch at a time, most
-urgent first as the mover's lanes do, at a bandwidth, and every batch is heard of a latency after its last byte:
-queueing is what makes a full edge slow, and a model without it flatters every policy that moves much.
+The rooms are the production ones, so placement and accounting are too. An edge moves one batch at a time,
+most urgent first as the mover's lanes do, at a bandwidth, and every batch is heard of a latency after its
+last byte: queueing is what makes a full edge slow, and a model without it flatters every policy that moves
+much.
 """
 
 import heapq
@@ -10,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from ...tiers.base import Cause, CopyOutcome, Room
@@ -35,8 +37,8 @@ class EdgeSpeed(NamedTuple):
     latency_s: float
 
 
-#: One PCIe 4 NVMe device, one NUMA node, one GPU's link. Name your own with --edge, or measure them: the edges
-#: of `kvtier status --json`.
+#: One PCIe 4 NVMe device, one NUMA node, one GPU's link. Name your own with --edge, or measure them: the
+#: edges of `kvtier status --json`.
 DEFAULT_SPEEDS: Mapping[str, EdgeSpeed] = {
     "staging>dram": EdgeSpeed(12e9, 20e-6),
     "dram>nvme": EdgeSpeed(3e9, 100e-6),
@@ -52,7 +54,8 @@ DEFAULT_SPEEDS: Mapping[str, EdgeSpeed] = {
 
 
 def memory_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SlotPool:
-    """Return a memory tier of this size. With slots of one size it is one extent: no byte is lost to cutting."""
+    """Return a memory tier of this size. With slots of one size it is one extent: no byte is lost to
+    cutting."""
     sizes = {slot_bytes_for(g.fragment_bytes(group)) for g in geometries for group in range(g.num_groups)}
     if len(sizes) == 1:
         slot_bytes = sizes.pop()
@@ -79,7 +82,8 @@ def rooms_for(capacity_bytes: Mapping[Tier, int], geometries: Sequence[Geometry]
 
 
 class VirtualClock:
-    """Time that jumps from one thing to the next. Deterministic: ties keep the order in which they were made."""
+    """Time that jumps from one thing to the next. Deterministic: ties keep the order in which they were
+    made."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -122,7 +126,6 @@ class VirtualMover:
         self._speeds = speeds
         self._finished = finished
         self._lanes: dict[str, _Lane] = {}
-        self._cancelled: set[int] = set()
         self._numbers = itertools.count()
         self.num_bytes: Counter[str] = Counter()  # moved or moving, by edge
 
@@ -138,13 +141,11 @@ class VirtualMover:
     def cancel(self, instruction: CancelCopy) -> None:
         """Drop a batch that has not begun; one that has completes."""
         for lane in self._lanes.values():
-            for entry in lane.queue:
-                if entry[-1].copy == instruction.copy:
-                    lane.queue.remove(entry)
-                    heapq.heapify(lane.queue)
-                    outcomes = [CopyOutcome(Cause.CANCELLED)] * len(entry[-1].items)
-                    self._clock.at(self._clock.now, lambda: self._finished(CopyFinished(instruction.copy, outcomes)))
-                    return
+            queued = next((entry for entry in lane.queue if entry[-1].copy == instruction.copy), None)
+            if queued is not None:
+                lane.queue.remove(queued)
+                heapq.heapify(lane.queue)
+                self._clock.at(self._clock.now, partial(self._end, queued[-1], CopyOutcome(Cause.CANCELLED)))
 
     def _move(self, edge: str, lane: _Lane) -> None:
         if lane.is_moving or not lane.queue:
@@ -156,15 +157,15 @@ class VirtualMover:
         speed = self._speeds[edge]
         moved_at = self._clock.now + num_bytes / speed.bandwidth_bytes_per_s
 
-        def moved() -> None:
-            lane.is_moving = False
-            self._move(edge, lane)
+        self._clock.at(moved_at, partial(self._moved, edge, lane))
+        self._clock.at(moved_at + speed.latency_s, partial(self._end, copy, LANDED))
 
-        def heard() -> None:
-            self._finished(CopyFinished(copy.copy, [LANDED] * len(copy.items)))
+    def _moved(self, edge: str, lane: _Lane) -> None:
+        lane.is_moving = False
+        self._move(edge, lane)
 
-        self._clock.at(moved_at, moved)
-        self._clock.at(moved_at + speed.latency_s, heard)
+    def _end(self, copy: Copy, outcome: CopyOutcome) -> None:
+        self._finished(CopyFinished(copy.copy, [outcome] * len(copy.items)))
 
 
 def edge_name(copy: Copy) -> str:

@@ -1,10 +1,10 @@
 """vLLM's KV events as a trace: a CSV of what its own cache stored.
 
-vLLM publishes what its cache stored and removed (`vllm/distributed/kv_events.py`), not what was asked: a request
-that found everything leaves no event. A BlockStored event says that blocks were computed after
+vLLM publishes what its cache stored and removed (`vllm/distributed/kv_events.py`), not what was asked: a
+request that found everything leaves no event. A BlockStored event says that blocks were computed after
 `parent_block_hash`, so that chain was in use then; it becomes a request for the whole chain. Events that
-continue the same chain within CONTINUES_S (a prefill in chunks, then decoding) are one request. Removals are left
-out: what vLLM's own cache gave up is what a larger one behind it would still have.
+continue the same chain within CONTINUES_S (a prefill in chunks, then decoding) are one request. Removals
+are left out: what vLLM's own cache gave up is what a larger one behind it would still have.
 """
 
 import csv
@@ -20,13 +20,14 @@ COLUMNS = ("timestamp", "event", "block_hashes", "parent_block_hash", "block_siz
 
 
 def read_vllm_events(lines: Iterable[tuple[int, str]], path: Path, block_tokens: int = 0) -> Trace:
-    """Read a CSV with COLUMNS: seconds, BlockStored or another event, hashes separated by spaces, the hash before
-    them or nothing, tokens per block. Raises TraceError."""
+    """Read a CSV with COLUMNS: seconds, BlockStored or another event, hashes separated by spaces, the hash
+    before them or nothing, tokens per block. Raises TraceError."""
     number = 0
 
     def texts() -> Iterator[str]:
         nonlocal number
-        for number, line in lines:
+        for where, line in lines:
+            number = where
             yield line
 
     rows = csv.DictReader(texts())

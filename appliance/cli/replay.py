@@ -1,0 +1,222 @@
+"""`kvtier replay`: what would these policies have done with this trace?"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import Progress, TaskID
+
+from ...policies.registry import UnknownPolicy
+from ...tiers.block import Tier
+from ..core.options import PlannerOptions
+from ..replay import report
+from ..replay.chart import write_chart
+from ..replay.outcomes import Outcome
+from ..replay.readers import read_trace
+from ..replay.setups import UNBOUNDED, Setup, Shape, choice_of, single_tier
+from ..replay.sweep import run_setups
+from ..replay.traces import Trace, TraceError
+from ..replay.virtual import DEFAULT_SPEEDS, EdgeSpeed
+from ..settings import SettingsError
+from ..units import parse_bytes, parse_duration
+from .output import console, print_json, talk
+from .target import Failed, json_option
+
+TIERS = {tier.label: tier for tier in (Tier.HBM, Tier.DRAM, Tier.NVME)}
+
+
+def trace_options(command: Any) -> Any:
+    """Give `command` the options that say how a trace is read and what its blocks are."""
+    options = (
+        click.option("--first", type=click.IntRange(1), help="Replay only this many requests."),
+        click.option(
+            "--block-tokens", default=0, help="Tokens a block.  [default: what the trace says, or 512]"
+        ),
+        click.option(
+            "--model",
+            default="32x8x128:float16",
+            show_default=True,
+            metavar="LAYERSxHEADSxDIM[:DTYPE]",
+            help="Whose KV the blocks hold where the trace does not say: their bytes, their prefill.",
+        ),
+        click.option("--layers-per-group", default=0, help="Layers that move together; 0: all."),
+        click.option(
+            "--edge",
+            "edges",
+            multiple=True,
+            metavar="SOURCE>TARGET=SPEED[@LATENCY]",
+            help="What an edge can do, e.g. 'nvme>dram=6GB/s@120us'. May be repeated.",
+        ),
+        click.option(
+            "--edges-from",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            help="Measured edges: what `kvtier status --json` printed.",
+        ),
+        click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per processor]"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("trace_path", metavar="TRACE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("lru",),
+    show_default=True,
+    metavar="NAME",
+    help="EVICTION[+ADMISSION][@PREFETCH], unbounded, or a settings file. May be repeated.",
+)
+@click.option(
+    "--capacity",
+    default="1%,5%,10%,20%",
+    show_default=True,
+    help="Sizes of one memory tier: shares of the trace's distinct blocks, or bytes.",
+)
+@click.option(
+    "--tiers",
+    "tiers",
+    multiple=True,
+    metavar="TIER=BYTES,…",
+    help="Several tiers on a virtual clock instead, e.g. dram=64GiB,nvme=1TiB. May be repeated.",
+)
+@trace_options
+@click.option(
+    "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: .html or .svg."
+)
+@json_option
+def replay(
+    trace_path: Path,
+    policies: Sequence[str],
+    capacity: str,
+    tiers: Sequence[str],
+    first: int | None,
+    block_tokens: int,
+    model: str,
+    layers_per_group: int,
+    edges: Sequence[str],
+    edges_from: Path | None,
+    jobs: int | None,
+    chart: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the daemon's own planner over TRACE on virtual tiers, and print what it did.
+
+    TRACE is Mooncake-style JSONL, a recording of `kvtier record`, or a CSV of vLLM's KV events; plain or
+    gzip. With --capacity it is one memory tier and takes no time: hit ratios. With --tiers copies and
+    prefill take their time: also time to first token, bytes moved, writes a day.
+
+    \b
+    Example:
+      kvtier replay trace.jsonl.gz --policy lru --policy urgency --capacity 1%,5%,64GiB --chart hits.html
+      kvtier replay trace.jsonl.gz --policy urgency --policy clairvoyant --policy unbounded
+      kvtier replay monday.jsonl.gz --policy policy.yaml --tiers dram=256GiB,nvme=4TiB --json
+    """
+    try:
+        shape = Shape.parse(model, layers_per_group)
+        speeds = speeds_of(edges, edges_from)
+        trace = read(trace_path, block_tokens, first, quiet=as_json)
+        if tiers:
+            sizes = [tier_sizes(text) for text in tiers]
+            setups = [
+                Setup(policy, text, choice_of(policy), size, PlannerOptions(), shape, is_timed=True)
+                for text, size in zip(tiers, sizes, strict=True)
+                for policy in policies
+            ]
+        else:
+            capacities = [part.strip() for part in capacity.split(",")]
+            bounds = [policy for policy in policies if policy == UNBOUNDED]
+            setups = [
+                single_tier(policy, size, trace, shape)
+                for size in capacities
+                for policy in policies
+                if policy not in bounds
+            ]
+            setups += [single_tier(policy, "100%", trace, shape) for policy in bounds]
+    except (ValueError, UnknownPolicy, SettingsError) as error:
+        raise click.UsageError(str(error)) from error
+    outcomes = run(trace, setups, jobs, speeds)
+    if chart is not None:
+        write_chart(chart, trace.name, outcomes)
+    if as_json:
+        print_json(report.plain(trace, outcomes))
+    else:
+        console().print(report.tables(trace, outcomes))
+    if any(outcome.problems for outcome in outcomes):
+        raise Failed("the audit after the replay found problems; that is a defect, please report it")
+
+
+def read(path: Path, block_tokens: int, first: int | None, quiet: bool = False) -> Trace:
+    """Read a trace with a bar of progress. Raises Failed."""
+    try:
+        with _bar() as progress:
+            task = progress.add_task(f"reading {path.name}", total=path.stat().st_size)
+            trace = read_trace(path, block_tokens, lambda done: progress.update(task, completed=done))
+    except (TraceError, OSError) as error:
+        raise Failed(str(error)) from error
+    return trace.stretch(0, min(first, trace.num_requests)) if first else trace
+
+
+def run(
+    trace: Trace, setups: Sequence[Setup], jobs: int | None, speeds: dict[str, EdgeSpeed]
+) -> list[Outcome]:
+    """Replay with a bar of progress per setup."""
+    with _bar() as progress:
+        tasks: list[TaskID] = [progress.add_task(setup.label, total=trace.num_requests) for setup in setups]
+
+        def advance(done: Sequence[int]) -> None:
+            for task, count in zip(tasks, done, strict=True):
+                progress.update(task, completed=count)
+
+        return run_setups(trace, setups, jobs or os.cpu_count() or 1, speeds, advance)
+
+
+def tier_sizes(text: str) -> dict[Tier, int]:
+    """Read `dram=64GiB,nvme=1TiB`. Raises ValueError."""
+    sizes = {}
+    for part in text.split(","):
+        name, _, size = part.strip().partition("=")
+        if name not in TIERS:
+            raise ValueError(f"{part!r}: write TIER=BYTES with a tier of {', '.join(TIERS)}")
+        sizes[TIERS[name]] = parse_bytes(size)
+    if Tier.DRAM not in sizes:
+        raise ValueError(f"{text!r} has no dram; every put lands there")
+    return sizes
+
+
+def speeds_of(edges: Sequence[str], measured: Path | None) -> dict[str, EdgeSpeed]:
+    """Return the edges that were named, over those that were measured. Raises ValueError."""
+    speeds: dict[str, EdgeSpeed] = {}
+    if measured is not None:
+        try:
+            found = json.loads(measured.read_text("utf-8"))["edges"]
+            for edge in found:
+                if edge["bandwidth_bytes_per_s"] > 0:
+                    name = f"{edge['source']}>{edge['target']}"
+                    speeds[name] = EdgeSpeed(float(edge["bandwidth_bytes_per_s"]), float(edge["latency_s"]))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{measured} is not what `kvtier status --json` prints: {error!r}") from error
+    for text in edges:
+        name, _, speed = text.partition("=")
+        bandwidth, _, latency = speed.partition("@")
+        if name not in DEFAULT_SPEEDS:
+            raise ValueError(f"no edge {name!r}; known: {', '.join(DEFAULT_SPEEDS)}")
+        latency_s = parse_duration(latency) if latency else DEFAULT_SPEEDS[name].latency_s
+        speeds[name] = EdgeSpeed(float(parse_bytes(bandwidth.removesuffix("/s"))), latency_s)
+        if speeds[name].bandwidth_bytes_per_s <= 0:
+            raise ValueError(f"{text!r}: an edge of no bandwidth never ends a copy")
+    return speeds
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    with Progress(console=talk(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield progress

@@ -1,0 +1,144 @@
+"""Report: outcomes as a table for people and as plain values for programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...tiers.block import Tier
+from ..units import about_bytes, format_duration
+from .outcomes import Outcome
+from .traces import Trace
+
+TIER_ORDER = [tier.label for tier in Tier]
+
+
+def about(trace: Trace) -> str:
+    """Return one line about a trace."""
+    return (
+        f"{trace.name}: {trace.num_requests:,} requests, {trace.num_accesses:,} block accesses, "
+        f"{trace.num_blocks:,} distinct blocks, {format_duration(round(trace.duration_s))}"
+    )
+
+
+def plain(trace: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return everything as plain values with stable names."""
+    return {
+        "trace": {
+            "name": trace.name,
+            "num_requests": trace.num_requests,
+            "num_accesses": trace.num_accesses,
+            "num_blocks": trace.num_blocks,
+            "duration_s": trace.duration_s,
+        },
+        "outcomes": [outcome.plain() for outcome in outcomes],
+    }
+
+
+def tables(trace: Trace, outcomes: Sequence[Outcome]) -> RenderableType:
+    """Return what `kvtier replay` prints."""
+    parts: list[RenderableType] = [Text(about(trace)), hits(outcomes)]
+    if any(outcome.ttft_s for outcome in outcomes):
+        parts += [Text(), times(outcomes)]
+    parts += [Text(problem, "bold red") for outcome in outcomes for problem in outcome.problems]
+    return Group(*parts)
+
+
+def hits(outcomes: Sequence[Outcome]) -> Table:
+    """Return hit ratios; where setups differ in both policy and capacity, a line each."""
+    table = _table("policy", "capacity")
+    tiers = sorted(
+        {tier for outcome in outcomes for tier in outcome.token_hits},
+        key=TIER_ORDER.index,
+    )
+    names = ["token hits", "block hits"]
+    if len(tiers) > 1:
+        names += [f"from {tier}" for tier in tiers]
+    names += ["prefill saved", "refused puts", "accesses/s"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        cells = [f"{outcome.token_hit_ratio:.2%}", f"{outcome.block_hit_ratio:.2%}"]
+        if len(tiers) > 1:
+            cells += [f"{outcome.token_hits.get(tier, 0) / (outcome.num_tokens or 1):.2%}" for tier in tiers]
+        speed = outcome.num_blocks / outcome.cpu_s if outcome.cpu_s else 0.0
+        cells += [f"{outcome.prefill_saved_s:,.0f} s", f"{outcome.num_refused_blocks:,}", f"{speed:,.0f}"]
+        table.add_row(outcome.policy, outcome.capacity, *cells)
+    return table
+
+
+def times(outcomes: Sequence[Outcome]) -> Table:
+    """Return seconds, bytes moved and what prefetching achieved."""
+    table = _table("policy", "capacity")
+    for name in ("first token p50", "p95", "p99", "nvme → dram", "→ nvme", "→ nvme a day"):
+        table.add_column(name, justify="right", no_wrap=True)
+    prefetches = sorted({name for outcome in outcomes for name in outcome.prefetch})
+    for name in prefetches:
+        table.add_column(name, justify="right")
+    for outcome in outcomes:
+        written = sum(count for edge, count in outcome.edge_bytes.items() if edge.endswith(">nvme"))
+        table.add_row(
+            outcome.policy,
+            outcome.capacity,
+            *(f"{outcome.ttft_s.get(name, 0.0):.3f} s" for name in ("p50", "p95", "p99")),
+            about_bytes(outcome.edge_bytes.get("nvme>dram", 0)),
+            about_bytes(written),
+            about_bytes(outcome.nvme_written_bytes_per_day),
+            *(f"{outcome.prefetch.get(name, 0):,}" for name in prefetches),
+        )
+    return table
+
+
+def differences(before: Outcome, after: Outcome) -> Table:
+    """Return two outcomes side by side, with what the change did."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in (before.policy, after.policy, "change"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, old, new, unit in _figures(before, after):
+        sign = "+" if new > old else ""
+        change = f"{sign}{(new - old) * 100:.2f} points" if unit == "%" else _relative(old, new)
+        table.add_row(name, _words(old, unit), _words(new, unit), change)
+    return table
+
+
+def _figures(before: Outcome, after: Outcome) -> list[tuple[str, float, float, str]]:
+    both = (before, after)
+    figures = [("token hits", *(o.token_hit_ratio for o in both), "%")]
+    figures += [("block hits", *(o.block_hit_ratio for o in both), "%")]
+    for tier in sorted({tier for o in both for tier in o.token_hits}):
+        figures.append(
+            (f"token hits from {tier}", *(o.token_hits.get(tier, 0) / (o.num_tokens or 1) for o in both), "%")
+        )
+    figures.append(("prefill saved", *(o.prefill_saved_s for o in both), "s"))
+    for name in ("p50", "p95", "p99"):
+        if before.ttft_s and after.ttft_s:
+            figures.append((f"first token {name}", *(o.ttft_s[name] for o in both), "s"))
+    for edge in sorted({edge for o in both for edge in o.edge_bytes}):
+        figures.append((edge.replace(">", " → "), *(float(o.edge_bytes.get(edge, 0)) for o in both), "B"))
+    figures.append(("→ nvme a day", *(o.nvme_written_bytes_per_day for o in both), "B"))
+    figures.append(("refused blocks of puts", *(float(o.num_refused_blocks) for o in both), ""))
+    return figures  # type: ignore[return-value]
+
+
+def _words(value: float, unit: str) -> str:
+    if unit == "%":
+        return f"{value:.2%}"
+    if unit == "B":
+        return about_bytes(value)
+    return f"{value:,.3f} s" if unit == "s" else f"{value:,.0f}"
+
+
+def _relative(old: float, new: float) -> str:
+    if old == new:
+        return "="
+    return f"{(new - old) / old:+.1%}" if old else "new"
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table

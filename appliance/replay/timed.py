@@ -1,0 +1,250 @@
+"""The timed shell: several tiers, copies that queue, prefill that takes time. What a runtime would have felt.
+
+    arrive -> one-sided: what is in memory -> acquire: the rest comes up -> read -> prefill what is missing
+           -> first token -> put what was computed
+
+The planner gets the events a daemon gets, in the order a client sends them: Touched for what was read from
+memory without asking, AcquireRequested from the first block on that was not, ReleaseRequested when it is
+read, and the put after the prefill. Prefill seconds are the planner's own price for them
+(policies/costs.py). There is as much compute as there are requests: time to first token here is what the
+cache makes of it, without a queue for the GPU.
+"""
+
+import gc
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...tiers.block import Tier, Urgency
+from ..core import events as ev
+from .outcomes import Outcome, hits_by_tier, percentiles
+from .setups import Setup
+from .shell import CLIENT, PROGRESS_STEP, Progress, Shell
+from .traces import NO_BLOCK, Trace
+from .virtual import DEFAULT_SPEEDS, EdgeSpeed, VirtualClock, VirtualMover
+
+#: A Tick that continues work comes this much later: what a step of the daemon takes.
+BUSY_TICK_S = 1e-3
+FREE_SEGMENT_S = 1e-3
+SETTLE_S = 60.0  # after the last request, for what is under way
+INFINITY = float("inf")
+
+
+class TimedShell(Shell):
+    """Runs one trace through several tiers on a virtual clock."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        setup: Setup,
+        progress: Progress | None = None,
+        speeds: Mapping[str, EdgeSpeed] | None = None,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.speeds = {**DEFAULT_SPEEDS, **(speeds or {})}
+        self._waiting: dict[int, _Acquire] = {}  # by call
+        self._puts: set[int] = set()  # calls
+        super().__init__(trace, setup, progress)
+        self.mover = VirtualMover(self.clock, self.speeds, self._step)
+        self.execute |= {
+            ev.Copy: self.mover.start,
+            ev.CancelCopy: self.mover.cancel,
+            ev.FreeSegment: self._free_segment,
+        }
+        self._tick_at = INFINITY
+        self.num_hits = np.zeros(trace.num_requests, np.int32)
+        self._tiers: dict[int, bytes] = {}  # of the hits, for requests that hit below dram or above it
+        self._ttft_s = np.full(trace.num_requests, np.nan)
+        self._prefill_s = self._saved_s = 0.0
+        for edge, speed in self.speeds.items():
+            self._announce(edge, speed)
+
+    def run(self) -> Outcome:
+        """Replay the whole trace. Returns the outcome, audited."""
+        was_enabled = gc.isenabled()
+        gc.disable()
+        began_at = time.process_time()
+        try:
+            self._arrive_from(0)
+            end_at = self.trace.duration_s + SETTLE_S
+            while (when := self.clock.next_at()) is not None and (when <= end_at or self._waiting):
+                self.clock.run_next()
+        finally:
+            if was_enabled:
+                gc.enable()
+        self.progress(self.trace.num_requests)
+        return self._outcome(time.process_time() - began_at)
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def _arrive_from(self, request: int) -> None:
+        """Arrange for a request to arrive, and it for the next one: the agenda holds one arrival at a
+        time."""
+        if request < self.trace.num_requests:
+            self.clock.at(float(self.trace.at[request]), lambda: self._arrive(request))
+
+    def _arrive(self, request: int) -> None:
+        if request % PROGRESS_STEP == 0:
+            self.progress(request)
+        self._arrive_from(request + 1)
+        trace = self.trace
+        num_asked = int(trace.num_asked[request])
+        if not num_asked:
+            return self._put(request, 0)
+        chain = self.chain_of(request)[:num_asked]
+        namespace_id = self.namespace_ids[trace.namespace[request]]
+        session = trace.sessions[request]
+        found = self.planner.lookup(namespace_id, chain)
+        assert not isinstance(found, ev.Refusal)
+        num_one_sided = next((n for n, tier in enumerate(found.tiers) if tier > Tier.DRAM), found.num_blocks)
+        if num_one_sided:
+            self._step(ev.Touched(CLIENT, namespace_id, chain[:num_one_sided], session))
+        if num_one_sided == num_asked:
+            return self._read(request, found.tiers, 0)
+        acquire = ev.AcquireRequested(
+            self.call(),
+            CLIENT,
+            "",
+            namespace_id,
+            chain,
+            session,
+            Urgency.PREFILL if session else None,
+            first_block=num_one_sided,
+        )
+        self._waiting[acquire.call] = _Acquire(request, found.tiers[:num_one_sided])
+        return self._step(acquire)
+
+    def _answered(self, call: int, result: ev.Result) -> None:
+        """An acquire said something; the last word counts."""
+        waiting = self._waiting[call]
+        if isinstance(result, ev.AcquireResult):
+            waiting.tiers = result.tiers or waiting.tiers
+            if not result.last:
+                return
+            num_hits, lease_id = result.num_blocks, result.lease_id
+        else:  # refused: what was read one-sidedly counts all the same
+            num_hits, lease_id = 0, 0
+        del self._waiting[call]
+        tiers = waiting.one_sided + waiting.tiers[len(waiting.one_sided) : num_hits]
+        self._read(waiting.request, tiers, lease_id)
+
+    def _read(self, request: int, tiers: bytes, lease_id: int) -> None:
+        """All that will come is in memory: the runtime reads it, then computes the rest."""
+        trace = self.trace
+        num_hits, num_missing = len(tiers), int(trace.num_asked[request]) - len(tiers)
+        self.num_hits[request] = num_hits
+        if tiers.count(Tier.DRAM) != num_hits:
+            self._tiers[request] = tiers
+        namespace = int(trace.namespace[request])
+        namespace_id, block_bytes = self.namespace_ids[namespace], self.block_bytes[namespace]
+        read_s = 0.0
+        for label, count in (("hbm", tiers.count(Tier.HBM)), ("dram", num_hits - tiers.count(Tier.HBM))):
+            if count:
+                edge = f"{label}>runtime"
+                speed = self.speeds[edge]
+                read_s += speed.latency_s + count * block_bytes / speed.bandwidth_bytes_per_s
+                self.mover.num_bytes[edge] += count * block_bytes
+        recompute_s = self.planner.costs.recompute_s
+        prefill_s = recompute_s(namespace_id, num_hits, num_missing) if num_missing else 0.0
+        self._prefill_s += prefill_s
+        self._saved_s += recompute_s(namespace_id, 0, num_hits) if num_hits else 0.0
+        read_at = self.clock.now + read_s
+        first_token_at = read_at + prefill_s
+        self._ttft_s[request] = first_token_at - float(trace.at[request])
+        if lease_id:
+            self.clock.at(read_at, lambda: self._step(ev.ReleaseRequested(None, CLIENT, [lease_id])))
+        if num_hits < int(trace.num_filled[request]):
+            self.clock.at(first_token_at, lambda: self._put(request, num_hits))
+
+    def _put(self, request: int, num_hits: int) -> None:
+        """Put what was computed."""
+        chain = self.chain_of(request)[: int(self.trace.num_filled[request])]
+        if num_hits:
+            parent = chain[num_hits - 1]
+        else:
+            number = int(self.trace.parent[request])
+            parent = b"" if number == NO_BLOCK else self.names[number]
+        put = self.put_event(request, parent, chain[num_hits:], INFINITY)
+        self._puts.add(put.call)
+        self._step(put)
+
+    # ------------------------------------------------------------------------------------ planner
+
+    def _step(self, event: ev.Event) -> None:
+        self.step(event, self.clock.now)
+        self._arm()
+
+    def _reply(self, reply: ev.Reply) -> None:
+        if reply.call in self._waiting:
+            # Not now: the planner is in the middle of a step.
+            self.clock.at(self.clock.now, lambda: self._answered(reply.call, reply.result))
+        elif reply.call in self._puts:
+            self._puts.discard(reply.call)
+            self.count_refused(reply.result)
+        else:
+            super()._reply(reply)
+
+    def _free_segment(self, instruction: ev.FreeSegment) -> None:
+        freed = ev.SegmentFreed(instruction.segment)
+        self.clock.at(self.clock.now + FREE_SEGMENT_S, lambda: self._step(freed))
+
+    def _arm(self) -> None:
+        """See that a Tick comes when the planner needs one."""
+        deadline = self.planner.next_deadline()
+        if deadline is None:
+            return
+        due_at = max(deadline, self.clock.now + BUSY_TICK_S)
+        if due_at < self._tick_at:
+            self._tick_at = due_at
+            self.clock.at(due_at, lambda: self._tick(due_at))
+
+    def _tick(self, due_at: float) -> None:
+        if due_at == self._tick_at:
+            self._tick_at = INFINITY
+            self._step(ev.Tick())
+
+    def _announce(self, edge: str, speed: EdgeSpeed) -> None:
+        """Tell the planner's prices what the edge can do, as the mover's meter would."""
+        source, target = edge.split(">")
+        tiers = {tier.label: tier for tier in self.planner.rooms}
+        if source in tiers and target in tiers:
+            measured = ev.EdgeMeasured(
+                tiers[source], tiers[target], speed.bandwidth_bytes_per_s, speed.latency_s
+            )
+            self.step(measured, 0.0)
+
+    def _outcome(self, cpu_s: float) -> Outcome:
+        trace = self.trace
+        block_hits, token_hits = hits_by_tier(trace, self.num_hits, self._tiers)
+        ttft_s = self._ttft_s[~np.isnan(self._ttft_s)]
+        return Outcome(
+            label=self.setup.label,
+            policy=self.setup.policy,
+            capacity=self.setup.capacity,
+            capacity_bytes=self.capacities(),
+            num_requests=trace.num_requests,
+            num_blocks=int(trace.num_asked.sum()),
+            num_tokens=int(trace.num_tokens.sum()),
+            block_hits=block_hits,
+            token_hits=token_hits,
+            prefill_s=self._prefill_s,
+            prefill_saved_s=self._saved_s,
+            edge_bytes=dict(sorted(self.mover.num_bytes.items())),
+            duration_s=trace.duration_s,
+            ttft_s=percentiles(ttft_s),
+            counters=dict(self.planner.story.counters),
+            num_refused_blocks=self.num_refused_blocks,
+            cpu_s=cpu_s,
+            problems=self.planner.check_integrity(),
+        )
+
+
+@dataclass(slots=True)
+class _Acquire:
+    """A request whose blocks are on their way."""
+
+    request: int
+    one_sided: bytes  # tiers of the blocks that were read without asking
+    tiers: bytes = b""  # of all that were found
