@@ -105,8 +105,15 @@ class SlotPool:
 
     def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
         """Give many slots back: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
-        for index, place in enumerate(places):
-            self.release(place, sizes[index % len(sizes)])
+        if len(set(sizes)) > 1:
+            for index, place in enumerate(places):
+                self.release(place, sizes[index % len(sizes)])
+            return
+        of_extent: dict[int, list[int]] = {}
+        for place in places:
+            of_extent.setdefault(extent_of(place), []).append(slot_of(place))
+        for number, slots in of_extent.items():
+            self._release_equal(number, slots, sizes[0])
 
     def settle(self, place: int) -> None:
         """Nothing to do: a slot does not care whether its bytes have landed."""
@@ -187,6 +194,22 @@ class SlotPool:
         while len(places) % multiple:
             self.release(places.pop(), num_bytes)
         return places
+
+    def _release_equal(self, number: int, slots: list[int], num_bytes: int) -> None:
+        """Give slots of one extent back that were taken for the same number of bytes."""
+        extent = self._extents[number]
+        taken = extent.taken
+        if len(slots) == len(taken):  # the extent becomes empty: `release` knows what follows
+            for slot in slots:
+                self.release(place_of(number, slot), num_bytes)
+            return
+        for slot in slots:
+            reserved_bytes = taken.pop(slot, None)
+            assert reserved_bytes == num_bytes, f"slot {number}/{slot} was taken for {reserved_bytes}"
+        extent.free += slots
+        self._taken_bytes -= extent.slot_bytes * len(slots)
+        self._payload_bytes -= num_bytes * len(slots)
+        self._open.setdefault((extent.domain, extent.slot_bytes), {})[number] = None
 
     def _cut(self, domain: int, slot_bytes: int) -> int | None:
         """Cut an empty extent into slots, one already of this domain if there is any."""

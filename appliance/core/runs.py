@@ -119,21 +119,27 @@ def land_run(residency: Residency, fragments: Sequence[int], labels: list[Fragme
     column(catalog.checksum_low)[f] = halves[:, 1]
     column(catalog.holds[tier])[f] -= 1
     r = column(catalog.block_of)[f]
-    np.subtract.at(column(catalog.num_holds[tier]), r, 1)
-    np.add.at(column(catalog.num_resident[tier]), r, 1)
+    if catalog.namespace_of(int(r[0])).num_groups == 1:
+        column(catalog.num_holds[tier])[r] -= 1
+        column(catalog.num_resident[tier])[r] += 1
+    else:  # a block occurs once per fragment
+        np.subtract.at(column(catalog.num_holds[tier]), r, 1)
+        np.add.at(column(catalog.num_resident[tier]), r, 1)
     num_bytes = sum([label.raw_length for label in labels])
     residency.arriving_bytes[tier] -= num_bytes
     residency.resident_bytes[tier] += num_bytes
     residency.num_resident[tier] += len(fragments)
     places = column(catalog.place[tier])[f].tolist()
     residency.out.append(PublishRun(tier, places, labels))
-    _tell(residency, np.unique(r))
+    _tell(residency, r)
 
 
 def _tell(residency: Residency, r: npt.NDArray[np.int32]) -> None:
     """Tell routers and the story about the blocks that are complete now."""
     catalog = residency.catalog
     namespace = catalog.namespace_of(int(r[0]))
+    if namespace.num_groups > 1:
+        r = np.unique(r)
     complete = r[column(catalog.num_resident[Tier.DRAM])[r] == namespace.num_groups].tolist()
     names = [catalog.prefix_hash[row] for row in complete]
     if names:
@@ -167,8 +173,11 @@ def unkeep_run(residency: Residency, rows: Sequence[int]) -> None:
     """Undo one `keep` of each row (a row may occur more than once)."""
     catalog = residency.catalog
     r = np.array(rows, np.int32)
-    np.subtract.at(column(catalog.num_keepers), r, 1)
-    r = np.unique(r)
+    if len(set(rows)) == len(rows):
+        column(catalog.num_keepers)[r] -= 1
+    else:
+        np.subtract.at(column(catalog.num_keepers), r, 1)
+        r = np.unique(r)
     r = r[column(catalog.num_keepers)[r] == 0]
     children = catalog.num_children_placed
     has_children = (column(children[Tier.HBM])[r] > 0) | (column(children[Tier.DRAM])[r] > 0)
