@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvtier.clients import Client, KvtierError, Tier, Urgency
+from kvtier.clients import Client, KvtierError, Tier
 from kvtier.clients.handles import Session
 
 from .daemon import Daemon
@@ -29,6 +29,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 NUM_ANSWER_TOKENS = 16
+LAYERS_PER_GROUP = 4
 PIN_TTL_S = 3600.0
 # Small on purpose: three conversations do not fit in dram, so that blocks spill to nvme.
 SETTINGS = [
@@ -69,12 +70,16 @@ class Demo:
 
     def __init__(self, screen: Screen, daemon: Daemon, client: Client, num_threads: int) -> None:
         # torch and transformers take seconds to import, and something should be on the screen before that
-        from .model import Model
-        from .prefix_store import PrefixStore
+        from kvtier.clients.transformers import PrefixStore
+
+        from .model import STEP_TOKENS, Model
 
         self.screen, self.daemon, self.client = screen, daemon, client
         self.model = Model(num_threads)
-        self.store = PrefixStore(client, self.model)
+        # Resumed where a prefill step ends, so that every number comes from the same operation (model.py).
+        self.store = PrefixStore(
+            self.model.llama, client, align_tokens=STEP_TOKENS, layers_per_group=LAYERS_PER_GROUP
+        )
         self.readers = [Reader(name, client.session(name)) for name in READERS]
         self.totals = Totals()
         self.pinned_blocks = 0
@@ -90,28 +95,25 @@ class Demo:
             without_s, expected = self.answer_without(tokens)
 
         with screen.busy(f"{reader.name}, turn {reader.num_turns}: with kvtier"):
-            cache = model.new_cache()
             began_at = time.perf_counter()
-            reader.session.update(Urgency.PREFILL)
-            reuse = store.load(tokens, reader.name, cache)
+            cache = store.load(tokens, session=reader.name)
             logits = model.prefill(tokens, cache)
             with_s = time.perf_counter() - began_at
-            reader.session.update(Urgency.DECODING)
             answer = model.decode(logits, cache, NUM_ANSWER_TOKENS)
-            report = store.save(tokens, reader.name, cache, reuse.num_tokens // store.geometry.block_tokens)
-            reader.session.update(Urgency.WAITING)
+            # Not the answer: the next turn sends it as part of its prompt, and prefills it in whole steps.
+            report = cache.save(num_tokens=len(store.hashes(tokens)) * store.block_tokens)
 
         identical = answer.equals(expected)
-        screen.row(reader.name, reader.num_turns, len(tokens), reuse, without_s, with_s, identical)
+        screen.row(reader.name, reader.num_turns, len(tokens), cache.reuse, without_s, with_s, identical)
         reader.tokens = tokens + answer.tokens
         totals = self.totals
         totals.num_turns += 1
         totals.num_different += not identical
         totals.without_s += without_s
         totals.with_s += with_s
-        totals.reused_tokens += reuse.num_tokens
+        totals.reused_tokens += cache.reuse.num_tokens
         totals.refused_blocks += report.num_refused
-        return reuse.num_tokens
+        return cache.reuse.num_tokens
 
     def answer_without(self, tokens: list[int]) -> tuple[float, "Answer"]:
         """Answer as if there were no kvtier; return the seconds to the first token, and the answer.
@@ -212,8 +214,8 @@ def introduce(screen: Screen, demo: Demo, ready_s: float) -> None:
     screen.say(
         f"model    Llama, {demo.model.num_parameters / 1e6:.0f} M parameters from a seed, untrained: "
         "its words are noise, its work is real\n"
-        f"cache    {layers} layers in groups of {store.geometry.layers_per_group}, float32; a block is "
-        f"{store.geometry.block_tokens} tokens, {store.block_bytes / 1024:.0f} KiB\n"
+        f"cache    {layers} layers in groups of {LAYERS_PER_GROUP}, float32; a block is "
+        f"{store.block_tokens} tokens, {store.block_bytes / 1024:.0f} KiB\n"
         f"prompts  {len(SYSTEM_TEXT):,} bytes that all share, then each reader's own; one token a byte\n"
         f"daemon   hbm 64 MiB (host memory), dram 96 MiB, nvme 512 MiB in {demo.daemon.folder}\n"
         f"ready    after {ready_s:.0f} s"
@@ -253,7 +255,7 @@ def summary(screen: Screen, demo: Demo, after_stop: int, after_kill: int, took_s
         "  .venv/bin/python -m examples.quickstart             20 lines: put and get\n"
         "  .venv/bin/kvtier status                             this picture, of your daemon\n"
         "  .venv/bin/kvtier doctor                             what your machine could do better\n"
-        "  less examples/kv_blocks.py                          from past_key_values to blocks and back"
+        "  less docs/integrations/transformers.md              the same in two lines of your generate loop"
     )
     return 1 if totals.num_different or not (after_stop and after_kill) else 0
 

@@ -16,7 +16,7 @@ from kvtier.clients import Tier
 from kvtier.v1 import admin_pb2
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds and wants to be prepared (demo.py)
-    from .prefix_store import Reuse
+    from kvtier.clients.transformers import Reuse
 
 MIB = 1 << 20
 PLAIN_COLUMNS = 120  # where stdout is no terminal

@@ -1,4 +1,4 @@
-"""The block layout: caches to blocks and back, in numpy; the demo runs the same functions on tensors."""
+"""The block layout: caches to blocks and back, in numpy; the transformers client runs the same on tensors."""
 
 import hashlib
 
@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from examples.kv_blocks import fragment_of, gather, layers_of, scatter, shape_of
 from kvtier.clients import Geometry, NamespaceIdentity, prefix_hashes
+from kvtier.clients.layout import fragment_of, gather, layers_of, scatter, shape_of
 from kvtier.testing import FakeAppliance
 
 Floats = npt.NDArray[np.float32]
@@ -27,21 +27,24 @@ def make_cache(geometry: Geometry, num_tokens: int = NUM_TOKENS) -> list[tuple[F
 def test_an_element_stands_where_the_layout_says() -> None:
     layers = make_cache(UNEVEN)
     blocks = np.zeros(shape_of(UNEVEN, 3), np.float32)
-    gather(layers, 1, blocks)
+    gather(layers, UNEVEN.block_tokens, blocks)
     for index in np.ndindex(blocks.shape):
         block, layer, plane, token, head, dim = index
         assert blocks[index] == layers[layer][plane][head, (1 + block) * UNEVEN.block_tokens + token, dim]
 
 
-@pytest.mark.parametrize(("first_block", "num_blocks"), [(0, 5), (0, 1), (2, 3), (4, 1)])
-def test_scatter_undoes_gather(first_block: int, num_blocks: int) -> None:
+@pytest.mark.parametrize(("first_token", "num_blocks"), [(0, 5), (0, 1), (8, 3), (16, 1), (3, 5)])
+def test_scatter_undoes_gather_and_touches_nothing_else(first_token: int, num_blocks: int) -> None:
     layers = make_cache(UNEVEN)
     blocks = np.empty(shape_of(UNEVEN, num_blocks), np.float32)
-    gather(layers, first_block, blocks)
-    tokens = slice(first_block * UNEVEN.block_tokens, (first_block + num_blocks) * UNEVEN.block_tokens)
-    for layer, planes in enumerate(layers):
-        for back, states in zip(scatter(blocks, layer), planes, strict=True):
-            np.testing.assert_array_equal(back, states[:, tokens])
+    gather(layers, first_token, blocks)
+    back = [(np.full_like(keys, -1), np.full_like(values, -1)) for keys, values in layers]
+    scatter(blocks, back, first_token)
+    last_token = first_token + num_blocks * UNEVEN.block_tokens
+    inside = (np.arange(NUM_TOKENS) >= first_token) & (np.arange(NUM_TOKENS) < last_token)
+    for planes, expected in zip(back, layers, strict=True):
+        for states, wanted in zip(planes, expected, strict=True):
+            np.testing.assert_array_equal(states, np.where(inside[:, None], wanted, -1))
 
 
 def test_blocks_do_not_depend_on_the_prompt_they_were_cut_from() -> None:
@@ -56,7 +59,7 @@ def test_blocks_do_not_depend_on_the_prompt_they_were_cut_from() -> None:
 
 def test_asking_for_tokens_that_are_not_there_is_refused() -> None:
     with pytest.raises(AssertionError, match="has 23 tokens, asked for 24"):
-        gather(make_cache(UNEVEN), 5, np.empty(shape_of(UNEVEN, 1), np.float32))
+        gather(make_cache(UNEVEN), 20, np.empty(shape_of(UNEVEN, 1), np.float32))
 
 
 def test_another_layout_is_refused() -> None:
@@ -96,6 +99,9 @@ def test_tensors_and_arrays_give_the_same_bytes() -> None:
     tensor_blocks = torch.empty(shape_of(UNEVEN, 5))
     gather(tensors, 0, tensor_blocks)
     assert tensor_blocks.numpy().tobytes() == blocks.tobytes()
-    for layer in range(UNEVEN.num_layers):
-        for states, other in zip(scatter(tensor_blocks, layer), scatter(blocks, layer), strict=True):
-            np.testing.assert_array_equal(states.numpy(), other)
+    back = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in tensors]
+    scatter(tensor_blocks, back, 0)
+    num_tokens = 5 * UNEVEN.block_tokens
+    for planes, expected in zip(back, layers, strict=True):
+        for states, wanted in zip(planes, expected, strict=True):
+            np.testing.assert_array_equal(states[:, :num_tokens].numpy(), wanted[:, :num_tokens])

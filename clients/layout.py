@@ -19,7 +19,7 @@ Nothing here imports torch: ndarrays and tensors share the few methods that are 
 from collections.abc import Sequence
 from typing import Any
 
-from kvtier.clients import Geometry
+from .namespace import Geometry
 
 Array = Any  # an ndarray or a tensor; all of one call are of the same kind
 LAYOUT = "layer,kv,token,head,dim"
@@ -38,32 +38,22 @@ def shape_of(geometry: Geometry, num_blocks: int) -> tuple[int, int, int, int, i
     )
 
 
-def gather(layers: Sequence[Sequence[Array]], first_block: int, blocks: Array) -> None:
-    """Fill `blocks` from a cache: its block 0 becomes block `first_block` of the cache.
+def gather(layers: Sequence[Sequence[Array]], first_token: int, blocks: Array) -> None:
+    """Fill `blocks` from a cache: block 0 begins at token `first_token` of it.
 
-    `layers[l]` is (keys, values), each [head, token, dim], with all tokens that are asked for. Mutates
-    `blocks` only; copies each element once.
+    `layers[l]` is (keys, values), each [head, token, dim]; they are read only. Copies each element once.
     """
-    num_blocks, num_layers, num_planes, block_tokens, num_heads, head_dim = blocks.shape
-    assert len(layers) == num_layers
-    first, last = first_block * block_tokens, (first_block + num_blocks) * block_tokens
-    for layer, planes in enumerate(layers):
-        assert len(planes) == num_planes
-        for plane, states in enumerate(planes):
-            assert states.shape[1] >= last, f"layer {layer} has {states.shape[1]} tokens, asked for {last}"
-            part = states[:, first:last].reshape(num_heads, num_blocks, block_tokens, head_dim)
-            blocks[:, layer, plane] = part.swapaxes(0, 1).swapaxes(1, 2)  # block, token, head, dim
+    for layer, plane, states in _planes(layers, first_token, blocks):
+        blocks[:, layer, plane] = states.swapaxes(0, 1).swapaxes(1, 2)  # block, token, head, dim
 
 
-def scatter(blocks: Array, layer: int) -> tuple[Array, ...]:
-    """Return (keys, values) of one layer, each [head, token, dim], from `blocks`. Copies.
+def scatter(blocks: Array, layers: Sequence[Sequence[Array]], first_token: int) -> None:
+    """Fill a cache from `blocks`, the first of which begins at token `first_token`: undoes `gather`.
 
-    One layer at a time, because prefill needs layer 0 first: a runtime may call this as soon as the
-    fragments of that layer's group have arrived.
+    `layers[l]` is (keys, values), each [head, token, dim], written in place from `first_token` on.
     """
-    num_blocks, _, num_planes, block_tokens, num_heads, head_dim = blocks.shape
-    shape = (num_blocks * block_tokens, num_heads, head_dim)
-    return tuple(blocks[:, layer, plane].reshape(shape).swapaxes(0, 1) for plane in range(num_planes))
+    for layer, plane, states in _planes(layers, first_token, blocks):
+        states[:] = blocks[:, layer, plane].swapaxes(1, 2).swapaxes(0, 1)  # head, block, token, dim
 
 
 def layers_of(geometry: Geometry, group: int) -> range:
@@ -77,3 +67,23 @@ def fragment_of(blocks: Array, geometry: Geometry, block: int, group: int) -> Ar
     """Return one fragment, [layer, plane, token, head, dim], as a contiguous part of `blocks`. No copy."""
     layers = layers_of(geometry, group)
     return blocks[block, layers.start : layers.stop]
+
+
+def _planes(
+    layers: Sequence[Sequence[Array]], first_token: int, blocks: Array
+) -> list[tuple[int, int, Array]]:
+    """Return (layer, plane, states) with the tokens of `blocks` in view as [head, block, token, dim]."""
+    num_blocks, num_layers, num_planes, block_tokens, num_heads, head_dim = blocks.shape
+    last_token = first_token + num_blocks * block_tokens
+    assert len(layers) == num_layers
+    found = []
+    for layer, planes in enumerate(layers):
+        assert len(planes) == num_planes
+        for plane, states in enumerate(planes):
+            assert states.shape[1] >= last_token, (
+                f"layer {layer} has {states.shape[1]} tokens, asked for {last_token}"
+            )
+            # Splitting an axis never copies, so this is a view, of arrays and of tensors.
+            view = states[:, first_token:last_token].reshape(num_heads, num_blocks, block_tokens, head_dim)
+            found.append((layer, plane, view))
+    return found
