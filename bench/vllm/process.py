@@ -7,6 +7,7 @@ the tests.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -119,16 +120,18 @@ class EngineProcess:
         """Ask it to leave in order."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._clear()
+        self.kill()  # and whatever it left behind
 
     def kill(self) -> None:
         """kill -9 of the engine and all its workers."""
         self._clear()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     def _clear(self) -> None:
         try:
@@ -143,9 +146,6 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None and not pipe.closed:
-                pipe.close()
 
     def _line(self, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
