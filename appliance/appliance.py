@@ -177,6 +177,8 @@ class Appliance:
         self.mover = Mover(routes, self.step, max_in_flight=max_in_flight, clock=self.clock)
         self.counters: Counter[str] = Counter()
         self.failed: asyncio.Future[None] = self._loop.create_future()
+        #: Hears of every event before the planner does; None while nobody wants to know.
+        self.tap: Callable[[Event, float], None] | None = None
         self._store = store
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
@@ -213,7 +215,10 @@ class Appliance:
         self._stepping = True
         try:
             while self._pending:
-                self.execute(self.planner.handle(self._pending.popleft(), self.clock()))
+                following, now = self._pending.popleft(), self.clock()
+                if self.tap is not None:
+                    self.tap(following, now)
+                self.execute(self.planner.handle(following, now))
         except BaseException as defect:
             if not self.failed.done():
                 self.failed.set_exception(defect)

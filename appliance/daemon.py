@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..v1.addresses import socket_path
+from .access_log import AccessLog
 from .admin import Admin, Drained
 from .appliance import Appliance
 from .assembly import Assembly, assemble
@@ -62,6 +63,7 @@ class Daemon:
             assembly.store,
             self.events,
         )
+        self.accesses = AccessLog(self.appliance, self.planner, limits.max_block_events)
         if assembly.recovered is not None:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
@@ -88,6 +90,7 @@ class Daemon:
             Streams(self.service, self.put_buffers),
             Admin(self.service, self.drain, self.counters),
             self.events,
+            self.accesses,
             addresses=settings.listen,
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
@@ -143,6 +146,7 @@ class Daemon:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.events.close()
+        self.accesses.close()
         await self.grpc.stop(CLOSE_GRACE_S)
         if self.local is not None:
             await self.local.stop()

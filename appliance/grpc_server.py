@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from ..v1 import admin_pb2, events_pb2, kvcache_pb2
 from ..v1.addresses import socket_path
 from ..v1.local import MAX_PAYLOAD_BYTES
+from .access_log import AccessLog
 from .admin import Admin
 from .checks import wire_tier
 from .errors import REASONS, ApplianceError, StartError, error, trailing_metadata
@@ -43,9 +44,10 @@ Handler = Callable[[Caller, Any], Any]
 class Events:
     """Handler of EventsService."""
 
-    def __init__(self, events: EventLog, epoch: int) -> None:
+    def __init__(self, events: EventLog, accesses: AccessLog, service: Service) -> None:
         self._events = events
-        self._epoch = epoch
+        self._accesses = accesses
+        self._service = service
 
     async def watch(
         self, caller: Caller, request: events_pb2.WatchRequest
@@ -54,13 +56,36 @@ class Events:
             if request.namespace_id in (0, event.namespace_id):
                 yield events_pb2.WatchResponse(
                     sequence=event.sequence,
-                    epoch=self._epoch,
+                    epoch=self._service.epoch,
                     kind=events_pb2.BlockEventKind.ValueType(event.change.value),
                     namespace_id=event.namespace_id,
                     tier=wire_tier(event.tier),
                     prefix_hashes=b"".join(event.prefix_hashes),
                     reason=event.reason,
                 )
+
+    async def watch_accesses(
+        self, caller: Caller, request: events_pb2.WatchAccessesRequest
+    ) -> AsyncIterator[events_pb2.WatchAccessesResponse]:
+        watcher = self._accesses.join()
+        try:
+            yield events_pb2.WatchAccessesResponse()  # whoever reads this knows that nothing is missed
+            async for access in watcher:
+                geometry = self._service.namespaces[access.namespace_id].geometry
+                yield events_pb2.WatchAccessesResponse(
+                    at_s=access.at_s,
+                    kind=events_pb2.AccessKind.ValueType(access.kind.value),
+                    namespace_id=access.namespace_id,
+                    session_id=access.session_id,
+                    parent_hash=access.parent_hash,
+                    prefix_hashes=b"".join(access.prefix_hashes),
+                    num_found=access.num_found,
+                    num_lost=access.num_lost,
+                    block_tokens=geometry.block_tokens,
+                    block_bytes=geometry.block_bytes,
+                )
+        finally:
+            self._accesses.leave(watcher)
 
 
 class GrpcServer:
@@ -72,6 +97,7 @@ class GrpcServer:
         streams: Streams,
         admin: Admin,
         events: EventLog,
+        accesses: AccessLog,
         *,
         addresses: Sequence[str],
         max_concurrent_rpcs: int,
@@ -91,7 +117,7 @@ class GrpcServer:
         handlers: Mapping[str, Sequence[object]] = {
             "KVCacheService": (service, streams),
             "AdminService": (admin,),
-            "EventsService": (Events(events, service.epoch),),
+            "EventsService": (Events(events, accesses, service),),
         }
         for descriptor in SERVICES:
             self._serve(descriptor, handlers[descriptor.name])

@@ -9,6 +9,7 @@ from .drain import drain
 from .evict import evict
 from .inspect import inspect
 from .policy import policy
+from .record import record
 from .replay import replay
 from .serve import serve
 from .status import status
@@ -31,5 +32,5 @@ def cli() -> None:
     """
 
 
-for command in (serve, status, inspect, doctor, bench, evict, drain, story, replay, policy):
+for command in (serve, status, inspect, doctor, bench, evict, drain, story, record, replay, policy):
     cli.add_command(command)

@@ -39,6 +39,11 @@ class EventsServiceStub:
                 request_serializer=kvtier_dot_v1_dot_events__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_events__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.WatchAccesses = channel.unary_stream(
+                '/kvtier.v1.EventsService/WatchAccesses',
+                request_serializer=kvtier_dot_v1_dot_events__pb2.WatchAccessesRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_events__pb2.WatchAccessesResponse.FromString,
+                _registered_method=True)
 
 
 class EventsServiceServicer:
@@ -52,6 +57,13 @@ class EventsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchAccesses(self, request, context):
+        """What clients ask for and put, from now on. For `kvtier record`, which writes it without names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EventsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_EventsServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kvtier_dot_v1_dot_events__pb2.WatchRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_events__pb2.WatchResponse.SerializeToString,
+            ),
+            'WatchAccesses': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchAccesses,
+                    request_deserializer=kvtier_dot_v1_dot_events__pb2.WatchAccessesRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_events__pb2.WatchAccessesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +105,33 @@ class EventsService:
             '/kvtier.v1.EventsService/Watch',
             kvtier_dot_v1_dot_events__pb2.WatchRequest.SerializeToString,
             kvtier_dot_v1_dot_events__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchAccesses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvtier.v1.EventsService/WatchAccesses',
+            kvtier_dot_v1_dot_events__pb2.WatchAccessesRequest.SerializeToString,
+            kvtier_dot_v1_dot_events__pb2.WatchAccessesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,100 @@
+"""`kvtier record`: write down what a daemon is asked, as a trace that says nothing about whom."""
+
+import gzip
+import io
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+import grpc
+
+from ...v1 import events_pb2 as pb
+from ...v1.events_pb2_grpc import EventsServiceStub
+from ...v1.shm import HASH_BYTES
+from ..replay.recording import Recorder
+from ..units import format_duration, parse_duration
+from .output import talk
+from .target import Failed, failure, resolve, target_option
+
+#: Compression of the file: the least that still finds repeated prompts.
+GZIP_LEVEL = 6
+
+
+@click.command()
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@click.option("--for", "duration", default="", help="Stop after this long, e.g. 1h.  [default: at Ctrl-C]")
+@target_option
+def record(out: Path, duration: str, target: str | None) -> None:
+    """Record what a running daemon is asked for and given, until Ctrl-C, as a trace for `kvtier replay`.
+
+    The file holds times, sizes, and names of blocks and sessions under a key that is never written down: it
+    cannot be turned back into prompts, nor compared with another recording.
+
+    \b
+    Example:
+      kvtier record --out monday.jsonl.gz --for 8h
+      kvtier replay monday.jsonl.gz --policy lru --policy urgency --capacity 64GiB,128GiB
+    """
+    try:
+        duration_s = parse_duration(duration) if duration else None
+    except ValueError as error:
+        raise click.UsageError(f"--for: {error}") from error
+    address = resolve(target)
+    try:
+        file = out.open("xb")
+    except FileExistsError as error:
+        raise Failed(f"{out} is there already; name another file") from error
+    except OSError as error:
+        raise Failed(f"cannot write {out}: {error.strerror}") from error
+    with file, grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        compressed = gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=GZIP_LEVEL, mtime=0)
+        with io.TextIOWrapper(compressed, encoding="utf-8") as text:
+            recorder = Recorder(text)
+            _listen(channel, recorder, duration_s, address)
+    lost = f", {recorder.num_lost:,} more were lost: too fast for this recorder" if recorder.num_lost else ""
+    talk().print(f"{recorder.num_accesses:,} accesses in {out}{lost}")
+
+
+def _listen(channel: grpc.Channel, recorder: Recorder, duration_s: float | None, address: str) -> None:
+    """Record until told to stop, or until the daemon ends."""
+    call = EventsServiceStub(channel).WatchAccesses(pb.WatchAccessesRequest())
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        call.cancel()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    timer = threading.Timer(duration_s, call.cancel) if duration_s is not None else None
+    try:
+        for message in call:
+            if message.kind == pb.ACCESS_KIND_UNSPECIFIED:
+                limit = f" for {format_duration(duration_s)}" if duration_s is not None else ""
+                print(f"recording {address}{limit}", file=sys.stderr, flush=True)
+                if timer is not None:
+                    timer.start()
+            else:
+                take(recorder, message)
+    except grpc.RpcError as error:
+        if call.code() is not grpc.StatusCode.CANCELLED:
+            raise failure(error, address) from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if timer is not None:
+            timer.cancel()
+
+
+def take(recorder: Recorder, message: pb.WatchAccessesResponse) -> None:
+    """Record one access."""
+    if message.num_lost:
+        recorder.lost(message.at_s, message.num_lost)
+    recorder.namespace(message.namespace_id, message.block_tokens, message.block_bytes)
+    packed = message.prefix_hashes
+    blocks = [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]
+    where = (message.at_s, message.namespace_id, message.session_id, message.parent_hash, blocks)
+    if message.kind == pb.ACCESS_KIND_ASK:
+        recorder.ask(*where, message.num_found)
+    else:
+        recorder.put(*where)
