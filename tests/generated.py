@@ -22,6 +22,15 @@ from kvtier.appliance.errors import error_table_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
+# protoc stamps its own version into what it writes, and an older runtime refuses to import that. But clients
+# live in processes that others fill: LMCache, for one, demands protobuf 6. What is written here is what
+# grpcio-tools 1.78 (protoc 6.31) writes, but for `class X(object)`, so it bears that stamp; pyproject.toml
+# has the same lower bounds, and `make test-lmcache` runs under protobuf 6.
+STAMPS = [
+    (rb"(?m)^# Protobuf Python Version: .*$", b"# Protobuf Python Version: 6.31.1"),
+    (rb"(Domain\.PUBLIC,\n)    \d+,\n    \d+,\n    \d+,\n", rb"\g<1>    6,\n    31,\n    1,\n"),
+    (rb"(?m)^GRPC_GENERATED_VERSION = .*$", b"GRPC_GENERATED_VERSION = '1.78.0'"),
+]
 
 
 def wire_stubs() -> Iterator[tuple[Path, bytes]]:
@@ -43,7 +52,10 @@ def wire_stubs() -> Iterator[tuple[Path, bytes]]:
         if protoc.main(arguments) != 0:
             raise SystemExit("protoc refused the .proto files; its message is above")
         for made in sorted(Path(out).glob("kvtier/v1/*")):
-            yield PROTO / "kvtier" / "v1" / made.name, made.read_bytes()
+            content = made.read_bytes()
+            for pattern, stamp in STAMPS:
+                content = re.sub(pattern, stamp, content)
+            yield PROTO / "kvtier" / "v1" / made.name, content
 
 
 def state_diagram() -> Iterator[tuple[Path, bytes]]:
