@@ -5,7 +5,7 @@ import warnings
 
 from kvtier.v1 import events_pb2 as kvtier_dot_v1_dot_events__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
