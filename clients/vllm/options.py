@@ -81,7 +81,7 @@ def _converted(name: str, value: Any, kind: type) -> Any:
         return float(value)
     if type(value) is not kind:
         raise _bad(f"{name} must be {kind.__name__}, is {value!r}")
-    if number and value < 0:
+    if number and float(value) < 0:
         raise _bad(f"{name} must not be negative, is {value}")
     return value
 

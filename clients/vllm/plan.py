@@ -9,6 +9,7 @@ scheduler's lease. Sending places was rejected: they would have to be validated 
 """
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 
 @dataclass(slots=True)
@@ -53,13 +54,21 @@ class StepPlan:
     salt: str = ""
 
 
+class Again(IntEnum):
+    """What of a save that did not store everything is worth another try, least first."""
+
+    NOTHING = 0  # nobody is there
+    REST = 1  # there was no room
+    ALL = 2  # what came before it is not stored any more: from the start of the chain
+
+
 @dataclass(slots=True)
 class Ack:
     """How a save ended on the ranks that have reported: blocks from its start that are stored on all."""
 
     num_ranks: int
     num_stored: int
-    is_retryable: bool = True  # False: storing the rest again would fail again
+    again: Again = Again.NOTHING
 
 
 @dataclass(slots=True)
@@ -73,8 +82,8 @@ class Acks:
         for job, ack in other.by_job.items():
             mine = self.by_job.get(job)
             if mine is None:
-                self.by_job[job] = Ack(ack.num_ranks, ack.num_stored, ack.is_retryable)
+                self.by_job[job] = Ack(ack.num_ranks, ack.num_stored, ack.again)
                 continue
             mine.num_ranks += ack.num_ranks
             mine.num_stored = min(mine.num_stored, ack.num_stored)
-            mine.is_retryable = mine.is_retryable and ack.is_retryable
+            mine.again = max(mine.again, ack.again)

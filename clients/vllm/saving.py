@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 from .counters import Counters
 from .groups import NULL_BLOCK, Group
-from .plan import Acks, Save
+from .plan import Acks, Again, Save
 
 MAX_KNOWN = 1 << 16  # block names remembered as stored
 MAX_RETRIES = 3  # of a request whose blocks were refused
+NEVER = 1 << 62  # as the next block: nothing more of this group can be saved
 
 
 class Holder(Protocol):
@@ -108,7 +109,7 @@ class Saver:
                 continue
             job.ranks_left -= ack.num_ranks
             if ack.num_stored < len(job.names):
-                self._forget(job, ack.num_stored, ack.is_retryable)
+                self._forget(job, ack.num_stored, ack.again)
             if job.ranks_left <= 0:
                 del self._jobs[number]
                 self._num_held -= len(job.block_ids)
@@ -167,6 +168,7 @@ class Saver:
     ) -> Save | None:
         if NULL_BLOCK in block_ids:  # given away before it was saved: nothing behind it can be stored
             self._counters.add("saves_skipped_gap", len(names))
+            saving.next_block[group] = NEVER
             return None
         if self._num_held + len(block_ids) > self._max_blocks:
             self._counters.add("saves_skipped_backpressure", len(names))
@@ -185,12 +187,14 @@ class Saver:
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def _forget(self, job: _Job, num_stored: int, is_retryable: bool) -> None:
-        """The end of a job is not stored: the next step may try again."""
+    def _forget(self, job: _Job, num_stored: int, again: Again) -> None:
+        """The end of a job is not stored: a later step may try again, as long as the request lives."""
         for name in job.names[num_stored:]:
             self._known.pop((job.group, name), None)
         del job.names[num_stored:]
-        if is_retryable and job.saving.num_retries < MAX_RETRIES:
-            job.saving.num_retries += 1
-            first = job.first_block + num_stored
-            job.saving.next_block[job.group] = min(job.saving.next_block[job.group], first)
+        saving = job.saving
+        if again is Again.NOTHING or saving.num_retries >= MAX_RETRIES:
+            return
+        saving.num_retries += 1
+        first = job.first_block + num_stored if again is Again.REST else 0
+        saving.next_block[job.group] = min(saving.next_block[job.group], first)

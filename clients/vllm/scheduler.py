@@ -41,6 +41,7 @@ class Tracked:
     num_questions: int = 0
     given_up: bool = False  # nothing more is loaded for it
     is_loading: bool = False
+    promised_from: int = 0  # tokens that the engine had when it was told
     adapter: bytes = b""
     urgency: Urgency = Urgency.QUEUED
     num_preemptions: int = 0
@@ -123,11 +124,11 @@ class SchedulerSide:
         if answer is None:
             return
         load.adapter = answer.adapter
-        end_token = answer.num_tokens
+        first, end = tracked.promised_from, tracked.promised_from + num_external_tokens
         load.parts = [
             part
             for group, table in zip(self._groups, block_ids, strict=True)
-            if (part := _part(group, request.block_hashes, table, end_token - num_external_tokens, end_token))
+            if (part := _part(group, request.block_hashes, table, first, end))
         ]
         self._counters.add("hits")
         for source, number in self.hit_sources(request, num_external_tokens).items():
@@ -140,8 +141,8 @@ class SchedulerSide:
         block_tokens = self._groups[0].block_tokens
         num_disk = 0
         if answer is not None:
-            first = (answer.num_tokens - num_external_tokens) // block_tokens
-            tiers = answer.tiers[first : answer.num_tokens // block_tokens]
+            first = tracked.promised_from
+            tiers = answer.tiers[first // block_tokens : (first + num_external_tokens) // block_tokens]
             num_disk = sum(tier not in (Tier.DRAM, Tier.HBM) for tier in tiers) * block_tokens
         sources = {"host": num_external_tokens - num_disk, "disk": num_disk}
         return {source: number for source, number in sources.items() if number}
@@ -263,6 +264,7 @@ class SchedulerSide:
         gain = min(answer.num_tokens, tracked.request.num_tokens) - num_computed_tokens
         if gain <= 0 or gain < self._options.min_load_tokens:
             return self._give_up(tracked, answer.cause or "misses_nothing_stored")
+        tracked.promised_from = num_computed_tokens
         return gain, True
 
     def _give_up(self, tracked: Tracked, cause: str) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 
-def run_aside(name: str, work: Callable[[], None], niceness: int = 0) -> threading.Thread:
+def run_aside(name: str, work: Callable[[], None], niceness: int) -> threading.Thread:
     """Start a daemon thread that runs `work`."""
 
     def run() -> None:

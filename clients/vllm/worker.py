@@ -23,11 +23,12 @@ from .counters import Counters
 from .identity import salted
 from .options import Options
 from .pages import PagedGroup
-from .plan import Ack, Acks, Load, Part, Save, StepPlan
+from .plan import Ack, Acks, Again, Load, Part, Save, StepPlan
 from .threads import run_aside
 
 HASH_BYTES = 32
 STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
+SILENT_TIMEOUT_S = 0.05  # while the daemon does not answer: shared memory may still do
 SAVE_NICENESS = 5  # nobody waits for a save
 MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
 
@@ -43,6 +44,7 @@ class WorkerSide:
         make_client: Callable[[], Client],
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
+        run: Callable[[str, Callable[[], None], int], threading.Thread] = run_aside,
     ) -> None:
         self.breaker = Breaker(clock=clock)
         self._options = options
@@ -56,9 +58,9 @@ class WorkerSide:
         self._acks = Acks()
         self._loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[tuple[Save, str] | None] = queue.SimpleQueue()
-        self._threads = [run_aside("kvtier-save", self._serve_saves, SAVE_NICENESS)]
+        self._threads = [run("kvtier-save", self._serve_saves, SAVE_NICENESS)]
         for i in range(options.num_load_threads):
-            self._threads.append(run_aside(f"kvtier-load-{i}", self._serve_loads))
+            self._threads.append(run(f"kvtier-load-{i}", self._serve_loads, 0))
 
     # ---------------------------------------------------------------------- the engine's thread
 
@@ -82,7 +84,7 @@ class WorkerSide:
         """Report the saves of a step as over, nothing stored, without trying."""
         with self._lock:
             for save in plan.saves:
-                self._acks.by_job[save.job] = Ack(1, 0, is_retryable=False)
+                self._acks.by_job[save.job] = Ack(1, 0)
 
     def take_loaded(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads are over since the last call, and those of them that failed."""
@@ -114,9 +116,7 @@ class WorkerSide:
             started_at = time.monotonic()
             is_right = False
             try:
-                is_right = bool(load.parts)
-                for part in load.parts:
-                    is_right = is_right and self._load(link, load, part, salt)
+                is_right = self._load_all(link, load, salt)
             except Exception as problem:  # whatever it is, the engine waits for the word "over"
                 self._failed_call(problem)
             self._counters.add("loads")
@@ -128,11 +128,16 @@ class WorkerSide:
                     self._counters.add("load_failures")
         link.client.close()
 
+    def _load_all(self, link: "_Link", load: Load, salt: str) -> bool:
+        """Whether all blocks came; a load without any is one that failed on its way here."""
+        return bool(load.parts) and all(self._load(link, load, part, salt) for part in load.parts)
+
     def _load(self, link: "_Link", load: Load, part: Part, salt: str) -> bool:
         """Copy one group's blocks; whether all of them came, proven right."""
         group = self._groups[part.group]
         namespace = link.namespace(part.group, salt, load.adapter)
         num_named = len(part.hashes) // HASH_BYTES
+        timeout_s = self._options.load_timeout_s if self.breaker.allows() else SILENT_TIMEOUT_S
         first_call = part.first_block // MAX_BLOCKS * MAX_BLOCKS
         done = part.first_block
         for start in range(first_call, num_named, MAX_BLOCKS):
@@ -145,7 +150,7 @@ class WorkerSide:
                 first_block=done - start,
                 session=load.session,
                 urgency=Urgency.PREFILL,
-                deadline_s=self._options.load_timeout_s,
+                deadline_s=timeout_s,
             )
             if report.num_one_sided < len(ids):  # the daemon was asked, and has answered
                 self.breaker.succeeded()
@@ -163,10 +168,10 @@ class WorkerSide:
         while (item := self._saves.get()) is not None:
             save, salt = item
             started_at = time.monotonic()
-            num_stored, is_retryable = 0, False
+            ack = Ack(1, 0)
             if self.breaker.allows():
                 try:
-                    num_stored, is_retryable = self._save(link, save, salt)
+                    ack = self._save(link, save, salt)
                     self.breaker.succeeded()
                 except Exception as problem:  # whatever it is, the blocks must be given back
                     self._failed_call(problem)
@@ -176,11 +181,11 @@ class WorkerSide:
             self._counters.add("saves")
             self._counters.add("save_seconds", time.monotonic() - started_at)
             with self._lock:
-                self._acks.by_job[save.job] = Ack(1, num_stored, is_retryable)
+                self._acks.by_job[save.job] = ack
         link.client.close()
 
-    def _save(self, link: "_Link", save: Save, salt: str) -> tuple[int, bool]:
-        """Store blocks; return how many from the start are stored, and whether to try the rest again."""
+    def _save(self, link: "_Link", save: Save, salt: str) -> Ack:
+        """Store blocks; return how many from the start are stored, and what to try again."""
         group = self._groups[save.group]
         report = link.client.put(
             link.namespace(save.group, salt, save.adapter),
@@ -197,8 +202,9 @@ class WorkerSide:
         self._counters.add("save_blocks_refused", report.num_refused)
         for number, outcome in enumerate(report.outcomes):
             if outcome not in STORED:
-                return number, outcome is not PutOutcome.PARENT_MISSING
-        return len(report.outcomes), True
+                is_orphan = outcome is PutOutcome.PARENT_MISSING
+                return Ack(1, number, Again.ALL if is_orphan else Again.REST)
+        return Ack(1, len(report.outcomes))
 
     def _failed_call(self, problem: Exception) -> None:
         if not isinstance(problem, KvtierError):

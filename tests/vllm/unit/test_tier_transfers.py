@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.clients import Client, NamespaceIdentity, Overloaded
+from kvtier.clients import Client, NamespaceIdentity, Overloaded, chain_store
 from kvtier.clients.breaker import Breaker
+from kvtier.clients.chain_store import ChainStore
 from kvtier.clients.extents import U8
 from kvtier.clients.guard import BREAKER_OPEN, Guard
 from kvtier.clients.opaque import opaque_geometry
@@ -50,7 +51,7 @@ def pool(seed: int = 1) -> U8:
 
 
 def transfers_of(client: Client, rows: U8, **guard: Any) -> Transfers:
-    return Transfers(client, Guard("test", **guard), identity, rows, 5.0)
+    return Transfers(ChainStore(client, Guard("test", **guard), 5.0), identity, rows)
 
 
 @pytest.fixture
@@ -119,11 +120,11 @@ def test_a_load_stops_where_something_is_gone(appliance: FakeAppliance) -> None:
         assert done.keys == (key(0), key(1))
         assert not done.is_complete
         assert np.array_equal(into[:2], rows[:2])
-        assert back._guard.causes == {"GONE_BEFORE_LOAD": 2}
+        assert back._store.guard.causes == {"GONE_BEFORE_LOAD": 2}
 
 
 def test_large_loads_and_long_chains_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "MAX_LOAD_BYTES", 3 * ROW_BYTES)
+    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 3 * ROW_BYTES)
     appliance = FakeAppliance(64 * ROW_BYTES, max_blocks_per_request=8)
     rows, into = pool(), np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     job = Job(1, (run(range(NUM_ROWS), range(NUM_ROWS)),))
@@ -140,7 +141,7 @@ def test_large_loads_and_long_chains_go_in_pieces(monkeypatch: pytest.MonkeyPatc
 def test_a_gap_ends_a_load_that_goes_in_pieces(
     monkeypatch: pytest.MonkeyPatch, appliance: FakeAppliance
 ) -> None:
-    monkeypatch.setattr(transfers, "MAX_LOAD_BYTES", 2 * ROW_BYTES)
+    monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 2 * ROW_BYTES)
     into = np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     with appliance.client() as client:
         transfers_of(client, pool()).store(Job(1, (run((0, 1, 2), (0, 1, 2)), run((4, 5), (4, 5)))))
@@ -169,8 +170,8 @@ def test_a_full_appliance_refuses_and_nothing_is_lost_of_the_rest() -> None:
         moving = transfers_of(client, pool())
         done = moving.store(Job(1, (run(range(10), range(10)),)))
         assert done.keys == tuple(key(n) for n in range(4))  # each protects the one before
-        assert moving._guard.causes["PUT_NO_ROOM"] >= 1
-        assert sum(moving._guard.causes.values()) == 6
+        assert moving._store.guard.causes["PUT_NO_ROOM"] >= 1
+        assert sum(moving._store.guard.causes.values()) == 6
         found = moving.probe([key(n) for n in range(10)], is_ascending)
         assert found.issuperset(done.keys)
     assert appliance.check_integrity() == []
@@ -188,7 +189,7 @@ def test_a_dead_appliance_costs_one_call_and_then_none(appliance: FakeAppliance)
         for _ in range(10):
             assert moving.probe([key(0)], is_ascending) == set()
             assert moving.store(job).keys == ()
-        causes = moving._guard.causes
+        causes = moving._store.guard.causes
         assert set(causes) <= {"NOT_RUNNING", "CONNECTION_LOST", BREAKER_OPEN}
         assert causes[BREAKER_OPEN] >= 20
         appliance.unavailable = False
@@ -207,14 +208,16 @@ def test_an_error_in_the_middle_leaves_what_was_moved(appliance: FakeAppliance) 
         appliance.fail_next(Overloaded("busy", reason="QUEUE_FULL"))
         done = moving.store(job)
         assert done.keys == (key(3), key(4))  # the first run lost its lookup, the second one went
-        assert moving._guard.causes == {"QUEUE_FULL": 1}
+        assert moving._store.guard.causes == {"QUEUE_FULL": 1}
 
 
 def test_a_reset_tier_finds_nothing_from_before(appliance: FakeAppliance) -> None:
     epochs = [""]
     rows = pool()
     with appliance.client() as client:
-        moving = Transfers(client, Guard("test"), lambda group: identity(group, epochs[-1]), rows, 5.0)
+        moving = Transfers(
+            ChainStore(client, Guard("test"), 5.0), lambda group: identity(group, epochs[-1]), rows
+        )
         job = Job(1, (run((0, 1), (0, 1)),))
         moving.store(job)
         assert moving.probe([key(0)], is_ascending) == {key(0)}
@@ -246,4 +249,4 @@ def test_the_real_daemon_does_it_too(shared_daemon: Daemon) -> None:
         assert np.array_equal(into[35], rows[35])
         assert moving.store(Job(2, (run((501, 502), (0, 1), parent=500),))).is_complete  # no such parent
         assert moving.probe([key(501), key(502)], is_ascending) == {key(501), key(502)}
-        assert moving._guard.causes == {}
+        assert moving._store.guard.causes == {}

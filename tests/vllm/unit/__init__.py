@@ -1,0 +1,1 @@
+"""The connector's pure parts and its threads, against the real client and a FakeAppliance; no vLLM here."""

@@ -1,0 +1,131 @@
+"""Random requests through a whole engine's life: never wrong KV, nothing held for ever, whatever fails."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from kvtier.clients.errors import Overloaded, Unavailable
+from kvtier.clients.vllm.groups import Group
+from kvtier.testing import FakeAppliance
+
+from .engine import HASH_TOKENS, Request
+from .simulation import Simulation
+
+FULL = [Group(0, 8, 8 // HASH_TOKENS)]
+HYBRID = [Group(0, 8, 8 // HASH_TOKENS), Group(1, 4, 4 // HASH_TOKENS, window_tokens=10)]
+SEEDS = range(6)
+
+
+def request(number: int, randomly: random.Random) -> Request:
+    """A prompt that begins as others do."""
+    shared = [(7 * i + randomly.randrange(3)) % 500 if i % 64 == 63 else i for i in range(96)]
+    tokens = shared[: randomly.randrange(97)] + [
+        randomly.randrange(500) for _ in range(randomly.randrange(1, 40))
+    ]
+    salt = randomly.choice(["", "", "tenant"])
+    made = Request(f"r{number}", tokens, len(tokens), salt)
+    made.max_tokens = len(tokens) + randomly.randrange(1, 24)
+    return made
+
+
+@pytest.fixture
+def appliance() -> Iterator[FakeAppliance]:
+    made = FakeAppliance(capacity_bytes=32 << 20)
+    yield made
+    assert made.check_integrity() == []
+
+
+def run(simulation: Simulation, num_requests: int, between: object = None) -> None:
+    randomly = simulation.random
+    for number in range(num_requests):
+        simulation.add(request(number, randomly))
+        for _ in range(randomly.randrange(4)):
+            simulation.step(
+                answers=randomly.random() < 0.7, loads=randomly.random() < 0.6, saves=randomly.random() < 0.5
+            )
+        if randomly.random() < 0.1 and simulation.requests:
+            alive = [one for one in simulation.requests.values() if one.state != "aborted"]
+            if alive:
+                simulation.abort(randomly.choice(alive))
+        if callable(between):
+            between(number)
+    simulation.drain()
+
+
+def assert_nothing_is_left(simulation: Simulation) -> None:
+    assert simulation.asker.num_pinned == 0
+    assert simulation.pool.num_free == len(simulation.pool.references) - 1
+    assert not simulation.scheduler.is_busy
+    simulation.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("groups", "prefix_caching"),
+    [(FULL, True), (FULL, False), (HYBRID, False)],
+    ids=["apc", "no-apc", "hybrid"],
+)
+def test_random_lives(appliance: FakeAppliance, groups: list[Group], prefix_caching: bool, seed: int) -> None:
+    simulation = Simulation(groups, appliance, random.Random(seed), prefix_caching=prefix_caching)
+    run(simulation, 60)
+    assert simulation.num_hit_tokens > 0
+    assert simulation.totals["save_blocks_stored"] > 0
+    assert_nothing_is_left(simulation)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("groups", [FULL, HYBRID], ids=["full", "hybrid"])
+def test_random_lives_beside_an_appliance_that_fails(
+    appliance: FakeAppliance, groups: list[Group], seed: int
+) -> None:
+    """It is full, forgets, breaks off, and comes back; the engine's requests all end."""
+    simulation = Simulation(groups, appliance, random.Random(seed), prefix_caching=False)
+    randomly = simulation.random
+
+    def trouble(number: int) -> None:
+        match randomly.randrange(8):
+            case 0:
+                appliance.evict_all()
+            case 1:
+                appliance.restart()
+            case 2:
+                appliance.unavailable = not appliance.unavailable
+            case 3:
+                appliance.fail_next(Overloaded("full", reason="TIER_FULL"), 2)
+            case 4:
+                appliance.fail_next(Unavailable("gone", reason="CONNECTION_LOST"), 3)
+
+    run(simulation, 60, trouble)
+    appliance.unavailable = False
+    assert_nothing_is_left(simulation)
+    assert appliance.check_integrity() == []
+
+
+def test_second_engine_finds_what_the_first_one_stored(appliance: FakeAppliance) -> None:
+    for _ in range(2):
+        simulation = Simulation(FULL, appliance, random.Random(1))
+        for number in range(5):
+            made = Request(f"r{number}", list(range(100)), 100)
+            made.max_tokens = 110
+            simulation.add(made)
+            simulation.drain()
+            simulation.pool.cached.clear()
+            simulation.pool.names.clear()
+        stored, hits = simulation.totals.get("save_blocks_stored", 0), simulation.num_hit_tokens
+        assert_nothing_is_left(simulation)
+    assert stored == 0
+    assert hits == 5 * 96
+
+
+def test_one_copy_of_a_shared_prompt(appliance: FakeAppliance) -> None:
+    """Many requests at the same time with one system prompt: each block is saved once."""
+    simulation = Simulation(FULL, appliance, random.Random(1), num_blocks=512, prefix_caching=False)
+    for number in range(12):
+        made = Request(f"r{number}", [*range(64), 400 + number], 65)
+        made.max_tokens = 66
+        simulation.add(made)
+    simulation.drain()
+    assert simulation.totals["save_blocks_stored"] == 8
+    assert simulation.totals.get("save_blocks_deduplicated", 0) == 0
+    assert_nothing_is_left(simulation)
