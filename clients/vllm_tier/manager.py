@@ -37,6 +37,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..base import Settings
+from ..chain_store import ChainStore
 from ..guard import PLUGIN_BUG, Guard
 from ..options import Limits, Timeout
 from ..sync import Client
@@ -219,7 +220,8 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             timeout=Timeout(timeout_s, min(timeout_s, 1.0), grace_s=0.25),
             limits=Limits(staging_bytes=max(staging_bytes, 2 << 20)),
         )
-        return Transfers(client, self.guard, lambda group: self.identity.namespace(group), rows, timeout_s)
+        store = ChainStore(client, self.guard, timeout_s)
+        return Transfers(store, lambda group: self.identity.namespace(group), rows)
 
     def _submit(self, lane: Lane[Job, Done], given: TransferJob, cause: str) -> None:
         try:

@@ -48,7 +48,8 @@ class MemcpyWorker(OffloadingWorker):  # type: ignore[misc]
         began_at_s = time.perf_counter()
         num_bytes = 0
         for source, target in zip(sources, targets, strict=True):
-            target[into.tolist()] = source[rows.tolist()]
+            for row, place in zip(rows.tolist(), into.tolist(), strict=True):
+                target[place].copy_(source[row])  # one copy; indexing with lists would make two
             num_bytes += len(rows) * source.shape[1]
         self._finished.append(TransferResult(job_id, True, num_bytes, time.perf_counter() - began_at_s))
         return True
