@@ -23,13 +23,14 @@ from .base import (
     Surroundings,
 )
 from .lru import LruEviction
+from .prefetch import AnnouncedPrefetch, TurnPrefetch
 from .retained import RetainedEviction
 
 Factory: TypeAlias = Callable[[Surroundings], Any]
 
 EVICTION: dict[str, Factory] = {"lru": LruEviction}
 ADMISSION: dict[str, Factory] = {"all": AdmitAll}
-PREFETCH: dict[str, Factory] = {}
+PREFETCH: dict[str, Factory] = {"announced": AnnouncedPrefetch, "turns": TurnPrefetch}
 
 
 class UnknownPolicy(ValueError):

@@ -8,6 +8,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.events import PutOutcome
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
+from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.log import SegmentLog
@@ -35,6 +36,7 @@ class Rig:
         nvme_blocks: int = 4,
         num_segments: int = 4,
         hbm_blocks: int = 0,
+        policies: PolicyChoice | None = None,
         **options: Any,
     ) -> None:
         rooms: dict[Tier, Room] = {Tier.DRAM: SlotPool(1, dram_blocks * 2 * SLOT_BYTES)}
@@ -43,10 +45,11 @@ class Rig:
         if nvme_blocks:
             rooms[Tier.NVME] = SegmentLog(num_segments, nvme_blocks * 2 * RECORD_BYTES + 4096, 4096)
         settings = {"high_watermark": 1.0, "low_watermark": 1.0, "max_pinned_fraction": 1.0, **options}
-        self.planner = Planner(PlannerOptions(**settings), rooms)
+        self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies)
         self.now = 0.0
         self.copies: list[ev.Copy] = []  # not finished yet
         self.started: list[ev.Copy] = []  # ever
+        self.instructions: list[ev.Instruction] = []  # of the last event
         self.answers: dict[int, list[Any]] = {}
         self.published: dict[tuple[Tier, int], bytes] = {}
         self.notices: list[ev.Notify] = []
@@ -66,7 +69,7 @@ class Rig:
 
     def do(self, event: ev.Event) -> list[ev.Instruction]:
         """Give the planner an event and carry out what it says; copies are only noted."""
-        instructions = self.planner.handle(event, self.now)
+        instructions = self.instructions = self.planner.handle(event, self.now)
         for instruction in instructions:
             match instruction:
                 case ev.Reply():
