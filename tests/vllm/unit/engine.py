@@ -9,6 +9,7 @@ is found in the step that would have used it.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ PAGE_BYTES = 192  # of one block in one layer
 HASH_TOKENS = 4
 
 
+@lru_cache(maxsize=4096)
 def content(name: bytes, group: int) -> U8:
     """Return the right bytes of a block, shape (layers, page bytes)."""
     seed = int.from_bytes(hashlib.sha256(name + bytes([group])).digest()[:8], "little")
@@ -53,6 +55,8 @@ class Request:
     state: str = "waiting"  # waiting, loading, running
     tables: list[list[int]] = field(default_factory=list)
     max_tokens: int = 0
+    _hashes: list[bytes] = field(default_factory=list)
+    _hashed: int = -1
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +64,9 @@ class Request:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        return hashes_of(self.tokens, self.salt)
+        if self._hashed != self.num_tokens:
+            self._hashes, self._hashed = hashes_of(self.tokens, self.salt), self.num_tokens
+        return self._hashes
 
 
 class Pool:

@@ -186,7 +186,7 @@ class Simulation:
             self._sample(self.requests[name])
         self._audit()
 
-    def drain(self, num_steps: int = 200) -> None:
+    def drain(self, num_steps: int = 5000) -> None:
         """Step until nothing is left. Raises AssertionError when something never ends."""
         for _ in range(num_steps):
             if not self.requests and not self.scheduler.is_busy:
