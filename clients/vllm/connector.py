@@ -9,13 +9,14 @@ refused when the engine starts, which is the only time that anything here raises
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import __version__ as vllm_version
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -36,6 +37,7 @@ from ..options import Timeout
 from .agent import Agent
 from .counters import Counters
 from .describe import describe_groups
+from .events import event_of
 from .groups import groups_of, why_not
 from .guard import harmless, report
 from .metrics import KvtierPromMetrics, KvtierStats
@@ -127,6 +129,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._identities: list[NamespaceIdentity] = []
+        self._events: list[KVCacheEvent] = []
+        events = vllm_config.kv_events_config
+        self._has_listeners = events is not None and events.enable_kv_cache_events
         if self._why_dark:
             self._go_dark(self._why_dark)
 
@@ -202,6 +207,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             self.counters,
             engine=self._engine,
             is_local=self._pool.has,
+            has_listeners=self._has_listeners,
         )
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
@@ -253,7 +259,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving or ())
         told = connector_output.kv_connector_worker_meta
         if isinstance(told, KvtierWorkerMetadata):
-            self._scheduler.saved(told.acks)
+            for stored in self._scheduler.saved(told.acks):
+                if self._has_listeners:
+                    self._events.append(event_of(stored, self._groups[stored.group]))
 
     @harmless(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -266,6 +274,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler:
             self._scheduler.finished(request)
         return False, None
+
+    @harmless(tuple)
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        events, self._events = self._events, []
+        return events
 
     @harmless(lambda: False)
     def has_pending_push_work(self) -> bool:

@@ -41,7 +41,7 @@ class Options:
     @classmethod
     def from_config(cls, extra: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "Options":
         """Read the engine's extra config. Raises InvalidRequest naming the key and the fix."""
-        kinds = get_type_hints(cls)
+        kinds: dict[str, Any] = get_type_hints(cls)
         known = [field.name for field in fields(cls)]
         chosen: dict[str, Any] = {}
         for name, value in extra.items():
@@ -75,15 +75,13 @@ class Options:
             raise _bad(f"model_digest must be 16 to 64 bytes in hexadecimal, has {length}")
 
 
-def _converted(name: str, value: Any, kind: type) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is float and number:
-        return float(value)
-    if type(value) is not kind:
+def _converted(name: str, value: Any, kind: Any) -> Any:
+    converted: Any = float(value) if kind is float and type(value) is int else value
+    if type(converted) is not kind:
         raise _bad(f"{name} must be {kind.__name__}, is {value!r}")
-    if number and float(value) < 0:
+    if kind in (int, float) and converted < 0:
         raise _bad(f"{name} must not be negative, is {value}")
-    return value
+    return converted
 
 
 def _bad(message: str) -> InvalidRequest:

@@ -39,15 +39,27 @@ class Saving:
     num_retries: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks that are stored on every rank. `origin` is what `plan` was given."""
+
+    group: int
+    first_block: int
+    parent: bytes
+    names: list[bytes]
+    origin: Any
+
+
 @dataclass(slots=True)
 class _Job:
     saving: Saving
     group: int
     first_block: int
+    parent: bytes
     names: list[bytes]
     block_ids: list[int]
     ranks_left: int
-    event: Any = None
+    origin: Any
 
 
 class Saver:
@@ -62,7 +74,7 @@ class Saver:
         self._holder = holder
         self._counters = counters
         self._jobs: dict[int, _Job] = {}
-        self._next_job = 1
+        self._last_job = 0
         self._num_held = 0
         self._known: OrderedDict[tuple[int, bytes], bool] = OrderedDict()  # True: stored, False: under way
 
@@ -79,6 +91,7 @@ class Saver:
         tables: Sequence[Sequence[int]],
         session: str,
         adapter: bytes,
+        origin: Any = None,
     ) -> list[Save]:
         """Return the saves of one request whose first `num_tokens` tokens are in the cache after this step.
         `tables` are its block tables, one per group. Advances `saving`; holds the blocks."""
@@ -94,15 +107,17 @@ class Saver:
             for start, names in self._unknown(group.index, chain):
                 before = chain[start - 1] if start else parent
                 ids = list(table[first + start : first + start + len(names)])
-                save = self._start(saving, group.index, first + start, before, names, ids, session, adapter)
-                if save is None:
+                job = _Job(saving, group.index, first + start, before, names, ids, self._num_ranks, origin)
+                if not self._start(job):
                     break
-                saves.append(save)
+                saves.append(
+                    Save(self._last_job, group.index, session, before, b"".join(names), ids, adapter)
+                )
         return saves
 
-    def settle(self, acks: Acks) -> list[Any]:
-        """Take in what workers reported; return the events of jobs that stored something on all ranks."""
-        events = []
+    def settle(self, acks: Acks) -> list[Stored]:
+        """Take in what workers reported; return what is stored on every rank now."""
+        stored = []
         for number, ack in acks.by_job.items():
             job = self._jobs.get(number)
             if job is None:
@@ -118,8 +133,8 @@ class Saver:
                     if (job.group, name) in self._known:
                         self._known[job.group, name] = True
                 if job.names:
-                    events.append((job.group, job.names, job.event))
-        return events
+                    stored.append(Stored(job.group, job.first_block, job.parent, job.names, job.origin))
+        return stored
 
     def seen(self, hashes: Sequence[bytes], stored: Sequence[int]) -> None:
         """Correct what is remembered by what a lookup found: blocks behind its end have been evicted."""
@@ -155,33 +170,25 @@ class Saver:
                 runs.append((i, [name]))
         return runs
 
-    def _start(
-        self,
-        saving: Saving,
-        group: int,
-        first_block: int,
-        parent: bytes,
-        names: list[bytes],
-        block_ids: list[int],
-        session: str,
-        adapter: bytes,
-    ) -> Save | None:
-        if NULL_BLOCK in block_ids:  # given away before it was saved: nothing behind it can be stored
-            self._counters.add("saves_skipped_gap", len(names))
+    def _start(self, job: _Job) -> bool:
+        """Hold the job's blocks and number it; False when it cannot be saved."""
+        saving, group = job.saving, job.group
+        if NULL_BLOCK in job.block_ids:  # given away before it was saved: nothing behind it can be stored
+            self._counters.add("saves_skipped_gap", len(job.names))
             saving.next_block[group] = NEVER
-            return None
-        if self._num_held + len(block_ids) > self._max_blocks:
-            self._counters.add("saves_skipped_backpressure", len(names))
-            saving.next_block[group] = first_block
-            return None
-        self._holder.hold(block_ids)
-        self._num_held += len(block_ids)
-        number, self._next_job = self._next_job, self._next_job + 1
-        self._jobs[number] = _Job(saving, group, first_block, names, block_ids, self._num_ranks)
-        for name in names:
+            return False
+        if self._num_held + len(job.block_ids) > self._max_blocks:
+            self._counters.add("saves_skipped_backpressure", len(job.names))
+            saving.next_block[group] = job.first_block
+            return False
+        self._holder.hold(job.block_ids)
+        self._num_held += len(job.block_ids)
+        self._last_job += 1
+        self._jobs[self._last_job] = job
+        for name in job.names:
             self._known[group, name] = False
         self._trim()
-        return Save(number, group, session, parent, b"".join(names), block_ids, adapter)
+        return True
 
     def _trim(self) -> None:
         while len(self._known) > MAX_KNOWN:

@@ -21,7 +21,7 @@ from .groups import NULL_BLOCK, Group
 from .lookups import Answer, Asked, Asker, Question
 from .options import Options
 from .plan import Acks, Load, Part, StepPlan
-from .saving import Saver, Saving
+from .saving import Saver, Saving, Stored
 from .sessions import Turn, turn_of
 
 GRACE_S = 1.0  # beyond the time that promotions may take
@@ -58,6 +58,7 @@ class SchedulerSide:
         saver: Saver,
         counters: Counters,
         engine: str = "",
+        has_listeners: bool = False,
         clock: Callable[[], float] = time.monotonic,
         is_local: Callable[[bytes], bool] = lambda name: False,
     ) -> None:
@@ -67,6 +68,7 @@ class SchedulerSide:
         self._saver = saver
         self._counters = counters
         self._engine = engine
+        self._has_listeners = has_listeners  # to what is stored: requests are remembered for it
         self._clock = clock
         self._is_local = is_local  # whether the engine has a block itself, by hash
         self._tracked: dict[str, Tracked] = {}
@@ -140,7 +142,7 @@ class SchedulerSide:
         answer = tracked.asked.answer if tracked and tracked.asked else None
         block_tokens = self._groups[0].block_tokens
         num_disk = 0
-        if answer is not None:
+        if tracked and answer:
             first = tracked.promised_from
             tiers = answer.tiers[first // block_tokens : (first + num_external_tokens) // block_tokens]
             num_disk = sum(tier not in (Tier.DRAM, Tier.HBM) for tier in tiers) * block_tokens
@@ -180,8 +182,8 @@ class SchedulerSide:
                 self._counters.add("misses_load_failed")
             self._let_go(tracked)
 
-    def saved(self, acks: Acks) -> list[Any]:
-        """Saves are over; return (group, names, event) of what is stored now."""
+    def saved(self, acks: Acks) -> list[Stored]:
+        """Saves are over; return what is stored on every rank now."""
         return self._saver.settle(acks)
 
     def finished(self, request: Any) -> None:
@@ -325,6 +327,7 @@ class SchedulerSide:
             table,
             tracked.turn.session,
             tracked.adapter,
+            request if self._has_listeners else None,
         )
 
     def _hurry(self, tracked: Tracked, num_tokens: int) -> None:

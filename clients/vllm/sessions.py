@@ -1,8 +1,9 @@
-"""Which session a request belongs to. The engine has none of its own, so the caller may name one.
+"""Which session a request belongs to, and how urgent it is, as far as its caller says.
 
 In `kv_transfer_params` of a request:
 
-    kvtier_session       any text; requests with the same one are turns of one conversation
+    kvtier_session       any text; requests with the same one are turns of one conversation.
+                         Without it, the session id that the engine's own API was given
     kvtier_deadline_s    how soon the request wants its first token, in seconds from now
     kvtier_returns_in_s  when the next turn is expected, e.g. how long a tool call takes
     kvtier_last          true: this was the last turn
@@ -28,13 +29,12 @@ class Turn(NamedTuple):
 def turn_of(request: Any, engine: str) -> Turn:
     """Return the turn that a request of the engine is. What makes no sense is ignored: it is a hint."""
     params = request.kv_transfer_params
-    own = f"{engine}/{request.request_id}"
     if not isinstance(params, dict):
-        return Turn(own)
-    name = params.get("kvtier_session")
+        params = {}
+    name = params.get("kvtier_session") or getattr(request, "session_id", None)
     named = isinstance(name, str) and 0 < len(name) <= MAX_NAME
     return Turn(
-        str(name) if named else own,
+        str(name) if named else f"{engine}/{request.request_id}",
         _seconds(params.get("kvtier_deadline_s")),
         _seconds(params.get("kvtier_returns_in_s")),
         not named or bool(params.get("kvtier_last", False)),
