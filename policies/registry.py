@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from ..tiers.block import Tier
 from .admission import AdmitAll
+from .arc import ArcEviction
 from .base import (
     AdmissionPolicy,
     BlockFacts,
@@ -22,14 +23,31 @@ from .base import (
     Prefetcher,
     Surroundings,
 )
+from .clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
+from .fifo import FifoEviction
+from .gdsf import GdsfEviction
+from .lfu import LfuEviction
 from .lru import LruEviction
 from .prefetch import AnnouncedPrefetch, TurnPrefetch
 from .retained import RetainedEviction
+from .s3fifo import S3FifoEviction
+from .sieve import SieveEviction
+from .wtinylfu import WTinyLfuEviction
 
 Factory: TypeAlias = Callable[[Surroundings], Any]
 
-EVICTION: dict[str, Factory] = {"lru": LruEviction}
-ADMISSION: dict[str, Factory] = {"all": AdmitAll}
+EVICTION: dict[str, Factory] = {
+    "arc": ArcEviction,
+    "clairvoyant": ClairvoyantEviction,  # in replay only
+    "fifo": FifoEviction,
+    "gdsf": GdsfEviction,
+    "lfu": LfuEviction,
+    "lru": LruEviction,
+    "s3fifo": S3FifoEviction,
+    "sieve": SieveEviction,
+    "wtinylfu": WTinyLfuEviction,
+}
+ADMISSION: dict[str, Factory] = {"all": AdmitAll, "clairvoyant": ClairvoyantAdmission}
 PREFETCH: dict[str, Factory] = {"announced": AnnouncedPrefetch, "turns": TurnPrefetch}
 
 
