@@ -183,11 +183,28 @@ class Pressure:
             if lower is None:
                 continue  # incomplete, with children: it goes when they have gone
             self._exits.flush()
+            if residency.may_leave(row, tier) and not self._is_worth_keeping(row, lower):
+                residency.evict(row, tier, f"not worth {lower.label}", victim.price, victim.runner_up)
+                return Step.EVICTED, 1
             if self._spilling_bytes(tier) < self.options.max_spill_bytes and self._spill(row, tier):
                 return Step.SPILLING, 1
             policy.offer((row,), residency.now)
             return Step.NOTHING, 0
         return Step.NOTHING, 0
+
+    def _is_worth_keeping(self, row: int, lower: Tier) -> bool:
+        """Whether the slower tier admits a block that would be gone otherwise."""
+        catalog = self._residency.catalog
+        newcomer = Newcomer(
+            self._residency.now,
+            catalog.parent[row],
+            catalog.position[row],
+            1,
+            0,
+            catalog.urgency[row],
+            row=row,
+        )
+        return self._admissions[lower].admits(newcomer, None)
 
     def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""

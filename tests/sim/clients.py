@@ -87,9 +87,9 @@ class Crowd:
         for _ in range(self.config.num_clients):
             self.open_client()
         self.namespace_ids = []
-        for identity in self.identities:
+        for identity, speed in zip(self.identities, self.config.prefill_speeds, strict=True):
             call = daemon.call(0, lambda result: self.namespace_ids.append(result.namespace_id))  # type: ignore[union-attr]
-            daemon.step(ev.NamespaceRegistered(call, identity))
+            daemon.step(ev.NamespaceRegistered(call, identity, speed))
 
     def open_client(self) -> Client:
         """One more client connects."""
@@ -155,6 +155,23 @@ class Crowd:
 
     def _deadline(self) -> float:
         return self.world.now + self.world.spread(0.2) if self.world.random() < 0.4 else NEVER
+
+    def _measure(self, client: Client) -> None:
+        """The mover says how fast an edge is."""
+        bandwidth = self.world.rng.choice((1e3, 1e6, 1e9))
+        self.daemon.step(ev.EdgeMeasured(Tier.NVME, Tier.DRAM, bandwidth, 1e-4))
+
+    def retention(self, namespace_id: int, hashes: Sequence[bytes]) -> list[ev.RetentionHint]:
+        """Draw hints for a request about these blocks, and let the oracle know."""
+        rng = self.world.rng
+        hints: list[ev.RetentionHint] = []
+        while self.world.chance(self.config.hint_rate) and len(hints) < 3:
+            first = rng.randrange(6) * 16
+            end = rng.choice((0, first + 1, first + 16, first + 100))
+            ttl_s = rng.choice((0.0, 0.001, 0.1, 10.0))
+            hints.append(ev.RetentionHint(first, end, rng.randrange(101), ttl_s))
+        self.daemon.oracle.hinted(namespace_id, hashes, [hint.priority for hint in hints])
+        return hints
 
     def _put(self, client: Client) -> None:
         self._begin_put(client, one_step=True)
@@ -233,7 +250,10 @@ class Crowd:
     def _session(self, client: Client) -> None:
         session_id, urgency = self._session_id() or "s0", self.world.rng.choice(URGENCIES)
         self.daemon.oracle.session(session_id, client.number).urgency = urgency
-        self.daemon.step(ev.SessionUpdated(client.number, session_id, urgency))
+        back_at = NEVER
+        if self.world.chance(self.config.hint_rate):
+            back_at = self.world.now + self.world.spread(self.world.rng.choice((0.01, 0.3)))
+        self.daemon.step(ev.SessionUpdated(client.number, session_id, urgency, back_at=back_at))
 
     def _fork(self, client: Client) -> None:
         session_id, new_id = self._session_id() or "s0", self._session_id() or "s1"
@@ -320,6 +340,8 @@ class Put:
         self.hashes = hashes
         self.session_id = crowd._session_id()
         self.deadline_at = crowd._deadline()
+        self.retention = crowd.retention(namespace_id, hashes)
+        self.prefill_s = crowd.world.spread(0.01) if crowd.world.chance(crowd.config.hint_rate) else 0.0
         self.request_id = crowd._request_id()
         self.commit_id = crowd._request_id()
         self.reservation_id = 0
@@ -393,6 +415,8 @@ class Put:
             self.hashes,
             self.session_id,
             self.deadline_at,
+            self.prefill_s,
+            self.retention,
         )
         if make:
             self.daemon.step(request)
@@ -496,6 +520,8 @@ class Acquire:
         self.deadline_at = crowd._deadline()
         self.ttl_s = self.world.rng.choice((0.0, 0.0, 0.01, 1.0))
         self.first_block = self.world.rng.randrange(len(hashes)) if self.world.random() < 0.2 else 0
+        self.load_anyway = self.world.random() < 0.5
+        self.retention = crowd.retention(namespace_id, hashes)
         self.calls: list[int] = []
         self.lease_id = 0
         self.is_released = False
@@ -532,6 +558,8 @@ class Acquire:
                 self.ttl_s,
                 self.deadline_at,
                 self.first_block,
+                self.load_anyway,
+                self.retention,
             )
         )
 

@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from kvtier.appliance.core.options import PlannerOptions
+from kvtier.policies.costs import PrefillSpeed
+from kvtier.policies.registry import EVICTION, PREFETCH, PolicyChoice
 from kvtier.tiers.block import Geometry
 
+SENSELESS_EVICTION = "tests.sim.policies:SenselessEviction"
+SENSELESS_PREFETCH = "tests.sim.expectations:SenselessPrefetch"
+SENSELESS_ADMISSION = "tests.sim.policies:SenselessAdmission"
 SLOT_BYTES = 16 << 10
 FOOTER_BYTES = 4096
 
@@ -36,6 +41,7 @@ OPERATIONS = {
     "crash": 0.6,
     "drain": 0.3,
     "tier_lost": 0.6,
+    "measure": 2,
 }
 
 #: Faults and the highest rate a seed may draw; per copy item, write or read unless said otherwise.
@@ -85,6 +91,9 @@ class Config:
     nvme_copy_s: float
     rates: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
+    policies: PolicyChoice = field(default_factory=PolicyChoice)
+    prefill_speeds: list[PrefillSpeed | None] = field(default_factory=list)  # by namespace
+    hint_rate: float = 0.0  # of puts, acquires and session updates: says more than it must
     min_run: int = 2  # blocks of a put that are admitted and landed in columns
     audit_every: int = 64
 
@@ -120,6 +129,10 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         max_forward_fraction=rng.choice((0.0, 0.25, 0.5)),
         max_remembered_requests=rng.choice((1, 1024)),
         max_story_lines=200,
+        max_prefetch_bytes=rng.choice((SLOT_BYTES, 4 * SLOT_BYTES, 64 << 20)),
+        max_prefetched_fraction=rng.choice((0.1, 0.25, 1.0)),
+        prefetch_bandwidth_fraction=rng.choice((1e-4, 0.5)),
+        prefetch_window_s=rng.choice((0.0, 0.01, 1.0)),
     )
     rates = {name: rng.random() ** 2 * top * (rng.random() < 0.4) for name, top in FAULTS.items()}
     media = {name: rng.random() ** 2 * top * (rng.random() < 0.4) for name, top in MEDIA_FAULTS.items()}
@@ -150,4 +163,21 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         rates=rates,
         weights=weights,
         min_run=rng.choice((2, 3, 6)),
+        policies=_draw_policies(rng),
+        prefill_speeds=[rng.choice((None, None, PrefillSpeed(1e9), PrefillSpeed(1e4))) for _ in geometries],
+        hint_rate=rng.choice((0.0, 0.2, 0.7)),
+    )
+
+
+def _draw_policies(rng: Random) -> PolicyChoice:
+    """Half of the seeds run policies without sense: they try what sensible ones never do."""
+    real = sorted(set(EVICTION) - {"clairvoyant"})
+    return PolicyChoice(
+        eviction=rng.choice((SENSELESS_EVICTION, rng.choice(real))),
+        admission=rng.choice(("all", SENSELESS_ADMISSION)),
+        prefetch=rng.choice(("", SENSELESS_PREFETCH, SENSELESS_PREFETCH, *sorted(PREFETCH))),
+        options={
+            SENSELESS_PREFETCH: {"seed": rng.randrange(1 << 30), "mean_pause_s": rng.choice((0.001, 0.05))}
+        },
+        allowed_modules=("tests.sim",),
     )

@@ -66,7 +66,7 @@ class Daemon:
         self.is_alive = True
         self.was_offline = False
         self.rooms = _rooms(config, self._no_place)
-        self.planner = Planner(config.options, self.rooms)
+        self.planner = Planner(config.options, self.rooms, policies=config.policies)
         self.memories = {
             tier: VirtualMemory(tier, room, contents)
             for tier, room in self.rooms.items()
@@ -134,6 +134,7 @@ class Daemon:
             if isinstance(i, ev.Notify) and is_removal(i)
             for prefix_hash in i.prefix_hashes
         }
+        self.oracle.before_copies(event, instructions)
         for instruction in instructions:
             self._execute[type(instruction)](instruction)
         deadline = self.planner.next_deadline()

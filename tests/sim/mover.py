@@ -80,8 +80,10 @@ class Mover:
     def hasten(self, instruction: HastenCopy) -> None:
         """Let a copy that has not begun begin at once."""
         job = self._jobs.get(instruction.copy)
-        if job is not None and not job.has_begun:
-            self._world.after(0.0, self._begin, job)
+        if job is not None:
+            job.copy.urgency = instruction.urgency
+            if not job.has_begun:
+                self._world.after(0.0, self._begin, job)
 
     def die(self) -> None:
         """The process is gone; what was being written to the cold store is there, or not, or half."""

@@ -23,7 +23,7 @@ from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.slots import SlotPool
 from kvtier.v1.shm import extent_of, place_of
 
-from . import cold, daemon, memory
+from . import cold, daemon, memory, mutants_exits
 from .run import run_seed
 
 Patch = tuple[Any, str, Any]
@@ -450,6 +450,8 @@ MUTANTS = [
     Mutant("unbounded queue", "any number of requests may wait", _unbounded_waiting),
     Mutant("short footer", "a footer forgets the last record", _sealed_records_forgotten),
     Mutant("reported let go", "fragments reported to a client are let go again", _reported_fragments_let_go),
+    Mutant("run through holds", "a run takes blocks along that are in use", mutants_exits.run_through_holds),
+    Mutant("run past branches", "a run leaves another child behind", mutants_exits.run_past_branches),
     Mutant("old checksum", "new bytes are published under the checksum of former ones", _old_checksum_kept),
 ]
 

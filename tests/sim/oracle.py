@@ -4,11 +4,12 @@
 planner after every step (cheap checks) and now and then at all of it (the audit).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvtier.appliance.core.catalog import NO_ROW, TIERS
-from kvtier.appliance.core.events import BlockChange, Notify
+from kvtier.appliance.core.events import BlockChange, Copy, Event, Instruction, Notify, PrefetchRequested
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier, Urgency
 
@@ -84,6 +85,8 @@ class Oracle:
         self._world = world
         self._daemon = daemon
         self.sessions: dict[str, SessionModel] = {}
+        #: Priorities that somebody ever gave a block of this name.
+        self._hints: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
         self.is_lossy = False  # a fault destroyed something: blocks may vanish
         self._num_steps = 0
 
@@ -104,7 +107,31 @@ class Oracle:
             if session is None or session.client not in planner.leases.clients:
                 model.urgency = Urgency.IDLE
 
+    def hinted(self, namespace_id: int, hashes: Sequence[bytes], priorities: Sequence[int]) -> None:
+        """Somebody gives these blocks one of these priorities."""
+        for prefix_hash in hashes if priorities else ():
+            self._hints[namespace_id, prefix_hash].update(priorities)
+
     # -------------------------------------------------------------------------------- every step
+
+    def before_copies(self, event: Event, instructions: Sequence[Instruction]) -> None:
+        """Nothing comes up for nobody while somebody waits for the same edge, unless a client asked for it."""
+        if isinstance(event, PrefetchRequested):
+            return
+        edge = (Tier.NVME, Tier.DRAM)
+        demand = [
+            copy
+            for copy in self._daemon.copies_in_flight()
+            if (copy.source, copy.target) == edge and copy.urgency <= Urgency.QUEUED
+        ]
+        for instruction in instructions:
+            if isinstance(instruction, Copy) and (instruction.source, instruction.target) == edge:
+                if instruction.urgency <= Urgency.QUEUED:
+                    demand.append(instruction)
+                elif demand:
+                    raise Violation(
+                        "demand first", f"a prefetch begins while copy {demand[0].copy} is awaited"
+                    )
 
     def after_step(self) -> None:
         """Check what is cheap; audit everything now and then."""
@@ -157,7 +184,21 @@ class Oracle:
         if problems:
             raise Violation("check_integrity", "; ".join(problems[:3]))
         self._check_holds()
+        self._check_retention()
         self._daemon.check_late()
+
+    def _check_retention(self) -> None:
+        """A priority is somebody's word about this very block, and who is awaited in dram is there."""
+        catalog = self._daemon.planner.catalog
+        for row, (priority, _) in catalog.retained.items():
+            name = catalog.prefix_hash[row]
+            if not name or priority not in self._hints[catalog.namespace_id[row], name]:
+                raise Violation(
+                    "retention", f"row {row} ({name.hex()[:8]}) has priority {priority} by nobody"
+                )
+        for row in catalog.awaited:
+            if not catalog.prefix_hash[row] or not catalog.num_placed[Tier.DRAM][row]:
+                raise Violation("retention", f"row {row} is awaited in dram, and not there")
 
     def _check_holds(self) -> None:
         planner = self._daemon.planner
@@ -204,6 +245,9 @@ class Oracle:
             "arriving bytes": sum(residency.arriving_bytes.values()),
             "condemned bytes": sum(residency.condemned_bytes.values()),
             "floors": len(residency.floors),
+            "cancelled": len(planner.copies._cancelled),
+            "background": len(planner.copies._background),
+            "urgent bytes": sum(planner.copies.urgent_bytes.values()),
             "bytes in flight": sum(planner.copies.bytes_in_flight.values()),
         }
         leaks = {name: number for name, number in left.items() if number}

@@ -1,0 +1,47 @@
+"""Mutants of the column path out of a tier."""
+
+from typing import Any
+
+from kvtier.appliance.core import exits
+from kvtier.appliance.core.catalog import NO_ROW
+
+Patch = tuple[Any, str, Any]
+
+
+def _climb(self: Any, leaf: int, limit: int, may_pass: Any) -> list[int]:
+    """Return leaf and ancestors that `may_pass`; all complete and nowhere else."""
+    catalog = self._residency.catalog
+    tier = 1  # dram: where seeds without other tiers keep everything
+    rows, row = [leaf], catalog.parent[leaf]
+    if any(catalog.num_placed[other][leaf] for other in (0, 2)) or catalog.first_child[leaf] != NO_ROW:
+        return []
+    groups = catalog.namespace_of(leaf).num_groups
+    while row != NO_ROW and len(rows) < limit and catalog.num_resident[tier][row] == groups:
+        if any(catalog.num_placed[other][row] for other in (0, 2)) or not may_pass(catalog, row):
+            break
+        rows.append(row)
+        row = catalog.parent[row]
+    return rows if catalog.num_resident[tier][leaf] == groups else []
+
+
+def run_through_holds() -> list[Patch]:
+    """A run takes blocks along that somebody reads, or a decoding session keeps."""
+
+    def reckless(self: Any, leaf: int, tier: Any, limit: int, goes: Any) -> list[int]:
+        return _climb(self, leaf, 64, lambda catalog, row: catalog.num_children_placed[tier][row] == 1)
+
+    return [(exits.Exits, "_run_above", reckless)]
+
+
+def run_past_branches() -> list[Patch]:
+    """A run takes a parent along that another child still needs."""
+
+    def reckless(self: Any, leaf: int, tier: Any, limit: int, goes: Any) -> list[int]:
+        return _climb(
+            self,
+            leaf,
+            64,
+            lambda catalog, row: not (catalog.num_keepers[row] or catalog.num_holds[tier][row]),
+        )
+
+    return [(exits.Exits, "_run_above", reckless)]
