@@ -18,7 +18,12 @@ DEFAULT = "default"
 
 @click.group()
 def policy() -> None:
-    """Try a policy before it is in force."""
+    """Try a policy before it is in force.
+
+    \b
+    Example:
+      kvtier policy diff --replay monday.jsonl.gz default policy.yaml
+    """
 
 
 @policy.command()
@@ -63,7 +68,8 @@ def diff(
         speeds = speeds_of(edges, edges_from)
         trace = read(trace_path, block_tokens, first, quiet=as_json)
         setups: list[Setup] = [
-            tiers_of(name, settings, trace, shape) for name, settings in ((old, before), (new, after))
+            tiers_of(name, settings, trace, shape)
+            for name, settings in zip(_labels(old, new), (before, after), strict=True)
         ]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -89,6 +95,12 @@ def changed_keys(old: object, new: object, key: str = "") -> dict[str, tuple[obj
             changes |= changed_keys(old.get(name), new.get(name), below)
         return changes
     return {} if old == new else {key: (old, new)}
+
+
+def _labels(old: str, new: str) -> tuple[str, str]:
+    """Return short names for two files that tell them apart."""
+    names = (Path(old).name, Path(new).name)
+    return names if names[0] != names[1] else (f"old: {old}", f"new: {new}")
 
 
 def _load(name: str) -> Settings:

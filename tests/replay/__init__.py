@@ -1,0 +1,1 @@
+"""Tests of replay: traces in, the production planner, numbers out."""

@@ -1,0 +1,126 @@
+"""Readers: three formats, and what they say about a bad line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtier.appliance.replay.readers import read_trace
+from kvtier.appliance.replay.traces import NO_BLOCK, Trace, TraceError
+
+from .traces import drawn, request, trace_of, write
+
+GOOD = json.dumps(request(0, [1, 2, 3], 1100))
+CSV_HEADER = "timestamp,event,block_hashes,parent_block_hash,block_size"
+
+
+def chains(trace: Trace) -> list[list[int]]:
+    """Return the blocks of every request."""
+    return [trace.blocks[a:b].tolist() for a, b in zip(trace.first[:-1], trace.first[1:], strict=True)]
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_mooncake_requests_plain_and_gzip(tmp_path: Path, name: str) -> None:
+    lines = [GOOD, "", json.dumps(request(3000, [1, 2, 9], session=7))]
+    trace = read_trace(write(tmp_path / name, lines))
+    assert chains(trace) == [[0, 1, 2], [0, 1, 3]]
+    assert trace.at.tolist() == [0.0, 3.0]
+    assert trace.num_tokens.tolist() == [1100, 1536]
+    assert list(trace.sessions) == ["", "7"]
+    assert trace.num_asked.tolist() == trace.num_filled.tolist() == [3, 3]
+
+
+def test_requests_are_put_in_order_and_told_apart() -> None:
+    trace = trace_of(request(5000, [3]), request(1000, [1]), request(1000, [2]), request(1000, [1, 4]))
+    assert chains(trace) == [[1], [2], [1, 3], [0]]
+    assert (np.diff(trace.at) > 0).all()
+    assert trace.at[-1] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "says"),
+    [
+        ([], "", "empty"),
+        (["{}"], ":1:", "timestamp"),
+        ([GOOD, "{broken"], ":2:", "not JSON"),
+        ([GOOD, "", "[1, 2]"], ":3:", "instead of an object"),
+        ([GOOD, json.dumps({**request(1, [1]), "timestamp": "now"})], ":2:", "milliseconds"),
+        ([GOOD, json.dumps({**request(1, [1]), "timestamp": True})], ":2:", "milliseconds"),
+        ([GOOD, json.dumps({**request(1, [1]), "timestamp": float("nan")})], ":2:", "milliseconds"),
+        ([GOOD, json.dumps({**request(1, [1]), "input_length": -1})], ":2:", "tokens"),
+        ([GOOD, json.dumps({**request(1, [1]), "hash_ids": [1.5]})], ":2:", "hash_ids"),
+        ([GOOD, json.dumps(request(1, [1], 512 * 9))], ":2:", "--block-tokens"),
+        ([GOOD, json.dumps(request(1, [2, 3]))], ":2:", "chained"),
+        ([GOOD, json.dumps(request(1, [7, 8, 7]))], ":2:", "chained"),
+        (["neither,nor", "1,2"], ":1:", "CSV"),
+        ([CSV_HEADER, "soon,BlockStored,a,,16"], ":2:", "timestamp"),
+        ([CSV_HEADER, "1,BlockStored,a,,16", "2,BlockStored,b,a,32"], ":3:", "block size"),
+        ([CSV_HEADER, "1,BlockStored,,,16"], ":2:", "block_hashes is empty"),
+        ([CSV_HEADER], "", "no request"),
+        (['{"kvtier_recording": 2}'], ":1:", "version 2"),
+        (
+            ['{"kvtier_recording": 1}', '{"at": 0, "op": "ask", "namespace": 1, "blocks": []}'],
+            ":2:",
+            "nowhere",
+        ),
+        (['{"kvtier_recording": 1}', '{"op": "ask"}'], ":2:", "no access"),
+    ],
+)
+def test_bad_files_are_refused_with_their_line(
+    tmp_path: Path, lines: list[str], where: str, says: str
+) -> None:
+    path = write(tmp_path / "bad.txt", lines)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}{where}")
+    assert says in str(caught.value)
+
+
+def test_a_file_that_breaks_off_says_where(tmp_path: Path) -> None:
+    path = write(tmp_path / "whole.jsonl.gz", [GOOD] * 3000)
+    broken = tmp_path / "broken.jsonl.gz"
+    broken.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TraceError, match="is the file whole"):
+        read_trace(broken)
+
+
+def test_other_block_sizes_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", [json.dumps(request(0, [1, 2, 3], 40))])
+    assert read_trace(path, block_tokens=16).namespaces[0].block_tokens == 16
+
+
+def test_vllm_events_become_requests_for_whole_chains(tmp_path: Path) -> None:
+    lines = [
+        CSV_HEADER,
+        "0.0,BlockStored,a b,,16",  # a prompt
+        "0.5,BlockStored,c,b,16",  # its prefill goes on
+        "1.0,BlockRemoved,a b,,16",
+        "60.0,BlockStored,d e,c,16",  # the next turn
+        "61.0,BlockStored,x,b,16",  # another conversation with the same beginning
+    ]
+    trace = read_trace(write(tmp_path / "events.csv", lines))
+    assert chains(trace) == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 5]]
+    assert trace.at.tolist() == [0.0, 60.0, 61.0]
+    assert trace.num_tokens.tolist() == [48, 80, 48]
+
+
+def test_a_stretch_is_a_trace_of_its_own() -> None:
+    trace = drawn(3)
+    part = trace.stretch(50, 100)
+    assert part.num_requests == 50
+    assert part.at[0] == 0
+    assert list(part.sessions) == list(trace.sessions[50:100])
+    assert part.num_tokens.tolist() == trace.num_tokens[50:100].tolist()
+    first, last = int(trace.first[50]), int(trace.first[100])
+    assert part.num_accesses == last - first
+    assert part.num_blocks == len(np.unique(trace.blocks[first:last]))
+    assert (part.parent == NO_BLOCK).all()
+
+
+def test_names_are_prefix_hashes_and_the_same_every_time() -> None:
+    trace = drawn(4, num_requests=20)
+    names = trace.names()
+    assert names == drawn(4, num_requests=20).names()
+    assert len(set(names)) == trace.num_blocks
+    assert {len(name) for name in names} == {32}

@@ -1,0 +1,165 @@
+"""Sweeps in one process and in several, the words of the command line, tables and the picture."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtier.appliance.cli.app import cli
+from kvtier.appliance.replay.chart import svg
+from kvtier.appliance.replay.setups import Shape, capacity_of, choice_of, single_tier
+from kvtier.appliance.replay.sweep import run_setups
+from kvtier.policies.registry import EVICTION, UnknownPolicy
+
+from .traces import drawn, request, trace_of, write
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def kvtier(*words: object) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def trace_path(tmp_path: Path) -> Path:
+    """A trace file of forty requests of seven conversations with one beginning."""
+    turns = [(n, [*range(100 * (n % 7 + 1), 100 * (n % 7 + 1) + n // 7)]) for n in range(8, 48)]
+    lines = [request(500 * n, [1, 2, 3, *own]) for n, own in turns]
+    return write(tmp_path / "trace.jsonl.gz", [json.dumps(line) for line in lines])
+
+
+def test_processes_and_one_process_say_the_same() -> None:
+    trace = drawn(1, num_requests=60)
+    setups = [single_tier("lru", capacity, trace, Shape()) for capacity in ("20%", "40%")]
+    heard: list[list[int]] = []
+    alone = run_setups(trace, setups)
+    together = run_setups(trace, setups, 2, progress=lambda done: heard.append(list(done)))
+    assert [o.plain() | {"cpu_s": 0} for o in alone] == [o.plain() | {"cpu_s": 0} for o in together]
+    assert heard[-1] == [60, 60]
+
+
+def test_capacities_and_policies_by_their_words() -> None:
+    trace = trace_of(*(request(n, [n]) for n in range(200)))
+    block_bytes = 64 << 20
+    assert capacity_of("5%", trace, Shape()) == 10 * block_bytes
+    assert capacity_of("0.1%", trace, Shape()) == block_bytes  # at least one
+    assert capacity_of("64GiB", trace, Shape()) == 64 << 30
+    assert choice_of("lru").admission == "all"
+    assert choice_of("unbounded").eviction == "lru"
+    assert choice_of("lru+all").eviction == "lru"
+    for wrong in ("lfu2", "lru+maybe", "lru@soon"):
+        with pytest.raises(UnknownPolicy, match="known"):
+            choice_of(wrong)
+    if "clairvoyant" in EVICTION:
+        assert choice_of("clairvoyant").admission == "clairvoyant"
+        assert choice_of("clairvoyant+all").admission == "all"
+
+
+def test_replay_prints_a_table_and_json_and_draws(trace_path: Path, tmp_path: Path) -> None:
+    page = tmp_path / "hits.html"
+    common = ("replay", trace_path, "--policy", "lru", "--policy", "unbounded", "--capacity", "20%,2GiB")
+    result = kvtier(*common, "--jobs", 1, "--chart", page)
+    assert result.exit_code == 0, result.output
+    assert "40 requests" in result.stdout
+    assert re.search(r"lru +20% +\d+\.\d\d% +\d+\.\d\d%", result.stdout)
+    found = json.loads(kvtier(*common, "--jobs", 1, "--json").stdout)
+    labels = [outcome["label"] for outcome in found["outcomes"]]
+    assert labels == ["lru 20%", "lru 2GiB", "unbounded 100%"]
+    assert 0 < found["outcomes"][0]["token_hit_ratio"] <= found["outcomes"][2]["token_hit_ratio"] < 1
+    text = page.read_text("utf-8")
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # loads nothing from anywhere
+
+
+def test_replay_of_tiers_prints_times(trace_path: Path) -> None:
+    result = kvtier(
+        "replay",
+        trace_path,
+        "--tiers",
+        "dram=2GiB,nvme=32GiB",
+        "--edge",
+        "nvme>dram=6GB/s@120us",
+        "--jobs",
+        1,
+    )
+    assert result.exit_code == 0, result.output
+    assert "first token p50" in result.stdout
+    assert "from nvme" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--policy", "nope"), "known:"),
+        (("--capacity", "5 percent"), "not a size"),
+        (("--capacity", "500%"), "not a share"),
+        (("--tiers", "nvme=1TiB"), "no dram"),
+        (("--tiers", "dram=1TiB,tape=1PiB"), "TIER=BYTES"),
+        (("--edge", "dram>moon=1GB/s"), "no edge"),
+        (("--edge", "dram>nvme=0GB/s"), "no bandwidth"),
+        (("--model", "llama"), "LAYERSxHEADSxDIM"),
+    ],
+)
+def test_wrong_words_are_usage_errors(trace_path: Path, words: tuple[str, str], says: str) -> None:
+    result = kvtier("replay", trace_path, *words)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_a_bad_trace_fails_with_its_line(tmp_path: Path) -> None:
+    result = kvtier("replay", write(tmp_path / "bad.jsonl", ["{}"]))
+    assert result.exit_code == 1
+    assert "bad.jsonl:1:" in result.stderr
+
+
+def test_measured_edges_come_from_status(trace_path: Path, tmp_path: Path) -> None:
+    measured = tmp_path / "status.json"
+    edge = {"source": "nvme", "target": "dram", "bandwidth_bytes_per_s": 1e6, "latency_s": 0.5}
+    measured.write_text(json.dumps({"edges": [edge]}))
+    common = ("replay", trace_path, "--tiers", "dram=1GiB,nvme=32GiB", "--jobs", 1, "--json")
+    slow, fast = (json.loads(kvtier(*common, *more).stdout) for more in (("--edges-from", measured), ()))
+    assert slow["outcomes"][0]["block_hits"] != fast["outcomes"][0]["block_hits"]  # too slow to be worth it
+    measured.write_text("{}")
+    assert kvtier(*common, "--edges-from", measured).exit_code == 2
+
+
+def test_policy_diff_shows_what_a_change_would_have_done(trace_path: Path, tmp_path: Path) -> None:
+    small, large = tmp_path / "small.yaml", tmp_path / "large.yaml"
+    small.write_text("tiers: {dram: {capacity: 512MiB}}\n")
+    large.write_text("tiers: {dram: {capacity: 8GiB}}\npolicy: {eviction: lru}\n")
+    result = kvtier("policy", "diff", "--replay", trace_path, small, large, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    assert "tiers.dram.capacity: 512MiB → 8GiB" in result.stdout
+    assert re.search(r"token hits .*\+\d+\.\d\d points", result.stdout)
+    found = json.loads(
+        kvtier("policy", "diff", "--replay", trace_path, "default", large, "--jobs", 1, "--json").stdout
+    )
+    assert found["changes"]["tiers.dram.capacity"] == ["1GiB", "8GiB"]
+    assert len(found["outcomes"]) == 2
+    small.write_text("tiers: {dram: {capacity: much}}\n")
+    assert kvtier("policy", "diff", "--replay", trace_path, small, large).exit_code == 2
+
+
+def test_the_picture_has_a_line_per_policy_and_its_labels_apart() -> None:
+    trace = drawn(2, num_requests=60)
+    setups = [single_tier("lru", capacity, trace, Shape()) for capacity in ("20%", "40%", "60%")]
+    outcomes = run_setups(trace, setups)
+    for name in ("second", "third & last"):
+        outcomes += [
+            type(o)(**{f: getattr(o, f) for f in o.__slots__} | {"policy": name}) for o in outcomes[:3]
+        ]
+    picture = ElementTree.fromstring(svg("a <trace>", outcomes))
+    assert len(picture.findall(f"{SVG}polyline")) == 3
+    assert len(picture.findall(f"{SVG}circle")) == 9
+    ends = [
+        t
+        for t in picture.findall(f"{SVG}text")
+        if any(n in (t.text or "") for n in ("lru", "second", "third"))
+    ]
+    heights = sorted(float(t.attrib["y"]) for t in ends)
+    assert len(ends) == 3
+    assert min(b - a for a, b in pairwise(heights)) >= 14
