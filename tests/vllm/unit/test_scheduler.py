@@ -1,0 +1,455 @@
+"""The scheduler's half, one hook at a time, with a clock and an asker that the test holds in its hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvtier.clients import Tier, Urgency
+from kvtier.clients.vllm.counters import Counters
+from kvtier.clients.vllm.groups import Group
+from kvtier.clients.vllm.lookups import Answer, Asked, Question
+from kvtier.clients.vllm.options import Options
+from kvtier.clients.vllm.plan import Ack, Acks, Again, StepPlan
+from kvtier.clients.vllm.saving import Saver
+from kvtier.clients.vllm.scheduler import SchedulerSide
+
+from .engine import HASH_TOKENS, Request
+
+GROUPS = [Group(0, 8, 8 // HASH_TOKENS)]
+WINDOWED = [GROUPS[0], Group(1, 4, 1, window_tokens=10)]
+MISS, PENDING = (0, False), (None, False)
+
+
+class Asker:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.released: list[Asked] = []
+        self.told: list[tuple[str, Any]] = []
+        self.is_open = False
+        self.num_silent = 0
+
+    def allows(self) -> bool:
+        return not self.is_open
+
+    def ask(self, question: Question) -> Asked:
+        self.asked.append(Asked(question, clock.now))
+        return self.asked[-1]
+
+    def silent(self) -> None:
+        self.num_silent += 1
+
+    def release(self, asked: Asked) -> None:
+        assert asked not in self.released
+        self.released.append(asked)
+
+    def tell(self, session: str, urgency: Urgency, deadline_s: float | None = None) -> None:
+        self.told.append((session, urgency))
+
+    def end(self, session: str) -> None:
+        self.told.append((session, "end"))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+clock = Clock()
+
+
+class Held:
+    """saving.Holder."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+
+    def hold(self, block_ids: Sequence[int]) -> None:
+        self.blocks += block_ids
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        for block in block_ids:
+            self.blocks.remove(block)
+
+
+class Scene:
+    def __init__(self, groups: list[Group] = GROUPS, num_ranks: int = 1, **options: Any) -> None:
+        clock.now = 0.0
+        self.asker, self.held, self.counters = Asker(), Held(), Counters()
+        saver = Saver(groups, num_ranks, 20, self.held, self.counters)
+        self.side = SchedulerSide(
+            Options(target="x", **options), groups, self.asker, saver, self.counters, engine="e", clock=clock
+        )
+
+    def plan(self, request: Request, num_tokens: int, *tables: list[int]) -> StepPlan:
+        plan = StepPlan()
+        self.side.plan(plan, {request.request_id: num_tokens}, lambda _: tables)
+        assert self.side.check_integrity() == []
+        return plan
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def request(num_tokens: int = 40, name: str = "r") -> Request:
+    return Request(name, list(range(num_tokens)), num_tokens)
+
+
+def hit(num_tokens: int, *stored: int, tiers: tuple[Tier, ...] = ()) -> Answer:
+    return Answer(num_tokens, stored or (num_tokens // 8,), tiers or (Tier.DRAM,) * (num_tokens // 8))
+
+
+# ------------------------------------------------------------------------------------------- promises
+
+
+def test_nothing_is_promised_before_it_is_pinned(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    assert len(scene.asker.asked) == 1
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    scene.asker.asked[0].answer = hit(32)
+    assert scene.side.matched_tokens(one, 0) == (32, True)
+    assert scene.side.matched_tokens(one, 0) == (32, True)  # asked again: nothing has changed
+    assert scene.side.matched_tokens(one, 16) == (16, True)
+    assert len(scene.asker.asked) == 1
+    assert not scene.asker.released
+
+
+def test_a_hit_is_loaded_under_its_lease_until_every_rank_is_done(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40)
+    assert scene.side.matched_tokens(one, 8) == (32, True)
+    scene.side.allocated(one, ([9, 5, 6, 7, 8],), 32)
+    plan = StepPlan()
+    scene.side.plan(plan, {}, lambda _: None)
+    (load,) = plan.loads
+    (part,) = load.parts
+    assert (part.first_block, part.block_ids) == (1, [5, 6, 7, 8])
+    assert part.hashes == b"".join(GROUPS[0].chain(one.block_hashes))
+    assert not scene.asker.released
+    scene.side.loaded({"r"}, set())
+    assert scene.asker.released == scene.asker.asked
+    scene.side.allocated(one, ([9, 5, 6, 7, 8],), 0)  # the engine calls a second time
+    assert len(scene.asker.released) == 1
+
+
+def test_a_failed_load_is_not_tried_again(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40)
+    scene.side.matched_tokens(one, 0)
+    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    scene.side.loaded({"r"}, {"r"})
+    assert scene.side.matched_tokens(one, 0) == MISS
+    assert len(scene.asker.asked) == 1
+    assert scene.counters.take()["misses_load_failed"] == 1
+
+
+def test_silence_is_a_miss_after_a_time(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    clock.now = 0.9
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    clock.now = 1.1
+    assert scene.side.matched_tokens(one, 0) == MISS
+    assert (scene.asker.num_silent, len(scene.asker.released)) == (1, 1)
+    assert scene.side.matched_tokens(one, 0) == MISS
+    assert scene.counters.take() == {"lookups": 1, "misses_timeout": 1}
+
+
+def test_blocks_on_their_way_up_are_given_more_time(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].is_pinned = True
+    clock.now = 5.5
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    clock.now = 6.5
+    assert scene.side.matched_tokens(one, 0) == MISS
+
+
+def test_an_open_breaker_asks_nobody(scene: Scene) -> None:
+    scene.asker.is_open = True
+    one = request()
+    scene.side.arrived(one)
+    assert scene.side.matched_tokens(one, 0) == MISS
+    assert not scene.asker.asked
+    assert scene.counters.take() == {"misses_breaker": 1}
+
+
+def test_a_lost_lease_is_asked_for_again_but_not_for_ever(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    for number in range(1, 4):
+        scene.asker.asked[-1].answer = hit(40)
+        scene.asker.asked[-1].is_lost = True
+        answer = scene.side.matched_tokens(one, 0)
+        assert answer == (PENDING if number < 3 else MISS)
+    assert len(scene.asker.asked) == 3
+    assert len(scene.asker.released) == 3
+
+
+def test_a_pin_that_begins_behind_the_engines_own_blocks_is_renewed(scene: Scene) -> None:
+    """On arrival the engine had two blocks; until it was scheduled one of them was evicted."""
+    local = set(GROUPS[0].chain(request().block_hashes)[:2])
+    scene.side._is_local = local.__contains__
+    one = request()
+    scene.side.arrived(one)
+    assert scene.asker.asked[0].question.first_token == 16
+    scene.asker.asked[0].answer = hit(40)
+    assert scene.side.matched_tokens(one, 8) == PENDING
+    assert scene.asker.asked[1].question.first_token == 8
+
+
+def test_early_leases_are_bounded_and_the_scheduler_is_not(scene: Scene) -> None:
+    scene = Scene(max_early_leases=2)
+    crowd = [request(name=f"r{number}") for number in range(5)]
+    for one in crowd:
+        scene.side.arrived(one)
+    assert len(scene.asker.asked) == 2
+    assert [scene.side.matched_tokens(one, 0) for one in crowd] == [PENDING] * 5
+    assert len(scene.asker.asked) == 5
+
+
+def test_a_request_that_may_not_use_the_cache_does_not(scene: Scene) -> None:
+    one = request()
+    one.skip_reading_prefix_cache = True
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40)
+    assert scene.side.matched_tokens(one, 0) == MISS
+    assert len(scene.asker.released) == 1
+
+
+def test_prompts_shorter_than_a_block_are_not_asked_for(scene: Scene) -> None:
+    one = request(7)
+    scene.side.arrived(one)
+    assert scene.side.matched_tokens(one, 0) == MISS
+    assert not scene.asker.asked
+
+
+def test_small_gains_are_not_loaded() -> None:
+    scene = Scene(min_load_tokens=16)
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(32)
+    assert scene.side.matched_tokens(one, 24) == MISS
+    assert len(scene.asker.released) == 1
+
+
+def test_preemption_starts_anew(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = Answer(0, (0,), cause="misses_nothing_stored")
+    assert scene.side.matched_tokens(one, 0) == MISS
+    one.num_preemptions = 1
+    one.tokens += range(8)
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    assert len(scene.asker.asked[-1].question.hashes) == 12
+
+
+def test_an_abort_during_a_load_keeps_the_lease_until_it_is_over(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40)
+    scene.side.matched_tokens(one, 0)
+    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    scene.side.finished(one)
+    assert not scene.asker.released
+    scene.side.loaded({"r"}, set())
+    assert len(scene.asker.released) == 1
+    assert scene.side.check_integrity() == []
+
+
+def test_hits_are_told_by_tier(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40, tiers=(Tier.DRAM, Tier.DRAM, Tier.NVME, Tier.NVME, Tier.OBJECT))
+    scene.side.matched_tokens(one, 8)
+    assert scene.side.hit_sources(one, 32) == {"host": 8, "disk": 24}
+
+
+def test_a_window_loads_its_end_only() -> None:
+    scene = Scene(WINDOWED)
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40, 5, 10)
+    assert scene.side.matched_tokens(one, 0) == (40, True)
+    scene.side.allocated(one, ([1, 2, 3, 4, 5], [0, 0, 0, 0, 0, 0, 0, 6, 7, 8]), 40)
+    plan = StepPlan()
+    scene.side.plan(plan, {}, lambda _: None)
+    full, window = plan.loads[0].parts
+    assert (full.first_block, full.block_ids) == (0, [1, 2, 3, 4, 5])
+    assert (window.first_block, window.block_ids) == (7, [6, 7, 8])
+    assert len(window.hashes) == 10 * 32
+
+
+# --------------------------------------------------------------------------------------------- saves
+
+
+def test_each_block_is_saved_in_the_step_that_fills_it(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    names = GROUPS[0].chain(one.block_hashes)
+    (save,) = scene.plan(one, 20, [1, 2, 3]).saves
+    assert (save.parent, save.hashes, save.block_ids) == (b"", names[0] + names[1], [1, 2])
+    assert scene.held.blocks == [1, 2]
+    one.num_computed_tokens = 20
+    (save,) = scene.plan(one, 20, [1, 2, 3, 4, 5]).saves
+    assert (save.parent, save.hashes, save.block_ids) == (names[1], b"".join(names[2:5]), [3, 4, 5])
+    scene.side.saved(Acks({1: Ack(1, 2)}))
+    assert scene.held.blocks == [3, 4, 5]
+    assert scene.side.is_busy
+    scene.side.saved(Acks({2: Ack(1, 3)}))
+    assert not scene.held.blocks
+    assert not scene.side.is_busy
+
+
+def test_blocks_are_held_until_every_rank_has_answered() -> None:
+    scene = Scene(num_ranks=2)
+    one = request()
+    scene.side.arrived(one)
+    scene.plan(one, 40, [1, 2, 3, 4, 5])
+    scene.side.saved(Acks({1: Ack(1, 5)}))
+    assert len(scene.held.blocks) == 5
+    scene.side.finished(one)
+    scene.side.saved(Acks({1: Ack(1, 5)}))
+    assert not scene.held.blocks
+
+
+def test_nobody_saves_what_is_stored_or_under_way(scene: Scene) -> None:
+    first, second = request(name="a"), request(name="b")
+    for one in (first, second):
+        scene.side.arrived(one)
+    assert len(scene.plan(first, 40, [1, 2, 3, 4, 5]).saves) == 1
+    assert scene.plan(second, 40, [6, 7, 8, 9, 10]).saves == []
+    third = request(name="c")
+    scene.side.arrived(third)
+    scene.asker.asked[-1].answer = hit(24)
+    scene.side.saved(Acks({1: Ack(1, 5)}))
+    scene.side.matched_tokens(third, 0)  # the lookup says: evicted behind the third block
+    (save,) = scene.plan(third, 40, [11, 12, 13, 14, 15]).saves
+    assert save.block_ids == [14, 15]
+
+
+@pytest.mark.parametrize(
+    ("again", "blocks"), [(Again.NOTHING, []), (Again.REST, [3, 4]), (Again.ALL, [1, 2, 3, 4])]
+)
+def test_what_was_refused_is_tried_again_where_that_helps(
+    scene: Scene, again: Again, blocks: list[int]
+) -> None:
+    one = request(44)
+    scene.side.arrived(one)
+    scene.plan(one, 32, [1, 2, 3, 4])
+    scene.side.saved(Acks({1: Ack(1, 2 if again is not Again.ALL else 0, again)}))
+    one.num_computed_tokens = 32
+    saves = scene.plan(one, 2, [1, 2, 3, 4, 5]).saves
+    assert [block for save in saves for block in save.block_ids] == blocks
+    assert scene.held.blocks == blocks
+
+
+def test_retries_end(scene: Scene) -> None:
+    one = request(44)
+    scene.side.arrived(one)
+    num_saves = 0
+    for job in range(1, 20):
+        num_saves += len(scene.plan(one, 32, [1, 2, 3, 4]).saves)
+        scene.side.saved(Acks({job: Ack(1, 0, Again.REST)}))
+    assert num_saves == 4
+
+
+def test_what_is_held_is_bounded(scene: Scene) -> None:
+    one, two = request(160, "a"), Request("b", list(range(500, 540)), 40)
+    for other in (one, two):
+        scene.side.arrived(other)
+    scene.plan(one, 160, list(range(1, 21)))
+    assert scene.plan(two, 40, [31, 32, 33, 34, 35]).saves == []
+    assert scene.counters.take()["saves_skipped_backpressure"] == 5
+    scene.side.saved(Acks({1: Ack(1, 20)}))
+    (save,) = scene.plan(two, 40, [31, 32, 33, 34, 35]).saves  # later, then
+    assert save.block_ids == [31, 32, 33, 34, 35]
+
+
+def test_a_block_that_is_gone_ends_the_saves_of_its_group() -> None:
+    scene = Scene(WINDOWED)
+    one = request()
+    scene.side.arrived(one)
+    saves = scene.plan(one, 40, [1, 2, 3, 4, 5], [0, 0, 0, 0, 0, 0, 0, 6, 7, 8]).saves
+    assert [save.group for save in saves] == [0]
+    assert scene.counters.take()["saves_skipped_gap"] == 10
+
+
+def test_tokens_that_are_not_verified_are_not_saved(scene: Scene) -> None:
+    """With speculative decoding a step computes more than will be kept."""
+    one = request(30)
+    scene.side.arrived(one)
+    one.num_computed_tokens = 29
+    (save,) = scene.plan(one, 5, [1, 2, 3, 4, 5]).saves
+    assert save.block_ids == [1, 2, 3]
+
+
+def test_prompts_only_if_so_configured() -> None:
+    scene = Scene(save="prompt")
+    one = request(20)
+    scene.side.arrived(one)
+    one.tokens += range(20)
+    (save,) = scene.plan(one, 40, [1, 2, 3, 4, 5]).saves
+    assert save.block_ids == [1, 2]
+
+
+def test_an_adapter_without_a_digest_saves_nothing(scene: Scene) -> None:
+    class Lora:
+        lora_path = "/adapters/a"
+
+    one = request()
+    one.lora_request = Lora()
+    scene.side.arrived(one)
+    assert scene.asker.asked[0].question.adapter_path == "/adapters/a"
+    assert scene.plan(one, 40, [1, 2, 3, 4, 5]).saves == []
+    scene.asker.asked[0].answer = Answer(0, (0,), adapter=bytes(32), cause="misses_nothing_stored")
+    scene.side.matched_tokens(one, 0)
+    (save,) = scene.plan(one, 40, [1, 2, 3, 4, 5]).saves
+    assert save.adapter == bytes(32)
+
+
+# ------------------------------------------------------------------------------------------ lifecycle
+
+
+def test_urgency_follows_the_request(scene: Scene) -> None:
+    one = request(16)
+    scene.side.arrived(one)
+    scene.plan(one, 16, [1, 2])
+    one.num_computed_tokens = 16
+    one.tokens.append(1)
+    scene.plan(one, 1, [1, 2, 3])
+    one.num_computed_tokens = 17
+    scene.plan(one, 1, [1, 2, 3])
+    scene.side.finished(one)
+    assert scene.asker.told == [("e/r", Urgency.PREFILL), ("e/r", Urgency.DECODING), ("e/r", "end")]
+
+
+def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
+    one = request(16)
+    one.kv_transfer_params = {"kvtier_session": "chat"}
+    scene.side.arrived(one)
+    scene.side.finished(one)
+    assert scene.asker.told == [("chat", Urgency.WAITING)]
+
+
+def test_after_a_reset_nothing_old_is_promised_or_skipped(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40)
+    scene.side.matched_tokens(one, 0)
+    scene.side.reset("salt")
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    assert scene.asker.asked[-1].question.salt == "salt"
+    plan = scene.plan(one, 40, [1, 2, 3, 4, 5])
+    assert plan.salt == "salt"
+    assert plan.saves[0].block_ids == [1, 2, 3, 4, 5]

@@ -1,0 +1,343 @@
+"""Options, versions, groups, sessions, identities, pages, acknowledgements: values in, values out."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtier.clients.errors import InvalidRequest, PreconditionFailed
+from kvtier.clients.vllm import identity
+from kvtier.clients.vllm.counters import NAMES, Counters
+from kvtier.clients.vllm.groups import Group, alignment_of, groups_of, why_not
+from kvtier.clients.vllm.guard import harmless
+from kvtier.clients.vllm.options import Options
+from kvtier.clients.vllm.pages import LayerView, PagedGroup
+from kvtier.clients.vllm.plan import Ack, Acks, Again
+from kvtier.clients.vllm.sessions import turn_of
+from kvtier.clients.vllm.versions import SUPPORTED, check_version
+
+MODEL = bytes(range(32))
+
+# ------------------------------------------------------------------------------------------ options
+
+
+def test_options_come_from_the_engines_config() -> None:
+    options = Options.from_config({"target": "unix:///x", "answer_timeout_s": 2, "save": "prompt"})
+    assert (options.target, options.answer_timeout_s, options.save) == ("unix:///x", 2.0, "prompt")
+    assert Options.from_config({}, {"KVTIER_TARGET": "unix:///there"}).target == "unix:///there"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"targt": "x"}, "unknown key 'targt'; known are target"),
+        ({"save": "some"}, "use one of all, prompt, none"),
+        ({"load": "yes"}, "load must be bool"),
+        ({"num_load_threads": True}, "num_load_threads must be int"),
+        ({"num_load_threads": 0}, "between 1 and 64"),
+        ({"min_load_tokens": -1}, "must not be negative"),
+        ({"answer_timeout_s": 0.0}, "above 0"),
+        ({"lease_ttl_s": 3600.0}, "between 1 and 600"),
+        ({"max_unsaved_fraction": 1.0}, "at most 0.9"),
+        ({"model_digest": "zz"}, "hexadecimal"),
+        ({"model_digest": "00"}, "16 to 64 bytes"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_fix(extra: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        Options.from_config(extra, {})
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.7+cpu", "0.32.1.dev3+g123"])
+def test_known_versions_are_served(version: str) -> None:
+    assert check_version(version) == "0.32"
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "0.320.0", "1.0", "dev"])
+def test_unknown_versions_are_refused_by_name(version: str) -> None:
+    with pytest.raises(PreconditionFailed, match=re.escape(f"vLLM {version}, only with {SUPPORTED[0]}")):
+        check_version(version)
+
+
+# ------------------------------------------------------------------------------------------- groups
+
+
+class FullAttentionSpec:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+
+class SlidingWindowSpec:
+    block_size = 32
+    sliding_window = 100
+    extra_retained_tokens = 2
+
+
+class MambaSpec:
+    block_size = 32
+
+
+def config(*specs: Any, algorithm: str = "sha256", **parallel: int) -> tuple[Any, Any]:
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    settings = SimpleNamespace(
+        parallel_config=SimpleNamespace(**parallel),
+        cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm),
+    )
+    return settings, SimpleNamespace(kv_cache_groups=groups)
+
+
+def test_groups_of_a_hybrid_model() -> None:
+    engine, caches = config(FullAttentionSpec(64), SlidingWindowSpec())
+    assert why_not(engine, caches, 32) == ""
+    groups = groups_of(caches, 32)
+    assert groups == [Group(0, 64, 2), Group(1, 32, 1, 102)]
+    assert alignment_of(groups) == 64
+    names = [bytes([i]) * 32 for i in range(5)]
+    assert groups[0].chain(names) == [names[1], names[3]]
+    assert groups[1].chain(names) == names
+    assert groups[1].first_needed(192) == (192 - 102) // 32
+    assert groups[0].first_needed(192) == 0
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (config(MambaSpec()), "MambaSpec"),
+        (config(FullAttentionSpec(48)), "between two hashes"),
+        (config(), "no KV cache"),
+        (config(FullAttentionSpec(32), algorithm="xxhash"), "--prefix-caching-hash-algo sha256"),
+        (config(FullAttentionSpec(32), decode_context_parallel_size=2), "decode_context_parallel_size"),
+    ],
+)
+def test_what_cannot_be_served_is_named(made: tuple[Any, Any], why: str) -> None:
+    assert why in why_not(*made, 32)
+
+
+def test_a_group_that_must_stay_is_not_served() -> None:
+    engine, caches = config(FullAttentionSpec(32))
+    caches.kv_cache_groups[0].enable_kv_transfer = False
+    assert "not for external transfer" in why_not(engine, caches, 32)
+
+
+# ------------------------------------------------------------------------------------------ sessions
+
+
+def asked(params: Any = None, session_id: str | None = None) -> Any:
+    return SimpleNamespace(request_id="7", kv_transfer_params=params, session_id=session_id)
+
+
+def test_a_request_without_a_name_is_its_own_session() -> None:
+    turn = turn_of(asked(), "engine")
+    assert (turn.session, turn.is_last, turn.deadline_s) == ("engine/7", True, None)
+    assert turn_of(asked(), "other").session != turn.session
+
+
+def test_named_sessions_stay_until_their_last_turn() -> None:
+    params = {"kvtier_session": "chat", "kvtier_deadline_s": 2, "kvtier_returns_in_s": 0.5}
+    turn = turn_of(asked(params), "engine")
+    assert turn == ("chat", 2.0, 0.5, False)
+    assert turn_of(asked({**params, "kvtier_last": True}), "engine").is_last
+    assert turn_of(asked(session_id="from the API"), "engine") == ("from the API", None, None, False)
+
+
+@pytest.mark.parametrize("params", ["text", {"kvtier_session": 5}, {"kvtier_session": "x" * 300}])
+def test_hints_that_make_no_sense_are_ignored(params: Any) -> None:
+    assert turn_of(asked(params), "engine").session == "engine/7"
+    for value in (-1, "soon", True, float("nan")):
+        assert turn_of(asked({"kvtier_deadline_s": value}), "engine").deadline_s is None
+
+
+# ---------------------------------------------------------------------------------------- identities
+
+
+def described(**changes: Any) -> Any:
+    plain = {
+        "model": MODEL,
+        "num_layers": 12,
+        "layer_bytes": 2 * 32 * 2 * 64 * 2,
+        "block_tokens": 32,
+        "heads": (2, 64, "bfloat16"),
+        "layout": "L",
+        "shard": "tp=0/1",
+        "domain": "",
+    }
+    return identity.identity_of(**{**plain, **changes})
+
+
+def test_geometry_says_what_is_known() -> None:
+    geometry = described().geometry
+    assert (geometry.num_kv_heads, geometry.head_dim, geometry.dtype, geometry.num_planes) == (
+        2,
+        64,
+        "bfloat16",
+        2,
+    )
+    assert geometry.block_bytes == 12 * 16384
+
+
+def test_a_padded_page_is_opaque_bytes() -> None:
+    geometry = described(layer_bytes=16384 + 96).geometry
+    assert (geometry.dtype, geometry.num_layers, geometry.layer_bytes) == ("int8", 12, 16384 + 96)
+
+
+def test_fragments_are_about_a_megabyte() -> None:
+    assert described(num_layers=12, layer_bytes=1 << 18, heads=(1, 1, "int8")).geometry.layers_per_group == 4
+    assert described(num_layers=7, layer_bytes=1 << 19, heads=(1, 1, "int8")).geometry.layers_per_group == 1
+    assert described(num_layers=12, layers_per_group=6).geometry.layers_per_group == 6
+    with pytest.raises(InvalidRequest, match="use a divisor"):
+        described(num_layers=12, layers_per_group=5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": bytes(32)},
+        {"heads": (2, 64, "float16")},
+        {"layout": "L, isa=amx"},
+        {"shard": "tp=1/2"},
+        {"domain": "tenant"},
+        {"block_tokens": 16, "layer_bytes": 8192},
+    ],
+)
+def test_whatever_differs_is_another_namespace(change: dict[str, Any]) -> None:
+    assert described(**change).to_wire() != described().to_wire()
+
+
+def test_salt_and_adapter_part_namespaces() -> None:
+    plain = described()
+    assert identity.salted(plain, "", b"") == plain
+    salted = identity.salted(plain, "after the weights changed", b"")
+    adapted = identity.salted(plain, "", bytes(32))
+    assert len({one.to_wire().SerializeToString() for one in (plain, salted, adapted)}) == 3
+
+
+def test_model_digest_covers_weights_and_configuration(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    header = b'{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + b"abcd")
+    first = identity.model_digest(str(tmp_path), None, {"rope": 1})
+    assert first == identity.model_digest(str(tmp_path), None, {"rope": 1})
+    assert first != identity.model_digest(str(tmp_path), None, {"rope": 2})
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + b"abcX")
+    assert first != identity.model_digest(str(tmp_path), None, {"rope": 1})
+    assert identity.model_digest("nowhere", None, {}, given="ab" * 16)
+    with pytest.raises(InvalidRequest):
+        identity.model_digest("no/such-model", None, {})
+
+
+def test_adapter_digest_follows_the_files(tmp_path: Path) -> None:
+    assert identity.adapter_digest("") == b""
+    header = b'{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abcd")
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 8}')
+    first = identity.adapter_digest(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    assert len(first) == 32
+    assert identity.adapter_digest(str(tmp_path)) != first
+
+
+# --------------------------------------------------------------------------------------------- pages
+
+
+def view(array: Any) -> LayerView:
+    return LayerView(array.__array_interface__["data"][0], array.shape, array.strides, array.itemsize)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
+def test_pieces_are_the_bytes_of_the_block(order: tuple[int, ...]) -> None:
+    """Whatever the physical order, the same bytes come out and go back to the same elements."""
+    blocks, heads, tokens, content = 6, 2, 4, 8
+    layers = []
+    for seed in range(3):
+        shape = tuple((blocks, heads, tokens, content)[axis] for axis in order)
+        data = np.random.default_rng(seed).integers(0, 1 << 16, shape, np.uint16)
+        layers.append(data.transpose(np.argsort(order)))
+    paged = PagedGroup([view(layer) for layer in layers], blocks)
+    pieces = paged.pieces([4, 1])
+    assert (
+        pieces.addresses.shape[1] * pieces.piece_bytes
+        == paged.block_bytes
+        == 3 * heads * tokens * content * 2
+    )
+    read = [
+        b"".join(_peek(address, pieces.piece_bytes) for address in row) for row in pieces.addresses.tolist()
+    ]
+    for got, block in zip(read, (4, 1), strict=True):
+        inner = sorted(range(1, 4), key=lambda axis: -layers[0].strides[axis])
+        expected = b"".join(
+            layer[block].transpose([axis - 1 for axis in inner]).tobytes() for layer in layers
+        )
+        assert got == expected
+
+
+def test_contiguous_blocks_are_one_piece_a_layer() -> None:
+    paged = PagedGroup([view(np.zeros((6, 2, 4, 8), np.uint16)) for _ in range(3)], 6)
+    assert paged.pieces([0]).addresses.shape == (1, 3)
+
+
+def test_what_is_no_paged_cache_is_refused() -> None:
+    good = np.zeros((6, 2, 4, 8), np.uint16)
+    with pytest.raises(PreconditionFailed, match="differ in shape"):
+        PagedGroup([view(good), view(np.zeros((6, 2, 4, 4), np.uint16))], 6)
+    with pytest.raises(PreconditionFailed, match="manages 7"):
+        PagedGroup([view(good)], 7)
+    with pytest.raises(PreconditionFailed, match="without layers"):
+        PagedGroup([], 6)
+    with pytest.raises(ValueError, match="block ids"):
+        PagedGroup([view(good)], 6).pieces([6])
+
+
+def _peek(address: int, num_bytes: int) -> bytes:
+    import ctypes
+
+    return ctypes.string_at(address, num_bytes)
+
+
+# ---------------------------------------------------------------------------------------- bookkeeping
+
+
+def test_acks_of_ranks_add_up_to_what_all_have() -> None:
+    first = Acks({1: Ack(1, 5), 2: Ack(1, 3, Again.REST)})
+    first.add(Acks({1: Ack(1, 2, Again.ALL), 3: Ack(1, 1)}))
+    assert first.by_job == {1: Ack(2, 2, Again.ALL), 2: Ack(1, 3, Again.REST), 3: Ack(1, 1)}
+
+
+def test_counters_are_taken_once() -> None:
+    counters = Counters()
+    counters.add("hits")
+    counters.add("hits", 2)
+    assert counters.take() == {"hits": 3}
+    assert counters.take() == {}
+    with pytest.raises(AssertionError):
+        counters.add("no such name")
+    assert all(meaning.endswith(".") for meaning in NAMES.values())
+
+
+def test_a_hook_that_fails_is_counted_and_answers_nothing() -> None:
+    logged = []
+
+    class Hooks:
+        counters = Counters()
+        log = SimpleNamespace(exception=lambda *arguments: logged.append(arguments))
+
+        @harmless(lambda: "nothing")
+        def breaks_only_here(self) -> str:
+            raise RuntimeError("a bug")
+
+    hooks = Hooks()
+    assert [hooks.breaks_only_here() for _ in range(3)] == ["nothing"] * 3
+    assert hooks.counters.take() == {"hook_errors": 3}
+    assert len(logged) == 1  # not once a step
+
+
+def test_the_package_is_loaded_by_nobody_else() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, kvtier.clients; print([m for m in sys.modules if 'vllm' in m])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+    assert replace(Options(), save="none").save == "none"
