@@ -1,0 +1,321 @@
+"""The agent's thread and the worker's threads as they run in an engine, against a FakeAppliance."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtier.clients import Urgency
+from kvtier.clients.errors import Overloaded
+from kvtier.clients.vllm.agent import Agent
+from kvtier.clients.vllm.counters import Counters
+from kvtier.clients.vllm.groups import Group
+from kvtier.clients.vllm.identity import identity_of
+from kvtier.clients.vllm.lookups import Asked, Question
+from kvtier.clients.vllm.options import Options
+from kvtier.clients.vllm.plan import Ack, Again, Load, Part, Save, StepPlan
+from kvtier.clients.vllm.worker import WorkerSide
+from kvtier.testing import FakeAppliance
+
+from .engine import HASH_TOKENS, LAYERS, PAGE_BYTES, PagedCache, content, hashes_of
+
+WAIT_S = 20.0
+GROUPS = [Group(0, 8, 8 // HASH_TOKENS)]
+TWO = [*GROUPS, Group(1, 4, 1, window_tokens=10)]
+HASHES = tuple(hashes_of(range(48)))
+OPTIONS = Options(target="in this process", num_load_threads=1, lease_ttl_s=30.0)
+
+
+def identities(groups: list[Group], rank: int = 0) -> list[Any]:
+    return [
+        identity_of(
+            bytes(32), LAYERS, PAGE_BYTES, g.block_tokens, (1, 1, "int8"), "t", f"tp={rank},g={g.index}", ""
+        )
+        for g in groups
+    ]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    pause, deadline_s = threading.Event(), time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline_s, "it never came"
+        pause.wait(0.002)
+
+
+@pytest.fixture
+def appliance() -> Iterator[FakeAppliance]:
+    made = FakeAppliance(capacity_bytes=8 << 20)
+    yield made
+    assert made.check_integrity() == []
+
+
+def store(appliance: FakeAppliance, group: Group, num_blocks: int, rank: int = 0) -> None:
+    with appliance.client(name="store") as client:
+        namespace = client.register(identities(TWO, rank)[group.index])
+        names = group.chain(HASHES)[:num_blocks]
+        client.put(
+            namespace, names, np.concatenate([content(name, group.index).reshape(-1) for name in names])
+        )
+
+
+class Scene:
+    """An agent and what it answered."""
+
+    def __init__(self, appliance: FakeAppliance, groups: list[Group], num_ranks: int = 1) -> None:
+        self.appliance = appliance
+        self.counters = Counters()
+        ranks = [identities(groups, rank) for rank in range(num_ranks)]
+        self.agent = Agent(
+            OPTIONS, groups, ranks, lambda: appliance.async_client(name="agent"), self.counters
+        )
+
+    def ask(self, **question: Any) -> Asked:
+        asked = self.agent.ask(Question("session", HASHES, **question))
+        wait_for(lambda: asked.answer is not None)
+        return asked
+
+    @property
+    def num_leases(self) -> int:
+        return len(self.appliance.server.books.holds)
+
+
+@pytest.fixture
+def scene(appliance: FakeAppliance) -> Iterator[Callable[..., Scene]]:
+    scenes: list[Scene] = []
+
+    def make(groups: list[Group] = GROUPS, num_ranks: int = 1) -> Scene:
+        scenes.append(Scene(appliance, groups, num_ranks))
+        return scenes[-1]
+
+    yield make
+    for made in scenes:
+        made.agent.close()
+
+
+def told(asked: Asked) -> tuple[int, tuple[int, ...]]:
+    assert asked.answer is not None
+    return asked.answer.num_tokens, asked.answer.stored
+
+
+# ---------------------------------------------------------------------------------------- the agent
+
+
+def test_what_is_stored_is_pinned_until_it_is_released(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 4)
+    here = scene()
+    asked = here.ask()
+    assert told(asked) == (32, (4,))
+    assert here.num_leases == 1
+    assert appliance.evict_all() == 0
+    here.agent.release(asked)
+    here.agent.release(asked)
+    wait_for(lambda: here.num_leases == 0)
+
+
+def test_nothing_beyond_the_engines_own_blocks_is_a_miss(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 2)
+    here = scene()
+    assert told(here.ask(first_token=16)) == (0, (2,))
+    assert told(here.ask(first_token=24)) == (0, (2,))
+    assert here.num_leases == 0
+
+
+def test_a_hit_is_what_every_rank_has(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 5, rank=0)
+    store(appliance, GROUPS[0], 3, rank=1)
+    here = scene(num_ranks=2)
+    assert told(here.ask()) == (24, (3,))
+    assert here.num_leases == 2
+
+
+def test_a_hit_is_what_every_group_has(appliance: FakeAppliance, scene: Any) -> None:
+    """40 tokens of the one, 36 of the other: 32 in common; of the window only its end is pinned."""
+    store(appliance, TWO[0], 5)
+    store(appliance, TWO[1], 9)
+    here = scene(TWO)
+    asked = here.ask()
+    assert told(asked) == (32, (5, 9))
+    held = [len(hold.keys) for hold in here.appliance.server.books.holds.values()]
+    assert sorted(held) == [3, 4]
+
+
+def test_a_group_that_is_missing_is_a_miss(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, TWO[0], 5)
+    here = scene(TWO)
+    assert told(here.ask()) == (0, (5, 0))
+    assert here.num_leases == 0
+
+
+def test_an_answer_that_nobody_wants_any_more_pins_nothing(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 4)
+    here = scene()
+    asked = here.agent.ask(Question("session", HASHES))
+    here.agent.release(asked)
+    wait_for(lambda: asked.answer is not None)
+    here.ask(first_token=40)
+    wait_for(lambda: here.num_leases == 0)
+
+
+def test_salt_hides_what_was_stored_before(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 4)
+    assert told(scene().ask(salt="later"))[0] == 0
+
+
+def test_an_adapter_that_cannot_be_read_is_a_miss(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 4)
+    here = scene()
+    assert here.ask(adapter_path="/no/such/adapter").answer.cause == "misses_error"
+    assert here.agent.allows()
+
+
+def test_an_appliance_that_is_gone_opens_the_breaker_and_closes_it(
+    appliance: FakeAppliance, scene: Any
+) -> None:
+    store(appliance, GROUPS[0], 4)
+    here = scene()
+    appliance.unavailable = True
+    assert here.ask().answer.cause == "misses_error"
+    assert not here.agent.allows()
+    assert here.counters.take()["breaker_openings"] == 1
+    appliance.unavailable = False
+    wait_for(here.agent.allows)
+    assert told(here.ask())[0] == 32
+    assert here.agent.allows()
+
+
+def test_a_full_appliance_is_a_miss_and_no_reason_to_stop(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 4)
+    here = scene()
+    here.ask()
+    appliance.fail_next(Overloaded("no lease left", reason="TOO_MANY_IN_FLIGHT"))
+    assert here.ask().answer.cause == "misses_error"
+    assert here.agent.allows()
+    assert told(here.ask())[0] == 32
+
+
+def test_restart_is_survived(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 4)
+    here = scene()
+    here.ask()
+    appliance.restart()
+    assert told(here.ask()) == (0, (0,))
+    store(appliance, GROUPS[0], 3)
+    assert told(here.ask()) == (24, (3,))
+
+
+def test_only_the_latest_word_about_a_session_is_sent(appliance: FakeAppliance, scene: Any) -> None:
+    store(appliance, GROUPS[0], 2)
+    here = scene()
+    here.agent.release(here.ask())
+    for _ in range(20):
+        for urgency in (Urgency.PREFILL, Urgency.DECODING):
+            here.agent.tell("session", urgency)
+    here.agent.end("session")
+    wait_for(lambda: "EndSession" in appliance.calls)
+    assert appliance.calls.count("UpdateSession") <= 2
+
+
+# --------------------------------------------------------------------------------------- the worker
+
+
+class Worker:
+    """Threads over one paged cache."""
+
+    def __init__(self, appliance: FakeAppliance) -> None:
+        self.cache = PagedCache(GROUPS, 12)
+        self.counters = Counters()
+        self.side = WorkerSide(
+            OPTIONS,
+            self.cache.paged,
+            identities(GROUPS),
+            lambda: appliance.client(name="worker"),
+            self.counters,
+        )
+
+    def load(self, *loads: Load) -> tuple[set[str], set[str]]:
+        finished: set[str] = set()
+        failed: set[str] = set()
+        self.side.start_loads(StepPlan(loads=list(loads)))
+
+        def all_over() -> bool:
+            now = self.side.take_loaded()
+            finished.update(now[0])
+            failed.update(now[1])
+            return len(finished) == len(loads)
+
+        wait_for(all_over)
+        return finished, failed
+
+    def save(self, *saves: Save) -> dict[int, Ack]:
+        acks: dict[int, Ack] = {}
+        self.side.start_saves(StepPlan(saves=list(saves)))
+
+        def all_over() -> bool:
+            acks.update(self.side.take_acks().by_job)
+            return len(acks) == len(saves)
+
+        wait_for(all_over)
+        return acks
+
+
+@pytest.fixture
+def worker(appliance: FakeAppliance) -> Iterator[Worker]:
+    made = Worker(appliance)
+    yield made
+    made.side.close()
+
+
+NAMES = GROUPS[0].chain(HASHES)
+
+
+def save_of(job: int, first: int, block_ids: list[int]) -> Save:
+    names = NAMES[first : first + len(block_ids)]
+    return Save(job, 0, "session", NAMES[first - 1] if first else b"", b"".join(names), block_ids)
+
+
+def load_of(name: str, first: int, block_ids: list[int]) -> Load:
+    hashes = b"".join(NAMES[: first + len(block_ids)])
+    return Load(name, "session", parts=[Part(0, hashes, first, block_ids)])
+
+
+def test_saved_blocks_come_back_into_other_pages(worker: Worker) -> None:
+    for block, name in zip([3, 5, 7], NAMES, strict=False):
+        worker.cache.write(0, block, content(name, 0))
+    assert worker.save(save_of(1, 0, [3, 5]), save_of(2, 2, [7])) == {1: Ack(1, 2), 2: Ack(1, 1)}
+    assert worker.load(load_of("all", 0, [8, 9, 10]), load_of("end", 2, [11])) == ({"all", "end"}, set())
+    for block, name in zip([8, 9, 10, 11], [*NAMES[:3], NAMES[2]], strict=True):
+        assert worker.cache.is_right(0, block, name)
+    assert worker.counters.take()["load_blocks"] == 4
+
+
+def test_a_load_of_what_is_not_there_fails(worker: Worker) -> None:
+    worker.save(save_of(1, 0, [3]))
+    assert worker.load(load_of("too much", 0, [8, 9])) == ({"too much"}, {"too much"})
+    assert worker.load(Load("nothing", "s"), load_of("one", 0, [8])) == ({"nothing", "one"}, {"nothing"})
+
+
+def test_a_load_that_breaks_off_fails(appliance: FakeAppliance, worker: Worker) -> None:
+    worker.save(save_of(1, 0, [3]))
+    appliance.unavailable = True
+    assert worker.load(load_of("gone", 0, [8])) == ({"gone"}, {"gone"})
+    bad = Load("bad", "s", parts=[Part(0, b"".join(NAMES[:1]), 0, [99])])
+    assert worker.load(bad) == ({"bad"}, {"bad"})
+
+
+def test_orphans_and_a_gone_appliance_are_told_apart(appliance: FakeAppliance, worker: Worker) -> None:
+    assert worker.save(save_of(1, 1, [4])) == {1: Ack(1, 0, Again.ALL)}
+    appliance.unavailable = True
+    assert worker.save(save_of(2, 0, [3]), save_of(3, 0, [3])) == {2: Ack(1, 0), 3: Ack(1, 0)}
+    counted = worker.counters.take()
+    assert (counted["save_failures"], counted["saves_skipped_breaker"]) == (1, 1)
+
+
+def test_what_was_never_begun_is_reported_as_over(worker: Worker) -> None:
+    plan = StepPlan(loads=[load_of("r", 0, [8])], saves=[save_of(1, 0, [3])])
+    worker.side.fail_loads(plan)
+    worker.side.drop_saves(plan)
+    assert worker.side.take_loaded() == ({"r"}, {"r"})
+    assert worker.side.take_acks().by_job == {1: Ack(1, 0)}
