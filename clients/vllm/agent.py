@@ -26,6 +26,7 @@ from .lookups import Answer, Asked, Question
 from .options import Options
 
 MAX_TASKS = 256  # lookups at a time
+PROBE_PERIOD_S = 1.0  # while the appliance does not answer
 TELL_DELAY_S = 0.005  # a session that hurries through its states is told once
 FAILED = Answer(cause="misses_error")
 
@@ -42,7 +43,7 @@ class Agent:
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.breaker = Breaker(clock=clock)
+        self.breaker = Breaker(max_pause_s=PROBE_PERIOD_S, clock=clock)
         self._options = options
         self._groups = list(groups)
         self._ranks = [list(identities) for identities in ranks]
@@ -106,6 +107,7 @@ class Agent:
         self._finder = Finder(self._client, self._groups, options.lease_ttl_s, options.promote_timeout_s)
         self._spawn(self._keep_alive())
         self._spawn(self._tell_all())
+        self._spawn(self._probe())
         self._is_up.set()
         await self._stopped.wait()
         for task in list(self._tasks):
@@ -124,6 +126,21 @@ class Agent:
     def _failed(self, problem: Exception) -> None:
         if self.breaker.failed(problem):
             self._counters.add("breaker_openings")
+
+    async def _probe(self) -> None:
+        """Connect before the first request needs it, and again when the appliance is back: no request has
+        to be the one that finds out."""
+        is_new = True
+        while True:
+            if is_new or (self.breaker.is_open and self.breaker.allows()):
+                is_new = False
+                try:
+                    await self._registered("", b"")
+                    await self._client.info
+                    self.breaker.succeeded()
+                except KvtierError as problem:
+                    self._failed(problem)
+            await asyncio.sleep(PROBE_PERIOD_S / 4)
 
     # ----------------------------------------------------------------------------------- lookups
 

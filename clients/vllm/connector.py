@@ -165,7 +165,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         if device.type != "cpu":
             self._go_dark(f"the KV cache is on {device}; only host memory is served so far")
             return
-        make_client = partial(client_of, self.options, f"vllm-{self._engine}", self.options.load_timeout_s)
+        make_client = partial(client_of, self.options, f"vllm-{self._engine}")
         self._worker = WorkerSide(self.options, paged, self._identities, make_client, self.counters)
 
     @harmless(lambda: None)

@@ -28,7 +28,8 @@ from .threads import run_aside
 
 HASH_BYTES = 32
 STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
-SILENT_TIMEOUT_S = 0.05  # while the daemon does not answer: shared memory may still do
+LOAD_STAGING_BYTES = 1 << 16  # loads need none
+SILENT_TIMEOUT_S = 0.5  # while the daemon does not answer: shared memory may still do
 SAVE_NICENESS = 5  # nobody waits for a save
 MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
 
@@ -41,7 +42,7 @@ class WorkerSide:
         options: Options,
         groups: Sequence[PagedGroup],
         identities: Sequence[NamespaceIdentity],
-        make_client: Callable[[], Client],
+        make_client: Callable[[int], Client],
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[str, Callable[[], None], int], threading.Thread] = run_aside,
@@ -110,7 +111,7 @@ class WorkerSide:
     # ------------------------------------------------------------------------------------- loads
 
     def _serve_loads(self) -> None:
-        link = _Link(self._make_client(), self._identities)
+        link = self._linked(LOAD_STAGING_BYTES)
         while (item := self._loads.get()) is not None:
             load, salt = item
             started_at = time.monotonic()
@@ -164,7 +165,7 @@ class WorkerSide:
     # ------------------------------------------------------------------------------------- saves
 
     def _serve_saves(self) -> None:
-        link = _Link(self._make_client(), self._identities)
+        link = self._linked(self._options.staging_bytes)
         while (item := self._saves.get()) is not None:
             save, salt = item
             started_at = time.monotonic()
@@ -206,6 +207,16 @@ class WorkerSide:
                 return Ack(1, number, Again.ALL if is_orphan else Again.REST)
         return Ack(1, len(report.outcomes))
 
+    def _linked(self, staging_bytes: int) -> "_Link":
+        """Connect before the first request needs it; an appliance that is not there yet is found later."""
+        link = _Link(self._make_client(staging_bytes), self._identities)
+        try:
+            for group in range(len(self._identities)):
+                link.namespace(group, "", b"")
+        except Exception as problem:
+            self._failed_call(problem)
+        return link
+
     def _failed_call(self, problem: Exception) -> None:
         if not isinstance(problem, KvtierError):
             self._counters.add("hook_errors")
@@ -229,8 +240,9 @@ class _Link:
         return self._namespaces[key]
 
 
-def client_of(options: Options, name: str, timeout_s: float) -> Client:
+def client_of(options: Options, name: str, staging_bytes: int) -> Client:
     """Make a client for a thread of a worker."""
+    timeout_s = max(options.load_timeout_s, options.save_timeout_s)
     timeout = Timeout(call_s=timeout_s, connect_s=min(1.0, timeout_s), grace_s=0.5)
-    limits = Limits(staging_bytes=options.staging_bytes)
+    limits = Limits(staging_bytes=staging_bytes)
     return Client(options.target, name=name, domain=options.domain, timeout=timeout, limits=limits)

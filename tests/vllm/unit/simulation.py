@@ -138,7 +138,7 @@ class Simulation:
             options,
             self.cache.paged,
             identities,
-            lambda: appliance.client(name="worker"),
+            lambda _: appliance.client(name="worker"),
             self.counters,
             run=self.inline.run,
         )
