@@ -367,7 +367,10 @@ class Service:
         created = self.planner.inspection.session(session_id) is None
         back_at = self._deadline(Caller(), request.back_in_ms, float("inf"))
         urgency = checks.urgency(request.urgency)
-        self.appliance.step(events.SessionUpdated(client.id, session_id, urgency, deadline_at, back_at))
+        num_decoded = request.num_decoded_tokens
+        self.appliance.step(
+            events.SessionUpdated(client.id, session_id, urgency, deadline_at, back_at, num_decoded)
+        )
         return pb.UpdateSessionResponse(created=created)
 
     def fork_session(

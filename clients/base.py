@@ -198,6 +198,7 @@ class Operations:
         urgency: Urgency,
         deadline_s: float | None = None,
         back_in_s: float | None = None,
+        num_decoded_tokens: int = 0,
     ) -> Operation[None]:
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.UpdateSessionRequest(
@@ -206,6 +207,7 @@ class Operations:
             urgency=wire_urgency(urgency),
             deadline_ms=milliseconds(deadline_s or 0.0),
             back_in_ms=milliseconds(back_in_s or 0.0),
+            num_decoded_tokens=num_decoded_tokens,
         )
         yield from self.call(attachment, "UpdateSession", request, self.deadline(None))
 

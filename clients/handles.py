@@ -107,15 +107,24 @@ class Session:
         self.session_id = session_id
 
     def update(
-        self, urgency: Urgency, deadline_s: float | None = None, back_in_s: float | None = None
+        self,
+        urgency: Urgency,
+        deadline_s: float | None = None,
+        back_in_s: float | None = None,
+        num_decoded_tokens: int = 0,
     ) -> None:
         """Say how soon the session needs its blocks.
 
         `deadline_s` is when what it waits for is due; `back_in_s` is when it expects to return ("tool call,
-        back in 30 s"): its blocks are brought up shortly before.
+        back in 30 s"): its blocks are brought up shortly before; `num_decoded_tokens` is how long the answer
+        was that it got since its last request, from which the appliance learns when it will return.
         """
         operations = self._client.operations
-        self._client.run(partial(operations.update_session, self.session_id, urgency, deadline_s, back_in_s))
+        self._client.run(
+            partial(
+                operations.update_session, self.session_id, urgency, deadline_s, back_in_s, num_decoded_tokens
+            )
+        )
 
     def fork(self, new_session_id: str) -> "Session":
         """Return a new session that holds the blocks of this one; of none when this one has ended."""

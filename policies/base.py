@@ -147,25 +147,34 @@ class Use(NamedTuple):
 
 
 class SessionChange(NamedTuple):
-    """A session changed its urgency, or said when it will be back."""
+    """A session changed its urgency, or said when it will be back, or how much was decoded for it."""
 
     now: float
     session: int
     urgency: int
     back_at: float = float("inf")  # when it expects to need its blocks again; inf: it did not say
+    num_decoded_tokens: int = 0  # since its last request; 0: it did not say
 
 
 class Newcomer(NamedTuple):
     """Blocks about to enter a tier: new ones of a put, or one that is spilled from a faster tier."""
 
     now: float
-    parent: int  # row of the block that the first one continues; negative: it starts a chain
+    parent: int  # row of the last block before it that has one; negative: it starts a chain
     position: int  # of the first one
     num_blocks: int
     session: int
     urgency: int
     prefix_hashes: Sequence[bytes] = ()  # of a put, in chain order: these blocks have no rows yet
     row: int = -1  # its row when it is stored already (a spill)
+
+    def after(self, num_blocks: int) -> "Newcomer":
+        """Return what is left when its first blocks have a place; `parent` stays, they have no rows yet."""
+        return self._replace(
+            position=self.position + num_blocks,
+            num_blocks=self.num_blocks - num_blocks,
+            prefix_hashes=self.prefix_hashes[num_blocks:],
+        )
 
 
 class Victim(NamedTuple):

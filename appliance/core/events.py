@@ -196,6 +196,7 @@ class SessionUpdated:
     urgency: Urgency
     deadline_at: float = float("inf")
     back_at: float = float("inf")  # when it expects to need its blocks again; inf: it did not say
+    num_decoded_tokens: int = 0  # since its last request; 0: it did not say
 
 
 @dataclass(slots=True)

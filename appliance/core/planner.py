@@ -252,7 +252,9 @@ class Planner:
     def _session_updated(self, event: ev.SessionUpdated) -> None:
         session = self.sessions.claim(event.session_id, event.client)
         was_away = session.urgency >= Urgency.WAITING
-        self.sessions.update(session, event.urgency, event.deadline_at, event.back_at)
+        self.sessions.update(
+            session, event.urgency, event.deadline_at, event.back_at, event.num_decoded_tokens
+        )
         if was_away and event.urgency in (Urgency.QUEUED, Urgency.PREFILL):
             self.prefetching.arrived(self.sessions.rows(session))
 

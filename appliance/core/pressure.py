@@ -98,7 +98,7 @@ class Pressure:
         step, num_left = Step.NOTHING, 0
         wanted = min(num_blocks, MAX_STEPS)
         while num_left < wanted:
-            step, num_run = self._give_up(tier, wanted - num_left, newcomer)
+            step, num_run = self._give_up(tier, wanted - num_left, newcomer.after(num_left))
             if step in (Step.NOTHING, Step.DECLINED):
                 break
             num_left += num_run
@@ -199,9 +199,10 @@ class Pressure:
             self._residency.now,
             catalog.parent[row],
             catalog.position[row],
-            1,
-            0,
-            catalog.urgency[row],
+            num_blocks=1,
+            session=0,
+            urgency=catalog.urgency[row],
+            prefix_hashes=(catalog.prefix_hash[row],),
             row=row,
         )
         return self._admissions[lower].admits(newcomer, None)

@@ -133,9 +133,11 @@ class PutJob:
         namespace = self.namespace
         reserve_many = self._residency.put_room.reserve_many
         places = reserve_many(namespace.domain, namespace.fragment_bytes, num_blocks)
-        missing = num_blocks - len(places) // namespace.num_groups
+        num_placed = len(places) // namespace.num_groups
+        missing = num_blocks - num_placed
         if missing:
-            step = self._pressure.make_room(Tier.DRAM, missing, self._newcomer(num_blocks))
+            newcomer = self._newcomer(num_blocks).after(num_placed)
+            step = self._pressure.make_room(Tier.DRAM, missing, newcomer)
             self._is_declined = step is Step.DECLINED
             places += reserve_many(namespace.domain, namespace.fragment_bytes, missing)
         return places

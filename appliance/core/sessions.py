@@ -75,23 +75,25 @@ class Sessions:
         return session
 
     def update(
-        self, session: Session, urgency: Urgency, deadline_at: float, back_at: float = float("inf")
+        self,
+        session: Session,
+        urgency: Urgency,
+        deadline_at: float,
+        back_at: float = float("inf"),
+        num_decoded_tokens: int = 0,
     ) -> None:
         """Change how soon a session needs its blocks; `back_at`: it said when it will need them again."""
         session.deadline_at = deadline_at
         residency = self._residency
         if back_at < float("inf"):
-            residency.story.tell(
-                residency.now, session.id, "session_back_in", f"{back_at - residency.now:.3g} s"
-            )
+            back_in = f"{back_at - residency.now:.3g} s"
+            residency.story.tell(residency.now, session.id, "session_back_in", back_in)
+        if urgency != session.urgency or back_at < float("inf") or num_decoded_tokens:
+            change = SessionChange(residency.now, session.number, urgency, back_at, num_decoded_tokens)
+            residency.audience.session_changed(change)
         if urgency == session.urgency:
-            if back_at < float("inf"):
-                residency.audience.session_changed(
-                    SessionChange(residency.now, session.number, urgency, back_at)
-                )
             return
         residency.story.tell(residency.now, session.id, "session_urgency", urgency.name.lower())
-        residency.audience.session_changed(SessionChange(residency.now, session.number, urgency, back_at))
         was_decoding = session.urgency is Urgency.DECODING
         session.urgency = urgency
         catalog = residency.catalog

@@ -951,6 +951,7 @@ class UpdateSessionRequest(_message.Message):
     URGENCY_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     BACK_IN_MS_FIELD_NUMBER: _builtins.int
+    NUM_DECODED_TOKENS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     session_id: _builtins.str
     urgency: _types_pb2.Urgency.ValueType
@@ -960,6 +961,10 @@ class UpdateSessionRequest(_message.Message):
     """When it expects to need its blocks again ("tool call, back in 30 s"), from now; 0 means it does not know.
     They are brought up shortly before.
     """
+    num_decoded_tokens: _builtins.int
+    """Tokens that were decoded since the session's last request; 0 means it does not say. How long an answer
+    took to write says much about when its reader will be back.
+    """
     def __init__(
         self,
         *,
@@ -968,10 +973,11 @@ class UpdateSessionRequest(_message.Message):
         urgency: _types_pb2.Urgency.ValueType = ...,
         deadline_ms: _builtins.int = ...,
         back_in_ms: _builtins.int = ...,
+        num_decoded_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_in_ms", b"back_in_ms", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "session_id", b"session_id", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_in_ms", b"back_in_ms", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "num_decoded_tokens", b"num_decoded_tokens", "session_id", b"session_id", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
