@@ -37,6 +37,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..base import Settings
+from ..buffers import address_of
 from ..chain_store import ChainStore
 from ..guard import PLUGIN_BUG, Guard
 from ..options import Limits, Timeout
@@ -46,7 +47,7 @@ from .lanes import Lane
 from .lookups import TierLookups
 from .options import TierOptions
 from .runs import group_of, hash_of, is_usable, runs_of, session_of
-from .transfers import Done, Job, Transfers
+from .transfers import Done, Job, Pool, Transfers
 
 T = TypeVar("T")
 
@@ -116,10 +117,10 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
         """Make the threads, and for each of them a connection that is opened when it is used."""
         options = self.options
         num_rows = len(primary_kv_view)
-        rows = np.asarray(primary_kv_view).reshape(num_rows, self.block_size_bytes).view(np.uint8)
-        self._probes = self._transfers(rows, options.lookup_timeout_s)
-        self._stores = self._transfers(rows, options.store_timeout_s, options.staging_bytes)
-        self._loads = self._transfers(rows, options.load_timeout_s)
+        pool = Pool(address_of(np.asarray(primary_kv_view)), num_rows, self.block_size_bytes)
+        self._probes = self._transfers(pool, options.lookup_timeout_s)
+        self._stores = self._transfers(pool, options.store_timeout_s, options.staging_bytes)
+        self._loads = self._transfers(pool, options.load_timeout_s)
         max_waiting = max(1, int(num_rows * options.max_waiting_fraction))
         self.store_lane: Lane[Job, Done] = Lane("kvtier-store", self._stores.store, _undone, max_waiting)
         self.load_lane: Lane[Job, Done] = Lane("kvtier-load", self._loads.load, _undone, num_rows)
@@ -180,8 +181,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             self.identity = replace(self.identity, epoch=uuid.uuid4().hex)
 
     def shutdown(self) -> None:
-        """Stop all threads and let go of the pool. Raises RuntimeError when a copy still runs: vLLM then
-        leaves the pool mapped."""
+        """Stop all threads. Raises RuntimeError when a copy still runs: vLLM then leaves the pool mapped."""
         self.lookups.shutdown()
         stopped = [self.store_lane.stop(STOP_S), self.load_lane.stop(STOP_S)]
         if not all(stopped):
@@ -210,7 +210,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------- internals
 
-    def _transfers(self, rows: Any, timeout_s: float, staging_bytes: int = 0) -> Transfers:
+    def _transfers(self, pool: Pool, timeout_s: float, staging_bytes: int = 0) -> Transfers:
         options = self.options
         settings = Settings.from_env()
         client = Client(
@@ -221,7 +221,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             limits=Limits(staging_bytes=max(staging_bytes, 2 << 20)),
         )
         store = ChainStore(client, self.guard, timeout_s)
-        return Transfers(store, lambda group: self.identity.namespace(group), rows)
+        return Transfers(store, lambda group: self.identity.namespace(group), pool)
 
     def _submit(self, lane: Lane[Job, Done], given: TransferJob, cause: str) -> None:
         try:

@@ -10,12 +10,34 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from ..buffers import Pieces
 from ..chain_store import ChainStore
-from ..extents import U8
 from ..namespace import NamespaceIdentity
 from .runs import Run, hash_of, in_order_of_asking
 
 MAX_GAPS = 16  # of one lookup; behind more of them nothing is found
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The primary pool as addresses: `num_rows` rows of `row_bytes` each, back to back.
+
+    No view of its memory is kept anywhere, because vLLM unmaps it at its end and cannot while one exists; who
+    uses a Pool must have ended before that.
+    """
+
+    address: int
+    num_rows: int
+    row_bytes: int
+
+    def rows(self, numbers: Sequence[int]) -> Pieces:
+        """Return rows as memory of blocks. Raises IndexError for a row that is not there."""
+        rows = np.array(numbers, np.int64)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.num_rows:
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of a pool of {self.num_rows}")
+        return Pieces((self.address + rows * self.row_bytes)[:, None], self.row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +72,13 @@ class Done:
 class Transfers:
     """Work of one thread. Not thread-safe."""
 
-    def __init__(self, store: ChainStore, identity_of: Callable[[int], NamespaceIdentity], rows: U8) -> None:
-        """`rows` is the primary pool, uint8, shape (num_chunks, row_bytes); `identity_of` a cache group."""
+    def __init__(
+        self, store: ChainStore, identity_of: Callable[[int], NamespaceIdentity], pool: Pool
+    ) -> None:
+        """`identity_of` a cache group is its namespace's."""
         self._store = store
         self._identity_of = identity_of
-        self._rows: U8 | None = rows
+        self._pool = pool
 
     def store(self, job: Job) -> Done:
         """Store what is not stored yet. What cannot be stored is missing in the answer, and counted."""
@@ -83,8 +107,7 @@ class Transfers:
         return found
 
     def close(self) -> None:
-        """Let go of the pool and of the connection."""
-        self._rows = None
+        """Let go of the connection."""
         self._store.close()
 
     # ---------------------------------------------------------------------------------- internals
@@ -98,21 +121,14 @@ class Transfers:
             num_chunks, num_moved = move(run, job.session)
             keys += run.keys[:num_chunks]
             num_sent += num_moved
-        row_bytes = 0 if self._rows is None else self._rows.shape[1]
-        return Done(job, tuple(keys), num_sent * row_bytes, time.monotonic() - began_at)
+        return Done(job, tuple(keys), num_sent * self._pool.row_bytes, time.monotonic() - began_at)
 
     def _store_run(self, run: Run, session: str) -> tuple[int, int]:
-        stored = self._store.store(
-            self._identity_of(run.group), run.hashes, self._memory(run), parent=run.parent, session=session
-        )
+        identity, rows = self._identity_of(run.group), self._pool.rows(run.rows)
+        stored = self._store.store(identity, run.hashes, rows, parent=run.parent, session=session)
         return stored.num_blocks, stored.num_sent
 
     def _load_run(self, run: Run, session: str) -> tuple[int, int]:
-        num_blocks = self._store.load(
-            self._identity_of(run.group), run.hashes, self._memory(run), session=session
-        )
+        identity, rows = self._identity_of(run.group), self._pool.rows(run.rows)
+        num_blocks = self._store.load(identity, run.hashes, rows, session=session)
         return num_blocks, num_blocks
-
-    def _memory(self, run: Run) -> list[U8]:
-        assert self._rows is not None, "used after close"
-        return [self._rows[row] for row in run.rows]

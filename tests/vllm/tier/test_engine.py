@@ -126,7 +126,7 @@ def test_a_small_appliance_evicts_and_never_holds_more(tmp_path: Path) -> None:
     settings = ("tiers.dram.capacity=16MiB",)
     with Appliance(dram="16MiB", nvme="", settings=settings) as appliance:
         with EngineProcess(options(appliance.target), tmp_path) as engine:
-            asked = prompts(16, SEED + 3)
+            asked = prompts(20, SEED + 3)
             num_blocks = sum(len(one["tokens"]) // BLOCK_TOKENS for one in asked)
             assert num_blocks > 2 * capacity_blocks
             expected = []

@@ -9,13 +9,14 @@ import pytest
 
 from kvtier.clients import Client, NamespaceIdentity, Overloaded, chain_store
 from kvtier.clients.breaker import Breaker
+from kvtier.clients.buffers import address_of
 from kvtier.clients.chain_store import ChainStore
 from kvtier.clients.extents import U8
 from kvtier.clients.guard import BREAKER_OPEN, Guard
 from kvtier.clients.opaque import opaque_geometry
 from kvtier.clients.vllm_tier import transfers
 from kvtier.clients.vllm_tier.runs import Run
-from kvtier.clients.vllm_tier.transfers import Job, Transfers
+from kvtier.clients.vllm_tier.transfers import Job, Pool, Transfers
 from kvtier.testing import FakeAppliance
 
 from ...daemon import Daemon
@@ -50,8 +51,16 @@ def pool(seed: int = 1) -> U8:
     return np.random.default_rng(seed).integers(0, 256, (NUM_ROWS, ROW_BYTES), np.uint8)
 
 
+KEPT: list[U8] = []  # a Pool does not keep its memory
+
+
+def pool_of(rows: U8) -> Pool:
+    KEPT.append(rows)
+    return Pool(address_of(rows), *rows.shape)
+
+
 def transfers_of(client: Client, rows: U8, **guard: Any) -> Transfers:
-    return Transfers(ChainStore(client, Guard("test", **guard), 5.0), identity, rows)
+    return Transfers(ChainStore(client, Guard("test", **guard), 5.0), identity, pool_of(rows))
 
 
 @pytest.fixture
@@ -216,7 +225,7 @@ def test_a_reset_tier_finds_nothing_from_before(appliance: FakeAppliance) -> Non
     rows = pool()
     with appliance.client() as client:
         moving = Transfers(
-            ChainStore(client, Guard("test"), 5.0), lambda group: identity(group, epochs[-1]), rows
+            ChainStore(client, Guard("test"), 5.0), lambda group: identity(group, epochs[-1]), pool_of(rows)
         )
         job = Job(1, (run((0, 1), (0, 1)),))
         moving.store(job)
@@ -227,15 +236,23 @@ def test_a_reset_tier_finds_nothing_from_before(appliance: FakeAppliance) -> Non
         assert moving.probe([key(0), key(1)], is_ascending) == {key(0), key(1)}
 
 
-def test_closing_lets_go_of_the_pool(appliance: FakeAppliance) -> None:
+def test_vllm_can_unmap_the_pool_whatever_happened_before(appliance: FakeAppliance) -> None:
     memory = mmap.mmap(-1, NUM_ROWS * ROW_BYTES)
-    moving = transfers_of(appliance.client(), np.frombuffer(memory, np.uint8).reshape(NUM_ROWS, -1))
+    address = address_of(np.frombuffer(memory, np.uint8))
+    store = ChainStore(appliance.client(), Guard("test"), 5.0)
+    moving = Transfers(store, identity, Pool(address, NUM_ROWS, ROW_BYTES))
     moving.store(Job(1, (run((0, 1), (0, 1)),)))
     moving.load(Job(1, (run((0, 1), (2, 3)),)))
-    with pytest.raises(BufferError):
-        memory.close()
-    moving.close()
-    memory.close()  # as vLLM does at its end
+    appliance.unavailable = True
+    moving.load(Job(1, (run((0, 1), (2, 3)),)))
+    memory.close()  # raises BufferError while somebody has a view of it, be it in a forgotten exception
+
+
+def test_rows_outside_the_pool_are_refused(appliance: FakeAppliance) -> None:
+    moving = transfers_of(appliance.client(), pool())
+    for row in (-1, NUM_ROWS):
+        with pytest.raises(IndexError, match="of a pool of 40"):
+            moving.load(Job(1, (run((0, 1), (0, row)),)))
 
 
 def test_the_real_daemon_does_it_too(shared_daemon: Daemon) -> None:
