@@ -63,10 +63,20 @@ class UntimedShell(Shell):
             if num_hits:
                 touched = ev.Touched(CLIENT, namespace_id, chain[:num_hits], trace.sessions[request])
                 self.step(touched, now)
+            elif trace.sessions[request]:
+                self._ask_in_vain(request, chain[:num_asked], now)
         if num_hits < num_filled:
             parent = chain[num_hits - 1] if num_hits else self._parent_of(request)
             self._put(request, parent, chain[num_hits:num_filled], now)
         return num_hits
+
+    def _ask_in_vain(self, request: int, chain: list[bytes], now: float) -> None:
+        """A client that finds nothing one-sidedly asks. The answer is known, but the session is opened by
+        it."""
+        call, namespace_id = self.call(), self.namespace_ids[self.trace.namespace[request]]
+        session = self.trace.sessions[request]
+        self.step(ev.AcquireRequested(call, CLIENT, "", namespace_id, chain, session), now)
+        del self.results[call]
 
     def _parent_of(self, request: int) -> bytes:
         parent = int(self.trace.parent[request])
