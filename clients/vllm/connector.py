@@ -243,10 +243,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return KvtierMetadata(plan)
         try:
+            # Block tables are looked up late: the loads are in the plan before anything can fail.
             self._scheduler.plan(
                 plan,
                 scheduler_output.num_scheduled_tokens,
-                scheduler_output.kv_connector_block_state.get_block_ids,
+                lambda request_id: scheduler_output.kv_connector_block_state.get_block_ids(request_id),
             )
         except Exception:
             report(self, "build_connector_meta")
@@ -297,6 +298,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(metadata, KvtierMetadata)
         return metadata.plan
 
+    @harmless(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker:
             try:
@@ -311,6 +313,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         return
 
+    @harmless(lambda: None)
     def wait_for_save(self) -> None:
         if self._worker:
             try:

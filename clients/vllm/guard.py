@@ -7,12 +7,11 @@ logged once a minute with its trace, and answered with what means "nothing here"
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from .counters import Counters
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 _LOG_PERIOD_S = 60.0
 _last_logged: dict[str, float] = {}
 
@@ -28,21 +27,19 @@ class Guarded(Protocol):
     log: _Logger
 
 
-def harmless(
-    default: Callable[[], Any],
-) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+def harmless(default: Callable[[], Any]) -> Callable[[F], F]:
     """Return a decorator: the method returns `default()` instead of raising."""
 
-    def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    def decorate(method: F) -> F:
         @functools.wraps(method)
-        def guarded(self: Any, *arguments: P.args, **named: P.kwargs) -> R:
+        def guarded(self: Any, *arguments: Any, **named: Any) -> Any:
             try:
                 return method(self, *arguments, **named)
             except Exception:
                 report(self, method.__name__)
-                return default()  # type: ignore[no-any-return]
+                return default()
 
-        return guarded  # type: ignore[return-value]
+        return cast(F, guarded)
 
     return decorate
 

@@ -1,0 +1,389 @@
+"""What the connector assumes about vLLM, and what it promises to it. A new version of vLLM starts here.
+
+The surface is compared by name: a hook that is new, gone or has other parameters fails a test, and somebody
+has to think about it before the version joins versions.SUPPORTED.
+"""
+
+import inspect
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm import __version__ as vllm_version
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole, supports_hma
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    maybe_convert_block_hash,
+)
+from vllm.v1.core.sched.output import KVConnectorBlockState
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+
+from kvtier.clients import Geometry, NamespaceIdentity, Tier
+from kvtier.clients.errors import InvalidRequest, PreconditionFailed
+from kvtier.clients.vllm import connector as module
+from kvtier.clients.vllm.connector import (
+    KvtierConnector,
+    KvtierHandshake,
+    KvtierMetadata,
+    KvtierWorkerMetadata,
+)
+from kvtier.clients.vllm.lookups import Answer, Asked
+from kvtier.clients.vllm.metrics import KvtierStats
+from kvtier.clients.vllm.plan import Ack, Acks, Load
+from kvtier.clients.vllm.versions import SUPPORTED, check_version
+
+BLOCK = 128
+SCHEDULER, WORKER = KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER
+# All that vLLM 0.32 calls on a connector. What is not ours keeps its default on purpose:
+NOT_OURS = {
+    # bookkeeping
+    "bind_connector_metadata", "clear_connector_metadata", "has_connector_metadata", "role",
+    "bind_kv_cache_manager",  # ends in bind_gpu_block_pool
+    "get_finished", "get_block_ids_with_load_errors",  # get_transfer_results says it by request
+    # all cacheable groups; no recurrent state
+    "get_loaded_kv_cache_group_ids", "supports_divergent_local_hybrid_hits",
+    # any memory, any layout
+    "get_mem_pool_context", "set_host_xfer_buffer_ops", "get_required_kvcache_layout",
+    "requires_piecewise_for_cudagraph", "reset_capture_state", "finish_forward",  # no layer hooks
+    "handle_preemptions",  # saved blocks are held by reference, so nothing is overwritten
+    "register_finished_partial_tail", "has_pending_block_frees",  # whole blocks only; saves free soon
+    "get_finished_count", "set_xfer_handshake_metadata", "get_kv_connector_kv_cache_events",
+}  # fmt: skip
+
+
+def config(**extra: Any) -> VllmConfig:
+    transfer = KVTransferConfig(
+        kv_connector="KvtierConnector",
+        kv_connector_module_path="kvtier.clients.vllm",
+        kv_role="kv_both",
+        kv_connector_extra_config={"target": "unix:///nobody/listens.sock", **extra},
+    )
+    made: VllmConfig = PLAIN.__class__.__new__(PLAIN.__class__)
+    made.__dict__.update(PLAIN.__dict__)
+    made.kv_transfer_config = transfer
+    return made
+
+
+PLAIN = VllmConfig()
+
+
+def caches(*specs: Any) -> KVCacheConfig:
+    specs = specs or (FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=64, dtype=torch.float32),)
+    groups = [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
+    return KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def make(role: KVConnectorRole = SCHEDULER, kv_caches: KVCacheConfig | None = None, **extra: Any) -> Any:
+    return KVConnectorFactory.create_connector(config(**extra), role, kv_caches or caches())
+
+
+def request(num_tokens: int, name: str = "r", salt: str | None = None) -> Request:
+    hash_fn = get_hash_fn_by_name("sha256")
+    init_none_hash(hash_fn)
+    return Request(
+        name,
+        list(range(num_tokens)),
+        SamplingParams(max_tokens=4),
+        None,
+        block_hasher=get_request_block_hasher(BLOCK, hash_fn),
+        cache_salt=salt,
+    )
+
+
+class Asker:
+    """Answers with what it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+    def allows(self) -> bool:
+        return True
+
+    def ask(self, question: Any) -> Asked:
+        self.asked.append(Asked(question, time.monotonic()))
+        return self.asked[-1]
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Asker, BlockPool]:
+    """A connector on the scheduler's side after the handshake with two ranks, its block pool bound."""
+    asker = Asker()
+    monkeypatch.setattr(module, "Agent", lambda *arguments: asker)
+    connector = make()
+    pool = BlockPool(num_gpu_blocks=16, enable_caching=True, hash_block_size=BLOCK)
+    connector.bind_gpu_block_pool(pool)
+    geometry = Geometry(1, 2, 64, BLOCK, "float32")
+    connector.set_xfer_handshake_metadata_pp_aware(
+        {
+            (0, rank): KvtierHandshake([NamespaceIdentity(bytes(32), geometry, shard=str(rank))])
+            for rank in (0, 1)
+        }
+    )
+    return connector, asker, pool
+
+
+# ------------------------------------------------------------------------------------------- surface
+
+
+def test_the_installed_version_is_supported() -> None:
+    assert check_version(vllm_version) in SUPPORTED
+
+
+def test_every_hook_of_this_version_is_known() -> None:
+    hooks = {name for name in vars(KVConnectorBase_V1) if not name.startswith("_")}
+    ours = {name for name in vars(KvtierConnector) if not name.startswith("_")}
+    assert hooks - ours == NOT_OURS
+    assert ours - hooks == {"request_finished_all_groups"}
+    assert supports_hma(KvtierConnector)
+    assert not inspect.isabstract(KvtierConnector)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for name in vars(KvtierConnector) if name in vars(KVConnectorBase_V1)})
+)
+def test_hooks_take_what_the_engine_passes(name: str) -> None:
+    theirs, ours = getattr(KVConnectorBase_V1, name), getattr(KvtierConnector, name)
+    if not callable(theirs) or name == "build_prom_metrics":
+        return
+    expected = list(inspect.signature(theirs).parameters.values())
+    got = list(inspect.signature(ours).parameters.values())
+    assert [p.name for p in got] == [p.name for p in expected]
+    assert [p.kind for p in got] == [p.kind for p in expected]
+
+
+def test_an_unknown_version_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "vllm_version", "0.99.0")
+    with pytest.raises(PreconditionFailed, match=r"not tested with vLLM 0\.99\.0"):
+        make()
+
+
+def test_a_wrong_option_is_refused_at_the_start() -> None:
+    with pytest.raises(InvalidRequest, match="unknown key 'tagret'"):
+        make(tagret="unix:///x")
+
+
+def test_the_name_is_enough_where_the_package_is_installed() -> None:
+    """By entry point, as `vllm serve` finds it."""
+    from importlib.metadata import entry_points
+
+    (found,) = entry_points(group="vllm.general_plugins", name="kvtier")
+    found.load()()
+    found.load()()  # loaded in every process, and sometimes twice
+    assert KVConnectorFactory.get_connector_class_by_name("KvtierConnector") is KvtierConnector
+
+
+def test_lost_blocks_are_recomputed_whatever_is_configured() -> None:
+    connector = make()
+    assert connector._kv_transfer_config.kv_load_failure_policy == "recompute"
+    assert connector.requires_kv_delivery is False
+
+
+def test_a_cache_that_cannot_be_kept_is_a_miss() -> None:
+    mamba = MambaSpec(block_size=BLOCK, shapes=((2, 2),), dtypes=(torch.float32,))
+    connector = make(kv_caches=caches(mamba))
+    assert connector.get_num_new_matched_tokens(request(300), 0) == (0, False)
+    assert connector.build_connector_meta(SimpleNamespace()).plan.loads == []
+    assert "MambaSpec" in connector.get_handshake_metadata().why_not
+
+
+def test_a_checkpoint_that_is_not_there_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(*_: Any) -> Any:
+        raise InvalidRequest("no weights here", reason="BAD_NAMESPACE")
+
+    monkeypatch.setattr(module, "describe_groups", describe)
+    connector = make(WORKER)
+    connector.register_kv_caches({"layer0": torch.zeros(16, 2, BLOCK, 128)})
+    assert "no weights here" in connector.get_handshake_metadata().why_not
+    scheduler = make()
+    scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): connector.get_handshake_metadata()})
+    assert scheduler.get_num_new_matched_tokens(request(300), 0) == (0, False)
+
+
+# ------------------------------------------------------------------------------------ what vLLM gives
+
+
+def test_block_hashes_are_32_bytes_and_the_same_everywhere() -> None:
+    """Two engines share blocks by them. The value is that of vLLM 0.32 with sha256."""
+    first = request(2 * BLOCK + 5)
+    assert [len(name) for name in first.block_hashes] == [32, 32]
+    assert first.block_hashes == request(2 * BLOCK).block_hashes
+    assert first.block_hashes != request(2 * BLOCK, salt="tenant").block_hashes
+
+
+def test_a_request_through_the_scheduler_hooks(ready: tuple[Any, Asker, BlockPool]) -> None:
+    connector, asker, pool = ready
+    one = request(3 * BLOCK)
+    connector.on_new_request(one)
+    assert connector.get_num_new_matched_tokens(one, 0) == (None, False)
+    asker.asked[0].answer = Answer(2 * BLOCK, (2,), (Tier.DRAM, Tier.NVME))
+    assert connector.get_num_new_matched_tokens(one, 0) == (2 * BLOCK, True)
+    blocks = pool.get_new_blocks(2)
+    connector.update_state_after_alloc(one, KVCacheBlocks((blocks,)), 2 * BLOCK)
+    sources = connector.get_external_cache_hit_sources(one, 2 * BLOCK)
+    assert sources == {CacheHitSource.HOST: BLOCK, CacheHitSource.DISK: BLOCK}
+    meta = connector.build_connector_meta(step({}, {}))
+    assert isinstance(meta, KvtierMetadata)
+    assert [part.block_ids for part in meta.plan.loads[0].parts] == [[block.block_id for block in blocks]]
+    connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
+    one.num_computed_tokens = 2 * BLOCK
+    table = [block.block_id for block in [*blocks, *pool.get_new_blocks(1)]]
+    meta = connector.build_connector_meta(step({"r": BLOCK}, {"r": (table,)}))
+    (save,) = meta.plan.saves
+    assert save.block_ids == table[2:]
+    assert pool.blocks[table[2]].ref_cnt == 2
+    assert connector.has_pending_push_work()
+    assert connector.request_finished_all_groups(one, (table,)) == (False, None)
+    told = KvtierWorkerMetadata(Acks({save.job: Ack(2, 1)}))
+    connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=told))
+    assert pool.blocks[table[2]].ref_cnt == 1
+    assert not connector.has_pending_push_work()
+
+
+def step(scheduled: dict[str, int], tables: dict[str, Any]) -> Any:
+    state = KVConnectorBlockState(set(scheduled), tables.__getitem__, {})
+    return SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)
+
+
+def test_the_engines_own_blocks_are_seen(ready: tuple[Any, Asker, BlockPool]) -> None:
+    connector, asker, pool = ready
+    one = request(3 * BLOCK + 1)
+    blocks = pool.get_new_blocks(2)
+    pool.cache_full_blocks(one, blocks, 0, 2, BLOCK, 0)
+    connector.on_new_request(one)
+    assert asker.asked[0].question.first_token == 2 * BLOCK
+
+
+def test_two_ranks_end_a_load_and_a_save_together() -> None:
+    """vLLM's own aggregator, as with tensor parallelism 2."""
+    aggregator = KVOutputAggregator(expected_finished_count=2)
+
+    def output(finished: set[str], failed: set[str], acks: Acks | None, stats: dict[str, float]) -> Any:
+        told = KvtierWorkerMetadata(acks) if acks else None
+        return ModelRunnerOutput(
+            req_ids=[],
+            req_id_to_index={},
+            kv_connector_output=KVConnectorOutput(
+                finished_recving=finished,
+                failed_recving=failed,
+                kv_connector_worker_meta=told,
+                kv_connector_stats=KvtierStats(data=stats) if stats else None,
+            ),
+        )
+
+    first = aggregator.aggregate(
+        [output({"a"}, {"a"}, Acks({1: Ack(1, 4)}), {"loads": 1}), output(set(), set(), None, {"loads": 1})]
+    )
+    assert not first.kv_connector_output.finished_recving
+    assert first.kv_connector_output.kv_connector_worker_meta.acks.by_job[1].num_ranks == 1
+    assert first.kv_connector_output.kv_connector_stats.data == {"loads": 2}
+    second = aggregator.aggregate(
+        [output(set(), set(), None, {}), output({"a"}, set(), Acks({1: Ack(1, 2)}), {})]
+    )
+    assert second.kv_connector_output.finished_recving == {"a"}
+    assert second.kv_connector_output.failed_recving == {"a"}
+
+
+# ----------------------------------------------------------------------------------- what it gives
+
+
+class Broken:
+    """Whatever is touched breaks."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"a bug in {name}")
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_no_exception_leaves_a_hook() -> None:
+    connector = make()
+    connector._scheduler = connector._worker = connector._agent = Broken()
+    one: Any = Broken()
+    assert connector.on_new_request(one) is None
+    assert connector.get_num_new_matched_tokens(one, 0) == (0, False)
+    assert connector.update_state_after_alloc(one, one, 5) is None
+    assert connector.get_external_cache_hit_sources(one, 5) == {}
+    assert connector.build_connector_meta(one).plan.saves == []
+    assert connector.update_connector_output(one) is None
+    assert connector.request_finished(one, []) == (False, None)
+    assert connector.request_finished_all_groups(one, ()) == (False, None)
+    assert connector.has_pending_push_work() is False
+    assert connector.reset_cache() is False
+    assert list(connector.take_events()) == []
+    assert connector.get_transfer_results(set()).finished_recving == set()
+    assert connector.build_connector_worker_meta() is None
+    assert connector.start_load_kv(one) is None
+    assert connector.wait_for_save() is None
+    assert connector.wait_for_layer_load("layer0") is None
+    assert connector.save_kv_layer("layer0", one, one) is None
+    assert connector.shutdown() is None
+    assert connector.get_kv_connector_stats().data["hook_errors"] > 10
+
+
+def test_a_plan_that_breaks_half_way_still_ends_its_loads(ready: tuple[Any, Asker, BlockPool]) -> None:
+    """A load that the engine waits for is reported, whatever happens to the rest of the step."""
+    connector, asker, pool = ready
+    one = request(3 * BLOCK)
+    connector.on_new_request(one)
+    asker.asked[0].answer = Answer(2 * BLOCK, (2,))
+    connector.get_num_new_matched_tokens(one, 0)
+    connector.update_state_after_alloc(one, KVCacheBlocks((pool.get_new_blocks(2),)), 2 * BLOCK)
+    broken = SimpleNamespace(num_scheduled_tokens={"r": 1}, kv_connector_block_state=Broken())
+    meta = connector.build_connector_meta(broken)
+    assert [load.request_id for load in meta.plan.loads] == ["r"]
+    assert isinstance(meta.plan.loads[0], Load)
+
+
+def test_stored_blocks_are_told_as_kv_events(ready: tuple[Any, Asker, BlockPool]) -> None:
+    connector, _, pool = ready
+    connector._has_listeners = connector._scheduler._has_listeners = True
+    one = request(2 * BLOCK, salt="tenant")
+    connector.on_new_request(one)
+    table = [block.block_id for block in pool.get_new_blocks(2)]
+    meta = connector.build_connector_meta(step({"r": 2 * BLOCK}, {"r": (table,)}))
+    told = KvtierWorkerMetadata(Acks({meta.plan.saves[0].job: Ack(2, 2)}))
+    connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=told))
+    (event,) = connector.take_events()
+    assert event.block_hashes == [maybe_convert_block_hash(name) for name in one.block_hashes]
+    assert event.token_ids == list(range(2 * BLOCK))
+    assert (event.block_size, event.medium, event.ownership) == (BLOCK, "CPU", "kvtier")
+    assert event.extra_keys == [("tenant",), None]
+    assert list(connector.take_events()) == []
+    assert isinstance(KVEventsConfig().enable_kv_cache_events, bool)
+
+
+def test_counters_reach_prometheus() -> None:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+    registry = CollectorRegistry()
+
+    def counter(**settings: Any) -> Any:
+        return Counter(registry=registry, **settings)
+
+    kinds: Any = {Counter: counter, Gauge: Gauge, Histogram: Histogram}
+    metrics = KvtierConnector.build_prom_metrics(config(), kinds, ["model_name", "engine"], {0: ["m", "0"]})
+    stats = KvtierConnector.build_kv_connector_stats({"hits": 2.0})
+    stats.aggregate(KvtierStats(data={"hits": 1.0, "load_seconds": 0.5}))
+    assert stats.reduce() == {"hits": 3.0, "load_seconds": 0.5}
+    metrics.observe(stats.data)
+    labels = {"model_name": "m", "engine": "0"}
+    assert registry.get_sample_value("vllm:kvtier_hits_total", labels) == 3.0
+    assert registry.get_sample_value("vllm:kvtier_load_seconds_total", labels) == 0.5
