@@ -92,7 +92,7 @@ class WTinyLfuEviction(EvictionPolicy):
         self._shrink_protected()
         newcomer = self._oldest(WINDOW)
         resident = self._oldest(PROBATION) or self._oldest(PROTECTED)
-        if newcomer is None or resident is None or not self._is_window_full():
+        if newcomer is None or resident is None or not self._is_window_full(num_coming=1):
             loser = resident or newcomer
             return None if loser is None else self._give_up(loser, now)
         names = self._facts.prefix_hash
@@ -152,8 +152,8 @@ class WTinyLfuEviction(EvictionPolicy):
             self._candidates[before].discard(row)
             self._candidates[segment].add(row, self._facts.last_used[row])
 
-    def _is_window_full(self) -> bool:
-        return self._sizes[WINDOW] > self._window_share * self._arrivals.num_blocks
+    def _is_window_full(self, num_coming: int = 0) -> bool:
+        return self._sizes[WINDOW] + num_coming > self._window_share * self._arrivals.num_blocks
 
     def _move_into_main(self, row: int) -> None:
         """Move a block and all its ancestors that are in the window. Each moves once in its life."""
