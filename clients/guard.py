@@ -10,11 +10,12 @@ per request.
     found = guard.ask("lookup", lambda: client.lookup(namespace, hashes))
 """
 
+import functools
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .breaker import Breaker
 from .errors import KvtierError
@@ -23,6 +24,26 @@ T = TypeVar("T")
 
 BREAKER_OPEN = "BREAKER_OPEN"  # cause of a miss: not asked, because nobody answered lately
 PLUGIN_BUG = "PLUGIN_BUG"  # cause of a miss: the plug-in itself is wrong; the log has the trace
+
+
+def harmless(default: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Make a hook of an object that has a `guard` return `default(*its arguments)` instead of raising.
+
+    The last net under a plug-in: what is expected to go wrong never gets that far.
+    """
+
+    def decorate(hook: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(hook)
+        def guarded(self: Any, *arguments: Any, **named: Any) -> T:
+            try:
+                return hook(self, *arguments, **named)
+            except Exception:
+                self.guard.defect(hook.__name__)
+                return default(*arguments, **named)  # type: ignore[no-any-return]
+
+        return guarded
+
+    return decorate
 
 
 class Guard:
@@ -53,6 +74,11 @@ class Guard:
             return answer
         self._tell_if_back(was_open)
         return None
+
+    def defect(self, what: str) -> None:
+        """Note the exception being handled: a defect of the plug-in itself."""
+        self._logger.exception("%s failed; going on as if kvtier had nothing", what)
+        self.count(PLUGIN_BUG)
 
     def count(self, cause: str, number: int = 1) -> None:
         """Note that something was lost, and why."""

@@ -3,18 +3,17 @@
 All methods run in the scheduler, between two steps of the engine, so none of them waits: lookups go to a
 thread of vLLM's, stores and loads to a lane each, and a step later their results are collected. None of
 them raises either: a failed hook ends the engine (EngineDeadError), a missing chunk costs its prefill.
-`_harmless` is the last net; what is expected to go wrong (an appliance that is dead, slow, full, restarted)
+`harmless` is the last net; what is expected to go wrong (an appliance that is dead, slow, full, restarted)
 never gets that far.
 
 Source of the interface: vllm/v1/kv_offload/tiering/base.py, 0.32.
 """
 
-import functools
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from ..base import Settings
 from ..buffers import address_of
 from ..chain_store import ChainStore
-from ..guard import PLUGIN_BUG, Guard
+from ..guard import Guard, harmless
 from ..options import Limits, Timeout
 from ..sync import Client
 from .identity import host_device, identity_of
@@ -49,29 +48,9 @@ from .options import TierOptions
 from .runs import group_of, hash_of, is_usable, runs_of, session_of
 from .transfers import Done, Job, Pool, Transfers
 
-T = TypeVar("T")
-
 LOST = "vllm:kv_offload_kvtier_lost"
 STOP_S = 15.0  # more than the deadlines of a running call together
 _logger = logging.getLogger("vllm." + __name__)  # where vLLM's logging is configured
-
-
-def _harmless(default: Callable[[], Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a hook return `default()` instead of raising; a defect of ours must not end the engine."""
-
-    def decorate(hook: Callable[..., T]) -> Callable[..., T]:
-        @functools.wraps(hook)
-        def guarded(self: "KvtierTier", *arguments: Any, **named: Any) -> T:
-            try:
-                return hook(self, *arguments, **named)
-            except Exception:
-                _logger.exception("%s failed; going on as if kvtier had nothing", hook.__name__)
-                self.guard.count(PLUGIN_BUG)
-                return default()  # type: ignore[no-any-return]
-
-        return guarded
-
-    return decorate
 
 
 @dataclass(slots=True)
@@ -128,7 +107,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------ lookups
 
-    @_harmless(lambda: LookupResult.MISS)
+    @harmless(lambda *_: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Answer from what is known; RETRY while the question is on its way."""
         if not is_usable(key) or self.guard.breaker.turns_away():
@@ -138,17 +117,17 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
-    @_harmless(RequestOffloadingContext)
+    @harmless(lambda *_: RequestOffloadingContext())
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Say which blocks of the request to offer."""
         return RequestOffloadingContext(OffloadPolicy(f"{self.options.offload}_level"))
 
-    @_harmless(lambda: None)
+    @harmless(lambda *_: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget verdicts that only this request asked for."""
         self.lookups.cleanup(req_context.req_id)
 
-    @_harmless(lambda: None)
+    @harmless(lambda *_: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send the step's questions."""
         self.lookups.flush()
@@ -168,7 +147,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
         broken, self._broken = self._broken, []
         return [*broken, *self._finished_jobs()]
 
-    @_harmless(lambda: None)
+    @harmless(lambda *_: None)
     def drain_jobs(self) -> None:
         """Let no transfer touch the pool any more; the cache is being reset.
 
@@ -197,7 +176,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
         text = "Chunks or calls that came to nothing in the kvtier tier, labeled by cause."
         return {LOST: OffloadingCounterMetadata(documentation=text, labelnames=("cause",))}
 
-    @_harmless(lambda: None)
+    @harmless(lambda *_: None)
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return how often each cause occurred since the last call."""
         causes = self.guard.take_causes()
@@ -229,8 +208,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             if not lane.submit(job, len(given.chunk_ids)):
                 self.guard.count(cause, len(given.chunk_ids))
         except Exception:
-            _logger.exception("job %d failed; going on as if kvtier had nothing", given.job_id)
-            self.guard.count(PLUGIN_BUG)
+            self.guard.defect(f"job {given.job_id}")
             self._broken.append(JobResult(given.job_id, False))
 
     def _job(self, given: TransferJob) -> Job:
@@ -274,7 +252,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             keys = done.keys or None
             yield JobResult(done.job.job_id, done.is_complete, keys, done.duration_s, done.num_bytes)
 
-    @_harmless(lambda: None)
+    @harmless(lambda *_: None)
     def _forget_hits(self, done: Done) -> None:
         """What could not be loaded is a miss until its requests end; otherwise they would ask for ever."""
         moved = set(done.keys)

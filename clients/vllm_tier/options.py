@@ -1,15 +1,15 @@
 """What the tier is told in its entry of `secondary_tiers`, checked before anything else happens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
-_CHOICES = {"offload": ("chunk", "request"), "on_reset": ("forget", "keep")}
+from ..plugin_options import bad_option, check_choice, digest_from, options_from
 
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """Settings of one tier. Raises ValueError naming the setting and what it may be."""
+    """Settings of one tier. Raises InvalidRequest (a ValueError) naming the setting and what it may be."""
 
     target: str = ""  # of the daemon; empty: KVTIER_TARGET, or the usual socket
     name: str = "vllm-tier"
@@ -29,28 +29,12 @@ class TierOptions:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "TierOptions":
         """Make options of the entry's keys (those of vLLM itself are taken out before)."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(settings) - set(known)):
-            raise ValueError(f"unknown setting {unknown[0]!r} of a KvtierTier; it knows {', '.join(known)}")
-        return cls(**settings)
+        return options_from(cls, settings, "a KvtierTier")
 
     def __post_init__(self) -> None:
-        for name, wanted in get_type_hints(type(self)).items():
-            given: Any = getattr(self, name)
-            if isinstance(given, bool) or not isinstance(given, (int, float) if wanted is float else wanted):
-                raise ValueError(f"{name} of a KvtierTier must be {wanted.__name__}, is {given!r}")
-            if wanted is not str and given <= 0:
-                raise ValueError(f"{name} of a KvtierTier must be above 0, is {given!r}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} of a KvtierTier must be one of {', '.join(choices)}, is {getattr(self, name)!r}"
-                )
+        check_choice("offload", self.offload, ("chunk", "request"))
+        check_choice("on_reset", self.on_reset, ("forget", "keep"))
         if self.max_waiting_fraction > 1:
-            raise ValueError(f"max_waiting_fraction must be at most 1, is {self.max_waiting_fraction}")
-        try:
-            digest = bytes.fromhex(self.weights_digest)
-        except ValueError:
-            raise ValueError(f"weights_digest must be hexadecimal, is {self.weights_digest!r}") from None
-        if digest and not 16 <= len(digest) <= 64:
-            raise ValueError(f"weights_digest must be 16 to 64 bytes, is {len(digest)}")
+            raise bad_option(f"max_waiting_fraction must be at most 1, is {self.max_waiting_fraction}")
+        if self.weights_digest:
+            digest_from(self.weights_digest)
