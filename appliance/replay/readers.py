@@ -15,7 +15,7 @@ from typing import Any
 
 from .lines import Progress, is_number, lines_of, parse
 from .recording import HEADER_KEY, read_recording
-from .traces import Trace, TraceBuilder, TraceError, TraceNamespace
+from .traces import SessionHint, Trace, TraceBuilder, TraceError, TraceNamespace
 from .vllm_events import read_vllm_events
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -40,7 +40,11 @@ def read_trace(path: Path, block_tokens: int = 0, progress: Progress | None = No
 
 
 def read_mooncake(lines: Iterable[tuple[int, str]], path: Path, block_tokens: int) -> Trace:
-    """Read a JSONL trace as the Mooncake release has it (FAST'25)."""
+    """Read a JSONL trace as the Mooncake release has it (FAST'25).
+
+    A request without a session is one of its own, as a runtime that knows no sessions names it; when it is
+    over its session waits, and says how many tokens were decoded.
+    """
     tokens = block_tokens or MOONCAKE_BLOCK_TOKENS
     builder = TraceBuilder(path.name, path)
     builder.add_namespace(TraceNamespace(tokens))
@@ -55,13 +59,17 @@ def read_mooncake(lines: Iterable[tuple[int, str]], path: Path, block_tokens: in
             )
             raise TraceError(path, number, message)
         session = request.get("session")
+        num_decoded = request.get("output_length", 0)
+        if type(num_decoded) is not int or num_decoded < 0:
+            raise TraceError(path, number, f"output_length is {num_decoded!r}; it is a number of tokens")
         builder.add(
             at_ms / 1000,
             ids,
             num_tokens=num_tokens,
             num_asked=len(ids),
             num_filled=len(ids),
-            session="" if session is None else str(session),
+            session=f"request-{number}" if session is None else str(session),
+            hint=SessionHint(num_decoded_tokens=num_decoded),
             line=number,
         )
     return builder.build()

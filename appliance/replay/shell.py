@@ -80,6 +80,22 @@ class Shell:
         spans = [(0, self.block_bytes[namespace])] * len(chain)
         return ev.CommitRequested(call, CLIENT, "", 0, spans, reserve)
 
+    def session_over(self, request: int, now: float) -> ev.Event | None:
+        """Return what the session of a request says when it is over; None: nothing."""
+        hint = self.trace.hints.get(request)
+        session = self.trace.sessions[request]
+        if hint is None or not session:
+            return None
+        if hint.is_end:
+            return ev.SessionEnded(0, CLIENT, session, archive=False)  # nobody waits for the answer
+        return ev.SessionUpdated(
+            CLIENT,
+            session,
+            hint.urgency,
+            back_at=now + hint.back_in_s,
+            num_decoded_tokens=hint.num_decoded_tokens,
+        )
+
     def count_refused(self, result: ev.Result) -> None:
         """Note the blocks of a put that were not taken."""
         if isinstance(result, ev.PutResult):

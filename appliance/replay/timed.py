@@ -1,7 +1,7 @@
 """The timed shell: several tiers, copies that queue, prefill that takes time. What a runtime would have felt.
 
     arrive -> one-sided: what is in memory -> acquire: the rest comes up -> read -> prefill what is missing
-           -> first token -> put what was computed
+           -> first token -> put what was computed -> decode -> the session waits
 
 The planner gets the events a daemon gets, in the order a client sends them: Touched for what was read from
 memory without asking, AcquireRequested from the first block on that was not, ReleaseRequested when it is
@@ -28,6 +28,7 @@ from .virtual import DEFAULT_SPEEDS, EdgeSpeed, VirtualClock, VirtualMover
 #: A Tick that continues work comes this much later: what a step of the daemon takes.
 BUSY_TICK_S = 1e-3
 FREE_SEGMENT_S = 1e-3
+DECODE_S_PER_TOKEN = 0.02  # 50 tokens a second, as people are served
 SETTLE_S = 60.0  # after the last request, for what is under way
 INFINITY = float("inf")
 
@@ -92,7 +93,9 @@ class TimedShell(Shell):
         trace = self.trace
         num_asked = int(trace.num_asked[request])
         if not num_asked:
-            return self._put(request, 0)
+            if trace.num_filled[request]:
+                self._put(request, 0)
+            return self._over(request)
         chain = self.chain_of(request)[:num_asked]
         namespace_id = self.namespace_ids[trace.namespace[request]]
         session = trace.sessions[request]
@@ -157,6 +160,16 @@ class TimedShell(Shell):
             self.clock.at(read_at, lambda: self._step(ev.ReleaseRequested(None, CLIENT, [lease_id])))
         if num_hits < int(trace.num_filled[request]):
             self.clock.at(first_token_at, lambda: self._put(request, num_hits))
+        hint = trace.hints.get(request)
+        if hint is not None:
+            over_at = first_token_at + hint.num_decoded_tokens * DECODE_S_PER_TOKEN
+            self.clock.at(over_at, lambda: self._over(request))
+
+    def _over(self, request: int) -> None:
+        """The last token was decoded, or the session said something in between."""
+        said = self.session_over(request, self.clock.now)
+        if said is not None:
+            self._step(said)
 
     def _put(self, request: int, num_hits: int) -> None:
         """Put what was computed."""

@@ -14,11 +14,14 @@ the planner wants. A request per object was rejected: the policies' traces have 
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from ...tiers.block import Urgency
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -34,6 +37,15 @@ class TraceError(ValueError):
 
     def __init__(self, path: object, line: int, message: str) -> None:
         super().__init__(f"{path}:{line}: {message}" if line else f"{path}: {message}")
+
+
+class SessionHint(NamedTuple):
+    """What a session said about itself when a request of it was over."""
+
+    urgency: Urgency = Urgency.WAITING
+    num_decoded_tokens: int = 0  # since the request; 0: it did not say
+    back_in_s: float = float("inf")  # when it expects to need its blocks again; inf: it did not say
+    is_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,8 @@ class Trace:
     namespace: I32  # index into `namespaces`
     sessions: Sequence[str]  # empty: none
     num_blocks: int  # distinct ones
+    #: By request: what its session says once it is over. A request of no blocks may be only that.
+    hints: Mapping[int, SessionHint] = field(default_factory=dict)
 
     @property
     def num_requests(self) -> int:
@@ -117,6 +131,7 @@ class Trace:
                 parent=None if parent == NO_BLOCK else parent,
                 session=self.sessions[r],
                 namespace=int(self.namespace[r]),
+                hint=self.hints.get(r),
             )
         return builder.build()
 
@@ -132,7 +147,7 @@ class TraceBuilder:
         self._numbers: defaultdict[Hashable, int] = defaultdict()
         self._numbers.default_factory = self._numbers.__len__
         self._chains: list[list[int]] = []
-        self._rows: list[tuple[float, int, int, int, int, int, str, int]] = []
+        self._rows: list[tuple[float, int, int, int, int, int, str, int, SessionHint | None]] = []
 
     def add_namespace(self, namespace: TraceNamespace) -> int:
         """Make a namespace known; return its index."""
@@ -150,13 +165,15 @@ class TraceBuilder:
         parent: Hashable | None = None,
         session: str = "",
         namespace: int = 0,
+        hint: SessionHint | None = None,
         line: int = 0,
     ) -> None:
         """Add one request; blocks are named by anything hashable."""
         number_of = self._numbers.__getitem__
         first = NO_BLOCK if parent is None else number_of(parent)
         self._chains.append(list(map(number_of, chain)))
-        self._rows.append((at_s, num_tokens, num_asked, num_filled, first, namespace, session, line))
+        row = (at_s, num_tokens, num_asked, num_filled, first, namespace, session, line, hint)
+        self._rows.append(row)
 
     def build(self) -> Trace:
         """Return the trace. Raises TraceError when it is empty or a block has two predecessors."""
@@ -164,7 +181,9 @@ class TraceBuilder:
             raise TraceError(self._path, 0, "no request in it")
         order = sorted(range(len(self._rows)), key=lambda r: self._rows[r][0])
         rows = [self._rows[r] for r in order]
-        at, num_tokens, num_asked, num_filled, parent, namespace, sessions, lines = zip(*rows, strict=True)
+        at, num_tokens, num_asked, num_filled, parent, namespace, sessions, lines, hints = zip(
+            *rows, strict=True
+        )
         chains = [self._chains[r] for r in order]
         first = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(chain) for chain in chains], out=first[1:])
@@ -182,6 +201,7 @@ class TraceBuilder:
             np.array(namespace, np.int32),
             sessions,
             len(self._numbers),
+            {request: hint for request, hint in enumerate(hints) if hint is not None},
         )
         self._check_chains(trace, lines)
         return trace

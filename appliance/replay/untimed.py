@@ -1,8 +1,9 @@
 """The untimed shell: one memory tier in which every copy takes no time. Hit ratios, fast.
 
 For each request, at its arrival: the longest resident prefix is a hit and is touched (one event, as a
-client reports what it read one-sidedly), then everything missing is put. Room is made at once or not at
-all. This is the semantics of the tables in the literature, and of the policies' bars.
+client reports what it read one-sidedly), then everything missing is put, then its session waits. Room is
+made at once or not at all. This is the semantics of the tables in the literature, and of the policies'
+bars.
 """
 
 import gc
@@ -68,6 +69,9 @@ class UntimedShell(Shell):
         if num_hits < num_filled:
             parent = chain[num_hits - 1] if num_hits else self._parent_of(request)
             self._put(request, parent, chain[num_hits:num_filled], now)
+        said = self.session_over(request, now)
+        if said is not None:
+            self.step(said, now)
         return num_hits
 
     def _ask_in_vain(self, request: int, chain: list[bytes], now: float) -> None:

@@ -22,12 +22,13 @@ def chains(trace: Trace) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_mooncake_requests_plain_and_gzip(tmp_path: Path, name: str) -> None:
-    lines = [GOOD, "", json.dumps(request(3000, [1, 2, 9], session=7))]
+    lines = [GOOD, "", json.dumps(request(3000, [1, 2, 9], session=7) | {"output_length": 40})]
     trace = read_trace(write(tmp_path / name, lines))
     assert chains(trace) == [[0, 1, 2], [0, 1, 3]]
     assert trace.at.tolist() == [0.0, 3.0]
     assert trace.num_tokens.tolist() == [1100, 1536]
-    assert list(trace.sessions) == ["", "7"]
+    assert list(trace.sessions) == ["request-1", "7"]
+    assert [hint.num_decoded_tokens for hint in trace.hints.values()] == [1, 40]
     assert trace.num_asked.tolist() == trace.num_filled.tolist() == [3, 3]
 
 
@@ -50,6 +51,7 @@ def test_requests_are_put_in_order_and_told_apart() -> None:
         ([GOOD, json.dumps({**request(1, [1]), "timestamp": float("nan")})], ":2:", "milliseconds"),
         ([GOOD, json.dumps({**request(1, [1]), "input_length": -1})], ":2:", "tokens"),
         ([GOOD, json.dumps({**request(1, [1]), "hash_ids": [1.5]})], ":2:", "hash_ids"),
+        ([GOOD, json.dumps({**request(1, [1]), "output_length": "long"})], ":2:", "output_length"),
         ([GOOD, json.dumps(request(1, [1], 512 * 9))], ":2:", "--block-tokens"),
         ([GOOD, json.dumps(request(1, [2, 3]))], ":2:", "chained"),
         ([GOOD, json.dumps(request(1, [7, 8, 7]))], ":2:", "chained"),

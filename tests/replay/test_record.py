@@ -56,7 +56,7 @@ def test_a_recorded_session_says_the_same_when_replayed(daemon: Daemon, tmp_path
     with Client(daemon.target) as client, recording(daemon, out):
         namespace = client.register(IDENTITY)
 
-        def put(chain: list[bytes], parent: bytes | None = None) -> None:
+        def put(chain: list[bytes], parent: bytes = b"") -> None:
             data = np.zeros(len(chain) * GEOMETRY.block_bytes, np.uint8)
             assert client.put(namespace, chain, data, parent=parent, session=SESSION).complete
 
