@@ -17,12 +17,11 @@ from ..aio_handles import AsyncLease, AsyncSession
 from ..breaker import Breaker
 from ..errors import DeadlineExceeded, KvtierError
 from ..namespace import Namespace, NamespaceIdentity
-from ..words import Urgency
 from .counters import Counters
 from .finding import Finder, Found
 from .groups import Group
 from .identity import adapter_digest, salted
-from .lookups import Answer, Asked, Question
+from .lookups import Answer, Asked, Question, Word
 from .options import Options
 
 MAX_TASKS = 256  # lookups at a time
@@ -52,7 +51,7 @@ class Agent:
         self._clock = clock
         self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
         self._leases: dict[Asked, list[AsyncLease]] = {}
-        self._untold: dict[str, tuple[Urgency, float | None] | None] = {}  # None: to be ended
+        self._untold: dict[str, Word] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_lookups = 0
         self._is_up = threading.Event()
@@ -78,11 +77,8 @@ class Agent:
             asked.is_released = True
             self._submit(self._let_go, asked)
 
-    def tell(self, session: str, urgency: Urgency, deadline_s: float | None = None) -> None:
-        self._submit(self._note, session, (urgency, deadline_s))
-
-    def end(self, session: str) -> None:
-        self._submit(self._note, session, None)
+    def tell(self, session: str, word: Word) -> None:
+        self._submit(self._note, session, word)
 
     def close(self) -> None:
         """End the thread and the connection; waits a second at most."""
@@ -217,8 +213,8 @@ class Agent:
 
     # ---------------------------------------------------------------------------------- sessions
 
-    def _note(self, session: str, news: tuple[Urgency, float | None] | None) -> None:
-        self._untold[session] = news
+    def _note(self, session: str, word: Word) -> None:
+        self._untold[session] = word
         self._has_news.set()
 
     async def _tell_all(self) -> None:
@@ -233,9 +229,11 @@ class Agent:
                     break
                 session = AsyncSession(self._client, session_id)
                 try:
-                    if word is None:
+                    if not word.is_last or word.num_decoded_tokens:
+                        await session.update(
+                            word.urgency, word.deadline_s, word.back_in_s, word.num_decoded_tokens
+                        )
+                    if word.is_last:
                         await session.end()
-                    else:
-                        await session.update(*word)
                 except KvtierError as problem:
                     self._failed(problem)

@@ -44,6 +44,17 @@ class Asked:
     is_released: bool = field(default=False)  # by the scheduler: nobody wants the answer any more
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the appliance is told about a session. Times in seconds from now."""
+
+    urgency: Urgency
+    deadline_s: float | None = None
+    back_in_s: float | None = None  # when its next turn is expected
+    num_decoded_tokens: int = 0  # of the answer that it got
+    is_last: bool = False  # end it; what is reusable of its blocks is archived
+
+
 class Asker(Protocol):
     """What the scheduler's side needs of the agent. No method blocks or raises."""
 
@@ -63,10 +74,6 @@ class Asker(Protocol):
         """End the pin, now or when it comes. Idempotent."""
         ...
 
-    def tell(self, session: str, urgency: Urgency, deadline_s: float | None = None) -> None:
-        """Say how urgent a session is; the latest word counts."""
-        ...
-
-    def end(self, session: str) -> None:
-        """End a session; its reusable blocks are archived."""
+    def tell(self, session: str, word: Word) -> None:
+        """Say how a session is doing; the latest word counts."""
         ...

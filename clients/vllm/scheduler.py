@@ -18,7 +18,7 @@ from typing import Any
 from ..words import Tier, Urgency
 from .counters import Counters
 from .groups import NULL_BLOCK, Group
-from .lookups import Answer, Asked, Asker, Question
+from .lookups import Answer, Asked, Asker, Question, Word
 from .options import Options
 from .plan import Acks, Load, Part, StepPlan
 from .saving import Saver, Saving, Stored
@@ -193,10 +193,10 @@ class SchedulerSide:
             return
         if not tracked.is_loading:
             self._let_go(tracked)
-        if tracked.turn.is_last:
-            self._asker.end(tracked.turn.session)
-        else:
-            self._asker.tell(tracked.turn.session, Urgency.WAITING, tracked.turn.returns_in_s)
+        turn = tracked.turn
+        urgency = Urgency.ENDED if turn.is_last else Urgency.WAITING
+        num_decoded = max(0, request.num_tokens - request.num_prompt_tokens)
+        self._asker.tell(turn.session, Word(urgency, None, turn.returns_in_s, num_decoded, turn.is_last))
 
     @property
     def is_busy(self) -> bool:
@@ -336,7 +336,7 @@ class SchedulerSide:
         urgency = Urgency.DECODING if decodes else Urgency.PREFILL
         if urgency != tracked.urgency:
             tracked.urgency = urgency
-            self._asker.tell(tracked.turn.session, urgency, tracked.turn.deadline_s)
+            self._asker.tell(tracked.turn.session, Word(urgency, tracked.turn.deadline_s))
 
 
 def _part(

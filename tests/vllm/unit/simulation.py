@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvtier.clients import AsyncClient, Urgency
+from kvtier.clients import AsyncClient
 from kvtier.clients.errors import KvtierError
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.finding import Finder, Found
 from kvtier.clients.vllm.groups import NULL_BLOCK, Group
 from kvtier.clients.vllm.identity import identity_of, salted
-from kvtier.clients.vllm.lookups import Answer, Asked, Question
+from kvtier.clients.vllm.lookups import Answer, Asked, Question, Word
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Acks, StepPlan
 from kvtier.clients.vllm.saving import Saver
@@ -47,7 +47,7 @@ class InlineAsker:
         self._identities = identities
         self._waiting: list[Asked] = []
         self._found: dict[Asked, Found] = {}
-        self.told: list[tuple[str, Urgency | None]] = []
+        self.told: list[tuple[str, Word]] = []
 
     def allows(self) -> bool:
         return True
@@ -65,11 +65,8 @@ class InlineAsker:
         if found := self._found.pop(asked, None):
             self._loop.run_until_complete(self._release(found))
 
-    def tell(self, session: str, urgency: Urgency, deadline_s: float | None = None) -> None:
-        self.told.append((session, urgency))
-
-    def end(self, session: str) -> None:
-        self.told.append((session, None))
+    def tell(self, session: str, word: Word) -> None:
+        self.told.append((session, word))
 
     @property
     def num_pinned(self) -> int:

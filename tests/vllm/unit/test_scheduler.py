@@ -8,7 +8,7 @@ import pytest
 from kvtier.clients import Tier, Urgency
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
-from kvtier.clients.vllm.lookups import Answer, Asked, Question
+from kvtier.clients.vllm.lookups import Answer, Asked, Question, Word
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Acks, Again, StepPlan
 from kvtier.clients.vllm.saving import Saver
@@ -27,7 +27,7 @@ class Asker:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.released: list[Asked] = []
-        self.told: list[tuple[str, Any]] = []
+        self.told: list[tuple[str, Word]] = []
         self.is_open = False
         self.num_silent = 0
 
@@ -45,11 +45,8 @@ class Asker:
         assert asked not in self.released
         self.released.append(asked)
 
-    def tell(self, session: str, urgency: Urgency, deadline_s: float | None = None) -> None:
-        self.told.append((session, urgency))
-
-    def end(self, session: str) -> None:
-        self.told.append((session, "end"))
+    def tell(self, session: str, word: Word) -> None:
+        self.told.append((session, word))
 
 
 class Clock:
@@ -431,15 +428,19 @@ def test_urgency_follows_the_request(scene: Scene) -> None:
     one.num_computed_tokens = 17
     scene.plan(one, 1, [1, 2, 3])
     scene.side.finished(one)
-    assert scene.asker.told == [("e/r", Urgency.PREFILL), ("e/r", Urgency.DECODING), ("e/r", "end")]
+    assert scene.asker.told == [
+        ("e/r", Word(Urgency.PREFILL)),
+        ("e/r", Word(Urgency.DECODING)),
+        ("e/r", Word(Urgency.ENDED, num_decoded_tokens=1, is_last=True)),
+    ]
 
 
 def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
     one = request(16)
-    one.kv_transfer_params = {"kvtier_session": "chat"}
+    one.kv_transfer_params = {"kvtier_session": "chat", "kvtier_returns_in_s": 3}
     scene.side.arrived(one)
     scene.side.finished(one)
-    assert scene.asker.told == [("chat", Urgency.WAITING)]
+    assert scene.asker.told == [("chat", Word(Urgency.WAITING, back_in_s=3.0))]
 
 
 def test_after_a_reset_nothing_old_is_promised_or_skipped(scene: Scene) -> None:

@@ -14,7 +14,7 @@ from kvtier.clients.vllm.agent import Agent
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
 from kvtier.clients.vllm.identity import identity_of
-from kvtier.clients.vllm.lookups import Asked, Question
+from kvtier.clients.vllm.lookups import Asked, Question, Word
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Again, Load, Part, Save, StepPlan
 from kvtier.clients.vllm.worker import WorkerSide
@@ -212,10 +212,10 @@ def test_only_the_latest_word_about_a_session_is_sent(appliance: FakeAppliance, 
     here.agent.release(here.ask())
     for _ in range(20):
         for urgency in (Urgency.PREFILL, Urgency.DECODING):
-            here.agent.tell("session", urgency)
-    here.agent.end("session")
+            here.agent.tell("session", Word(urgency))
+    here.agent.tell("session", Word(Urgency.ENDED, num_decoded_tokens=5, is_last=True))
     wait_for(lambda: "EndSession" in appliance.calls)
-    assert appliance.calls.count("UpdateSession") <= 2
+    assert appliance.calls.count("UpdateSession") <= 3
 
 
 # --------------------------------------------------------------------------------------- the worker
