@@ -38,6 +38,7 @@ TOO_EARLY, TOO_LATE = 0.1, 0.1
 #: Time beside that for the copies, as a multiple of what they should take, and for the runtime to come round.
 LEAD = 2.0
 SLACK_S = 0.25
+MIN_PAUSE_S = 1e-3  # between two looks at one conversation, whatever rounding says
 UNSAID = -1
 
 
@@ -257,7 +258,7 @@ class TurnPrefetch(Prefetcher):
                 table.outlived(outlived)
             conversation.counted = max(0, number)
             self._consider(conversation, table, number, now)
-        return conversation.touched_at + EDGES_S[number + 1]
+        return max(conversation.touched_at + EDGES_S[number + 1], now + MIN_PAUSE_S)
 
     def _consider(self, conversation: _Conversation, table: ReturnTimes, number: int, now: float) -> None:
         self._wanted.pop(conversation, None)

@@ -19,6 +19,7 @@ GROWTH = math.sqrt(2.0)
 #: Beginnings of the bins, in seconds; the last edge ends the last bin.
 EDGES_S = tuple(FIRST_EDGE_S * GROWTH**number for number in range(29))
 NUM_BINS = len(EDGES_S) - 1
+ROUNDING = 1e-6  # of a bin: an age is a difference of two clock readings
 PRIOR_WEIGHT = 4.0
 #: Hazard of a bin that nobody knows anything about: a return in one of fifteen.
 PRIOR_HAZARD = 1 / 15
@@ -35,9 +36,8 @@ class Outlook(NamedTuple):
 
 def bin_of(age_s: float) -> int:
     """Return the bin of an age; -1 before the first one, NUM_BINS after the last."""
-    if age_s < FIRST_EDGE_S:
-        return -1
-    return min(NUM_BINS, int(math.log(age_s / FIRST_EDGE_S) / math.log(GROWTH) + 1e-9))
+    steps = math.log(max(age_s, 1e-9) / FIRST_EDGE_S) / math.log(GROWTH)
+    return max(-1, min(NUM_BINS, math.floor(steps + ROUNDING)))
 
 
 class ReturnTimes:

@@ -34,6 +34,7 @@ from .states import State
 EDGE = (Tier.NVME, Tier.DRAM)
 #: Unused share of the bandwidth that is saved up at most, in seconds of it.
 BURST_S = 1.0
+MIN_BURST_BYTES = 1 << 20  # however slow the edge is
 #: When a bound forbids to begin, how long until it is looked at again.
 PAUSE_S = 0.05
 
@@ -125,8 +126,10 @@ class Prefetching:
         due_at = self._prefetcher.next_at() if self._prefetcher is not None else None
         if due_at is not None:
             due_at = max(due_at, self._not_before)
-            if due_at <= self._residency.now and self._copies.urgent_bytes.get(EDGE, 0):
-                due_at = None  # the end of those copies is an event
+            if due_at <= self._residency.now and (
+                self._copies.urgent_bytes.get(EDGE) or not self._room_bytes()
+            ):
+                due_at = None  # what forbids it ends with an event, or with a window
         return min((at for at in (window, due_at) if at is not None), default=None)
 
     # --------------------------------------------------------------------------------- what becomes
@@ -213,14 +216,14 @@ class Prefetching:
     def _begin_due(self, prefetcher: Prefetcher, now: float) -> None:
         rate = self.options.prefetch_bandwidth_fraction * self._costs.bandwidth_of(Tier.NVME)
         earned = (now - self._allowed_at) * rate
-        self._allowance_bytes = min(self._allowance_bytes + earned, rate * BURST_S)
+        self._allowance_bytes = min(self._allowance_bytes + earned, max(rate * BURST_S, MIN_BURST_BYTES))
         self._allowed_at = now
         budget = min(self._allowance_bytes, self._room_bytes())
-        if budget > 0:
+        if budget >= 1:
             for expected in prefetcher.due(now, int(budget)):
                 budget = min(self._allowance_bytes, self._room_bytes())
                 self.bring(expected, Urgency.WAITING, budget)
-        self._not_before = now + PAUSE_S
+        self._not_before = now + max(PAUSE_S, (1 - self._allowance_bytes) / rate)
 
     def _room_bytes(self) -> float:
         """Return how many bytes may be begun now."""

@@ -20,6 +20,7 @@ class SenselessPrefetch(Prefetcher):
         self._mean_pause_s = surroundings.options["mean_pause_s"]
         self._rows: dict[int, None] = {}
         self._next_at = 0.0
+        self._num_left = 100  # a world must come to rest
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         self._rows.update(dict.fromkeys(rows))
@@ -37,6 +38,7 @@ class SenselessPrefetch(Prefetcher):
     def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
         assert num_bytes > 0
         rng = self._rng
+        self._num_left -= 1
         self._next_at = now + self._mean_pause_s * 2 * rng.random()
         expected = []
         for _ in range(rng.choice((0, 1, 1, 2))):
@@ -52,4 +54,4 @@ class SenselessPrefetch(Prefetcher):
         return expected
 
     def next_at(self) -> float | None:
-        return self._next_at if self._rows else None
+        return self._next_at if self._rows and self._num_left > 0 else None

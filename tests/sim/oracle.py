@@ -115,7 +115,7 @@ class Oracle:
     # -------------------------------------------------------------------------------- every step
 
     def before_copies(self, event: Event, instructions: Sequence[Instruction]) -> None:
-        """Nothing comes up for nobody while somebody waits for the same edge, unless a client asked for it."""
+        """Nothing comes up unasked while somebody waits for the same edge."""
         if isinstance(event, PrefetchRequested):
             return
         edge = (Tier.NVME, Tier.DRAM)
