@@ -1,0 +1,1 @@
+"""vLLM with kvtier: what it looks like from outside, over vLLM's own HTTP interface."""
