@@ -1,0 +1,60 @@
+"""What an LMCache user may say, and which LMCache we know. No lmcache here."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...v1.addresses import default_target
+from ..errors import InvalidRequest
+from ..options import Limits, Timeout
+from ..sync import Client
+from ..weights import checkpoint_digest, find_checkpoint
+
+SUPPORTED = ("0.5.",)  # of lmcache; the interfaces are experimental and change between minor versions
+TIMEOUT = Timeout(call_s=5.0, connect_s=0.5, grace_s=0.5)
+READER_STAGING_BYTES = 1 << 20  # of a client that puts nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to reach the daemon, and whose chunks these are."""
+
+    target: str
+    domain: str = ""
+    weights: str = ""  # a folder or hub name; empty: found by the model's name, if it can be
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Options":
+        """Check what was given. Raises InvalidRequest naming what is unknown."""
+        unknown = sorted(set(given) - {"target", "domain", "weights"})
+        if unknown:
+            raise InvalidRequest(f"unknown options {', '.join(unknown)}; known are target, domain, weights")
+        for name, value in given.items():
+            if not isinstance(value, str):
+                raise InvalidRequest(f"option {name} must be a string, is {value!r}")
+        return cls(
+            given.get("target") or default_target(os.environ),
+            *(given.get(k, "") for k in ("domain", "weights")),
+        )
+
+    def client(self, what: str, *, puts: bool) -> Client:
+        """Return a client, not connected yet."""
+        limits = Limits() if puts else Limits(staging_bytes=READER_STAGING_BYTES)
+        return Client(self.target, name=f"lmcache {what}", domain=self.domain, timeout=TIMEOUT, limits=limits)
+
+    def weights_digest(self, model: str) -> bytes:
+        """Return a digest of the model's checkpoint; empty when nothing was named and none is found."""
+        try:
+            return checkpoint_digest(find_checkpoint(self.weights or model))
+        except (InvalidRequest, OSError):
+            if self.weights:
+                raise
+            return b""
+
+
+def check_version(version: str) -> None:
+    """Raise InvalidRequest unless `version` of lmcache is one we know."""
+    if not version.startswith(SUPPORTED):
+        known = ", ".join(f"{one}x" for one in SUPPORTED)
+        raise InvalidRequest(f"lmcache is {version}, kvtier's plug-ins speak {known}; use a matching kvtier")

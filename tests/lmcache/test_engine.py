@@ -1,0 +1,158 @@
+"""LMCache's real engine over kvtier: another process hits, and nothing the daemon does reaches the engine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..daemon import Daemon
+
+WHY = "lmcache is not installed; `make test-lmcache` runs this"
+lmcache = pytest.importorskip("lmcache", reason=WHY)
+
+from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector  # noqa: E402
+
+from kvtier.clients.lmcache import KvtierConnector  # noqa: E402
+
+from .engine import CHUNK_BYTES, CHUNK_TOKENS, Engine, prompt  # noqa: E402
+
+WAIT_S = 20.0
+NUM_TOKENS = 5 * CHUNK_TOKENS + 7
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds: LMCache stores behind the caller's back."""
+    pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_at, "it never came true"
+        pause.wait(0.02)
+
+
+def stored(engine: Engine, tokens: list[int], num_tokens: int) -> None:
+    engine.store(tokens)
+    until(lambda: engine.lookup(tokens) == num_tokens)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for the tests that leave it alive."""
+    running = Daemon(tmp_path_factory.mktemp("daemon"), arguments=("--set", "tiers.dram.capacity=64MiB"))
+    running.start()
+    yield running
+    running.close()
+
+
+def test_it_is_lmcaches_connector() -> None:
+    assert issubclass(KvtierConnector, RemoteConnector)
+    assert not getattr(KvtierConnector, "__abstractmethods__", None)
+
+
+def test_another_process_hits(shared: Daemon) -> None:
+    tokens = prompt(NUM_TOKENS)
+    with Engine(shared.target) as engine:
+        assert engine.lookup(tokens) == 0
+        stored(engine, tokens, 5 * CHUNK_TOKENS)
+        assert engine.retrieve(tokens) == (5 * CHUNK_TOKENS, True)
+        longer = tokens[: 3 * CHUNK_TOKENS] + prompt(90, seed=2)
+        assert engine.retrieve(longer) == (3 * CHUNK_TOKENS, True)
+        assert engine.remote.guard.causes == {}
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    command = [sys.executable, "-m", "tests.lmcache.engine", shared.target, str(NUM_TOKENS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [5 * CHUNK_TOKENS, 5 * CHUNK_TOKENS, True]
+
+
+def test_chunks_shorter_than_a_chunk_are_not_kept(shared: Daemon) -> None:
+    tokens = prompt(NUM_TOKENS, seed=3)
+    with Engine(shared.target, save_unfull_chunk=True) as engine:
+        stored(engine, tokens, 5 * CHUNK_TOKENS)
+        until(lambda: engine.remote.guard.causes == {"PARTIAL_CHUNK": 1})
+        assert engine.retrieve(tokens) == (5 * CHUNK_TOKENS, True)
+
+
+def test_models_of_another_name_share_nothing(shared: Daemon) -> None:
+    tokens = prompt(NUM_TOKENS, seed=4)
+    with Engine(shared.target) as engine:
+        stored(engine, tokens, 5 * CHUNK_TOKENS)
+    with Engine(shared.target, model="another model") as engine:
+        assert engine.lookup(tokens) == 0
+        assert engine.retrieve(tokens)[0] == 0
+
+
+def test_a_dead_daemon_is_a_miss_and_comes_back(tmp_path: Path) -> None:
+    nvme = ("tiers.nvme.capacity=64MiB", "tiers.nvme.segment=16MiB", f"tiers.nvme.path={tmp_path}/nvme")
+    settings = [word for one in ("tiers.dram.capacity=32MiB", *nvme) for word in ("--set", one)]
+    daemon = Daemon(tmp_path, arguments=tuple(settings))
+    tokens, other = prompt(NUM_TOKENS, seed=5), prompt(NUM_TOKENS, seed=6)
+    with Engine(daemon.target) as engine:  # nobody listens yet
+        assert engine.lookup(tokens) == 0
+        engine.store(tokens)
+        assert engine.retrieve(tokens)[0] == 0
+        daemon.start()
+        try:
+            until(lambda: engine.remote.guard.ask("probe", lambda: True) is True)  # the breaker's pause
+            stored(engine, tokens, 5 * CHUNK_TOKENS)
+            daemon.stop(signal.SIGKILL)
+            for _ in range(3):
+                engine.store(other)
+                assert engine.lookup(other) == 0
+                assert engine.retrieve(tokens)[0] == 0
+            daemon.start()
+            until(lambda: engine.remote.guard.ask("probe", lambda: True) is True)
+            stored(engine, other, 5 * CHUNK_TOKENS)
+            assert engine.retrieve(other) == (5 * CHUNK_TOKENS, True)
+        finally:
+            daemon.close()
+
+
+def test_a_full_daemon_serves_what_it_has(tmp_path: Path) -> None:
+    """Room for two dozen chunks, fifty written: what comes back is right."""
+    capacity = 24 * CHUNK_BYTES
+    small = ("--set", f"tiers.dram.capacity={capacity}", "--set", f"tiers.dram.extent={capacity // 2}")
+    daemon = Daemon(tmp_path, arguments=small)
+    daemon.start()
+    try:
+        with Engine(daemon.target) as engine:
+            found = []
+            for seed in range(10, 20):
+                stored(engine, prompt(NUM_TOKENS, seed), 5 * CHUNK_TOKENS)
+            for seed in range(10, 20):
+                number, is_right = engine.retrieve(prompt(NUM_TOKENS, seed))
+                assert is_right
+                found.append(number)
+            assert 0 in found
+            assert max(found) == 5 * CHUNK_TOKENS
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"remote_serde": "cachegen"},
+        {"extra": {"remote_storage_plugin.kvtier.tarjet": "x"}},
+        {"extra": {"remote_storage_plugin.kvtier.weights": "nobody/knows"}},
+    ],
+)
+def test_what_cannot_work_is_refused_and_lmcache_goes_on(wrong: dict[str, Any], shared: Daemon) -> None:
+    with Engine(shared.target, **wrong) as engine:
+        assert engine.remote is None
+        tokens = prompt(NUM_TOKENS, seed=7)
+        engine.store(tokens)
+        assert engine.lookup(tokens) == 0
+
+
+def test_an_unknown_lmcache_is_refused(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache, "__version__", "0.7.0")
+    with Engine(shared.target) as engine:
+        assert engine.remote is None
