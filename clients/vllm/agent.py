@@ -134,7 +134,7 @@ class Agent:
                     await self._registered("", b"")
                     await self._client.info
                     self.breaker.succeeded()
-                except KvtierError as problem:
+                except Exception as problem:  # whatever it is, the next try comes
                     self._failed(problem)
             await asyncio.sleep(PROBE_PERIOD_S / 4)
 
@@ -237,3 +237,5 @@ class Agent:
                         await session.end()
                 except KvtierError as problem:
                     self._failed(problem)
+                except Exception:  # hints must not end this task
+                    self._counters.add("hook_errors")

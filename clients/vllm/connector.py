@@ -273,7 +273,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler:
-            self._scheduler.finished(request)
+            self._scheduler.finished(request, block_ids)
         return False, None
 
     @harmless(tuple)

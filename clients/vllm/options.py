@@ -34,7 +34,7 @@ class Options:
     save_timeout_s: float = 5.0  # one put
     lease_ttl_s: float = 30.0  # extended while a request waits
     max_early_leases: int = 64  # requests that hold a lease before the scheduler looks at them
-    max_unsaved_fraction: float = 0.25  # of the engine's blocks, held for saves that are under way
+    max_unsaved_fraction: float = 0.5  # of the engine's blocks, held for saves that are under way
     num_load_threads: int = 1  # of each worker; one moves what a host's memory can
     staging_bytes: int = 64 << 20  # of each worker
 

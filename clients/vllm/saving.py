@@ -108,12 +108,26 @@ class Saver:
                 before = chain[start - 1] if start else parent
                 ids = list(table[first + start : first + start + len(names)])
                 job = _Job(saving, group.index, first + start, before, names, ids, self._num_ranks, origin)
+                num_named = len(names)
                 if not self._start(job):
                     break
+                named = b"".join(job.names)
                 saves.append(
-                    Save(self._last_job, group.index, session, before, b"".join(names), ids, adapter)
+                    Save(self._last_job, group.index, session, before, named, job.block_ids, adapter)
                 )
+                if len(job.names) < num_named:
+                    break
         return saves
+
+    def has_news(self, saving: Saving, num_tokens: int) -> bool:
+        """Whether `plan` may have something to do."""
+        return any(group.num_blocks(num_tokens) > saving.next_block[group.index] for group in self._groups)
+
+    def num_left(self, saving: Saving, num_tokens: int) -> int:
+        """Return how many of the first blocks have not been planned, for want of room."""
+        return sum(
+            max(0, group.num_blocks(num_tokens) - saving.next_block[group.index]) for group in self._groups
+        )
 
     def settle(self, acks: Acks) -> list[Stored]:
         """Take in what workers reported; return what is stored on every rank now."""
@@ -171,16 +185,19 @@ class Saver:
         return runs
 
     def _start(self, job: _Job) -> bool:
-        """Hold the job's blocks and number it; False when it cannot be saved."""
+        """Hold the job's blocks and number it; False when none of it can be saved now. What is too much for
+        now is cut off, and left to a later step."""
         saving, group = job.saving, job.group
         if NULL_BLOCK in job.block_ids:  # given away before it was saved: nothing behind it can be stored
             self._counters.add("saves_skipped_gap", len(job.names))
             saving.next_block[group] = NEVER
             return False
-        if self._num_held + len(job.block_ids) > self._max_blocks:
-            self._counters.add("saves_skipped_backpressure", len(job.names))
-            saving.next_block[group] = job.first_block
-            return False
+        room = max(0, self._max_blocks - self._num_held)
+        if room < len(job.block_ids):
+            del job.names[room:], job.block_ids[room:]
+            saving.next_block[group] = job.first_block + room
+            if not room:
+                return False
         self._holder.hold(job.block_ids)
         self._num_held += len(job.block_ids)
         self._last_job += 1

@@ -20,7 +20,7 @@ from .counters import Counters
 from .groups import NULL_BLOCK, Group
 from .lookups import Answer, Asked, Asker, Question, Word
 from .options import Options
-from .plan import Acks, Load, Part, StepPlan
+from .plan import Acks, Load, Part, Save, StepPlan
 from .saving import Saver, Saving, Stored
 from .sessions import Turn, turn_of
 
@@ -41,6 +41,7 @@ class Tracked:
     num_questions: int = 0
     given_up: bool = False  # nothing more is loaded for it
     is_loading: bool = False
+    learned_from: Answer | None = None
     promised_from: int = 0  # tokens that the engine had when it was told
     adapter: bytes = b""
     urgency: Urgency = Urgency.QUEUED
@@ -74,6 +75,7 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._loading: dict[str, Tracked] = {}  # until every rank has said that it is over
         self._planned: list[Load] = []
+        self._last_saves: list[Save] = []  # of requests that have ended
         self._num_leased = 0
         self.salt = ""
 
@@ -159,6 +161,7 @@ class SchedulerSide:
         nobody waits for one that was never begun.
         """
         plan.loads, self._planned = self._planned, []
+        plan.saves, self._last_saves = self._last_saves, []
         plan.salt = self.salt
         for request_id, num_new_tokens in scheduled.items():
             tracked = self._tracked.get(request_id)
@@ -166,8 +169,7 @@ class SchedulerSide:
                 continue
             num_tokens = tracked.request.num_computed_tokens + num_new_tokens
             self._hurry(tracked, num_tokens)
-            if self._options.save != "none":
-                self._save(tracked, num_tokens, tables, plan)
+            plan.saves += self._save(tracked, num_tokens, tables)
 
     def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
         """Every rank has ended these loads; those in `failed` not well."""
@@ -186,13 +188,18 @@ class SchedulerSide:
         """Saves are over; return what is stored on every rank now."""
         return self._saver.settle(acks)
 
-    def finished(self, request: Any) -> None:
-        """A request has ended, by itself or by abort. A load under way keeps its lease until it is over."""
+    def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
+        """A request has ended, by itself or by abort; its blocks are about to be freed. A load under way
+        keeps its lease until it is over."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
         if not tracked.is_loading:
             self._let_go(tracked)
+            num_tokens = request.num_computed_tokens
+            self._last_saves += self._save(tracked, num_tokens, lambda _: block_ids)
+            num_left = self._saver.num_left(tracked.saving, self._num_saveable(tracked, num_tokens))
+            self._counters.add("saves_skipped_backpressure", num_left)
         turn = tracked.turn
         urgency = Urgency.ENDED if turn.is_last else Urgency.WAITING
         num_decoded = max(0, request.num_tokens - request.num_prompt_tokens)
@@ -201,7 +208,7 @@ class SchedulerSide:
     @property
     def is_busy(self) -> bool:
         """Whether something is under way that only further steps can end."""
-        return self._saver.is_busy or bool(self._planned)
+        return self._saver.is_busy or bool(self._planned or self._last_saves)
 
     def reset(self, salt: str) -> None:
         """What was stored so far is of no use any more, e.g. because the weights have changed."""
@@ -259,7 +266,8 @@ class SchedulerSide:
 
     def _promise(self, tracked: Tracked, answer: Answer, num_computed_tokens: int) -> tuple[int | None, bool]:
         tracked.adapter = answer.adapter
-        if answer.stored:
+        if answer.stored and tracked.learned_from is not answer:
+            tracked.learned_from = answer
             self._saver.seen(tracked.request.block_hashes, answer.stored)
             for i, number in enumerate(answer.stored):
                 tracked.saving.next_block[i] = max(tracked.saving.next_block[i], number)
@@ -312,23 +320,35 @@ class SchedulerSide:
             low, high = (middle, high) if self._is_local(chain[middle - 1]) else (low, middle - 1)
         return low * group.block_tokens
 
-    def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any], plan: StepPlan) -> None:
+    def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any]) -> list[Save]:
+        """Plan what the first `num_tokens` tokens of a request have filled and nobody has saved."""
         request = tracked.request
-        limit = request.num_tokens if self._options.save == "all" else request.num_prompt_tokens
+        num_tokens = self._num_saveable(tracked, num_tokens)
+        if not self._saver.has_news(tracked.saving, num_tokens):
+            return []
         if request.lora_request and not tracked.adapter:
-            return  # without its digest nobody could tell adapters apart
+            return []  # without its digest nobody could tell adapters apart
         table = tables(request.request_id)
         if table is None:
-            return
-        plan.saves += self._saver.plan(
+            return []
+        return self._saver.plan(
             tracked.saving,
             request.block_hashes,
-            min(num_tokens, limit),
+            num_tokens,
             table,
             tracked.turn.session,
             tracked.adapter,
             request if self._has_listeners else None,
         )
+
+    def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:
+        """Return how many of the first `num_tokens` tokens may be saved: those that are verified."""
+        match self._options.save:
+            case "none":
+                return 0
+            case "prompt":
+                return min(num_tokens, int(tracked.request.num_prompt_tokens))
+        return min(num_tokens, int(tracked.request.num_tokens))
 
     def _hurry(self, tracked: Tracked, num_tokens: int) -> None:
         """Tell the appliance when the urgency of a session changes."""

@@ -154,7 +154,7 @@ class Simulation:
         self.scheduler.arrived(request)
 
     def abort(self, request: Request) -> None:
-        self.scheduler.finished(request)
+        self.scheduler.finished(request, request.tables)
         if request.state == "loading":
             request.state = "aborted"  # its blocks stay until the load is over
         else:
@@ -354,7 +354,7 @@ class Simulation:
         if request.num_computed_tokens < request.num_tokens:
             return
         if request.num_tokens >= request.max_tokens:
-            self.scheduler.finished(request)
+            self.scheduler.finished(request, request.tables)
             self._free(request)
             del self.requests[request.request_id]
             self.num_finished += 1

@@ -257,7 +257,7 @@ def test_an_abort_during_a_load_keeps_the_lease_until_it_is_over(scene: Scene) -
     scene.asker.asked[0].answer = hit(40)
     scene.side.matched_tokens(one, 0)
     scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
-    scene.side.finished(one)
+    scene.side.finished(one, ([],))
     assert not scene.asker.released
     scene.side.loaded({"r"}, set())
     assert len(scene.asker.released) == 1
@@ -315,7 +315,7 @@ def test_blocks_are_held_until_every_rank_has_answered() -> None:
     scene.plan(one, 40, [1, 2, 3, 4, 5])
     scene.side.saved(Acks({1: Ack(1, 5)}))
     assert len(scene.held.blocks) == 5
-    scene.side.finished(one)
+    scene.side.finished(one, ([],))
     scene.side.saved(Acks({1: Ack(1, 5)}))
     assert not scene.held.blocks
 
@@ -365,12 +365,40 @@ def test_what_is_held_is_bounded(scene: Scene) -> None:
     one, two = request(160, "a"), Request("b", list(range(500, 540)), 40)
     for other in (one, two):
         scene.side.arrived(other)
-    scene.plan(one, 160, list(range(1, 21)))
+    scene.plan(one, 144, list(range(1, 19)))
+    (save,) = scene.plan(two, 40, [31, 32, 33, 34, 35]).saves
+    assert save.block_ids == [31, 32]  # of 20 in all
     assert scene.plan(two, 40, [31, 32, 33, 34, 35]).saves == []
-    assert scene.counters.take()["saves_skipped_backpressure"] == 5
-    scene.side.saved(Acks({1: Ack(1, 20)}))
-    (save,) = scene.plan(two, 40, [31, 32, 33, 34, 35]).saves  # later, then
-    assert save.block_ids == [31, 32, 33, 34, 35]
+    scene.side.saved(Acks({1: Ack(1, 18)}))
+    (save,) = scene.plan(two, 40, [31, 32, 33, 34, 35]).saves  # the rest, later
+    assert save.block_ids == [33, 34, 35]
+    assert save.parent == GROUPS[0].chain(two.block_hashes)[1]
+
+
+def test_what_is_left_at_the_end_is_saved_as_far_as_there_is_room(scene: Scene) -> None:
+    one, two = request(144, "a"), Request("b", list(range(500, 540)), 40)
+    for other in (one, two):
+        scene.side.arrived(other)
+    scene.plan(one, 144, list(range(1, 19)))
+    two.num_computed_tokens = 40
+    scene.side.finished(two, ([31, 32, 33, 34, 35],))
+    assert scene.counters.take()["saves_skipped_backpressure"] == 3
+    assert scene.held.blocks[-2:] == [31, 32]  # before the engine frees them
+    assert scene.side.is_busy
+    plan = StepPlan()
+    scene.side.plan(plan, {}, lambda _: None)
+    assert [save.block_ids for save in plan.saves] == [[31, 32]]
+
+
+def test_a_request_that_ends_while_it_is_loaded_saves_nothing(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = hit(40, 2)
+    scene.side.matched_tokens(one, 0)
+    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    one.num_computed_tokens = 40  # promised, not there
+    scene.side.finished(one, ([1, 2, 3, 4, 5],))
+    assert scene.held.blocks == []
 
 
 def test_a_block_that_is_gone_ends_the_saves_of_its_group() -> None:
@@ -427,7 +455,7 @@ def test_urgency_follows_the_request(scene: Scene) -> None:
     scene.plan(one, 1, [1, 2, 3])
     one.num_computed_tokens = 17
     scene.plan(one, 1, [1, 2, 3])
-    scene.side.finished(one)
+    scene.side.finished(one, ([],))
     assert scene.asker.told == [
         ("e/r", Word(Urgency.PREFILL)),
         ("e/r", Word(Urgency.DECODING)),
@@ -439,7 +467,7 @@ def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
     one = request(16)
     one.kv_transfer_params = {"kvtier_session": "chat", "kvtier_returns_in_s": 3}
     scene.side.arrived(one)
-    scene.side.finished(one)
+    scene.side.finished(one, ([],))
     assert scene.asker.told == [("chat", Word(Urgency.WAITING, back_in_s=3.0))]
 
 
