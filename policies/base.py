@@ -244,7 +244,8 @@ class AdmissionPolicy(Protocol):
     """Whether blocks are worth a place in one tier. One instance per tier."""
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Say whether the newcomer may take the place of `victim` (None: there is free room)."""
+        """Say whether the newcomer may take the place of `victim` (None: the tier below is asked to take
+        what is spilled). The answer holds for as many blocks as the victim's run makes room for."""
         ...
 
 
