@@ -43,7 +43,7 @@ class PlannerOptions:
     max_forward_fraction: float = 0.25
 
     #: Bytes of prefetches in flight, and the share of dram that may be prefetched and not used yet.
-    max_prefetch_bytes: int = 64 << 20
+    max_prefetch_bytes: int = 256 << 20
     max_prefetched_fraction: float = 0.25
     #: Share of the bandwidth of the edge from nvme that prefetches may take.
     prefetch_bandwidth_fraction: float = 0.5

@@ -17,6 +17,7 @@ a window that never ends hides every wrong guess.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,18 @@ EDGE = (Tier.NVME, Tier.DRAM)
 #: Unused share of the bandwidth that is saved up at most, in seconds of it.
 BURST_S = 1.0
 MIN_BURST_BYTES = 1 << 20  # however slow the edge is
-#: When a bound forbids to begin, how long until it is looked at again.
-PAUSE_S = 0.05
+#: Between two looks at what is due, when the bounds allow more.
+PAUSE_S = 1e-3
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What is left of an expectation that the bounds cut."""
+
+    blocks: list[int]  # handles, in chain order
+    until: float
+    reason: str
+    urgency: Urgency
 
 
 @dataclass(slots=True)
@@ -68,6 +79,7 @@ class Prefetching:
         self.options = options
         self._begun: dict[int, _Begun] = {}  # by row
         self._windows: list[tuple[float, int]] = []  # (end, handle)
+        self._rests: deque[_Rest] = deque()
         self.begun_bytes = 0
         self._allowance_bytes = 0.0  # of the share of the bandwidth
         self._allowed_at = 0.0
@@ -84,17 +96,22 @@ class Prefetching:
         if is_crowded:
             if self._begun:
                 self._copies.cancel(self._on_their_way(self._begun))
-        elif self._prefetcher is not None and now >= self._not_before:
-            due_at = self._prefetcher.next_at()
-            if due_at is not None and due_at <= now and not self._copies.urgent_bytes.get(EDGE, 0):
-                self._begin_due(self._prefetcher, now)
+        elif now >= self._not_before and not self._copies.urgent_bytes.get(EDGE, 0):
+            due_at = self._due_at()
+            if due_at is not None and due_at <= now:
+                self._begin_due(now)
 
     def bring(self, expected: Expected, urgency: Urgency, max_bytes: float = float("inf")) -> int:
-        """Begin to bring blocks up into dram, parents first. Returns how many were begun."""
+        """Begin to bring blocks up into dram, parents first; what `max_bytes` cuts off follows when there is
+        room for it. Returns how many were begun."""
         residency, catalog = self._residency, self._residency.catalog
         num_blocks = num_bytes = 0
-        for row in expected.rows:
-            if num_bytes >= max_bytes or catalog.tier_of(row) is None:
+        for number, row in enumerate(expected.rows):
+            if catalog.tier_of(row) is None:
+                break
+            if num_bytes >= max_bytes:
+                rest = [catalog.handle(later) for later in expected.rows[number:]]
+                self._rests.append(_Rest(rest, expected.until, expected.reason, urgency))
                 break
             coming = [f for f in catalog.fragments(row) if catalog.state[Tier.DRAM][f] == State.ABSENT]
             if not coming:
@@ -121,9 +138,9 @@ class Prefetching:
             self.bring(Expected(cold, until, "its session arrived"), Urgency.QUEUED, self._room_bytes())
 
     def next_deadline(self) -> float | None:
-        """When a window ends, or the prefetcher has something to say and may."""
+        """When a window ends, or something is due and may begin."""
         window = self._windows[0][0] if self._windows else None
-        due_at = self._prefetcher.next_at() if self._prefetcher is not None else None
+        due_at = self._due_at()
         if due_at is not None:
             due_at = max(due_at, self._not_before)
             if due_at <= self._residency.now and (
@@ -160,6 +177,11 @@ class Prefetching:
     def give_up(self, rows: Iterable[int]) -> None:
         """Their session has ended: nobody is expected any more."""
         catalog, now = self._residency.catalog, self._residency.now
+        rows = list(rows)
+        if self._rests:
+            gone = {catalog.handle(row) for row in rows}
+            for rest in self._rests:
+                rest.blocks = [block for block in rest.blocks if block not in gone]
         rows = [row for row in rows if row in self._begun]
         if not rows:
             return
@@ -213,17 +235,30 @@ class Prefetching:
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _begin_due(self, prefetcher: Prefetcher, now: float) -> None:
+    def _due_at(self) -> float | None:
+        if self._rests:
+            return self._residency.now
+        return self._prefetcher.next_at() if self._prefetcher is not None else None
+
+    def _begin_due(self, now: float) -> None:
+        """Go on with what was cut, then begin what the prefetcher says."""
         rate = self.options.prefetch_bandwidth_fraction * self._costs.bandwidth_of(Tier.NVME)
         earned = (now - self._allowed_at) * rate
         self._allowance_bytes = min(self._allowance_bytes + earned, max(rate * BURST_S, MIN_BURST_BYTES))
         self._allowed_at = now
-        budget = min(self._allowance_bytes, self._room_bytes())
-        if budget >= 1:
-            for expected in prefetcher.due(now, int(budget)):
-                budget = min(self._allowance_bytes, self._room_bytes())
-                self.bring(expected, Urgency.WAITING, budget)
+        for _ in range(len(self._rests)):
+            rest = self._rests.popleft()
+            rows = [self._residency.catalog.row_of(block) for block in rest.blocks]
+            rows = rows[: rows.index(NO_ROW)] if NO_ROW in rows else rows
+            if rest.until > now and rows:
+                self.bring(Expected(rows, rest.until, rest.reason), rest.urgency, self._budget_bytes())
+        if self._prefetcher is not None and not self._rests and (budget := self._budget_bytes()) >= 1:
+            for expected in self._prefetcher.due(now, int(budget)):
+                self.bring(expected, Urgency.WAITING, self._budget_bytes())
         self._not_before = now + max(PAUSE_S, (1 - self._allowance_bytes) / rate)
+
+    def _budget_bytes(self) -> float:
+        return max(0.0, min(self._allowance_bytes, self._room_bytes()))
 
     def _room_bytes(self) -> float:
         """Return how many bytes may be begun now."""

@@ -52,6 +52,7 @@ class TimedShell(Shell):
         self.execute |= {
             ev.Copy: self.mover.start,
             ev.CancelCopy: self.mover.cancel,
+            ev.HastenCopy: self.mover.hasten,
             ev.FreeSegment: self._free_segment,
         }
         self._tick_at = INFINITY

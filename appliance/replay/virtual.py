@@ -20,7 +20,7 @@ from ...tiers.footer import footer_bytes_for
 from ...tiers.log import SegmentLog, record_bytes
 from ...tiers.slots import SlotPool
 from ...v1.shm import slot_bytes_for
-from ..core.events import STAGING, CancelCopy, Copy, CopyFinished
+from ..core.events import STAGING, CancelCopy, Copy, CopyFinished, HastenCopy
 
 #: What every copy reports; nothing is compared with it, as there are no bytes.
 CHECKSUM = b"virtual checksum"
@@ -146,6 +146,15 @@ class VirtualMover:
                 lane.queue.remove(queued)
                 heapq.heapify(lane.queue)
                 self._clock.at(self._clock.now, partial(self._end, queued[-1], CopyOutcome(Cause.CANCELLED)))
+
+    def hasten(self, instruction: HastenCopy) -> None:
+        """Queue a batch that has not begun where it would be with this urgency and deadline."""
+        for lane in self._lanes.values():
+            queued = next((entry for entry in lane.queue if entry[-1].copy == instruction.copy), None)
+            if queued is not None:
+                lane.queue.remove(queued)
+                lane.queue.append((int(instruction.urgency), instruction.deadline_at, *queued[2:]))
+                heapq.heapify(lane.queue)
 
     def _move(self, edge: str, lane: _Lane) -> None:
         if lane.is_moving or not lane.queue:

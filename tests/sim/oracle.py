@@ -128,10 +128,16 @@ class Oracle:
             if isinstance(instruction, Copy) and (instruction.source, instruction.target) == edge:
                 if instruction.urgency <= Urgency.QUEUED:
                     demand.append(instruction)
-                elif demand:
+                elif demand and self._is_prefetch(instruction):
                     raise Violation(
                         "demand first", f"a prefetch begins while copy {demand[0].copy} is awaited"
                     )
+
+    def _is_prefetch(self, copy: Copy) -> bool:
+        """Whether all of a copy is for nobody in particular. (An acquire may be in no hurry, too.)"""
+        catalog = self._daemon.planner.catalog
+        labels = [item.label for item in copy.items]
+        return all(catalog.find(one.namespace_id, one.prefix_hash) in catalog.awaited for one in labels)
 
     def after_step(self) -> None:
         """Check what is cheap; audit everything now and then."""
