@@ -13,9 +13,19 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
+from ..tiers.block import Urgency
 from .appliance import Appliance
-from .core.events import AcquireRequested, CommitRequested, Event, ReserveRequested, Touched
+from .core.events import (
+    AcquireRequested,
+    CommitRequested,
+    Event,
+    ReserveRequested,
+    SessionEnded,
+    SessionUpdated,
+    Touched,
+)
 from .core.planner import Planner
 
 MAX_REMEMBERED_REQUESTS = 4096
@@ -26,19 +36,30 @@ class AccessKind(Enum):
 
     ASK = 1
     PUT = 2
+    SESSION = 3
+
+
+class SessionWord(NamedTuple):
+    """What a session said about itself."""
+
+    urgency: Urgency
+    num_decoded_tokens: int = 0  # since its last request; 0: it did not say
+    back_in_s: float = 0.0  # when it expects to need its blocks again; 0: it did not say
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Blocks of one chain that somebody asked for or put."""
+    """Blocks of one chain that somebody asked for or put, or a session's word about itself."""
 
     at_s: float  # seconds on the appliance's clock
     kind: AccessKind
     namespace_id: int
     session_id: str
-    parent_hash: bytes  # of the block before the first one; empty at the start of a chain
-    prefix_hashes: Sequence[bytes]
-    num_found: int  # of ASK: how many were stored, from the first on
+    parent_hash: bytes = b""  # of the block before the first one; empty at the start of a chain
+    prefix_hashes: Sequence[bytes] = ()
+    num_found: int = 0  # of ASK: how many were stored, from the first on
+    word: SessionWord | None = None  # of SESSION
     num_lost: int = 0  # accesses that the watcher was too slow to hear of, before this one
 
 
@@ -125,6 +146,8 @@ class AccessLog:
             self._put(event.reserve, now)
         elif isinstance(event, ReserveRequested):
             self._put(event, now)
+        elif isinstance(event, SessionUpdated | SessionEnded):
+            self._tell(Access(now, AccessKind.SESSION, 0, event.session_id, word=_word_of(event, now)))
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -143,7 +166,7 @@ class AccessLog:
         if self._is_new(request.client, request.request_id):
             hashes, session = request.prefix_hashes, request.session_id
             self._tell(
-                Access(now, AccessKind.PUT, request.namespace_id, session, request.parent_hash, hashes, 0)
+                Access(now, AccessKind.PUT, request.namespace_id, session, request.parent_hash, hashes)
             )
 
     def _is_new(self, client: int, request_id: str) -> bool:
@@ -180,3 +203,10 @@ class AccessLog:
     def _tell(self, access: Access) -> None:
         for watcher in self._watchers:
             watcher.tell(access)
+
+
+def _word_of(event: SessionUpdated | SessionEnded, now: float) -> SessionWord:
+    if isinstance(event, SessionEnded):
+        return SessionWord(Urgency.ENDED, ended=True)
+    back_in_s = max(0.0, event.back_at - now) if event.back_at < float("inf") else 0.0
+    return SessionWord(event.urgency, event.num_decoded_tokens, back_in_s)

@@ -64,6 +64,11 @@ def urgency(value: int) -> Urgency:
     return Urgency(value - 1)
 
 
+def wire_urgency(value: Urgency) -> types_pb2.Urgency.ValueType:
+    """Return the wire's number of an urgency."""
+    return types_pb2.Urgency.ValueType(value + 1)
+
+
 def retention(given: Sequence[types_pb2.Retention]) -> list[RetentionHint]:
     """Return retention hints; empty ranges and priorities above 100 are refused."""
     if len(given) > MAX_RETENTION:

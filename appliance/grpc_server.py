@@ -19,9 +19,9 @@ from grpc_reflection.v1alpha import reflection
 from ..v1 import admin_pb2, events_pb2, kvcache_pb2
 from ..v1.addresses import socket_path
 from ..v1.local import MAX_PAYLOAD_BYTES
-from .access_log import AccessLog
+from .access_log import Access, AccessLog
 from .admin import Admin
-from .checks import wire_tier
+from .checks import wire_tier, wire_urgency
 from .errors import REASONS, ApplianceError, StartError, error, trailing_metadata
 from .event_log import EventLog
 from .local_server import remove_stale_socket
@@ -71,21 +71,31 @@ class Events:
         try:
             yield events_pb2.WatchAccessesResponse()  # whoever reads this knows that nothing is missed
             async for access in watcher:
-                geometry = self._service.namespaces[access.namespace_id].geometry
-                yield events_pb2.WatchAccessesResponse(
-                    at_s=access.at_s,
-                    kind=events_pb2.AccessKind.ValueType(access.kind.value),
-                    namespace_id=access.namespace_id,
-                    session_id=access.session_id,
-                    parent_hash=access.parent_hash,
-                    prefix_hashes=b"".join(access.prefix_hashes),
-                    num_found=access.num_found,
-                    num_lost=access.num_lost,
-                    block_tokens=geometry.block_tokens,
-                    block_bytes=geometry.block_bytes,
-                )
+                yield self._wire_access(access)
         finally:
             self._accesses.leave(watcher)
+
+    def _wire_access(self, access: Access) -> events_pb2.WatchAccessesResponse:
+        message = events_pb2.WatchAccessesResponse(
+            at_s=access.at_s,
+            kind=events_pb2.AccessKind.ValueType(access.kind.value),
+            namespace_id=access.namespace_id,
+            session_id=access.session_id,
+            parent_hash=access.parent_hash,
+            prefix_hashes=b"".join(access.prefix_hashes),
+            num_found=access.num_found,
+            num_lost=access.num_lost,
+        )
+        if access.namespace_id:
+            geometry = self._service.namespaces[access.namespace_id].geometry
+            message.block_tokens, message.block_bytes = geometry.block_tokens, geometry.block_bytes
+        if access.word is not None:
+            urgency, num_decoded, back_in_s, ended = access.word
+            message.session.urgency = wire_urgency(urgency)
+            message.session.num_decoded_tokens = num_decoded
+            message.session.back_in_ms = round(back_in_s * 1000)
+            message.session.ended = ended
+        return message
 
 
 class GrpcServer:

@@ -11,6 +11,7 @@ from types import FrameType
 import click
 import grpc
 
+from ...tiers.block import Urgency
 from ...v1 import events_pb2 as pb
 from ...v1.events_pb2_grpc import EventsServiceStub
 from ...v1.shm import HASH_BYTES
@@ -90,6 +91,12 @@ def take(recorder: Recorder, message: pb.WatchAccessesResponse) -> None:
     """Record one access."""
     if message.num_lost:
         recorder.lost(message.at_s, message.num_lost)
+    if message.kind == pb.ACCESS_KIND_SESSION:
+        word = message.session
+        urgency = Urgency.ENDED if word.ended else Urgency(word.urgency - 1)
+        back_in_s = word.back_in_ms / 1000
+        recorder.session(message.at_s, message.session_id, urgency, word.num_decoded_tokens, back_in_s)
+        return
     recorder.namespace(message.namespace_id, message.block_tokens, message.block_bytes)
     packed = message.prefix_hashes
     blocks = [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]

@@ -6,6 +6,7 @@ JSON lines, gzip. A line for each namespace, then one per access:
     {"namespace": 1, "block_tokens": 16, "block_bytes": 2097152}
     {"at": 0.512, "op": "ask", "namespace": 1, "session": "9f…", "blocks": ["4c…", …], "num_found": 3}
     {"at": 0.733, "op": "put", "namespace": 1, "session": "9f…", "parent": "c1…", "blocks": ["77…", …]}
+    {"at": 0.8, "op": "session", "session": "9f…", "urgency": "waiting", "num_decoded_tokens": 212}
     {"at": 0.9, "lost": 12}
 
 `at` is seconds since the recording began, not a date. Blocks and sessions are BLAKE2b of their names under
@@ -23,13 +24,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from ...tiers.block import Urgency
 from .lines import is_number, parse
-from .traces import Trace, TraceBuilder, TraceError, TraceNamespace
+from .traces import SessionHint, Trace, TraceBuilder, TraceError, TraceNamespace
 
 HEADER_KEY = "kvtier_recording"
 FORMAT_VERSION = 1
 NAME_BYTES = 8  # of a block's or session's name in the file: a billion blocks collide with 3 % chance
 KEY_BYTES = 32
+NEVER = float("inf")
+URGENCIES = {urgency.name.lower(): urgency for urgency in Urgency}
 
 
 class Recorder:
@@ -66,6 +70,19 @@ class Recorder:
     def put(self, at_s: float, namespace: int, session: str, parent: bytes, blocks: Sequence[bytes]) -> None:
         """Note that blocks of one chain were put."""
         self._write(self._access("put", at_s, namespace, session, parent, blocks))
+
+    def session(
+        self, at_s: float, session: str, urgency: Urgency, num_decoded_tokens: int = 0, back_in_s: float = 0.0
+    ) -> None:
+        """Note what a session said about itself: that it ended, or how soon it needs its blocks."""
+        self.num_accesses += 1
+        said: dict[str, Any] = {"at": self._since(at_s), "op": "session"}
+        said |= {"session": self._name(b"session", session.encode()), "urgency": urgency.name.lower()}
+        if num_decoded_tokens:
+            said["num_decoded_tokens"] = num_decoded_tokens
+        if back_in_s:
+            said["back_in_s"] = round(back_in_s, 3)
+        self._write(said)
 
     def lost(self, at_s: float, count: int) -> None:
         """Note that `count` accesses were not seen."""
@@ -117,9 +134,24 @@ def read_recording(lines: Iterable[tuple[int, str]], path: Path) -> Trace:
                 raise TraceError(path, number, "block_tokens and block_bytes are counts; the file was edited")
             index = builder.add_namespace(TraceNamespace(tokens, num_bytes))
             namespaces[record.get("namespace", 0)] = (index, tokens)
+        elif record.get("op") == "session":
+            _read_session(builder, record, path, number)
         elif "lost" not in record:
             _read_access(builder, namespaces, record, path, number)
     return builder.build()
+
+
+def _read_session(builder: TraceBuilder, record: dict[str, Any], path: Path, number: int) -> None:
+    name, session = record.get("urgency"), record.get("session")
+    num_decoded, back_in_s = record.get("num_decoded_tokens", 0), record.get("back_in_s", NEVER)
+    numbers = (record.get("at"), num_decoded, 0 if back_in_s == NEVER else back_in_s)
+    if name not in URGENCIES or not isinstance(session, str) or not all(map(is_number, numbers)):
+        message = f"no session: it has at, session, and an urgency of {', '.join(URGENCIES)}"
+        raise TraceError(path, number, message)
+    urgency = URGENCIES[name]
+    hint = SessionHint(urgency, int(num_decoded), back_in_s, urgency is Urgency.ENDED)
+    at_s = record["at"]
+    builder.add(at_s, (), num_tokens=0, num_asked=0, num_filled=0, session=session, hint=hint, line=number)
 
 
 def _read_access(

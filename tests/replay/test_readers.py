@@ -67,6 +67,7 @@ def test_requests_are_put_in_order_and_told_apart() -> None:
             "nowhere",
         ),
         (['{"kvtier_recording": 1}', '{"op": "ask"}'], ":2:", "no access"),
+        (['{"kvtier_recording": 1}', '{"op": "session", "at": 0, "session": "a"}'], ":2:", "urgency"),
     ],
 )
 def test_bad_files_are_refused_with_their_line(

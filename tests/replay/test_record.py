@@ -18,7 +18,7 @@ from kvtier.appliance.replay.readers import read_trace
 from kvtier.appliance.replay.recording import Recorder
 from kvtier.appliance.replay.setups import Shape, single_tier
 from kvtier.appliance.replay.untimed import UntimedShell
-from kvtier.clients import Client, Geometry, NamespaceIdentity
+from kvtier.clients import Client, Geometry, NamespaceIdentity, Urgency
 
 from ..daemon import Daemon
 
@@ -72,6 +72,9 @@ def test_a_recorded_session_says_the_same_when_replayed(daemon: Daemon, tmp_path
         get(second, 0)
         put(second)
         get(second, 8)
+        told = client.session(SESSION)
+        told.update(Urgency.WAITING)
+        told.end()
         client.flush()
         client.lookup(namespace, second)  # answered when what was flushed has been heard of
     trace = read_trace(out)
@@ -81,7 +84,9 @@ def test_a_recorded_session_says_the_same_when_replayed(daemon: Daemon, tmp_path
     assert (outcome.num_blocks, sum(outcome.block_hits.values())) == (asked, found)
     assert trace.num_blocks == 20
     assert trace.namespaces[0].block_bytes == GEOMETRY.block_bytes
-    assert set(trace.sessions) - {""} != set()
+    assert len(set(trace.sessions)) == 1
+    words = [(hint.urgency.name, hint.is_end) for hint in trace.hints.values()]
+    assert words == [("QUEUED", False), ("WAITING", False), ("ENDED", True)]
     _assert_nameless(gzip.decompress(out.read_bytes()), [*first, *second])
 
 

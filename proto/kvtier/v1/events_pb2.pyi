@@ -53,6 +53,8 @@ class _AccessKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AccessKind
     ACCESS_KIND_ASK: _AccessKind.ValueType  # 1
     """looked up to be read, one-sidedly or under a lease"""
     ACCESS_KIND_PUT: _AccessKind.ValueType  # 2
+    ACCESS_KIND_SESSION: _AccessKind.ValueType  # 3
+    """a session said something about itself; no blocks"""
 
 class AccessKind(_AccessKind, metaclass=_AccessKindEnumTypeWrapper): ...
 
@@ -60,6 +62,8 @@ ACCESS_KIND_UNSPECIFIED: AccessKind.ValueType  # 0
 ACCESS_KIND_ASK: AccessKind.ValueType  # 1
 """looked up to be read, one-sidedly or under a lease"""
 ACCESS_KIND_PUT: AccessKind.ValueType  # 2
+ACCESS_KIND_SESSION: AccessKind.ValueType  # 3
+"""a session said something about itself; no blocks"""
 Global___AccessKind: _TypeAlias = AccessKind  # noqa: Y015
 
 @_typing.final
@@ -155,6 +159,7 @@ class WatchAccessesResponse(_message.Message):
     NUM_LOST_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     at_s: _builtins.float
     """on the daemon's clock"""
     kind: Global___AccessKind.ValueType
@@ -170,6 +175,10 @@ class WatchAccessesResponse(_message.Message):
     """accesses that the watcher was too slow to hear of, before this one"""
     block_tokens: _builtins.int
     block_bytes: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___SessionWord:
+        """SESSION"""
+
     def __init__(
         self,
         *,
@@ -183,11 +192,42 @@ class WatchAccessesResponse(_message.Message):
         num_lost: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
+        session: Global___SessionWord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "kind", b"kind", "namespace_id", b"namespace_id", "num_found", b"num_found", "num_lost", b"num_lost", "parent_hash", b"parent_hash", "prefix_hashes", b"prefix_hashes", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "block_bytes", b"block_bytes", "block_tokens", b"block_tokens", "kind", b"kind", "namespace_id", b"namespace_id", "num_found", b"num_found", "num_lost", b"num_lost", "parent_hash", b"parent_hash", "prefix_hashes", b"prefix_hashes", "session", b"session", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchAccessesResponse: _TypeAlias = WatchAccessesResponse  # noqa: Y015
+
+@_typing.final
+class SessionWord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URGENCY_FIELD_NUMBER: _builtins.int
+    NUM_DECODED_TOKENS_FIELD_NUMBER: _builtins.int
+    BACK_IN_MS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    urgency: _types_pb2.Urgency.ValueType
+    num_decoded_tokens: _builtins.int
+    """since its last request; 0: it did not say"""
+    back_in_ms: _builtins.int
+    """when it expects to need its blocks again; 0: it did not say"""
+    ended: _builtins.bool
+    def __init__(
+        self,
+        *,
+        urgency: _types_pb2.Urgency.ValueType = ...,
+        num_decoded_tokens: _builtins.int = ...,
+        back_in_ms: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back_in_ms", b"back_in_ms", "ended", b"ended", "num_decoded_tokens", b"num_decoded_tokens", "urgency", b"urgency"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionWord: _TypeAlias = SessionWord  # noqa: Y015
