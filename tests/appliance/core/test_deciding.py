@@ -83,6 +83,36 @@ def test_a_run_stops_where_another_chain_branches_off() -> None:
     assert rig.found([*trunk, *right]) == 14 - 2, "its turn came after the older branch, tail first"
 
 
+def test_a_run_of_clean_blocks_stops_where_another_child_is_left() -> None:
+    rig = Rig(10, 16)
+    trunk, left, right = hashes("trunk", 2), hashes("left", 3), hashes("right", 3)
+    rig.do(ev.SessionUpdated(CLIENT, "s", Urgency.PREFILL))
+    rig.put(trunk, session_id="s")
+    rig.put(left, parent=trunk[-1], session_id="s")
+    rig.put(right, parent=trunk[-1], session_id="s")
+    rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", True))
+    rig.settle()
+    rig.tick(1.0)
+    rig.do(ev.Touched(CLIENT, rig.namespace_id, [right[-1]]))
+    rig.put(hashes("new", 6))
+    assert [rig.where(name) for name in left] == [{"nvme"}] * 3
+    assert [rig.where(name) for name in right[:2]] == [{"nvme", "dram"}] * 2
+    assert [rig.where(name) for name in trunk] == [{"nvme", "dram"}] * 2
+
+
+def test_a_run_stops_at_a_block_that_costs_more_than_its_child() -> None:
+    rig = rig_with(20)
+    chain, between = hashes("chain", 12), hashes("between", 8)
+    rig.put(chain)
+    rig.tick(1.0)
+    rig.put(between)
+    rig.tick(1.0)
+    rig.do(ev.Touched(CLIENT, rig.namespace_id, chain[:8]))
+    rig.put(hashes("new", 7))
+    assert rig.found(chain) == 8
+    assert rig.found(between) == 5
+
+
 def test_a_run_stops_at_a_block_that_is_held_or_was_used_since() -> None:
     rig = rig_with(12)
     chain = hashes("chain", 12)
