@@ -65,11 +65,10 @@ class Facts:
         """Return the priority of a block."""
         return DEFAULT_PRIORITY
 
-    def renew(self, head: int, now: float) -> None:
-        """Make a chain another one, stored now."""
+    def rename(self, head: int) -> None:
+        """Let the rows of a chain name another one."""
         for row in (head, head + 1):
             self.prefix_hash[row] = self.rng.randbytes(32)
-            self.last_used[row] = now
             self.num_uses[row] = 0
 
 
@@ -93,9 +92,9 @@ class Rig:
             self.store(head)
 
     def store(self, head: int) -> None:
-        """Store a new chain and offer its tail."""
+        """Store a chain and offer its tail."""
         self.now += 1e-3
-        self.facts.renew(head, self.now)
+        self.facts.last_used[head] = self.facts.last_used[head + 1] = self.now
         for observer in self.observers:
             observer.stored([head, head + 1], Use(self.now, 0, 2, Urgency.PREFILL))
         self.policy.offer([head + 1], self.now)
@@ -148,6 +147,7 @@ class Rig:
                     gone.append(head)
             self.spent_s += time.thread_time() - began_at
             for head in gone:
+                self.facts.rename(head)
                 self.store(head)
 
 

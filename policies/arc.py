@@ -26,7 +26,7 @@ from .ghosts import Ghosts
 from .options import read_numbers
 from .priced import MAX_REFRESHES
 
-ONCE, AGAIN = 0, 1  # T1 and T2
+ONCE, AGAIN, GONE = 0, 1, 2  # T1, T2, neither
 #: Seconds by which a block of T2 is priced above one of T1: 3,000 years.
 BAND_S = 1e11
 
@@ -46,9 +46,9 @@ class ArcEviction(EvictionPolicy):
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """Blocks of T1 move to T2."""
-        lists, arrivals = self._list_of, self._arrivals
+        lists = self._list_of
         for row in rows:
-            if row in arrivals and lists[row] == ONCE:
+            if row < len(lists) and lists[row] == ONCE:
                 self._move_up(row)
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
@@ -69,12 +69,14 @@ class ArcEviction(EvictionPolicy):
 
     def price(self, row: int, now: float) -> float:
         """Return when the block was used last, BAND_S later if it was used again."""
-        is_again = row in self._arrivals and self._list_of[row] == AGAIN
-        return self._facts.last_used[row] + is_again * BAND_S
+        is_again = row < len(self._list_of) and self._list_of[row] == AGAIN
+        return self._facts.last_used[row] + (BAND_S if is_again else 0.0)
 
     def choose(self, now: float) -> Victim | None:
         """Remove and return the least recently used candidate of the list that is too long."""
-        candidates = self._candidates[self._list_to_shrink()]
+        once, again = self._candidates
+        is_once = len(once) > 0 and (self._sizes[ONCE] > self._target or not len(again))
+        candidates = once if is_once else again
         last_used = self._facts.last_used
         for num_looked_at in range(MAX_REFRESHES + 1):
             entry = candidates.pop()
@@ -84,16 +86,16 @@ class ArcEviction(EvictionPolicy):
             if last_used[row] <= entry[0] or num_looked_at == MAX_REFRESHES:
                 break
             candidates.add(row, last_used[row])
-        following = self._candidates[self._list_to_shrink()].lowest()
+        following = candidates.lowest()
         runner_up = self.price(following[1], now) if following else math.nan
         return Victim(row, self.price(row, now), runner_up)
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left and become ghosts of their list."""
         names = self._facts.prefix_hash
-        for row in self._leave(rows):
-            num_places = sum(self._sizes) + 1
-            if self._list_of[row] == ONCE:
+        for row, was_in in self._leave(rows):
+            num_places = self._arrivals.num_blocks + 1
+            if was_in == ONCE:
                 self._ghosts[ONCE].add(names[row], num_places - self._sizes[ONCE])
             else:
                 self._ghosts[AGAIN].add(names[row], num_places - len(self._ghosts[ONCE]))
@@ -103,15 +105,11 @@ class ArcEviction(EvictionPolicy):
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _list_to_shrink(self) -> int:
-        once, again = self._candidates
-        return ONCE if len(once) and (self._sizes[ONCE] > self._target or not len(again)) else AGAIN
-
     def _join(self, rows: Iterable[int]) -> None:
         names = self._facts.prefix_hash
         for row in rows:
             if row >= len(self._list_of):
-                self._list_of.extend([0] * (row + GROWTH - len(self._list_of)))
+                self._list_of.extend([GONE] * (row + GROWTH - len(self._list_of)))
             self._list_of[row] = AGAIN if self._is_ghost(names[row]) else ONCE
             self._sizes[self._list_of[row]] += 1
 
@@ -135,9 +133,13 @@ class ArcEviction(EvictionPolicy):
             self._candidates[ONCE].discard(row)
             self._candidates[AGAIN].add(row, self._facts.last_used[row])
 
-    def _leave(self, rows: Sequence[int]) -> list[int]:
-        here = self._arrivals.leave(rows)
-        for row in here:
-            self._candidates[self._list_of[row]].discard(row)
-            self._sizes[self._list_of[row]] -= 1
-        return here
+    def _leave(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the blocks that were here, and the list that each was in."""
+        left = []
+        for row in self._arrivals.leave(rows):
+            was_in = self._list_of[row]
+            self._candidates[was_in].discard(row)
+            self._sizes[was_in] -= 1
+            self._list_of[row] = GONE
+            left.append((row, was_in))
+        return left

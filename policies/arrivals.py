@@ -54,9 +54,10 @@ class Arrivals:
 
     def leave(self, rows: Sequence[int]) -> list[int]:
         """These blocks are gone. Returns those that were known to be here."""
-        here = [row for row in rows if row in self]
+        numbers = self._numbers
+        here = [row for row in rows if row < len(numbers) and numbers[row]]
         for row in here:
-            self._numbers[row] = 0
+            numbers[row] = 0
         self.num_blocks -= len(here)
         return here
 

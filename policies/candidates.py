@@ -43,7 +43,7 @@ class Candidates:
 
     def discard(self, row: int) -> None:
         """Forget a candidate; nothing happens when the row is none."""
-        if row in self:
+        if row < len(self._entries) and self._entries[row] is not None:
             self._entries[row] = None
             self._num_candidates -= 1
             self._tidy()

@@ -50,12 +50,9 @@ class ClairvoyantAdmission(AdmissionPolicy):
     """Declines what is needed later than its victim, or never."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        self._facts = surroundings.facts
         self._future = _future_of(surroundings)
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
         """Compare the first block of the newcomer; the rest of a chain is not needed sooner."""
-        is_new = newcomer.row < 0
-        first = newcomer.prefix_hashes[0] if is_new else self._facts.prefix_hash[newcomer.row]
-        next_use = min(self._future.next_use(first, newcomer.now), NEVER)
+        next_use = min(self._future.next_use(newcomer.prefix_hashes[0], newcomer.now), NEVER)
         return -next_use > (-NEVER if victim is None else victim.price)

@@ -56,10 +56,10 @@ class S3FifoEviction(EvictionPolicy):
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """Count."""
-        counts, arrivals = self._counts, self._arrivals
+        counts = self._counts
         for row in rows:
-            if row in arrivals and counts[row] < MAX_COUNT:
-                counts[row] += 1
+            if row < len(counts) and counts[row] < MAX_COUNT:
+                counts[row] += 1  # of a block that is not here, too: it starts anew when it joins
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """New blocks join a queue."""
@@ -79,7 +79,7 @@ class S3FifoEviction(EvictionPolicy):
 
     def price(self, row: int, now: float) -> float:
         """Return how late the block's turn to leave comes."""
-        if row not in self._arrivals:
+        if row >= len(self._counts):
             return float(self._arrivals.number_of(row))
         count = self._counts[row]
         if self._queue_of[row] == MAIN:
@@ -87,26 +87,22 @@ class S3FifoEviction(EvictionPolicy):
         return (count >= self._uses_to_stay) * BAND + self._numbers[row]
 
     def choose(self, now: float) -> Victim | None:
-        """Turn the queue that is too long until a block comes up that nobody used."""
-        row = -1
-        for _ in range(MAX_REFRESHES):
-            queue = self._queue_to_turn()
+        """Turn the queue that is too long until a block comes up that is not spared."""
+        queue = row = -1
+        for num_spared in range(MAX_REFRESHES + 1):
+            queue = SMALL if self._num_small > self._small_share * self._arrivals.num_blocks else MAIN
             entry = self._queues[queue].pop()
             if entry is None:
-                return None
+                queue = MAIN - queue
+                entry = self._queues[queue].pop()
+                if entry is None:
+                    return None
             row = entry[1]
-            if queue == SMALL and self._counts[row] >= self._uses_to_stay:
-                self._move_to_main(row)
-            elif queue == MAIN and self._counts[row] > 0:
-                self._counts[row] -= 1
-                self._numbers[row] = self._arrivals.take_number()
-            else:
+            if num_spared == MAX_REFRESHES or not self._is_spared(row):
                 break
             self._queues[MAIN].add(row, self._numbers[row])
-        else:
-            self._queues[MAIN].discard(row)
         self._move_used_parent(row)
-        following = self._queues[self._queue_to_turn()].lowest()
+        following = self._queues[queue].lowest() or self._queues[MAIN - queue].lowest()
         runner_up = self.price(following[1], now) if following else math.nan
         return Victim(row, self.price(row, now), runner_up)
 
@@ -122,11 +118,6 @@ class S3FifoEviction(EvictionPolicy):
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _queue_to_turn(self) -> int:
-        small, main = self._queues
-        is_small_full = self._num_small > self._small_share * self._arrivals.num_blocks
-        return SMALL if len(small) and (is_small_full or not len(main)) else MAIN
-
     def _join(self, rows: Iterable[int]) -> None:
         """Put new blocks, parents first, into the small queue; ghosts into the main one."""
         names = self._facts.prefix_hash
@@ -141,6 +132,17 @@ class S3FifoEviction(EvictionPolicy):
             self._num_small += 1
             if self._ghosts.take(names[row]):
                 self._move_to_main(row)
+
+    def _is_spared(self, row: int) -> bool:
+        """Whether a block at the end of its queue joins the end of the main one."""
+        if self._queue_of[row] == SMALL and self._counts[row] >= self._uses_to_stay:
+            self._move_to_main(row)
+            return True
+        if self._queue_of[row] == MAIN and self._counts[row] > 0:
+            self._counts[row] -= 1
+            self._numbers[row] = self._arrivals.take_number()
+            return True
+        return False
 
     def _move_to_main(self, row: int) -> None:
         """Move a block and all its ancestors that are in the small queue. Each moves once in its life."""

@@ -45,8 +45,8 @@ class SieveEviction(EvictionPolicy):
     def used(self, rows: Sequence[int], use: Use) -> None:
         """Set the bits."""
         for row in rows:
-            if row in self._arrivals:
-                self._is_visited[row] = 1
+            if row < len(self._is_visited):
+                self._is_visited[row] = 1  # of a block that is not here, too: it loses it when it joins
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """New blocks join at the end of the lap the hand is in."""
@@ -67,7 +67,7 @@ class SieveEviction(EvictionPolicy):
     def price(self, row: int, now: float) -> float:
         """Return the block's number, one lap on for each time that the hand will come by before it leaves."""
         number = self._arrivals.number_of(row)
-        if row not in self._arrivals:
+        if row >= len(self._laps):
             return float(number)
         num_laps = max(self._laps[row] - self._lap, 0) + self._is_visited[row]
         return float((num_laps << NUMBER_BITS) + number)

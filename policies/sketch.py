@@ -13,9 +13,9 @@ NUM_ROWS = 4
 MAX_COUNT = 15
 FIRST_WIDTH = 1024
 ADDITIONS_PER_COUNTER = 10
-#: A prime below 2**128: the remainder depends on every byte of a name and has bits for all rows.
+#: A prime below 2**128: the remainder of a multiple has bits for all rows, and all bytes of a name in each.
 PRIME = (1 << 127) - 1
-BITS_PER_ROW = 31
+SPREAD = 0x5851F42D4C957F2D14057B7EF767814F
 HALVED = bytes(value // 2 for value in range(256))
 
 
@@ -41,7 +41,9 @@ class FrequencySketch:
 
     def count(self, name: bytes) -> int:
         """Return how often a name was seen lately; too high at times, never too low."""
-        return min(row[place] for row, place in zip(self._rows, self._places(name), strict=True))
+        first, second, third, fourth = self._rows
+        i, j, k, m = self._places(name)
+        return min(first[i], second[j], third[k], fourth[m])
 
     def fit(self, num_names: int) -> None:
         """Have at least one counter per name in each row. A doubled sketch keeps all its counts."""
@@ -49,10 +51,10 @@ class FrequencySketch:
             self._rows = [row + row for row in self._rows]
             self._mask = 2 * self._mask + 1
 
-    def _places(self, name: bytes) -> list[int]:
-        folded = int.from_bytes(name, "little") % PRIME
+    def _places(self, name: bytes) -> tuple[int, int, int, int]:
+        bits = int.from_bytes(name, "little") * SPREAD % PRIME
         mask = self._mask
-        return [folded >> shift & mask for shift in range(0, NUM_ROWS * BITS_PER_ROW, BITS_PER_ROW)]
+        return bits & mask, bits >> 31 & mask, bits >> 62 & mask, bits >> 93 & mask
 
     def _age(self) -> None:
         """Halve all counts, one row at an addition, when it is time: a million counters take a while."""

@@ -32,11 +32,11 @@ OPTIONS = {
     "window_share": Number(0.01, 0.0, 0.99),  # of the blocks
     "protected_share": Number(0.8, 0.0, 0.99),  # of the main part
 }
-WINDOW, PROBATION, PROTECTED = 0, 1, 2
+WINDOW, PROBATION, PROTECTED, GONE = 0, 1, 2, 3
 #: Blocks moved from protected to probation in one call.
 MAX_MOVES = 16
-#: Seconds by which a segment is priced above a worse one: 3,000 years.
-BAND_S = 1e11
+#: Seconds by which a segment is priced above a worse one: 3,000 years. The last is for blocks that are gone.
+BANDS_S = (0.0, 1e11, 2e11, 0.0)
 
 
 class WTinyLfuEviction(EvictionPolicy):
@@ -58,7 +58,7 @@ class WTinyLfuEviction(EvictionPolicy):
         names = self._facts.prefix_hash
         for row in rows:
             self._sketch.add(names[row])
-            if row in self._arrivals and self._segment_of[row] == PROBATION:
+            if row < len(self._segment_of) and self._segment_of[row] == PROBATION:
                 self._move(row, PROTECTED)
         self._shrink_protected()
 
@@ -82,9 +82,9 @@ class WTinyLfuEviction(EvictionPolicy):
                 candidates.add(row, self._facts.last_used[row])
 
     def price(self, row: int, now: float) -> float:
-        """Return when the block was used last, BAND_S later for every better segment."""
-        segment = self._segment_of[row] if row in self._arrivals else WINDOW
-        return self._facts.last_used[row] + segment * BAND_S
+        """Return when the block was used last, later by BANDS_S in a better segment."""
+        segment = self._segment_of[row] if row < len(self._segment_of) else GONE
+        return self._facts.last_used[row] + BANDS_S[segment]
 
     def choose(self, now: float) -> Victim | None:
         """Let the oldest of the window and of the main part meet; remove and return the loser."""
@@ -107,6 +107,7 @@ class WTinyLfuEviction(EvictionPolicy):
             segment = self._segment_of[row]
             self._candidates[segment].discard(row)
             self._sizes[segment] -= 1
+            self._segment_of[row] = GONE
 
     def __len__(self) -> int:
         return sum(map(len, self._candidates))
@@ -134,7 +135,7 @@ class WTinyLfuEviction(EvictionPolicy):
     def _join(self, rows: Sequence[int]) -> None:
         for row in rows:
             if row >= len(self._segment_of):
-                self._segment_of.extend([0] * (row + GROWTH - len(self._segment_of)))
+                self._segment_of.extend([GONE] * (row + GROWTH - len(self._segment_of)))
             self._segment_of[row] = WINDOW
             self._sizes[WINDOW] += 1
             if self._is_room_free and self._is_window_full() and (oldest := self._oldest(WINDOW)):
@@ -158,7 +159,7 @@ class WTinyLfuEviction(EvictionPolicy):
     def _move_into_main(self, row: int) -> None:
         """Move a block and all its ancestors that are in the window. Each moves once in its life."""
         parents = self._facts.parent
-        while row >= 0 and row in self._arrivals and self._segment_of[row] == WINDOW:
+        while row >= 0 and self._segment_of[row] == WINDOW:
             self._move(row, PROBATION)
             row = parents[row]
 

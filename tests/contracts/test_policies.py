@@ -336,7 +336,7 @@ def test_an_admission_answers_for_new_blocks_and_for_spilled_ones(policy_name: s
     row = facts.add(name("stored"), NO_ROW, 0.0)
     admission = ADMISSION[policy_name](surroundings_of(facts, future=Schedule()))
     new = Newcomer(1.0, NO_ROW, 0, 2, 0, Urgency.QUEUED, prefix_hashes=[name(1), name(2)])
-    spilled = Newcomer(1.0, NO_ROW, 0, 1, 0, Urgency.IDLE, row=row)
+    spilled = Newcomer(1.0, NO_ROW, 0, 1, 0, Urgency.IDLE, (name("stored"),), row)
     for newcomer in (new, spilled):
         assert admission.admits(newcomer, None) in (True, False)
         assert admission.admits(newcomer, Victim(row, 0.5)) in (True, False)

@@ -277,7 +277,7 @@ class Tree:
         while num_free < num_blocks and (victim := self.choose()) is not None:
             if not self.may_leave(victim.row):
                 continue
-            if newcomer is not None and not self._admits(_rest(newcomer, num_free), victim):
+            if newcomer is not None and not self._admits(newcomer.after(num_free), victim):
                 self.offer([victim.row])
                 break
             num_free += self._leave_with_parents(victim, num_blocks - num_free)
@@ -343,12 +343,3 @@ class Tree:
             self.facts.remove(row)
         for observer in self.observers:
             observer.forgotten(rows)
-
-
-def _rest(newcomer: Newcomer, num_placed: int) -> Newcomer:
-    """Return what is left of a newcomer when its first blocks have room."""
-    return newcomer._replace(
-        position=newcomer.position + num_placed,
-        num_blocks=newcomer.num_blocks - num_placed,
-        prefix_hashes=newcomer.prefix_hashes[num_placed:],
-    )
