@@ -33,10 +33,15 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class Saving:
-    """How far one request is saved: the next block of each group; `num_retries` is over all groups."""
+    """How far one request is saved: the next block of each group; `num_retries` is over all groups.
+
+    `due_tokens` is how long it must be for a plan to have anything to do: most requests fill no block in most
+    steps, and must cost nothing then. Whoever changes `next_block` sets it to 0.
+    """
 
     next_block: list[int]
     num_retries: int = 0
+    due_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,8 @@ class Saver:
                 )
                 if len(job.names) < num_named:
                     break
+        saving.due_tokens = min((saving.next_block[g.index] + 1) * g.block_tokens for g in self._groups)
         return saves
-
-    def has_news(self, saving: Saving, num_tokens: int) -> bool:
-        """Whether `plan` may have something to do."""
-        return any(group.num_blocks(num_tokens) > saving.next_block[group.index] for group in self._groups)
 
     def num_left(self, saving: Saving, num_tokens: int) -> int:
         """Return how many of the first blocks have not been planned, for want of room."""
@@ -220,5 +222,6 @@ class Saver:
         if again is Again.NOTHING or saving.num_retries >= MAX_RETRIES:
             return
         saving.num_retries += 1
+        saving.due_tokens = 0
         first = job.first_block + num_stored if again is Again.REST else 0
         saving.next_block[job.group] = min(saving.next_block[job.group], first)

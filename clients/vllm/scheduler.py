@@ -168,8 +168,10 @@ class SchedulerSide:
             if tracked is None:
                 continue
             num_tokens = tracked.request.num_computed_tokens + num_new_tokens
-            self._hurry(tracked, num_tokens)
-            plan.saves += self._save(tracked, num_tokens, tables)
+            if tracked.urgency is not Urgency.DECODING:
+                self._hurry(tracked, num_tokens)
+            if num_tokens >= tracked.saving.due_tokens:
+                plan.saves += self._save(tracked, num_tokens, tables)
 
     def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
         """Every rank has ended these loads; those in `failed` not well."""
@@ -216,6 +218,7 @@ class SchedulerSide:
         self._saver.forget_all()
         for tracked in self._tracked.values():
             tracked.saving.next_block = [0] * len(self._groups)
+            tracked.saving.due_tokens = 0
             if not tracked.is_loading:
                 self._let_go(tracked)
                 tracked.num_questions = 0
@@ -271,6 +274,7 @@ class SchedulerSide:
             self._saver.seen(tracked.request.block_hashes, answer.stored)
             for i, number in enumerate(answer.stored):
                 tracked.saving.next_block[i] = max(tracked.saving.next_block[i], number)
+            tracked.saving.due_tokens = 0
         gain = min(answer.num_tokens, tracked.request.num_tokens) - num_computed_tokens
         if gain <= 0 or gain < self._options.min_load_tokens:
             return self._give_up(tracked, answer.cause or "misses_nothing_stored")
@@ -324,7 +328,7 @@ class SchedulerSide:
         """Plan what the first `num_tokens` tokens of a request have filled and nobody has saved."""
         request = tracked.request
         num_tokens = self._num_saveable(tracked, num_tokens)
-        if not self._saver.has_news(tracked.saving, num_tokens):
+        if num_tokens < tracked.saving.due_tokens:
             return []
         if request.lora_request and not tracked.adapter:
             return []  # without its digest nobody could tell adapters apart
