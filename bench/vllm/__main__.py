@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.vllm import overhead, recovery, ttft
-from bench.vllm.measure import machine
+from bench.vllm.measure import machine, use_priority
 
 TITLES = {
     "ttft": "ttft: seconds to the first token of a stored prompt (mid: 143 M parameters, bfloat16)",
@@ -40,6 +40,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(TITLES)}; default: all"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and samples to FILE")
+    parser.add_argument(
+        "--niceness", type=int, help="of engines and appliance while a sample is taken; negative needs root"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     args = parser.parse_args(arguments)
     if unknown := set(args.sections) - set(TITLES):
@@ -50,6 +53,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    use_priority(args.niceness)
     where = machine()
     for label, value in where.items():
         print(f"{label:9}{value}")

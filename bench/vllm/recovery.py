@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import statistics
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 
 from bench.table import render
 from bench.vllm.appliance import Appliance
-from bench.vllm.measure import seconds
+from bench.vllm.measure import sampling, seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import EngineOptions, kvtier_connector
 from bench.vllm.process import Answer, EngineProcess, outputs_of
@@ -70,6 +69,18 @@ def _strike(
     kind: str, engine: EngineProcess, appliance: Appliance, pool: list[list[int]], rate_alone: float
 ) -> Blow:
     chance = random.Random(13)
+    with sampling(engine.pid, appliance.pid):
+        return _measured(kind, engine, appliance, pool, rate_alone, chance)
+
+
+def _measured(
+    kind: str,
+    engine: EngineProcess,
+    appliance: Appliance,
+    pool: list[list[int]],
+    rate_alone: float,
+    chance: random.Random,
+) -> Blow:
     warm = engine.call("generate", requests=_requests(chance, pool, 4 * POOL), trace=True)
     rate_hits = _rate(warm)
     num = int((BEFORE_S * rate_hits + AFTER_S * rate_alone) / NEW_TOKENS)
@@ -118,12 +129,10 @@ def run(is_quick: bool) -> list[Blow]:
         ):
             for engine in (plain, kvtier):
                 engine.generate(*_requests(chance, pool, 4))
-            for kind in ["kill -9"] if is_quick else ["kill -9", "SIGSTOP"] * 3:
-                rates = [
-                    _rate(plain.call("generate", requests=_requests(chance, pool, POOL), trace=True))
-                    for _ in range(2)
-                ]
-                blows.append(_strike(kind, kvtier, appliance, pool, statistics.mean(rates)))
+            for kind in ["kill -9"] if is_quick else ["kill -9", "SIGSTOP"] * 2:
+                with sampling(plain.pid):
+                    alone = plain.call("generate", requests=_requests(chance, pool, 2 * POOL), trace=True)
+                blows.append(_strike(kind, kvtier, appliance, pool, _rate(alone)))
     return blows
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.table import ratio, render
 from bench.vllm.appliance import Appliance
-from bench.vllm.measure import seconds
+from bench.vllm.measure import sampling, seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import Connector, EngineOptions, kvtier_connector
 from bench.vllm.process import EngineProcess, Output
@@ -75,10 +75,11 @@ def warm_up(engine: EngineProcess) -> None:
         ask(engine, [FIRST_TOKEN] * (MID.block_tokens - 8))
 
 
-def again(engine: EngineProcess, road: str, tokens: list[int]) -> Sample:
-    """Ask for a prompt that the engine itself has forgotten."""
+def again(engine: EngineProcess, road: str, tokens: list[int], *others: int) -> Sample:
+    """Ask for a prompt that the engine itself has forgotten; `others` are the store's processes."""
     engine.reset()
-    output = ask(engine, tokens)
+    with sampling(engine.pid, *others):
+        output = ask(engine, tokens)
     return Sample(road, len(tokens), output.ttft_s, output.num_cached)
 
 
@@ -103,14 +104,14 @@ class Rig:
         for tokens in self.asked.values():
             if with_recompute:
                 yield again(self.plain, RECOMPUTE, tokens)
-            yield again(self.kvtier, DRAM, tokens)
+            yield again(self.kvtier, DRAM, tokens, self.appliance.pid)
             yield again(self.tier, TIER, tokens)
 
     def round_on_disk(self, number: int) -> Iterator[Sample]:
         self.appliance.leave_dram()
         self._reconnect()
         for tokens in self.asked.values():
-            yield again(self.kvtier, NVME, tokens)
+            yield again(self.kvtier, NVME, tokens, self.appliance.pid)
         self.tier.stop()
         self.tier = EngineProcess(self.tier.options, self.folder, f"tier-{number}")
         warm_up(self.tier)
@@ -148,7 +149,7 @@ def rig(sizes: Sequence[int]) -> Iterator[Rig]:
 def run(is_quick: bool) -> list[Sample]:
     """Measure. Raises EngineDied or TimeoutError when a store does not work."""
     sizes = SIZES[:1] if is_quick else SIZES
-    num_recomputed, num_rounds, num_on_disk = (1, 3, 1) if is_quick else (3, 7, 3)
+    num_recomputed, num_rounds, num_on_disk = (1, 3, 1) if is_quick else (2, 7, 3)
     with rig(sizes) as running:
         running.prime()
         samples = []

@@ -5,6 +5,7 @@ restarted (once with its own cache switched off) and the appliance, too: after t
 NVMe.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from .comparison import Tally
 from .rig import FULL, SEED, SMALL, Rig, rig
 from .traffic import Traffic
 
-NUM_REQUESTS = 150 if FULL else 40
+NUM_REQUESTS = int(os.environ.get("REQUESTS", "240" if FULL else "48"))
 
 
 def run(engines: Rig, traffic: Traffic, tally: Tally, num_requests: int) -> None:
