@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm check bench proto sim docs clean
+.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache check bench proto sim docs clean
 
 # Debian's python3 has no ensurepip without python3-venv, so the pip outside installs the one inside.
 $(VENV)/.ready: requirements.txt pyproject.toml
@@ -47,6 +47,38 @@ $(VLLM_MODELS)/.ready: $(VLLM)/.ready bench/vllm/models.py
 # The connectors against the real engine: FULL=1 for every variant, ARGS=... goes to pytest.
 test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 	$(VLLM)/bin/python -m pytest -q -W default -o timeout=1800 $(if $(ARGS),$(ARGS),tests/vllm)
+
+# The transformers client against real models of many architectures; small, random, on the CPU.
+test-transformers: $(VENV)/.ready-demo
+	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/test_layout.py)
+
+# The plug-ins for LMCache against the real package, which pins protobuf 6 and a numpy of its own.
+LMCACHE := .venv-lmcache
+$(LMCACHE)/.installed: requirements-lmcache.txt
+	$(PYTHON) -m venv --without-pip $(LMCACHE)
+	$(PYTHON) -m pip --python $(LMCACHE)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==80.9.0
+	$(LMCACHE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-lmcache.txt
+	touch $@
+
+$(LMCACHE)/.ready: $(LMCACHE)/.installed pyproject.toml
+	$(LMCACHE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+test-lmcache: $(LMCACHE)/.ready
+	$(LMCACHE)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/lmcache)
+
+# SGLang cannot run without a GPU; its storage interface can be tested (tests/sglang/contract).
+SGLANG := .venv-sglang
+$(SGLANG)/.ready: requirements.txt requirements-sglang.txt pyproject.toml
+	$(PYTHON) -m venv --clear --without-pip $(SGLANG)
+	$(PYTHON) -m pip --python $(SGLANG)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==84.2.1
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-sglang.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+test-sglang: $(SGLANG)/.ready
+	$(SGLANG)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/sglang)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ Threads that want to overlap make a store each, because a Client serialises its 
     load    get; the first block that is gone ends it
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +36,14 @@ class Stored:
 
 
 class ChainStore:
-    """One thread's way to the appliance. Never raises an Exception. Not thread-safe."""
+    """A way to the appliance that never raises an Exception. Threads take turns."""
 
     def __init__(self, client: Client, guard: Guard, deadline_s: float) -> None:
         self.guard = guard
         self._client = client
         self._deadline_s = deadline_s
         self._namespaces: dict[NamespaceIdentity, Namespace] = {}
+        self._turn = threading.RLock()
 
     def num_stored(self, identity: NamespaceIdentity, hashes: Sequence[bytes]) -> int | None:
         """Return how many of `hashes` are stored, from the first on; None when there was no answer."""
@@ -52,7 +54,8 @@ class ChainStore:
             )
             return None if found is None else found.num_blocks
 
-        return self._in_pieces(len(hashes), len(hashes), lookup)
+        with self._turn:
+            return self._in_pieces(len(hashes), len(hashes), lookup)
 
     def store(
         self,
@@ -64,6 +67,48 @@ class ChainStore:
         session: str = "",
     ) -> Stored:
         """Store a chain that continues `parent`. What cannot be stored is counted with its cause."""
+        with self._turn:
+            return self._store(identity, hashes, memory, parent, session)
+
+    def load(
+        self, identity: NamespaceIdentity, hashes: Sequence[bytes], memory: Memory, *, session: str = ""
+    ) -> int:
+        """Load into `memory`; return how many blocks that gave, from the first on. The rest is undefined."""
+
+        def get(first: int, last: int) -> int | None:
+            report = self.guard.ask(
+                "load",
+                lambda: self._client.get(
+                    self._namespace(identity),
+                    hashes[first:last],
+                    part(memory, first, last),
+                    session=session,
+                    deadline_s=self._deadline_s,
+                ),
+            )
+            if report is None:
+                return None
+            self.guard.count(GONE_BEFORE_LOAD, last - first - report.num_blocks)
+            return report.num_blocks
+
+        step = max(1, MAX_LOAD_BYTES // identity.geometry.block_bytes)
+        with self._turn:
+            return self._in_pieces(len(hashes), step, get) or 0
+
+    def close(self) -> None:
+        """Close the connection; it opens again when it is used."""
+        self.guard.ask("close", self._client.close)
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _store(
+        self,
+        identity: NamespaceIdentity,
+        hashes: Sequence[bytes],
+        memory: Memory,
+        parent: bytes,
+        session: str,
+    ) -> Stored:
         num_known = self.num_stored(identity, hashes)
         if num_known is None or num_known == len(hashes):
             return Stored(num_known or 0)
@@ -92,36 +137,6 @@ class ChainStore:
         for outcome in set(report.outcomes) - set(_STORED):
             self.guard.count(f"PUT_{outcome.name}", report.outcomes.count(outcome))
         return Stored(num_known + _num_leading_stored(report), report.num_stored)
-
-    def load(
-        self, identity: NamespaceIdentity, hashes: Sequence[bytes], memory: Memory, *, session: str = ""
-    ) -> int:
-        """Load into `memory`; return how many blocks that gave, from the first on. The rest is undefined."""
-
-        def get(first: int, last: int) -> int | None:
-            report = self.guard.ask(
-                "load",
-                lambda: self._client.get(
-                    self._namespace(identity),
-                    hashes[first:last],
-                    part(memory, first, last),
-                    session=session,
-                    deadline_s=self._deadline_s,
-                ),
-            )
-            if report is None:
-                return None
-            self.guard.count(GONE_BEFORE_LOAD, last - first - report.num_blocks)
-            return report.num_blocks
-
-        step = max(1, MAX_LOAD_BYTES // identity.geometry.block_bytes)
-        return self._in_pieces(len(hashes), step, get) or 0
-
-    def close(self) -> None:
-        """Close the connection; it opens again when it is used."""
-        self.guard.ask("close", self._client.close)
-
-    # ---------------------------------------------------------------------------------- internals
 
     def _in_pieces(self, num_blocks: int, step: int, ask: Callable[[int, int], int | None]) -> int | None:
         """Ask about pieces that one call may name until one is not whole; return how many blocks that gave,

@@ -119,7 +119,7 @@ class Engine:
 
     def read(self, request: ReqContext, keys: list[Any]) -> np.ndarray[Any, Any]:
         spec = self.manager.prepare_load(keys, request)
-        data = np.asarray(self.view)[spec.chunk_ids].copy()
+        data: np.ndarray[Any, Any] = np.asarray(self.view)[spec.chunk_ids].copy()
         self.manager.complete_load(keys, request)
         return data
 

@@ -1,0 +1,117 @@
+"""Which pages may meet: SGLang's page hash covers tokens and salt; everything else is in the namespace.
+
+The file backend in SGLang's tree puts model name, ranks and sizes into its file names and leaves dtype,
+layout and the weights themselves to luck. Here a namespace is: digest of the weights, one pool (KV, Mamba
+state, indexer ...), its class, layout, dtype and page size, the layers of this pipeline stage, and the rank
+where a page is a shard. Ranks whose pages are replicas (MLA) share one; replicas of data parallelism always
+do.
+
+Nothing of SGLang is imported; its config and pools are recognised by their fields.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..namespace import NamespaceIdentity
+from ..opaque import opaque_geometry
+from ..plugin_options import bad_option, digest_from, options_from
+from ..weights import checkpoint_digest, find_checkpoint
+
+FORMAT = 1  # of a page as a block; raise it when the same bytes would mean something else
+SUPPORTED_SGLANG = ("0.5.23",)
+KV_POOL = "kv"
+SHARDED_POOLS = ("mamba",)  # a shard per rank even where the KV is replicated
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """What `"kvtier": {...}` in the backend's extra config may say."""
+
+    target: str = ""  # of the daemon; empty: KVTIER_TARGET, or the usual socket
+    name: str = "sglang"
+    domain: str = ""  # isolation domain
+    weights: str = (
+        ""  # folder of the weights; needed unless the served name is a folder or in the hub's cache
+    )
+    weights_digest: str = ""  # hexadecimal; instead of reading the weights
+    revision: str = ""  # of a model of the hub
+    variant: str = ""  # whatever else changes the KV: overrides of the config, quantization at load time, ...
+    lookup_timeout_s: float = 0.5
+    load_timeout_s: float = 5.0
+    store_timeout_s: float = 5.0
+    staging_bytes: int = 64 << 20
+
+    @classmethod
+    def from_config(cls, extra_config: Mapping[str, Any] | None) -> "StorageOptions":
+        """Read the extra config. Raises InvalidRequest (a ValueError) naming the setting."""
+        settings = (extra_config or {}).get("kvtier", {})
+        if not isinstance(settings, Mapping):
+            raise bad_option(f'"kvtier" in the extra config must be an object of settings, is {settings!r}')
+        options = options_from(cls, settings, "the kvtier backend")
+        if options.weights_digest:
+            digest_from(options.weights_digest)
+        return options
+
+
+def check_version(version: str) -> None:
+    """Raise InvalidRequest unless this version's storage interface is one that is tested."""
+    if version not in SUPPORTED_SGLANG:
+        raise bad_option(
+            f"this kvtier knows the storage interface of SGLang {', '.join(SUPPORTED_SGLANG)}, "
+            f"found {version}; install a matching pair"
+        )
+
+
+def weights_of(config: Any, options: StorageOptions) -> bytes:
+    """Return the digest of the weights: as given, or of the files. Raises InvalidRequest when there are none:
+    SGLang tells a backend the served name, which need not be a path."""
+    if options.weights_digest:
+        return digest_from(options.weights_digest)
+    folder = Path(options.weights).expanduser() if options.weights else None
+    return checkpoint_digest(folder or find_checkpoint(config.model_name or "", options.revision or None))
+
+
+def namespace_of(
+    config: Any, pool_name: str, pool: Any, page_bytes: int, weights: bytes, variant: str
+) -> NamespaceIdentity:
+    """Return the identity of one pool's pages under a HiCacheStorageConfig."""
+    is_replicated = config.is_mla_model and pool_name not in SHARDED_POOLS
+    facts = {
+        "format": FORMAT,
+        "pool": pool_name,
+        "class": type(pool).__name__,
+        "layout": getattr(pool, "layout", None),
+        "dtype": str(getattr(pool, "dtype", None)),
+        "page_tokens": getattr(pool, "page_size", None),
+        "page_bytes": page_bytes,
+        "start_layer": getattr(pool, "start_layer", None),
+        "end_layer": getattr(pool, "end_layer", None),
+        "format_tag": getattr(pool, "storage_format_tag", None),
+        "tp": None if is_replicated else [config.tp_rank, config.tp_size],
+        "pp": [config.pp_rank, config.pp_size],
+        "cp": [config.attn_cp_rank, config.attn_cp_size],
+        "dcp": [config.dcp_rank, config.dcp_size, config.logical_page_size],
+        "split_heads": [config.should_split_heads, config.tp_lcm_size],
+        "variant": variant,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    tokens = max(1, int(getattr(pool, "page_size", 1) or 1))
+    rank = "all" if is_replicated else f"{config.tp_rank}/{config.tp_size}"
+    return NamespaceIdentity(
+        weights,
+        opaque_geometry(page_bytes, tokens, f"sglang.{FORMAT},{digest[:32]}"),
+        shard=f"pool={pool_name},tp={rank},pp={config.pp_rank}/{config.pp_size}",
+    )
+
+
+def hash_of(key: str) -> bytes:
+    """Return a page's key as a prefix hash: SGLang's are SHA-256 in hexadecimal; others are hashed."""
+    try:
+        packed = bytes.fromhex(key)
+    except ValueError:
+        packed = b""
+    return packed if len(packed) == 32 else hashlib.sha256(b"kvtier.sglang.key" + key.encode()).digest()

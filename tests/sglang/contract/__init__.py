@@ -1,0 +1,1 @@
+"""The backend held to the real HiCacheStorage, factory and file backend of SGLang."""

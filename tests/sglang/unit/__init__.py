@@ -1,0 +1,1 @@
+"""What needs neither SGLang nor torch."""
