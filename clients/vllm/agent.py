@@ -99,8 +99,7 @@ class Agent:
         self._stopped = asyncio.Event()
         self._has_news = asyncio.Event()
         self._client = self._make_client()
-        options = self._options
-        self._finder = Finder(self._client, self._groups, options.lease_ttl_s, options.promote_timeout_s)
+        self._finder = Finder(self._client, self._groups, self._options.lease_ttl_s)
         self._spawn(self._keep_alive())
         self._spawn(self._tell_all())
         self._spawn(self._probe())

@@ -63,12 +63,11 @@ class Found:
 class Finder:
     """Finds and pins with one client. `namespaces` arguments are [rank][group]."""
 
-    def __init__(self, client: AsyncClient, groups: Sequence[Group], ttl_s: float, deadline_s: float) -> None:
+    def __init__(self, client: AsyncClient, groups: Sequence[Group], ttl_s: float) -> None:
         self._client = client
         self._groups = list(groups)
         self._alignment = alignment_of(groups)
         self._ttl_s = ttl_s
-        self._deadline_s = deadline_s
 
     async def pin(self, namespaces: list[list[Namespace]], question: Question, found: Found) -> None:
         """First half: pin. Blocks may still be on their way up. Fills `found` step by step, so that no
@@ -91,7 +90,7 @@ class Finder:
         found.chains = [[PinnedChain() for _ in self._groups] for _ in namespaces]
         await asyncio.gather(
             *(
-                self._pin_chain(namespaces[r][g], chains[g], firsts[g], question.session, found.chains[r][g])
+                self._pin_chain(namespaces[r][g], chains[g], firsts[g], question, found.chains[r][g])
                 for r in range(len(namespaces))
                 for g in range(len(self._groups))
             )
@@ -131,17 +130,22 @@ class Finder:
         return len(chain)
 
     async def _pin_chain(
-        self, namespace: Namespace, chain: list[bytes], first_block: int, session: str, pinned: PinnedChain
+        self,
+        namespace: Namespace,
+        chain: list[bytes],
+        first_block: int,
+        question: Question,
+        pinned: PinnedChain,
     ) -> None:
         for first in range(first_block // MAX_BLOCKS * MAX_BLOCKS, len(chain), MAX_BLOCKS):
             piece = chain[first : first + MAX_BLOCKS]
             lease = await self._client.acquire(
                 namespace,
                 piece,
-                session=session,
+                session=question.session,
                 urgency=Urgency.QUEUED,
                 ttl_s=self._ttl_s,
-                deadline_s=self._deadline_s,
+                deadline_s=question.deadline_s or None,
                 first_block=max(0, first_block - first),
                 views=False,
             )

@@ -19,6 +19,7 @@ class Question:
     first_token: int = 0  # what is before it the engine has
     adapter_path: str = ""
     salt: str = ""
+    deadline_s: float = 0.0  # what has not come up by then counts as not stored
 
 
 @dataclass(frozen=True, slots=True)

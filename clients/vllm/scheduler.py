@@ -262,7 +262,8 @@ class SchedulerSide:
         self._counters.add("lookups")
         adapter = getattr(request.lora_request, "lora_path", "") if request.lora_request else ""
         hashes = tuple(request.block_hashes)
-        question = Question(tracked.turn.session, hashes, first_token, adapter, self.salt)
+        limit_s = min(self._options.promote_timeout_s, tracked.turn.deadline_s or float("inf"))
+        question = Question(tracked.turn.session, hashes, first_token, adapter, self.salt, limit_s)
         tracked.asked = self._asker.ask(question)
         self._num_leased += 1
         return tracked.asked
@@ -302,15 +303,13 @@ class SchedulerSide:
             self._counters.add("leases_lost")
             return True
         first = asked.question.first_token
-        return asked.question.salt != self.salt or any(
-            group.num_blocks(num_computed_tokens) < group.num_blocks(first) for group in self._groups
-        )
+        return any(group.num_blocks(num_computed_tokens) < group.num_blocks(first) for group in self._groups)
 
     def _is_late(self, asked: Asked) -> bool:
-        limit = (
-            self._options.promote_timeout_s + GRACE_S if asked.is_pinned else self._options.answer_timeout_s
-        )
-        return self._clock() - asked.asked_at > limit
+        limit_s = self._options.answer_timeout_s
+        if asked.is_pinned:
+            limit_s = asked.question.deadline_s + GRACE_S
+        return self._clock() - asked.asked_at > limit_s
 
     def _local_tokens(self, request: Any) -> int:
         """Return about how many tokens the engine has itself. Blocks leave from the end: halving finds it."""

@@ -43,7 +43,7 @@ class InlineAsker:
     def __init__(self, appliance: FakeAppliance, groups: Sequence[Group], identities: Sequence[Any]) -> None:
         self._loop = asyncio.new_event_loop()
         self._client: AsyncClient = appliance.async_client(name="scheduler")
-        self._finder = Finder(self._client, groups, 30.0, 5.0)
+        self._finder = Finder(self._client, groups, 30.0)
         self._identities = identities
         self._waiting: list[Asked] = []
         self._found: dict[Asked, Found] = {}

@@ -172,6 +172,18 @@ def test_blocks_on_their_way_up_are_given_more_time(scene: Scene) -> None:
     assert scene.side.matched_tokens(one, 0) == MISS
 
 
+def test_a_deadline_of_the_caller_bounds_the_wait(scene: Scene) -> None:
+    one = request()
+    one.kv_transfer_params = {"kvtier_deadline_s": 0.5}
+    scene.side.arrived(one)
+    assert scene.asker.asked[0].question.deadline_s == 0.5
+    scene.asker.asked[0].is_pinned = True
+    clock.now = 1.4  # the daemon has a second more to say what came up in time
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    clock.now = 1.6
+    assert scene.side.matched_tokens(one, 0) == MISS
+
+
 def test_an_open_breaker_asks_nobody(scene: Scene) -> None:
     scene.asker.is_open = True
     one = request()
@@ -349,6 +361,31 @@ def test_what_was_refused_is_tried_again_where_that_helps(
     saves = scene.plan(one, 2, [1, 2, 3, 4, 5]).saves
     assert [block for save in saves for block in save.block_ids] == blocks
     assert scene.held.blocks == blocks
+
+
+def test_orphans_begin_anew_at_the_start_of_their_chain(scene: Scene) -> None:
+    """The appliance was restarted: the parent of a block that has just been filled is gone."""
+    one = request(48)
+    scene.side.arrived(one)
+    scene.plan(one, 32, [1, 2, 3, 4])
+    scene.side.saved(Acks({1: Ack(1, 4)}))
+    one.num_computed_tokens = 32
+    scene.plan(one, 8, [1, 2, 3, 4, 5])
+    scene.side.saved(Acks({2: Ack(1, 0, Again.ALL)}))
+    scene.side._saver.forget_all()  # as a lookup would have told
+    one.num_computed_tokens = 40
+    (save,) = scene.plan(one, 8, [1, 2, 3, 4, 5, 6]).saves
+    assert (save.parent, save.block_ids) == (b"", [1, 2, 3, 4, 5, 6])
+
+
+def test_a_run_behind_stored_blocks_names_the_block_before_it(scene: Scene) -> None:
+    one, other = request(48), request(24, "other")
+    for each in (one, other):
+        scene.side.arrived(each)
+    names = GROUPS[0].chain(one.block_hashes)
+    scene.plan(other, 24, [7, 8, 9])
+    (save,) = scene.plan(one, 48, [1, 2, 3, 4, 5, 6]).saves
+    assert (save.parent, save.block_ids) == (names[2], [4, 5, 6])
 
 
 def test_retries_end(scene: Scene) -> None:
