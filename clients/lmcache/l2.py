@@ -68,6 +68,8 @@ class KvtierL2Adapter(L2AdapterInterface):
         super().__init__()
         self.guard = Guard("kvtier.lmcache")
         self._options = config.options
+        if self._options.weights:
+            self._options.weights_digest("")  # says now that there are none
         self._weights: dict[str, bytes] = {}  # digest by model
         self._kinds: dict[tuple[str, int, int, int, str], ChunkKind] = {}  # by place and form
         self._forms: dict[Place, Form] = {}  # last seen

@@ -85,8 +85,8 @@ class Engine:
     @property
     def remote(self) -> Any:
         """kvtier's connector; None where LMCache could not make it."""
-        backend = self.engine.storage_manager.storage_backends["RemoteBackend-kvtier"]
-        return backend.connection and backend.connection.getWrappedConnector()
+        backend = self.engine.storage_manager.storage_backends.get("RemoteBackend-kvtier")
+        return backend.connection.getWrappedConnector() if backend and backend.connection else None
 
     def lookup(self, tokens: list[int]) -> int:
         """Return how many tokens are stored."""

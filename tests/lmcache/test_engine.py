@@ -91,7 +91,11 @@ def test_models_of_another_name_share_nothing(shared: Daemon) -> None:
 
 def test_a_dead_daemon_is_a_miss_and_comes_back(tmp_path: Path) -> None:
     nvme = ("tiers.nvme.capacity=64MiB", "tiers.nvme.segment=16MiB", f"tiers.nvme.path={tmp_path}/nvme")
-    settings = [word for one in ("tiers.dram.capacity=32MiB", *nvme) for word in ("--set", one)]
+    settings = [
+        word
+        for one in ("tiers.dram.capacity=32MiB", "tiers.dram.extent=8MiB", *nvme)
+        for word in ("--set", one)
+    ]
     daemon = Daemon(tmp_path, arguments=tuple(settings))
     tokens, other = prompt(NUM_TOKENS, seed=5), prompt(NUM_TOKENS, seed=6)
     with Engine(daemon.target) as engine:  # nobody listens yet
@@ -116,22 +120,22 @@ def test_a_dead_daemon_is_a_miss_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_full_daemon_serves_what_it_has(tmp_path: Path) -> None:
-    """Room for two dozen chunks, fifty written: what comes back is right."""
-    capacity = 24 * CHUNK_BYTES
-    small = ("--set", f"tiers.dram.capacity={capacity}", "--set", f"tiers.dram.extent={capacity // 2}")
+    """Four mebibytes of room, six written: what comes back is right."""
+    num_chunks = 40
+    num_tokens = num_chunks * CHUNK_TOKENS
+    seeds = range(10, 20)
+    assert len(seeds) * num_chunks * CHUNK_BYTES > 6 << 20
+    small = ("--set", "tiers.dram.capacity=4MiB", "--set", "tiers.dram.extent=2MiB")
     daemon = Daemon(tmp_path, arguments=small)
     daemon.start()
     try:
         with Engine(daemon.target) as engine:
-            found = []
-            for seed in range(10, 20):
-                stored(engine, prompt(NUM_TOKENS, seed), 5 * CHUNK_TOKENS)
-            for seed in range(10, 20):
-                number, is_right = engine.retrieve(prompt(NUM_TOKENS, seed))
-                assert is_right
-                found.append(number)
-            assert 0 in found
-            assert max(found) == 5 * CHUNK_TOKENS
+            for seed in seeds:
+                stored(engine, prompt(num_tokens, seed), num_tokens)
+            answers = [engine.retrieve(prompt(num_tokens, seed)) for seed in seeds]
+            assert all(is_right for _, is_right in answers)
+            assert min(answers)[0] < num_tokens
+            assert answers[-1] == (num_tokens, True)
     finally:
         daemon.close()
 
