@@ -18,11 +18,11 @@ from typing import Any
 
 from ..namespace import NamespaceIdentity
 from ..opaque import opaque_geometry
+from ..vllm.versions import SUPPORTED
 from ..weights import checkpoint_digest, find_checkpoint
 from .options import TierOptions
 
 FORMAT = 1  # of a row as a block; raise it when the same bytes would mean something else
-SUPPORTED_VLLM = ("0.32",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ def identity_of(
 
 def check_version(vllm_version: str) -> None:
     """Raise ValueError unless this version's interface of tiers is one that is tested."""
-    if not vllm_version.startswith(tuple(f"{supported}." for supported in SUPPORTED_VLLM)):
+    if not vllm_version.startswith(tuple(f"{supported}." for supported in SUPPORTED)):
         raise ValueError(
-            f"this kvtier knows the tiers of vLLM {', '.join(SUPPORTED_VLLM)}, found {vllm_version}; "
+            f"this kvtier knows the tiers of vLLM {', '.join(SUPPORTED)}, found {vllm_version}; "
             "install a matching pair"
         )
 

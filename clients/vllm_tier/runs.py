@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...v1.shm import HASH_BYTES
+from ..vllm.sessions import MAX_NAME
 
 GROUP_BYTES = 4
 KEY_BYTES = HASH_BYTES + GROUP_BYTES
@@ -86,8 +87,8 @@ def runs_of(
 
 def session_of(kv_transfer_params: Mapping[str, Any] | None) -> str:
     """Return the session that a request names in its kv_transfer_params, empty when it names none."""
-    named = (kv_transfer_params or {}).get("session_id")
-    return named if isinstance(named, str) else ""
+    named = (kv_transfer_params or {}).get("kvtier_session")  # as for the connector
+    return named if isinstance(named, str) and len(named) <= MAX_NAME else ""
 
 
 def in_order_of_asking(keys: Sequence[bytes]) -> dict[int, list[bytes]]:

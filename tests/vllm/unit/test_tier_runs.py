@@ -96,7 +96,7 @@ def test_lookups_keep_the_order_of_asking_per_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "session"), [(None, ""), ({}, ""), ({"session_id": 5}, ""), ({"session_id": "a"}, "a")]
+    ("params", "session"), [(None, ""), ({}, ""), ({"kvtier_session": 5}, ""), ({"kvtier_session": "a"}, "a")]
 )
 def test_sessions_are_named_by_requests(params: dict[str, object] | None, session: str) -> None:
     assert session_of(params) == session
