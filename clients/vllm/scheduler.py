@@ -345,13 +345,14 @@ class SchedulerSide:
         )
 
     def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:
-        """Return how many of the first `num_tokens` tokens may be saved: those that are verified."""
+        """Return how many of the first `num_tokens` tokens may be saved. Those that are not verified yet have
+        no hash, and need no limit here."""
         match self._options.save:
             case "none":
                 return 0
             case "prompt":
                 return min(num_tokens, int(tracked.request.num_prompt_tokens))
-        return min(num_tokens, int(tracked.request.num_tokens))
+        return num_tokens
 
     def _hurry(self, tracked: Tracked, num_tokens: int) -> None:
         """Tell the appliance when the urgency of a session changes."""

@@ -10,6 +10,7 @@ import pytest
 
 from kvtier.clients import Urgency
 from kvtier.clients.errors import Overloaded
+from kvtier.clients.vllm import finding
 from kvtier.clients.vllm.agent import Agent
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
@@ -147,6 +148,43 @@ def test_a_group_that_is_missing_is_a_miss(appliance: FakeAppliance, scene: Any)
     here = scene(TWO)
     assert told(here.ask()) == (0, (5, 0))
     assert here.num_leases == 0
+
+
+def test_ranks_that_differ_in_one_group_agree_on_the_least(appliance: FakeAppliance, scene: Any) -> None:
+    for rank, num_blocks in ((0, 10), (1, 5)):
+        store(appliance, TWO[0], 5, rank)
+        store(appliance, TWO[1], num_blocks, rank)
+    here = scene(TWO, num_ranks=2)
+    assert told(here.ask()) == (16, (5, 5))
+
+
+def test_a_window_that_shrinks_while_it_is_pinned_is_a_miss(
+    appliance: FakeAppliance, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lookup found ten blocks; when they are pinned, the last two have been evicted."""
+    store(appliance, TWO[0], 5)
+    store(appliance, TWO[1], 10)
+    here = scene(TWO)
+    acquire = here.agent._client.acquire
+
+    async def shorter(namespace: Any, chain: list[bytes], **named: Any) -> Any:
+        return await acquire(namespace, chain[:8] if len(chain) == 10 else chain, **named)
+
+    monkeypatch.setattr(here.agent._client, "acquire", shorter)
+    assert told(here.ask())[0] == 0
+    wait_for(lambda: here.num_leases == 0)
+
+
+@pytest.mark.parametrize("num_blocks", [3, 4, 5])
+def test_long_chains_are_pinned_in_pieces(
+    appliance: FakeAppliance, scene: Any, monkeypatch: pytest.MonkeyPatch, num_blocks: int
+) -> None:
+    monkeypatch.setattr(finding, "MAX_BLOCKS", 2)
+    store(appliance, TWO[0], num_blocks)
+    store(appliance, TWO[1], 12)
+    assert told(scene().ask()) == (8 * num_blocks, (num_blocks,))
+    assert told(scene().ask(first_token=16)) == (8 * num_blocks, (num_blocks,))
+    assert told(scene(TWO).ask()) == (8 * num_blocks, (num_blocks, 12))
 
 
 def test_an_answer_that_nobody_wants_any_more_pins_nothing(appliance: FakeAppliance, scene: Any) -> None:
