@@ -57,7 +57,7 @@ def test_seconds_of_a_miss_and_of_a_hit_in_memory() -> None:
 
 def test_a_put_comes_after_its_prefill() -> None:
     """The second request arrives while the first one is still computing: there is nothing to hit yet."""
-    outcome = run(shell_of(trace_of(request(0, [1, 2]), request(1, [1, 2])), dram_blocks=16))
+    outcome = run(shell_of(trace_of(request(0, [1, 2]), request(20, [1, 2])), dram_blocks=16))
     assert outcome.block_hits == {"dram": 0}
     assert outcome.edge_bytes["staging>dram"] == 2 * BLOCK_BYTES  # the second put is not copied again
 

@@ -43,7 +43,8 @@ def drawn(seed: int, num_requests: int = 150, num_sessions: int = 12) -> Trace:
         name = rng.choice(list(chains))
         if rng.random() < 0.1:
             chains[name] = list(rng.choice(shared))
-        chains[name] += [next(numbers) for _ in range(rng.randint(1, 9))]
+        if rng.random() < 0.8:  # else the same prompt again
+            chains[name] += [next(numbers) for _ in range(rng.randint(1, 9))]
         ids = chains[name]
         partial = rng.randint(1, BLOCK_TOKENS)
         requests.append(request(at_ms, list(ids), (len(ids) - 1) * BLOCK_TOKENS + partial, session=name))
