@@ -11,7 +11,6 @@ does otherwise. Without TRACE a generator of chat sessions takes its place.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,6 @@ BLOCK_BYTES = 16 << 10  # the smallest slot
 EXTENT_BYTES = 2 << 20
 BLOCKS_PER_EXTENT = EXTENT_BYTES // BLOCK_BYTES
 AGREEMENT_POINTS = 1.0
-READY_S = 60.0
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -147,16 +145,15 @@ def play(trace: Trace, policy: str, num_extents: int, seconds: float) -> Played:
         target = f"unix://{folder}/kvtier.sock"
         words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
         command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", target, *words]
-        daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
-        try:
-            assert daemon.stdout is not None
-            if "ready" not in daemon.stdout.readline():
-                raise RuntimeError("the daemon did not start; its own words are above")
-            with Client(target, name="trace-load") as client:
-                return _Player(client, trace).play(seconds)
-        finally:
-            daemon.terminate()
-            daemon.wait(READY_S)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+            try:
+                assert daemon.stdout is not None
+                if "ready" not in daemon.stdout.readline():
+                    raise RuntimeError("the daemon did not start; its own words are above")
+                with Client(target, name="trace-load") as client:
+                    return _Player(client, trace).play(seconds)
+            finally:
+                daemon.terminate()
 
 
 class _Player:
