@@ -13,6 +13,7 @@ per request.
 import functools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from .errors import KvtierError
 T = TypeVar("T")
 
 BREAKER_OPEN = "BREAKER_OPEN"  # cause of a miss: not asked, because nobody answered lately
+LOG_PERIOD_S = 60.0
 PLUGIN_BUG = "PLUGIN_BUG"  # cause of a miss: the plug-in itself is wrong; the log has the trace
 
 
@@ -49,8 +51,12 @@ def harmless(default: Callable[..., Any]) -> Callable[[Callable[..., T]], Callab
 class Guard:
     """Asks on behalf of a plug-in. Thread-safe. `causes` counts what went wrong, by reason."""
 
-    def __init__(self, name: str, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self, name: str, breaker: Breaker | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.breaker = breaker or Breaker()
+        self._clock = clock
+        self._silent_until: dict[str, float] = {}
         self._logger = logging.getLogger(name)
         self._causes: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -64,10 +70,11 @@ class Guard:
         try:
             answer = call()
         except KvtierError as problem:
-            self._note(what, problem, problem.reason)
+            self.count(problem.reason)
+            self._note(what, problem)
         except Exception as problem:
-            self._logger.exception("%s: the plug-in failed; this counts as a miss", what)
-            self._note(what, problem, PLUGIN_BUG)
+            self.defect(what)
+            self._note(what, problem)
         else:
             self.breaker.succeeded()
             self._tell_if_back(was_open)
@@ -76,9 +83,12 @@ class Guard:
         return None
 
     def defect(self, what: str) -> None:
-        """Note the exception being handled: a defect of the plug-in itself."""
-        self._logger.exception("%s failed; going on as if kvtier had nothing", what)
+        """Note the exception being handled: a defect of the plug-in itself. Told once a minute per place."""
         self.count(PLUGIN_BUG)
+        now = self._clock()
+        if now >= self._silent_until.get(what, now):
+            self._silent_until[what] = now + LOG_PERIOD_S
+            self._logger.exception("%s failed; going on as if kvtier had nothing", what)
 
     def count(self, cause: str, number: int = 1) -> None:
         """Note that something was lost, and why."""
@@ -98,8 +108,7 @@ class Guard:
         with self._lock:
             return dict(self._causes)
 
-    def _note(self, what: str, problem: Exception, cause: str) -> None:
-        self.count(cause)
+    def _note(self, what: str, problem: Exception) -> None:
         if self.breaker.failed(problem):
             self._logger.warning("%s: %s; going on without kvtier until it answers again", what, problem)
         else:

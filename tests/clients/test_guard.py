@@ -8,7 +8,7 @@ import pytest
 
 from kvtier.clients import NotFound, Unavailable
 from kvtier.clients.breaker import Breaker
-from kvtier.clients.guard import BREAKER_OPEN, PLUGIN_BUG, Guard
+from kvtier.clients.guard import BREAKER_OPEN, LOG_PERIOD_S, PLUGIN_BUG, Guard, harmless
 from kvtier.testing import FakeAppliance
 
 
@@ -52,6 +52,29 @@ def test_a_broken_plugin_opens_the_breaker_too() -> None:
     guard = Guard("test", Breaker(max_failures=3))
     guard.ask("gone", lambda: _raise(Unavailable("gone", reason="CONNECTION_LOST")))
     assert guard.breaker.is_open
+
+
+class _Plugin:
+    """Something with hooks."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    @harmless(lambda number, *_: -number)
+    def hook(self, number: int) -> int:
+        return 10 // (number - 1)
+
+
+def test_a_hook_returns_its_default_instead_of_raising(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    plugin = _Plugin(Guard("test", clock=lambda: now_s))
+    assert plugin.hook(3) == 5
+    assert [plugin.hook(1) for _ in range(4)] == [-1] * 4
+    assert plugin.guard.causes == {PLUGIN_BUG: 4}
+    assert [record.message for record in caplog.records] == ["hook failed; going on as if kvtier had nothing"]
+    now_s = LOG_PERIOD_S
+    plugin.hook(1)
+    assert len(caplog.records) == 2
 
 
 def _raise(problem: BaseException) -> None:
