@@ -64,9 +64,8 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
     """Keeps chunks of the primary pool in a kvtier appliance. Settings: TierOptions."""
 
     medium: ClassVar[Medium] = Medium.STORAGE  # what a request's kv_load_tiers filter calls it
-    cache_hit_source: ClassVar[CacheHitSource] = (
-        CacheHitSource.EXTERNAL_UNSPECIFIED
-    )  # dram or nvme: not known
+    # Memory or nvme: a tier cannot say which, for it answers before the load.
+    cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(
         self,
@@ -77,8 +76,8 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
         locality: str | None = None,
         **settings: Any,
     ) -> None:
-        """Raises ValueError for bad settings or an untested vLLM, InvalidRequest when the weights are not
-        found: mistakes to be seen at the start. An appliance that is not there is no mistake."""
+        """Raises InvalidRequest (a ValueError) for bad settings or when the weights are not found, ValueError
+        for an untested vLLM: mistakes to be seen at the start. An appliance that is not there is none."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality is not None else None
         self.options = TierOptions.from_settings(settings)
