@@ -1,8 +1,8 @@
 """PrefixStore: the face that a generate loop sees. What it asks of the daemon may fail, and then is a miss.
 
 Daemon away (a breaker then stops asking), out of time, out of room, restarted, or a bug in here: everything
-that talks goes through `_guarded`, which counts the cause, logs it once, and answers as an empty store
-would. What talks is in carrier.py.
+that talks goes through a guard, which counts the cause, and the answer is an empty store's. What talks
+is in carrier.py.
 """
 
 import copy
@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...v1.addresses import default_target
-from ..breaker import Breaker
-from ..errors import KvtierError
+from ..guard import Guard
 from ..keys import prefix_hashes
 from ..options import Timeout
 from ..sync import Client
@@ -55,7 +54,7 @@ class PrefixStore:
         align_tokens: int = 0,
         layers_per_group: int = 0,
         weights_digest: bytes = b"",
-        breaker: Breaker | None = None,
+        guard: Guard | None = None,
     ) -> None:
         align_tokens = align_tokens or block_tokens
         if align_tokens % block_tokens:
@@ -63,8 +62,8 @@ class PrefixStore:
         self.model = model
         self.block_tokens = block_tokens
         self.align_tokens = align_tokens
-        self.counts: Counter[str] = Counter()  # what happened so far; misses by cause
-        self.breaker = breaker or Breaker()
+        self.counts: Counter[str] = Counter()  # what happened so far
+        self.guard = guard or Guard("kvtier.transformers")  # and what went wrong, by cause
         self._owns_client = client is None
         self._client = client or Client(
             default_target(os.environ),
@@ -117,7 +116,7 @@ class PrefixStore:
             self.counts[f"passed by: {cause}"] += 1
             return cache
         self.tell(cache, Urgency.PREFILL)
-        reused = self._guarded("load", lambda: self._carrier.fill(cache, rows), None)
+        reused = self._ask("load", lambda: self._carrier.fill(cache, rows), None)
         if reused is None:  # it may have failed half-way
             cache.reset()
         else:
@@ -130,7 +129,7 @@ class PrefixStore:
         """Store the whole blocks that `cache` has and the daemon has not, of the first `num_tokens` tokens
         if given. The session then waits for its user."""
         self._notice_change()
-        saved = self._guarded("save", lambda: self._carrier.save(cache, num_tokens), Saved(why_not="failed"))
+        saved = self._ask("save", lambda: self._carrier.save(cache, num_tokens), Saved(why_not="failed"))
         if saved.why_not:
             self.counts[f"not saved: {saved.why_not}"] += 1
         self.counts["stored blocks"] += saved.num_stored
@@ -144,7 +143,7 @@ class PrefixStore:
         other.session = session
         if session and cache.session:
             fork = partial(self._client.operations.fork_session, cache.session, session)
-            self._guarded("fork", lambda: self._client.run(fork), 0)
+            self._ask("fork", lambda: self._client.run(fork), 0)
         return other
 
     def end(self, cache: TieredCache, archive: bool = True) -> None:
@@ -152,19 +151,19 @@ class PrefixStore:
         if cache.session:
             cache.urgency = Urgency.ENDED
             end = partial(self._client.operations.end_session, cache.session, archive)
-            self._guarded("end", lambda: self._client.run(end), 0)
+            self._ask("end", lambda: self._client.run(end), 0)
 
     def tell(self, cache: TieredCache, urgency: Urgency) -> None:
         """Say how soon the cache's session needs its blocks, when that has changed."""
         if cache.session and urgency is not cache.urgency:
             cache.urgency = urgency
             update = partial(self._client.operations.update_session, cache.session, urgency, None)
-            self._guarded("tell", lambda: self._client.run(update), None)
+            self._ask("tell", lambda: self._client.run(update), None)
 
     def pin(self, tokens: Sequence[int], floor: Tier = Tier.DRAM, ttl_s: float = 3600.0) -> int:
         """Keep the stored prefix of a prompt in `floor` or faster; return how many blocks are pinned."""
         hashes = self.hashes(tokens)
-        return self._guarded("pin", lambda: self._carrier.pin(hashes, floor, ttl_s), 0)
+        return self._ask("pin", lambda: self._carrier.pin(hashes, floor, ttl_s), 0)
 
     def close(self) -> None:
         """Watch the model no longer; leave the daemon when the client is our own. Idempotent."""
@@ -183,25 +182,11 @@ class PrefixStore:
 
     # --------------------------------------------------------------------------------- internals
 
-    def _guarded(self, what: str, call: Callable[[], T], default: T) -> T:
+    def _ask(self, what: str, call: Callable[[], T], default: T) -> T:
         """Return what `call` returns; `default` when it fails, or when it is no use to ask."""
-        if not self.breaker.allows():
-            self.counts[f"{what} not tried: the daemon is away"] += 1
-            return default
-        try:
-            with self._lock:
-                answer = call()
-        except Exception as problem:
-            self.breaker.failed(problem)
-            cause = problem.reason if isinstance(problem, KvtierError) else type(problem).__name__
-            event = f"{what} failed: {cause}"
-            self.counts[event] += 1
-            if self.counts[event] == 1:
-                trace = None if isinstance(problem, KvtierError) else problem
-                log.warning("%s (%s); computing without kvtier", event, problem, exc_info=trace)
-            return default
-        self.breaker.succeeded()
-        return answer
+        with self._lock:
+            answer = self.guard.ask(what, call)
+        return default if answer is None else answer
 
     def _watch(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Called before every forward pass of the model."""

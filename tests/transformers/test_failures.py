@@ -21,6 +21,7 @@ from kvtier.clients import (
 )
 from kvtier.clients.breaker import Breaker
 from kvtier.clients.errors import CONNECTION_LOST
+from kvtier.clients.guard import BREAKER_OPEN, PLUGIN_BUG, Guard
 from kvtier.testing import FakeAppliance
 
 WHY = "torch and transformers are not installed; `make test-transformers` runs this"
@@ -50,6 +51,10 @@ PROBLEMS = [
 ] + [Unavailable("injected", reason=CONNECTION_LOST)]
 
 
+def guard(breaker: Breaker) -> Guard:
+    return Guard("kvtier.transformers", breaker)
+
+
 def converse(store: Any, between: Callable[[], object] = lambda: None) -> list[int]:
     """Hold a conversation, each turn checked against plain generate; return what was reused per turn."""
     said, reused = tokens(45), []
@@ -68,17 +73,18 @@ def converse(store: Any, between: Callable[[], object] = lambda: None) -> list[i
 def test_nobody_listens(appliance: FakeAppliance, make_store: Make) -> None:
     appliance.unavailable = True
     now = itertools.count()
-    store = make_store(build(TINY), breaker=Breaker(pause_s=1e6, clock=lambda: float(next(now))))
+    store = make_store(build(TINY), guard=guard(Breaker(pause_s=1e6, clock=lambda: float(next(now)))))
     assert converse(store) == [0, 0, 0]
     assert appliance.calls == []
-    assert store.breaker.is_open
-    failed = sum(count for event, count in store.counts.items() if " failed: " in event)
-    assert failed == 1, "the breaker stops asking after the first refusal"
+    assert store.guard.breaker.is_open
+    causes = store.guard.take_causes()
+    assert causes.pop(BREAKER_OPEN) > 10
+    assert causes == {"NOT_RUNNING": 1}, "the breaker stops asking after the first refusal"
 
 
 def test_the_daemon_comes_back(appliance: FakeAppliance, make_store: Make) -> None:
     now = [0.0]
-    store = make_store(build(TINY), breaker=Breaker(pause_s=1.0, max_pause_s=1.0, clock=lambda: now[0]))
+    store = make_store(build(TINY), guard=guard(Breaker(pause_s=1.0, max_pause_s=1.0, clock=lambda: now[0])))
     appliance.unavailable = True
     converse(store)
     appliance.unavailable = False
@@ -99,7 +105,7 @@ def test_calls_fail_in_turn(name: str, step: int, appliance: FakeAppliance, make
     for position in range(0, num_calls, step):
         problem = PROBLEMS[position // step % len(PROBLEMS)]
         appliance.restart()
-        store = make_store(model, breaker=Breaker(pause_s=0.0, clock=lambda: float(next(now))))
+        store = make_store(model, guard=guard(Breaker(pause_s=0.0, clock=lambda: float(next(now)))))
         with failing_at(appliance, position, problem):
             converse(store)
         assert appliance.check_integrity() == []
@@ -168,7 +174,7 @@ def test_a_full_appliance(name: str) -> None:
                 assert torch.equal(answer(model, prompt, cache), answer(model, prompt))
                 cache.save()
         assert appliance.num_evicted > 0
-        assert not [event for event in store.counts if "failed" in event]
+        assert store.guard.causes == {}
     assert appliance.check_integrity() == []
 
 
@@ -199,7 +205,7 @@ def test_blocks_that_leave_while_they_are_read(name: str, appliance: FakeApplian
 def test_a_bug_in_here_is_a_miss(
     make_store: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = make_store(build(TINY), breaker=Breaker(max_failures=100))
+    store = make_store(build(TINY), guard=guard(Breaker(max_failures=100)))
     assert converse(store) == [0, 56, 88]
 
     def broken(*_: Any) -> None:
@@ -207,8 +213,8 @@ def test_a_bug_in_here_is_a_miss(
 
     monkeypatch.setattr(carrier, "scatter", broken)
     assert converse(store) == [0, 0, 0]
-    assert store.counts["load failed: ZeroDivisionError"] == 3
-    assert [record.exc_info is not None for record in caplog.records] == [True], "told once, with its trace"
+    assert store.guard.causes == {PLUGIN_BUG: 3}
+    assert all(record.exc_info is not None for record in caplog.records), "told with its trace"
 
 
 def test_sessions_say_how_urgent_they_are(appliance: FakeAppliance, make_store: Make) -> None:
