@@ -28,6 +28,7 @@ from .threads import run_aside
 
 HASH_BYTES = 32
 STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
+AGAIN = {PutOutcome.NO_ROOM: Again.REST, PutOutcome.PARENT_MISSING: Again.ALL}
 LOAD_STAGING_BYTES = 1 << 16  # loads need none
 SILENT_TIMEOUT_S = 0.5  # while the daemon does not answer: shared memory may still do
 SAVE_NICENESS = 5  # nobody waits for a save
@@ -203,8 +204,7 @@ class WorkerSide:
         self._counters.add("save_blocks_refused", report.num_refused)
         for number, outcome in enumerate(report.outcomes):
             if outcome not in STORED:
-                is_orphan = outcome is PutOutcome.PARENT_MISSING
-                return Ack(1, number, Again.ALL if is_orphan else Again.REST)
+                return Ack(1, number, AGAIN.get(outcome, Again.NOTHING))
         return Ack(1, len(report.outcomes))
 
     def _linked(self, staging_bytes: int) -> "_Link":
