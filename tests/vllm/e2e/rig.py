@@ -62,7 +62,7 @@ class Rig:
         tally.num_prompt_tokens += len(turn.tokens)
         tally.num_hits += got.num_cached > 0
         tally.num_hit_tokens += got.num_cached
-        is_aligned = turn.is_aligned(BLOCK_TOKENS)
+        is_aligned = turn.is_aligned(self.options.block_tokens)
         is_short = got.num_cached < expected.num_cached or (
             got.num_cached > expected.num_cached and not is_aligned
         )
