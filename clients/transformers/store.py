@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...v1.addresses import default_target
-from ..guard import Guard
+from ..guard import PLUGIN_BUG, Guard
 from ..keys import prefix_hashes
 from ..options import Timeout
 from ..sync import Client
@@ -192,7 +192,12 @@ class PrefixStore:
         """Called before every forward pass of the model."""
         cache = named.get("past_key_values")
         if isinstance(cache, TieredCache) and cache.store is self:
-            cache.note_forward(module, args, named)
+            try:
+                cache.note_forward(module, args, named)
+            except Exception:
+                log.exception("this pass was not understood; what it computes is not stored")
+                cache.ledger.spoiled = PLUGIN_BUG
+                self.guard.count(PLUGIN_BUG)
 
     def _why_not(self, rows: list[list[int]], mask: Any) -> str:
         """Why a prompt is computed as if there were no store; empty when it is not."""

@@ -217,6 +217,18 @@ def test_a_bug_in_here_is_a_miss(
     assert all(record.exc_info is not None for record in caplog.records), "told with its trace"
 
 
+def test_a_bug_in_the_hook_never_reaches_generate(make_store: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(build(TINY))
+    cache = store.load(tokens(45))
+
+    def broken(*_: Any) -> int:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(cache.ledger, "read", broken)
+    assert torch.equal(answer(store.model, tokens(45), cache), answer(store.model, tokens(45)))
+    assert cache.save().why_not == PLUGIN_BUG
+
+
 def test_sessions_say_how_urgent_they_are(appliance: FakeAppliance, make_store: Make) -> None:
     told = []
     original = appliance.server.handle
