@@ -150,8 +150,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             return
         try:
             self._serve_caches(kv_caches)
-        except (KvtierError, ValueError, OSError) as problem:
+        except (KvtierError, OSError) as problem:
             self._go_dark(str(problem))
+        except Exception as problem:  # a kind of cache that nobody has thought of
+            report(self, "register_kv_caches")
+            self._go_dark(f"{type(problem).__name__}: {problem}")
 
     def _serve_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         config = self._kv_cache_config
@@ -177,6 +180,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         if self._why_dark:
+            return
+        num_ranks = self._vllm_config.parallel_config.world_size
+        if len(metadata) < num_ranks:
+            self._go_dark(f"{len(metadata)} of {num_ranks} workers have said what they hold")
             return
         ranks = [metadata[rank] for rank in sorted(metadata)]
         for rank in ranks:

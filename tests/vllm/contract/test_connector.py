@@ -203,9 +203,12 @@ def test_a_cache_that_cannot_be_kept_is_a_miss() -> None:
     assert "MambaSpec" in connector.get_handshake_metadata().why_not
 
 
-def test_a_checkpoint_that_is_not_there_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [InvalidRequest, KeyError, NotImplementedError])
+def test_a_model_that_cannot_be_named_is_a_miss(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def describe(*_: Any) -> Any:
-        raise InvalidRequest("no weights here", reason="BAD_NAMESPACE")
+        raise kind("no weights here")
 
     monkeypatch.setattr(module, "describe_groups", describe)
     connector = make(WORKER)
@@ -214,6 +217,13 @@ def test_a_checkpoint_that_is_not_there_is_a_miss(monkeypatch: pytest.MonkeyPatc
     scheduler = make()
     scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): connector.get_handshake_metadata()})
     assert scheduler.get_num_new_matched_tokens(request(300), 0) == (0, False)
+
+
+def test_a_worker_that_says_nothing_makes_it_a_miss() -> None:
+    connector = make()
+    connector.set_xfer_handshake_metadata_pp_aware({})
+    assert connector._why_dark == "0 of 1 workers have said what they hold"
+    assert connector.get_num_new_matched_tokens(request(300), 0) == (0, False)
 
 
 # ------------------------------------------------------------------------------------ what vLLM gives
