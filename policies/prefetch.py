@@ -100,11 +100,9 @@ class TurnPrefetch(Prefetcher):
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """A conversation goes on."""
         parent = self._facts.parent[rows[0]]
-        conversation = self._by_session.get(use.session) if use.session else self._at(parent)
-        if conversation is None:
-            self._open(use.session, rows[-1], use.now)
-        else:
-            self._touch(conversation, rows[-1], use.now)
+        conversation = self._find((parent,), use.session) or self._open(use.session, rows[-1], use.now)
+        self._supersede(conversation, parent, use.now)
+        self._touch(conversation, rows[-1], use.now)
 
     def session_changed(self, change: SessionChange) -> None:
         """A session ended, fell silent, or announced when it will be back."""
@@ -165,11 +163,17 @@ class TurnPrefetch(Prefetcher):
     def _find(self, rows: Sequence[int], session: int) -> _Conversation | None:
         if session:
             return self._by_session.get(session)
-        return next((self._at(row) for row in reversed(rows) if row in self._by_tail), None)
+        by_tail = self._by_tail
+        ends = (one for row in reversed(rows) if row in by_tail for one in by_tail[row])
+        return next((one for one in ends if not one.session), None)
 
-    def _at(self, row: int) -> _Conversation | None:
-        """Return the conversation without a session that ends here."""
-        return next((one for one in self._by_tail.get(row, ()) if not one.session), None)
+    def _supersede(self, conversation: _Conversation, parent: int, now: float) -> None:
+        """Whoever ended at `parent` is continued by this conversation: some runtimes name a session anew for
+        every request. If it was a branch, that session opens another conversation when it is back."""
+        for former in [one for one in self._by_tail.get(parent, ()) if one is not conversation]:
+            self._came_back(former, now)
+            conversation.last_gap = former.last_gap
+            self._drop(former)
 
     def _hang(self, conversation: _Conversation, tail: int | None) -> None:
         """A conversation ends at another block, or nowhere any more."""
@@ -182,7 +186,7 @@ class TurnPrefetch(Prefetcher):
             conversation.tail = tail
             self._by_tail.setdefault(tail, {})[conversation] = None
 
-    def _open(self, session: int, tail: int, now: float) -> None:
+    def _open(self, session: int, tail: int, now: float) -> _Conversation:
         if len(self._conversations) >= self._max_conversations:
             self._drop(next(iter(self._conversations)))
         conversation = _Conversation(session, tail, now)
@@ -190,6 +194,7 @@ class TurnPrefetch(Prefetcher):
         if session:
             self._by_session[session] = conversation
         self._touch(conversation, tail, now)
+        return conversation
 
     def _touch(self, conversation: _Conversation, tail: int, now: float) -> None:
         """A conversation was heard of: its silence begins anew, behind this block."""

@@ -141,12 +141,9 @@ class Prefetching:
         """When a window ends, or something is due and may begin."""
         window = self._windows[0][0] if self._windows else None
         due_at = self._due_at()
-        if due_at is not None:
-            due_at = max(due_at, self._not_before)
-            if due_at <= self._residency.now and (
-                self._copies.urgent_bytes.get(EDGE) or not self._room_bytes()
-            ):
-                due_at = None  # what forbids it ends with an event, or with a window
+        if due_at is not None and due_at <= self._residency.now:
+            is_forbidden = self._copies.urgent_bytes.get(EDGE, 0) or not self._room_bytes()
+            due_at = None if is_forbidden else self._not_before  # what forbids ends with an event or a window
         return min((at for at in (window, due_at) if at is not None), default=None)
 
     # --------------------------------------------------------------------------------- what becomes
@@ -260,12 +257,12 @@ class Prefetching:
     def _budget_bytes(self) -> float:
         return max(0.0, min(self._allowance_bytes, self._room_bytes()))
 
-    def _room_bytes(self) -> float:
+    def _room_bytes(self) -> int:
         """Return how many bytes may be begun now."""
         in_flight = self._copies.bytes_in_flight.get(EDGE, 0)
         capacity = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
         limit = self.options.max_prefetched_fraction * capacity
-        return max(0.0, min(self.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes))
+        return max(0, int(min(self.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes)))
 
     def _note(self, row: int, until: float, num_bytes: int) -> None:
         """A block was begun, or more of one that was begun before."""

@@ -23,7 +23,7 @@ from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.slots import SlotPool
 from kvtier.v1.shm import extent_of, place_of
 
-from . import cold, daemon, memory, mutants_exits
+from . import cold, daemon, memory, mutants_exits, mutants_prefetch
 from .run import run_seed
 
 Patch = tuple[Any, str, Any]
@@ -453,6 +453,16 @@ MUTANTS = [
     Mutant("run through holds", "a run takes blocks along that are in use", mutants_exits.run_through_holds),
     Mutant("run past branches", "a run leaves another child behind", mutants_exits.run_past_branches),
     Mutant("old checksum", "new bytes are published under the checksum of former ones", _old_checksum_kept),
+    Mutant("ahead of demand", "prefetches begin whoever waits", mutants_prefetch.ahead_of_demand),
+    Mutant(
+        "cancelled is over", "a cancelled copy's slots are free at once", mutants_prefetch.cancelled_is_over
+    ),
+    Mutant(
+        "inherited priority",
+        "a priority outlives its block",
+        mutants_prefetch.priority_outlives_its_block,
+    ),
+    Mutant("awaited for ever", "what left dram is awaited there", mutants_prefetch.awaited_for_ever),
 ]
 
 
