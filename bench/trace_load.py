@@ -27,8 +27,10 @@ from kvtier import Client
 from kvtier.appliance.replay.outcomes import Outcome
 from kvtier.appliance.replay.readers import read_trace
 from kvtier.appliance.replay.setups import Shape, choice_of, single_tier
-from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
+from kvtier.appliance.replay.traces import SessionHint, Trace, TraceBuilder, TraceNamespace
 from kvtier.appliance.replay.untimed import UntimedShell
+from kvtier.clients import Urgency
+from kvtier.clients.handles import Session
 from kvtier.clients.namespace import Geometry, Namespace, NamespaceIdentity
 
 BLOCK_BYTES = 16 << 10  # the smallest slot
@@ -46,7 +48,6 @@ class Played:
     sent_at: list[float]  # seconds from the first request
     num_wrong: int  # blocks whose bytes were not those that were put
     num_refused: int
-    counters: dict[str, int]
     wall_s: float
 
 
@@ -80,8 +81,6 @@ def main() -> int:
                 flush=True,
             )
             failed |= apart > AGREEMENT_POINTS or played.num_wrong > 0 or bool(outcome.problems)
-            if args.verbose:
-                print(f"    daemon {played.counters}\n    replay {outcome.counters}")
     print(f"\n{'FAILED: more than' if failed else 'agreed within'} {AGREEMENT_POINTS:g} point")
     return int(failed)
 
@@ -95,7 +94,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--skip", type=int, default=0, help="requests to leave out before")
     parser.add_argument("--seconds", type=float, default=30.0, help="squeeze the stretch into this time")
     parser.add_argument("--seed", type=int, default=1, help="of the generator")
-    parser.add_argument("--verbose", action="store_true", help="print both planners' counters")
     return parser.parse_args(arguments)
 
 
@@ -120,7 +118,13 @@ def generate(seed: int, num_requests: int) -> Trace:
     for when, session, chain in sorted(agenda)[:num_requests]:
         count = len(chain)
         builder.add(
-            when, chain, num_tokens=count * 512, num_asked=count, num_filled=count, session=f"s{session}"
+            when,
+            chain,
+            num_tokens=count * 512,
+            num_asked=count,
+            num_filled=count,
+            session=f"s{session}",
+            hint=SessionHint(num_decoded_tokens=rng.randint(1, 800)),
         )
     return builder.build()
 
@@ -157,7 +161,7 @@ def play(trace: Trace, policy: str, num_extents: int, seconds: float) -> Played:
 
 
 class _Player:
-    """One runtime: gets what is there, puts what is not."""
+    """One runtime: gets what is there, puts what is not, says how long the answer was."""
 
     def __init__(self, client: Client, trace: Trace) -> None:
         tokens = trace.namespaces[0].block_tokens
@@ -172,7 +176,7 @@ class _Player:
     def play(self, seconds: float) -> Played:
         """Play it all; every block that was found is compared with what was put."""
         trace, client = self._trace, self._client
-        played = Played([], [], 0, 0, {}, 0.0)
+        played = Played([], [], 0, 0, 0.0)
         speedup = max(1.0, trace.duration_s / seconds) if seconds else float("inf")
         began_at = time.perf_counter()
         for request in range(trace.num_requests):
@@ -193,6 +197,9 @@ class _Player:
                     self._namespace, chain[num_hits:], expected[num_hits:], parent=parent, session=session
                 )
                 played.num_refused += report.num_refused
+            if request in trace.hints:
+                num_decoded = trace.hints[request].num_decoded_tokens
+                Session(client, session).update(Urgency.WAITING, num_decoded_tokens=num_decoded)
         played.wall_s = time.perf_counter() - began_at
         return played
 
