@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -50,10 +50,11 @@ def sampling(*sessions: int) -> Iterator[None]:
 
 def _renice(sessions: tuple[int, ...], niceness: int) -> None:
     for thread in _threads(sessions):
-        try:
+        with suppress(ProcessLookupError):  # ended meanwhile
             os.setpriority(os.PRIO_PROCESS, thread, niceness)
-        except ProcessLookupError:
-            continue  # ended meanwhile
+    for session in sessions:  # where the kernel groups by session, niceness counts within a group only
+        with suppress(FileNotFoundError):
+            Path(f"/proc/{session}/autogroup").write_text(str(niceness))
 
 
 def _threads(sessions: tuple[int, ...]) -> Iterator[int]:

@@ -22,7 +22,7 @@ def main() -> None:
             answers = []
             for number in range(NUM_AGENTS):
                 server = (first, second)[number % 2]
-                answers.append(server.ask(f"{SYSTEM_TEXT}\n\nAgent {number}:", num_new=4))
+                answers.append(server.ask(f"{SYSTEM_TEXT}\n\nAgent {number}:", num_new=2))
             report(answers)
         num_blocks, num_shared = appliance.status().num_blocks, answers[0].num_tokens // BLOCK_TOKENS
     print(f"The appliance holds {num_blocks} blocks; one prompt has {num_shared}.")
