@@ -32,6 +32,7 @@ from .prefetch import AnnouncedPrefetch, TurnPrefetch
 from .retained import RetainedEviction
 from .s3fifo import S3FifoEviction
 from .sieve import SieveEviction
+from .urgency import UrgencyAdmission, UrgencyEviction
 from .wtinylfu import WTinyLfuEviction
 
 Factory: TypeAlias = Callable[[Surroundings], Any]
@@ -45,9 +46,14 @@ EVICTION: dict[str, Factory] = {
     "lru": LruEviction,
     "s3fifo": S3FifoEviction,
     "sieve": SieveEviction,
+    "urgency": UrgencyEviction,
     "wtinylfu": WTinyLfuEviction,
 }
-ADMISSION: dict[str, Factory] = {"all": AdmitAll, "clairvoyant": ClairvoyantAdmission}
+ADMISSION: dict[str, Factory] = {
+    "all": AdmitAll,
+    "clairvoyant": ClairvoyantAdmission,
+    "urgency": UrgencyAdmission,
+}
 PREFETCH: dict[str, Factory] = {"announced": AnnouncedPrefetch, "turns": TurnPrefetch}
 
 

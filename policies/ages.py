@@ -1,0 +1,41 @@
+"""Age since the last use, cut into bins that grow by sqrt(2): half a second to nine hours.
+
+Gaps between uses span five orders of magnitude, and what one learns about them scales with the gap: a
+second matters after ten seconds, not after an hour. With geometric bins nothing here has a time scale of its
+own. Prices are kept on a grid twice as fine (`steps`), because they fall quickly where returns are likely.
+Rejected: bins fitted to observed quantiles (they move, and everything counted per bin with them).
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+
+FIRST_EDGE_S = 0.5
+NUM_BINS = 33
+STEPS_PER_BIN = 2
+NUM_STEPS = NUM_BINS * STEPS_PER_BIN
+
+#: Ages at which bins begin, and where the last one ends. The first bin begins at 0.
+EDGES_S: F64 = np.concatenate(([0.0], FIRST_EDGE_S * 2.0 ** (np.arange(NUM_BINS) / 2)))
+#: The same for steps; the first bin is cut in the middle.
+STEP_EDGES_S: F64 = np.concatenate(
+    ([0.0, FIRST_EDGE_S / 2], FIRST_EDGE_S * 2.0 ** (np.arange(NUM_STEPS - 1) / (2 * STEPS_PER_BIN)))
+)
+STEP_WIDTHS_S: F64 = np.diff(STEP_EDGES_S)
+
+
+def bin_of(age_s: float) -> int:
+    """Return the bin of an age; the last one is open-ended."""
+    if age_s < FIRST_EDGE_S:
+        return 0
+    return min(NUM_BINS - 1, 1 + int(2.0 * math.log2(age_s / FIRST_EDGE_S)))
+
+
+def step_of(age_s: float) -> int:
+    """Return the step of an age; the last one is open-ended."""
+    if age_s < FIRST_EDGE_S:
+        return 0 if age_s < FIRST_EDGE_S / 2 else 1
+    return min(NUM_STEPS - 1, STEPS_PER_BIN + int(2.0 * STEPS_PER_BIN * math.log2(age_s / FIRST_EDGE_S)))

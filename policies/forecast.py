@@ -1,0 +1,495 @@
+"""The forecast: what every block is worth, learned from what the appliance sees. Shared by all tiers.
+
+It is told once per request. A request that uses stored blocks is a *visit* (visits.py); the blocks it used
+again and the ones it brought become segments (segments.py), each with a kind and features; their hazards
+(hazard.py) give a price for every age (worth.py). A use is an observation for the segment the blocks were in,
+and so is each age bin that a segment outlives unused: `_advance` walks an agenda of these, a bounded number
+per call.
+
+What is used is known before what will be put behind it, and a visit is described by both. So a use waits
+(`_pending`) until the put behind it, or anything else, comes.
+
+Hints sharpen it. Blocks of a session that ended are worth a thousandth, as far as nobody shares them. A
+session that said when it will be back is believed until it is overdue by as much again. Waiting (a tool
+runs), idle (a user thinks) and the length of the answer are features, so what they mean is learned.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..tiers.block import Urgency
+from .ages import EDGES_S, NUM_BINS, NUM_STEPS, STEP_EDGES_S, STEPS_PER_BIN, bin_of, step_of
+from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
+from .hazard import Hazards, Observations
+from .segments import NUM_PRICES, UNKNOWN, Segments
+from .visits import (
+    NEW,
+    NUM_FEATURES,
+    NUM_GAPS,
+    NUM_KINDS,
+    NUM_VALUES,
+    PRIVATE,
+    PUBLIC,
+    TAIL,
+    Visit,
+    features_of,
+    gap_bins_of,
+    kind_of,
+)
+from .worth import index_at
+
+NAME = "forecast"
+MAX_GHOSTS = 65_536
+MAX_SESSIONS = 65_536
+#: Observations that are learned together.
+BATCH = 128
+#: Segments that move to their next age bin per call; each is one observation.
+MAX_MOVES = 256
+#: Weight of an observation: the root of its blocks. One long prompt says less than ten short ones.
+WEIGHT_BLOCKS = 8.0
+MAX_WEIGHT_BLOCKS = 64
+#: Weight of the last gap in a shared block's running mean of logarithms.
+OWN_GAP_WEIGHT = 0.3
+#: Weight of the newest answer in the running mean of their lengths.
+USUAL_WEIGHT = 0.01
+#: What is left of the price of an ended session's own blocks.
+ENDED_FACTOR = 1e-3
+#: Announced returns: chance, and how far off they are as a share of what was announced.
+KEPT_CHANCE = 0.9
+KEPT_SHARE = 0.25
+SLACK_S = 0.5
+
+
+class _Pending(NamedTuple):
+    """Blocks used by a request whose put, if there is one, has not been heard of."""
+
+    rows: Sequence[int]
+    use: Use
+
+
+class _Priced(NamedTuple):
+    """The blocks that wanted to come in last; a put asks again for each part of it."""
+
+    now: float
+    session: int
+    position: int
+    visit: Visit
+    price: float
+
+
+class Forecast(Observer):
+    """Learns when blocks are used again, and prices them: expected uses per second of keeping."""
+
+    def __init__(self, facts: BlockFacts, max_ghosts: int = MAX_GHOSTS) -> None:
+        self._facts = facts
+        self._segments = Segments(max_ghosts)
+        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
+        self._seen = Observations()
+        self._agenda: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_BINS)]  # (serial, segment)
+        self._pending: _Pending | None = None
+        self._visit: Visit | None = None  # the last one, which a put may still belong to
+        self._by_session: dict[int, Visit] = {}  # the last visit of each
+        #: What sessions usually say when a request is over: believed of a request until its session says it.
+        self._usual_silence = 0
+        self._usual_log_decoded = 0.0  # running mean of log2 of the tokens; 0: nobody said
+        self._priced: _Priced | None = None  # the last newcomer
+        self._unknown_prices: list[float] = []  # by step of age; empty: to be made
+
+    # ------------------------------------------------------------------------------- what is heard
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """A request used these blocks. They are accounted for when it is known what it adds."""
+        self._settle()
+        self._advance(use.now)
+        self._pending = _Pending(list(rows), use)
+
+    def stored(self, rows: Sequence[int], use: Use) -> None:
+        """New blocks continue a chain: of the request just heard of, or of one that still decodes."""
+        parent = self._facts.parent[rows[0]]
+        names = [self._facts.prefix_hash[row] for row in rows]
+        visit = self._visit_before(parent, names, use)
+        self._advance(use.now)
+        visit.num_blocks = max(visit.num_blocks, self._facts.position[rows[0]] + use.num_asked)
+        if visit.used_at < use.now:
+            self._go_on(visit, use.now)
+        self._adopt(visit, rows, names, use)
+        visit.tip = rows[-1]
+        self._priced = None
+        self._describe(visit)
+        self._learn()
+
+    def session_changed(self, change: SessionChange) -> None:
+        """A session ended, fell silent, or said when it will be back."""
+        self._settle()
+        visit = self._by_session.get(change.session)
+        if visit is None:
+            return
+        visit.silence = change.urgency if change.urgency in (Urgency.WAITING, Urgency.IDLE) else 0
+        visit.is_over = change.urgency == Urgency.ENDED
+        if change.num_decoded_tokens:
+            visit.num_decoded_tokens = change.num_decoded_tokens
+            log_decoded = math.log2(1 + change.num_decoded_tokens)
+            usual = self._usual_log_decoded
+            self._usual_log_decoded = usual + USUAL_WEIGHT * (log_decoded - usual) if usual else log_decoded
+        self._usual_silence = visit.silence or self._usual_silence
+        visit.said_at, visit.back_at = change.now, change.back_at
+        self._describe(visit)
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """These blocks are nowhere any more; their names are remembered."""
+        self._settle()
+        self._segments.bury(rows, self._facts.prefix_hash)
+
+    # ------------------------------------------------------------------------------- what is asked
+
+    def price(self, row: int, now: float) -> float:
+        """Return the expected uses per second of keeping this block, at best. About a microsecond."""
+        segments = self._segments
+        segment = segments.of_row[row] if row < len(segments.of_row) else UNKNOWN
+        if segment == UNKNOWN:
+            return self._price_of_unknown(now - self._facts.last_used[row])
+        return self._price_of_segment(segment, now)
+
+    def price_of_new(self, newcomer: Newcomer) -> float:
+        """Return the price that new blocks will have once they are stored."""
+        priced = self._priced
+        if (
+            priced is not None
+            and priced.now == newcomer.now
+            and priced.session == newcomer.session
+            and priced.position <= newcomer.position
+        ):
+            return priced.price
+        use = Use(newcomer.now, newcomer.session, newcomer.num_blocks, newcomer.urgency)
+        visit = self._visit_before(newcomer.parent, newcomer.prefix_hashes, use)
+        visit.num_blocks = max(visit.num_blocks, newcomer.position + newcomer.num_blocks)
+        segments = self._segments
+        ghost = segments.ghosts.get(newcomer.prefix_hashes[0]) if newcomer.prefix_hashes else None
+        if ghost is not None and segments.visit[ghost] is not visit:
+            num_forks = segments.num_forks[ghost] + (0 if visit.turn else 1)
+            kind, num_uses = kind_of(num_forks), segments.num_uses[ghost] + 1
+            age_s = newcomer.now - segments.used_at[ghost]
+        else:
+            kind, num_uses, age_s = NEW, 0, -1.0
+        features = features_of(visit, kind, num_uses, age_s)
+        gap_bins = gap_bins_of(visit, kind, math.nan)
+        hazards = self._hazards.hazards(np.array([kind]), np.array([features]), np.array([gap_bins]))
+        price = float(index_at(hazards, np.zeros((1, 1), np.int64))[0, 0])
+        self._priced = _Priced(newcomer.now, newcomer.session, newcomer.position, visit, price)
+        return price
+
+    def declined(self, newcomer: Newcomer) -> None:
+        """The newcomer that was priced last was not let in: its names are remembered, to notice a return."""
+        priced = self._priced
+        if priced is not None and priced.now == newcomer.now:
+            self._remember(priced.visit, newcomer.prefix_hashes, newcomer.now)
+            self._describe(priced.visit)
+
+    def next_change_at(self, row: int, now: float) -> float:
+        """Return when the price of a block changes next if nothing happens."""
+        segments = self._segments
+        segment = segments.of_row[row] if row < len(segments.of_row) else UNKNOWN
+        used_at = segments.used_at[segment] if segment else self._facts.last_used[row]
+        visit = segments.visit[segment]
+        if visit is not None and now < visit.back_at < math.inf:
+            return now + max(SLACK_S, 0.1 * (visit.back_at - now))
+        return used_at + float(STEP_EDGES_S[step_of(now - used_at) + 1])
+
+    def dump(self) -> bytes:
+        """Return what was learned (not who is where), to be loaded after a restart."""
+        return self._hazards.dump()
+
+    def load(self, dumped: bytes) -> None:
+        """Take over what was learned before. Raises ValueError when it is of another version."""
+        self._hazards.load(dumped)
+        self._unknown_prices = []
+
+    @property
+    def num_segments(self) -> int:
+        """Segments that have blocks or ghosts."""
+        return len(self._segments)
+
+    def check_integrity(self) -> list[str]:
+        """Return what is wrong with the books."""
+        return self._segments.check_integrity()
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _price_of_segment(self, segment: int, now: float) -> float:
+        segments = self._segments
+        step = step_of(now - segments.used_at[segment]) - segments.priced_from[segment]
+        price = float(segments.prices[segment, min(max(step, 0), NUM_PRICES - 1)])
+        visit = segments.visit[segment]
+        assert visit is not None, "no row is in a segment without a visit"
+        if segments.kind[segment] >= PUBLIC:
+            return price
+        if visit.is_over:
+            return price * ENDED_FACTOR
+        if visit.back_at < math.inf:
+            announced_s = visit.back_at - visit.said_at
+            overdue_s = now - visit.back_at
+            spread_s = KEPT_SHARE * announced_s + SLACK_S
+            if overdue_s < announced_s + spread_s:
+                return max(price, KEPT_CHANCE / (max(0.0, -overdue_s) + spread_s))
+        return price
+
+    def _price_of_unknown(self, age_s: float) -> float:
+        """Return the price of blocks of which only the last use is known."""
+        if not self._unknown_prices:
+            nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
+            hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
+            self._unknown_prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0].tolist()
+        return self._unknown_prices[step_of(age_s)]
+
+    def _visit_before(self, parent: int, names: Sequence[bytes], use: Use) -> Visit:
+        """Return the visit that new blocks under `parent` belong to: the one being heard of, or a new one."""
+        pending = self._pending
+        if pending is not None and pending.rows[-1] == parent:
+            self._pending = None
+            return self._begin(pending.rows, pending.use, names)
+        self._settle()
+        visit = self._visit
+        if visit is not None and visit.tip == parent and (parent >= 0 or visit.used_at == use.now):
+            return visit
+        segments = self._segments
+        segment = segments.of_row[parent] if 0 <= parent < len(segments.of_row) else UNKNOWN
+        earlier = segments.visit[segment] if segment else None
+        if earlier is not None and earlier.tip == parent:
+            return earlier
+        return self._begin((), use, names, parent)
+
+    def _settle(self) -> None:
+        """Account for a use that no put followed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._begin(pending.rows, pending.use, ())
+
+    def _begin(self, rows: Sequence[int], use: Use, names: Sequence[bytes], parent: int = -1) -> Visit:
+        """A request used `rows` and goes on with blocks of these names: count it, and make it a visit."""
+        segments, now = self._segments, use.now
+        tip = rows[-1] if rows else parent
+        num_used = self._facts.position[tip] + 1 if tip >= 0 else 0
+        num_known, last_ghost = num_used, UNKNOWN
+        for number, name in enumerate(names):
+            ghost = segments.ghosts.get(name, UNKNOWN)
+            if ghost:
+                num_known, last_ghost = num_used + number + 1, ghost
+        num_blocks = max(num_used, use.num_asked if rows else 0, num_used + len(names))
+        visit = Visit(now, use.session, tip, num_blocks, num_known, silence=self._usual_silence)
+        visit.num_decoded_tokens = int(2.0**self._usual_log_decoded) - 1
+        of_row = segments.of_row
+        before = last_ghost or (of_row[tip] if 0 <= tip < len(of_row) else UNKNOWN)
+        earlier = segments.visit[before]
+        if earlier is not None and visit.continues(earlier, num_known):
+            visit.follow(earlier)
+        if rows:
+            self._take(visit, rows, segments.runs(rows))
+        if use.session:
+            self._by_session.pop(use.session, None)
+            self._by_session[use.session] = visit
+            if len(self._by_session) > MAX_SESSIONS:
+                del self._by_session[next(iter(self._by_session))]
+        self._visit = visit
+        self._describe(visit)
+        self._learn()
+        return visit
+
+    def _take(self, visit: Visit, rows: Sequence[int], runs: Iterable[tuple[int, int, int]]) -> None:
+        """Blocks that were used again leave their segments for ones of this visit."""
+        segments, now = self._segments, visit.used_at
+        num_more = 0 if visit.turn else 1
+        last = UNKNOWN
+        for first, end, before in runs:
+            past = self._past(before, now)
+            if before:
+                self._count_use(before, now, end - first)
+            num_forks, num_uses, age_s, mean = past
+            if not last or kind_of(num_forks + num_more) != segments.kind[last]:
+                last = self._open(visit, kind_of(num_forks + num_more), num_forks, num_uses, age_s, mean)
+            segments.put(rows[first:end], last)
+
+    def _past(self, segment: int, now: float) -> tuple[int, int, float, float]:
+        """Return (forks, uses, seconds since the last use, mean log gap) of blocks that are used now."""
+        segments = self._segments
+        if segment == UNKNOWN:
+            return 0, 1, -1.0, math.nan
+        age_s = now - segments.used_at[segment]
+        num_forks = segments.num_forks[segment]
+        visit = segments.visit[segment]
+        if visit is not None and not visit.turn and segments.kind[segment] >= PRIVATE:
+            num_forks += 1  # the visit it had was a fork itself
+        log_gap = math.log2(max(age_s, 0.01))
+        mean = segments.mean_log_gap[segment]
+        mean = log_gap if mean != mean else mean + OWN_GAP_WEIGHT * (log_gap - mean)
+        return num_forks, segments.num_uses[segment] + 1, age_s, mean
+
+    def _open(self, visit: Visit, kind: int, num_forks: int, num_uses: int, age_s: float, mean: float) -> int:
+        segments = self._segments
+        segment = segments.open(visit, visit.used_at, kind, num_forks, num_uses, age_s, mean)
+        visit.segments.append(segment)
+        self._agenda[0].append((segments.serial[segment], segment))
+        return segment
+
+    def _go_on(self, visit: Visit, now: float) -> None:
+        """A visit is still adding blocks (its answer is decoded): its age begins again."""
+        visit.used_at = now
+        segments = self._segments
+        for segment in visit.segments:
+            segments.used_at[segment] = now
+            segments.bin[segment] = 0
+            segments.renew(segment)
+            self._agenda[0].append((segments.serial[segment], segment))
+
+    def _adopt(self, visit: Visit, rows: Sequence[int], names: Sequence[bytes], use: Use) -> None:
+        """Blocks were stored behind a visit: new ones, and ghosts that are back."""
+        segments = self._segments
+        is_whole = self._facts.position[rows[-1]] + 1 >= visit.num_blocks
+        fresh: list[int] = []
+        returned: dict[int, list[int]] = {}
+        for row, name in zip(rows, names, strict=True):
+            ghost = segments.ghosts.get(name, UNKNOWN)
+            if ghost and segments.visit[ghost] is not visit:
+                returned.setdefault(ghost, []).append(row)
+            else:
+                if ghost:
+                    segments.lay(name)
+                fresh.append(row)
+        back = [row for rows_back in returned.values() for row in rows_back]
+        stretches, first = [], 0
+        for ghost, rows_back in returned.items():
+            stretches.append((first, first + len(rows_back), ghost))
+            first += len(rows_back)
+        for row in back:
+            name = self._facts.prefix_hash[row]
+            segments.num_ghosts[segments.ghosts.pop(name)] -= 1
+        self._take(visit, back, stretches)
+        for ghost in returned:
+            segments.close_if_empty(ghost)
+        tail = fresh[-1:] if is_whole and fresh and fresh[-1] == rows[-1] else []
+        self._put_new(visit, fresh[:-1] if tail else fresh, NEW)
+        self._put_new(visit, tail, TAIL)
+
+    def _put_new(self, visit: Visit, rows: Sequence[int], kind: int) -> None:
+        if rows:
+            self._segments.put(rows, self._segment_of_kind(visit, kind))
+
+    def _segment_of_kind(self, visit: Visit, kind: int) -> int:
+        """Return the segment of a visit's new blocks, made if need be."""
+        for segment in visit.segments:
+            if self._segments.kind[segment] == kind:
+                return segment
+        return self._open(visit, kind, 0, 0, -1.0, math.nan)
+
+    def _remember(self, visit: Visit, names: Sequence[bytes], now: float) -> None:
+        """Make ghosts of blocks that were asked for and not kept."""
+        segments = self._segments
+        for name in names:
+            ghost = segments.ghosts.get(name, UNKNOWN)
+            if ghost and segments.visit[ghost] is visit:
+                continue
+            if not ghost:
+                segments.haunt(name, self._segment_of_kind(visit, NEW))
+                continue
+            num_forks, num_uses, age_s, mean = self._past(ghost, now)
+            self._count_use(ghost, now, 1)
+            kind = kind_of(num_forks + (0 if visit.turn else 1))
+            for segment in visit.segments:
+                if segments.kind[segment] == kind:
+                    break
+            else:
+                segment = self._open(visit, kind, num_forks, num_uses, age_s, mean)
+            segments.haunt(name, segment)
+
+    def _describe(self, visit: Visit) -> None:
+        """Set features and prices of all segments of a visit, after anything about it changed."""
+        segments = self._segments
+        for segment in visit.segments:
+            kind = segments.kind[segment]
+            segments.features[segment] = features_of(
+                visit, kind, segments.num_uses[segment], segments.age_s[segment]
+            )
+            segments.gap_bins[segment] = gap_bins_of(visit, kind, segments.mean_log_gap[segment])
+        self._reprice(visit.segments)
+
+    def _reprice(self, numbers: Sequence[int]) -> None:
+        """Set the prices of segments from what is known by now."""
+        if not numbers:
+            return
+        segments = self._segments
+        kinds = np.array([segments.kind[number] for number in numbers])
+        features = np.array([segments.features[number] for number in numbers])
+        gap_bins = np.array([segments.gap_bins[number] for number in numbers])
+        first = np.array([segments.bin[number] for number in numbers]) * STEPS_PER_BIN
+        steps = np.minimum(first[:, None] + np.arange(NUM_PRICES), NUM_STEPS - 1)
+        for number, step in zip(numbers, first.tolist(), strict=True):
+            segments.priced_from[number] = step
+        segments.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
+
+    # -------------------------------------------------------------------------------- observations
+
+    def _count_use(self, segment: int, now: float, num_blocks: int) -> None:
+        """Blocks of a segment are used: an observation, after those of the bins it outlived."""
+        segments = self._segments
+        number = bin_of(now - segments.used_at[segment])
+        weight = _weight(segments.weigh(segment))
+        for outlived in range(segments.bin[segment], number):
+            self._observe(segment, outlived, 0.0, weight)
+        segments.bin[segment] = max(segments.bin[segment], number)
+        self._observe(segment, number, 1.0, _weight(num_blocks))
+
+    def _observe(self, segment: int, bin_number: int, use: float, weight: float) -> None:
+        segments = self._segments
+        self._seen.add(
+            segments.kind[segment],
+            segments.features[segment],
+            segments.gap_bins[segment],
+            bin_number,
+            use,
+            weight,
+        )
+
+    def _advance(self, now: float) -> None:
+        """Segments that outlived an age bin move to the next one: observations, and new prices."""
+        segments = self._segments
+        moved: list[int] = []
+        for number, queue in enumerate(self._agenda):
+            end_s = EDGES_S[number + 1]
+            while queue and len(moved) < MAX_MOVES:
+                serial, segment = queue[0]
+                if segments.serial[segment] != serial:
+                    queue.popleft()
+                    continue
+                if now - segments.used_at[segment] < end_s:
+                    break
+                queue.popleft()
+                if segments.bin[segment] <= number:
+                    self._observe(segment, number, 0.0, _weight(segments.weigh(segment)))
+                    segments.bin[segment] = number + 1
+                if number + 1 < NUM_BINS:
+                    self._agenda[number + 1].append((serial, segment))
+                if segments.num_rows[segment]:
+                    moved.append(segment)
+        self._learn()
+        self._reprice(moved)
+
+    def _learn(self) -> None:
+        if len(self._seen) >= BATCH:
+            self._hazards.learn(self._seen)
+            self._seen = Observations()
+            self._unknown_prices = []
+
+
+def _weight(num_blocks: int) -> float:
+    return math.sqrt(min(num_blocks, MAX_WEIGHT_BLOCKS) / WEIGHT_BLOCKS)
+
+
+def forecast_of(surroundings: Surroundings) -> Forecast:
+    """Return the forecast that all policies of one planner share."""
+    if NAME not in surroundings.shared:
+        surroundings.shared[NAME] = Forecast(surroundings.facts)
+    forecast: Forecast = surroundings.shared[NAME]
+    return forecast

@@ -1,0 +1,185 @@
+"""The chance of a use by age, for any kind of block, learned online: proportional hazards.
+
+    hazard(age bin | block) = base(kind, age bin) * exp(sum of the effects of its features)
+
+`base` is a life table per kind of block (new, tail, private, shared): uses over blocks at risk, each weighted
+with its own exp(effects). Those who never return are counted by the bins they outlived. A cell with few
+observations leans on the same bin of all kinds together, and that on PRIOR_HAZARD. A constant hazard per
+geometric bin makes the price fall with age alone: before anything is learned, this is LRU.
+
+`effects` are logarithms of factors, one per feature value (turn, lengths, gap so far, ...), and start at
+nothing. Each is a Newton step per batch on the Poisson likelihood, damped by PRIOR_PRECISION. Some features
+are an age relative to an earlier gap of the same session, so that "about as long as last time" is one value.
+
+Sources: Cox, J. R. Stat. Soc. B 34 (1972); Breslow's estimate of the base, same volume; Kaplan and Meier,
+J. Am. Stat. Assoc. 53 (1958). Rejected: a logistic model by AdaGrad (its learning rate is a parameter, and
+bins where nothing ever happens unlearn the prior too slowly); tables per combination of features (too many
+for the first minutes, and these decide); anything trained beforehand.
+"""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .ages import F64, NUM_BINS
+
+I64 = npt.NDArray[np.int64]
+
+PRIOR_HAZARD = 0.0474  # of a bin; its value does not change any order
+PRIOR_WEIGHT = 4.0  # observations that it counts for
+PRIOR_PRECISION = 20.0
+STEP = 0.3  # of a Newton step: several effects explain the same surprise
+MAX_EFFECT = 6.0
+MAX_HAZARD = 0.95
+#: Weights at which counts halve: habits change, and the tables follow.
+MAX_AT_RISK = 20_000.0
+MAX_PRECISION = 2_000.0
+#: Share of a bin's two neighbours in its counts, each: hazards are smooth in age.
+NEIGHBOUR = 0.5
+NUM_OFFSETS = 64  # values of an age relative to a gap
+FORMAT = 1
+
+#: Value of an age bin relative to a gap: [1 + bin of the gap, bin of the age]. Row 0: there is no gap.
+_OFFSETS: I64 = np.clip(
+    np.arange(NUM_BINS)[None, :] - np.arange(NUM_BINS + 1)[:, None] + NUM_OFFSETS // 2, 1, NUM_OFFSETS - 1
+)
+_OFFSETS[0] = 0
+
+
+class Observations:
+    """What happened to segments, bin by bin, until it is learned. Plain columns, filled one at a time."""
+
+    def __init__(self) -> None:
+        self.kinds: list[int] = []
+        self.features: list[Sequence[int]] = []
+        self.gap_bins: list[Sequence[int]] = []
+        self.bins: list[int] = []
+        self.uses: list[float] = []
+        self.weights: list[float] = []
+
+    def add(
+        self,
+        kind: int,
+        features: Sequence[int],
+        gap_bins: Sequence[int],
+        bin_number: int,
+        use: float,
+        weight: float,
+    ) -> None:
+        """Note that a segment was used in a bin (`use` 1), or outlived it (0)."""
+        self.kinds.append(kind)
+        self.features.append(features)
+        self.gap_bins.append(gap_bins)
+        self.bins.append(bin_number)
+        self.uses.append(use)
+        self.weights.append(weight)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+
+class Hazards:
+    """Learns and tells hazards. Kinds and feature values are small numbers; feature value 0: no effect."""
+
+    def __init__(self, num_kinds: int, num_values: int, num_gaps: int) -> None:
+        """`num_values`: of all features together; each feature has its own range of numbers.
+        `num_gaps`: earlier gaps that an age is compared with."""
+        self._gap_starts = num_values + NUM_OFFSETS * np.arange(num_gaps)
+        self._used = np.zeros((num_kinds, NUM_BINS))
+        self._at_risk = np.zeros((num_kinds, NUM_BINS))
+        self._effects = np.zeros(num_values + num_gaps * NUM_OFFSETS)
+        self._precision = np.ones(len(self._effects))
+        self._base: F64 = np.full((num_kinds, NUM_BINS), PRIOR_HAZARD)
+        self._is_current = True
+
+    def hazards(self, kinds: I64, features: I64, gap_bins: I64) -> F64:
+        """Return (n, NUM_BINS) hazards of n segments.
+
+        `kinds`: (n,); `features`: (n, num_features) feature values; `gap_bins`: (n, num_gaps), each 1 + the
+        bin of an earlier gap, or 0 when there is none.
+        """
+        log_factor = self._effects[_OFFSETS[gap_bins] + self._gap_starts[:, None]].sum(axis=1)
+        log_factor += self._effects[features].sum(axis=1)[:, None]
+        np.minimum(np.maximum(log_factor, -MAX_EFFECT, out=log_factor), MAX_EFFECT, out=log_factor)
+        hazards: F64 = np.minimum(self._current_base()[kinds] * np.exp(log_factor), MAX_HAZARD)
+        return hazards
+
+    def learn(self, seen: Observations) -> None:
+        """Take one step towards what was observed."""
+        kinds, bins = np.array(seen.kinds), np.array(seen.bins)
+        used, weights = np.array(seen.uses), np.array(seen.weights)
+        values = np.array(seen.features, np.int64)
+        gap_bins = np.array(seen.gap_bins, np.int64)
+        offsets = _OFFSETS[gap_bins, bins[:, None]] + self._gap_starts
+        values = np.concatenate((values, offsets), axis=1)
+        log_factor = np.clip(self._effects[values].sum(axis=1), -MAX_EFFECT, MAX_EFFECT)
+        factor = np.exp(log_factor)
+        # Who was used in a bin was at risk for half of it.
+        at_risk = weights * (1.0 - 0.5 * used)
+        expected = at_risk * np.minimum(self._current_base()[kinds, bins] * factor, MAX_HAZARD)
+        happened = weights * used
+
+        cell = kinds * NUM_BINS + bins
+        self._used.ravel()[:] += np.bincount(cell, happened, self._used.size)
+        self._at_risk.ravel()[:] += np.bincount(cell, at_risk * factor, self._used.size)
+        size, flat = len(self._effects), values.ravel()
+        num_per_row = values.shape[1]
+        surprise = np.bincount(flat, np.repeat(happened - expected, num_per_row), size)
+        self._precision += np.bincount(flat, np.repeat((happened + expected) / 2, num_per_row), size)
+        self._effects += STEP * surprise / (PRIOR_PRECISION + self._precision)
+        self._effects[0] = 0.0
+        self._effects[self._gap_starts] = 0.0
+        np.minimum(self._precision, MAX_PRECISION, out=self._precision)
+        is_full = self._at_risk > MAX_AT_RISK
+        self._at_risk[is_full] /= 2
+        self._used[is_full] /= 2
+        self._is_current = False
+
+    def dump(self) -> bytes:
+        """Return everything learned, to be loaded after a restart."""
+        out = io.BytesIO()
+        np.savez(
+            out,
+            format=np.array(FORMAT),
+            used=self._used,
+            at_risk=self._at_risk,
+            effects=self._effects,
+            precision=self._precision,
+        )
+        return out.getvalue()
+
+    def load(self, dumped: bytes) -> None:
+        """Take over what another one learned. Raises ValueError when it was of another shape."""
+        with np.load(io.BytesIO(dumped), allow_pickle=False) as saved:
+            mine = {
+                "used": self._used,
+                "at_risk": self._at_risk,
+                "effects": self._effects,
+                "precision": self._precision,
+            }
+            if int(saved["format"]) != FORMAT or any(saved[k].shape != v.shape for k, v in mine.items()):
+                raise ValueError("what was learned is of another version of the forecast; start without it")
+            if any(not np.isfinite(saved[k]).all() for k in mine):
+                raise ValueError("what was learned holds numbers that are none; start without it")
+            for key, column in mine.items():
+                column[...] = saved[key]
+        self._is_current = False
+
+    def _current_base(self) -> F64:
+        if not self._is_current:
+            used, at_risk = self._used.sum(axis=0), self._at_risk.sum(axis=0)
+            root = (PRIOR_WEIGHT * PRIOR_HAZARD + used) / (PRIOR_WEIGHT + at_risk)
+            used, at_risk = _smoothed(self._used), _smoothed(self._at_risk)
+            self._base = (PRIOR_WEIGHT * root + used) / (PRIOR_WEIGHT + at_risk)
+            self._is_current = True
+        return self._base
+
+
+def _smoothed(counts: F64) -> F64:
+    """Return counts with a share of both neighbours' in age."""
+    smoothed = counts.copy()
+    smoothed[:, 1:] += NEIGHBOUR * counts[:, :-1]
+    smoothed[:, :-1] += NEIGHBOUR * counts[:, 1:]
+    return smoothed

@@ -1,0 +1,191 @@
+"""Segments: blocks with the same past. Whatever is learned or priced is so once per segment.
+
+One request uses a whole chain; what it used again, in one stretch, has one past from then on. A chain of 500
+blocks is a handful of segments: the shared beginning, the private rest, what was new. Blocks leave a segment
+at its end, by eviction, or at its beginning, when the next request takes them into segments of its own.
+
+A block that left every tier stays in its segment as a *ghost*, under its name, as long as there is room for
+names. Without ghosts the appliance would only learn from what it kept, and think that what it gives up early
+never returns.
+
+Columns, not objects: a million blocks have tens of thousands of segments, and the garbage collector would
+look at every object again and again.
+"""
+
+import math
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .visits import NUM_FEATURES, NUM_GAPS, Visit
+
+#: The segment of blocks whose past is not known (they were restored after a restart).
+UNKNOWN = 0
+GROWTH = 1024
+#: Steps of age that a segment is priced for at a time: those of its bin, and as many for being late.
+NUM_PRICES = 4
+
+
+class Segments:
+    """Columns of segments by number, the segment of every row, and the ghosts."""
+
+    def __init__(self, max_ghosts: int) -> None:
+        self.max_ghosts = max_ghosts
+        self.of_row = array("i")  # UNKNOWN where nothing is known
+        self.ghosts: OrderedDict[bytes, int] = OrderedDict()  # segment by prefix hash, oldest first
+        self.used_at = array("d")
+        self.serial = array("q")  # another one for each segment of a number, and each time it is used
+        self.kind = array("b")
+        self.num_forks = array("i")  # before its visit
+        self.num_uses = array("i")
+        self.age_s = array("d")  # at its last use; -1: it was new then
+        self.mean_log_gap = array("d")  # NaN: used once
+        self.num_rows = array("i")
+        self.num_ghosts = array("i")
+        self.bin = array("b")  # the first one that is not counted as outlived
+        self.visit: list[Visit | None] = []
+        self.features: list[tuple[int, ...]] = []
+        self.gap_bins: list[tuple[int, ...]] = []
+        self.priced_from = array("b")  # step of age of the first price
+        self.prices = np.zeros((GROWTH, NUM_PRICES), np.float32)  # from there on, a step each
+        self._free: list[int] = []
+        self._next_serial = 0
+        unknown = self.open(None, 0.0, 0, 0, 0, -1.0, math.nan)
+        assert unknown == UNKNOWN
+
+    def open(
+        self,
+        visit: Visit | None,
+        used_at: float,
+        kind: int,
+        num_forks: int,
+        num_uses: int,
+        age_s: float,
+        mean_log_gap: float,
+    ) -> int:
+        """Make an empty segment. Its features and prices are to be set by who knows them."""
+        if self._free:
+            number = self._free.pop()
+        else:
+            number = len(self.used_at)
+            for column in self._columns():
+                column.append(0)
+            self.visit.append(None)
+            self.features.append((0,) * NUM_FEATURES)
+            self.gap_bins.append((0,) * NUM_GAPS)
+            if number >= len(self.prices):
+                self.prices = np.concatenate((self.prices, np.zeros_like(self.prices)))
+        self.visit[number] = visit
+        self.used_at[number] = used_at
+        self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
+        self.age_s[number], self.mean_log_gap[number] = age_s, mean_log_gap
+        self.num_rows[number] = self.num_ghosts[number] = self.bin[number] = 0
+        self.renew(number)
+        return number
+
+    def renew(self, segment: int) -> None:
+        """Give it a new serial number: what was planned for it is void."""
+        self._next_serial += 1
+        self.serial[segment] = self._next_serial
+
+    def weigh(self, segment: int) -> int:
+        """Return how many blocks it has, ghosts included."""
+        return self.num_rows[segment] + self.num_ghosts[segment]
+
+    def put(self, rows: Sequence[int], segment: int) -> None:
+        """Rows without a segment, or of other segments, join this one."""
+        of_row, num_rows = self.of_row, self.num_rows
+        for row in rows:
+            if row >= len(of_row):
+                of_row.extend([UNKNOWN] * (row + GROWTH - len(of_row)))
+            before = of_row[row]
+            if before:
+                num_rows[before] -= 1
+                self._close_if_empty(before)
+            of_row[row] = segment
+        num_rows[segment] += len(rows)
+
+    def runs(self, rows: Sequence[int]) -> Iterable[tuple[int, int, int]]:
+        """Yield (first, last + 1, segment) of the stretches of a chain that have one segment each."""
+        of_row = self.of_row
+        if rows and max(rows) >= len(of_row):
+            of_row.extend([UNKNOWN] * (max(rows) + GROWTH - len(of_row)))
+        found = np.frombuffer(of_row, np.int32)[np.array(rows, np.int32)]
+        ends = [*(np.flatnonzero(np.diff(found)) + 1).tolist(), len(rows)]
+        segments = found[[end - 1 for end in ends]].tolist()
+        del found
+        return zip([0, *ends], ends, segments, strict=False)
+
+    def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
+        """Rows become ghosts. Blocks whose past is not known are forgotten."""
+        of_row = self.of_row
+        for row in rows:
+            segment = of_row[row] if row < len(of_row) else UNKNOWN
+            if segment:
+                of_row[row] = UNKNOWN
+                self.num_rows[segment] -= 1
+                self.haunt(names[row], segment)
+
+    def haunt(self, name: bytes, segment: int) -> None:
+        """Remember the name of a block that is not stored. The oldest names make room."""
+        if name in self.ghosts:
+            self.lay(name)
+        self.ghosts[name] = segment
+        self.num_ghosts[segment] += 1
+        while len(self.ghosts) > self.max_ghosts:
+            _, oldest = self.ghosts.popitem(last=False)
+            self.num_ghosts[oldest] -= 1
+            self._close_if_empty(oldest)
+
+    def lay(self, name: bytes) -> None:
+        """A ghost is no more: its block is back, or another segment has it."""
+        segment = self.ghosts.pop(name)
+        self.num_ghosts[segment] -= 1
+        self._close_if_empty(segment)
+
+    def close_if_empty(self, segment: int) -> None:
+        """Free the number of a segment that nobody is in."""
+        self._close_if_empty(segment)
+
+    def __len__(self) -> int:
+        return len(self.used_at) - len(self._free)
+
+    def check_integrity(self) -> list[str]:
+        """Return what is wrong with the counts."""
+        problems = []
+        rows = np.bincount(np.array(self.of_row, np.int64), minlength=len(self.used_at))
+        ghosts = np.bincount(np.array(list(self.ghosts.values()), np.int64), minlength=len(self.used_at))
+        free = set(self._free)
+        for segment in range(1, len(self.used_at)):
+            if self.num_rows[segment] != rows[segment] or self.num_ghosts[segment] != ghosts[segment]:
+                problems.append(f"segment {segment}: counts of rows or ghosts are off")
+            if (segment in free) != (self.visit[segment] is None):
+                problems.append(f"segment {segment}: free and in use")
+        if len(free) != len(self._free):
+            problems.append("a segment is free twice")
+        return problems
+
+    def _close_if_empty(self, segment: int) -> None:
+        visit = self.visit[segment]
+        if visit is not None and segment and not self.num_rows[segment] and not self.num_ghosts[segment]:
+            visit.segments.remove(segment)
+            self.visit[segment] = None
+            self.serial[segment] = 0
+            self._free.append(segment)
+
+    def _columns(self) -> "list[array[int] | array[float]]":
+        return [
+            self.used_at,
+            self.serial,
+            self.kind,
+            self.num_forks,
+            self.num_uses,
+            self.age_s,
+            self.mean_log_gap,
+            self.num_rows,
+            self.num_ghosts,
+            self.bin,
+            self.priced_from,
+        ]
