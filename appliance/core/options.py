@@ -50,6 +50,11 @@ class PlannerOptions:
     #: How long a block that was brought up for an arrival or on request is expected to be used.
     prefetch_window_s: float = 60.0
 
+    #: Share of a block's layers that stay in dram for longer than the rest (0: none), and the share of dram
+    #: that such remainders may take.
+    early_layers: float = 0.0
+    max_early_fraction: float = 0.3
+
     #: Remembered requests per client for answering a retry like the first try.
     max_remembered_requests: int = 1024
     #: Lines of the story kept for all blocks and sessions together.

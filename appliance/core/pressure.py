@@ -17,6 +17,7 @@ from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS
 from .copies import Copies, Move
+from .early import EarlyLayers
 from .exits import Exits
 from .options import PlannerOptions
 from .reclaim import Reclaim
@@ -57,6 +58,7 @@ class Pressure:
         self._admissions = admissions
         self.options = options
         self._exits = Exits(residency)
+        self._early = EarlyLayers(residency, options)
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
@@ -169,6 +171,9 @@ class Pressure:
         residency = self._residency
         policy = residency.evictions[tier]
         lower = self._lower(tier)
+        trims = self.options.early_layers > 0 and tier is Tier.DRAM and lower is Tier.NVME
+        if trims and self._early.is_full and self._evict_oldest():
+            return Step.EVICTED, 1
         while (victim := policy.choose(residency.now)) is not None:
             row = victim.row
             if not residency.is_candidate(row, tier):
@@ -177,6 +182,8 @@ class Pressure:
             if newcomer is not None and lower is None and not self._admissions[tier].admits(newcomer, victim):
                 policy.offer((row,), residency.now)
                 return Step.DECLINED, 0
+            if trims and (num_trimmed := self._trim(victim, max_blocks)):
+                return Step.EVICTED, num_trimmed
             reason = self._reason_to_evict(row, tier)
             if reason and residency.may_leave(row, tier):
                 return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
@@ -190,7 +197,27 @@ class Pressure:
                 return Step.SPILLING, 1
             policy.offer((row,), residency.now)
             return Step.NOTHING, 0
-        return Step.NOTHING, 0
+        return (Step.EVICTED, 1) if trims and self._evict_oldest() else (Step.NOTHING, 0)
+
+    def _trim(self, victim: Victim, max_blocks: int) -> int:
+        """Let the late layers of a victim go instead of all of it. Returns for how many blocks."""
+        self._exits.flush()
+        policy, now = self._residency.evictions[Tier.DRAM], self._residency.now
+        num_trimmed = self._early.trim(
+            victim.row, victim.price, max_blocks, lambda row: policy.price(row, now)
+        )
+        if num_trimmed and victim.row not in self._early:  # others were: this one stays a candidate
+            policy.offer((victim.row,), now)
+        return num_trimmed
+
+    def _evict_oldest(self) -> bool:
+        """The block whose late layers left first goes altogether; False: there is none."""
+        self._exits.flush()
+        row = self._early.take_oldest()
+        if row == NO_ROW:
+            return False
+        self._residency.evict(row, Tier.DRAM, "trimmed before, oldest")
+        return True
 
     def _is_worth_keeping(self, row: int, lower: Tier) -> bool:
         """Whether the slower tier admits a block that would be gone otherwise."""

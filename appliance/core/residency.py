@@ -27,6 +27,7 @@ from .story import Story
 
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
 STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
+TRIMMED = "late layers"
 EVICTED_FROM = {tier: f"evicted_{tier.label}" for tier in TIERS}
 
 
@@ -137,6 +138,17 @@ class Residency:
         self.story.tell(self.now, name, EVICTED_FROM[tier], reason, price, next_price)
         self.forget_if_nowhere(row)
         return freed
+
+    def trim(self, row: int, tier: Tier, num_groups: int) -> None:
+        """The layer groups of a block from `num_groups` on leave a tier. It must be complete in a slower
+        one."""
+        catalog = self.catalog
+        for fragment in catalog.fragments(row)[num_groups:]:
+            assert catalog.holds[tier][fragment] == 0
+            self._leave(fragment, tier, Step.EVICT)
+            self._vacate(fragment, tier)
+        self._notify(BlockChange.REMOVED, row, tier, TRIMMED)
+        self.story.tell(self.now, catalog.prefix_hash[row], f"trimmed_{tier.label}", TRIMMED)
 
     def condemn(self, fragment: int, tier: Tier, reason: str) -> None:
         """What is there must not be read any more (it failed verification). Its place is freed when the

@@ -462,6 +462,10 @@ MUTANTS = [
         "a priority outlives its block",
         mutants_prefetch.priority_outlives_its_block,
     ),
+    Mutant(
+        "trimmed away", "late layers go that are nowhere else", mutants_prefetch.trimmed_without_a_copy_below
+    ),
+    Mutant("trimmed upside down", "a parent is trimmed first", mutants_prefetch.trimmed_before_its_child),
     Mutant("awaited for ever", "what left dram is awaited there", mutants_prefetch.awaited_for_ever),
 ]
 

@@ -162,6 +162,9 @@ class Oracle:
                     model.blocks.pop((notice.namespace_id, prefix_hash), None)
             if row == NO_ROW or notice.reason in ("incomplete", "wrong_checksum", "wrong_identity"):
                 continue
+            if notice.reason == "late layers":
+                self._check_trimmed(row, readable)
+                continue
             if notice.reason in ("io_error", "short_transfer"):
                 continue
             for child in catalog.children(row):
@@ -171,6 +174,19 @@ class Oracle:
                 if not readable and catalog.tier_of(child) is not None and not self._is_offline():
                     what = f"is gone ({notice.reason}), its child is not"
                     raise Violation("parent before child", f"{prefix_hash.hex()[:8]} {what}")
+
+    def _check_trimmed(self, row: int, readable: bool) -> None:
+        """Late layers of a block left dram: all of it can still be read, and no child has more than it."""
+        catalog = self._daemon.planner.catalog
+        if not readable and not self.is_lossy and not self._is_offline():
+            raise Violation("trimmed", f"row {row} lost layers that are nowhere else")
+        for child in catalog.children(row):
+            for own, of_child in zip(catalog.fragments(row), catalog.fragments(child), strict=True):
+                states = catalog.state[Tier.DRAM]
+                if states[of_child] == State.RESIDENT and states[own] == State.ABSENT:
+                    raise Violation(
+                        "parent before child", f"row {row} has fewer layers in dram than its child"
+                    )
 
     def _is_offline(self) -> bool:
         return bool(self._daemon.planner.residency.offline) or self._daemon.was_offline
