@@ -53,6 +53,7 @@ def test_gaps_are_seen_up_to_a_limit(store: ChunkStore) -> None:
     for chunk in (0, 1, 3, 6):
         store.write(KIND, [names(8)[chunk]], chunks(1))
     assert store.which(KIND, names(8), 8) == [True, True, False, True, False, False, True, False]
+    assert store.which(KIND, names(8), 3) == store.which(KIND, names(8), 8)
     assert store.which(KIND, names(8), 2) == [True, True, False, True] + [False] * 4
     assert store.which(KIND, [], 2) == []
 
