@@ -53,8 +53,8 @@ class PageMemory:
                 self._pool.set_from_flat_data_page(first, page)
 
     def fits(self, keys: Sequence[str], indices: Any) -> bool:
-        """Whether there is one page of slots per key."""
-        return indices is not None and int(indices.numel()) == len(keys) * self.page_tokens
+        """Whether there are keys, and one page of slots for each."""
+        return bool(keys) and indices is not None and int(indices.numel()) == len(keys) * self.page_tokens
 
     def _firsts(self, indices: Any) -> list[int]:
         return [int(slot) for slot in indices[:: self.page_tokens].tolist()]

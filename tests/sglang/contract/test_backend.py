@@ -325,6 +325,28 @@ def test_slots_that_do_not_match_the_keys_are_refused(make: Make) -> None:
     assert backend.batch_set_v1([], pool.indices()) == []
     assert backend.batch_get_v1(keys, pool.indices(0, 1, 2)) == [False, False]
     assert backend.batch_set_v2([PoolTransfer(PoolName.KV, None, keys=keys)]) == {PoolName.KV: [False, False]}
+    assert backend.guard.causes == {}  # seen, not stumbled over
+
+
+def test_pages_are_linked_to_what_they_continue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = HostPool(4)
+    backend = make(pool)
+    keys = keys_of("a", 4)
+    parents = []
+    store = backend._sets.store
+
+    def recording(*arguments: Any, **named: Any) -> Any:
+        parents.append(named["parent"].hex())
+        return store(*arguments, **named)
+
+    monkeypatch.setattr(backend._sets, "store", recording)
+    backend.batch_set_v1(keys[:2], pool.indices(0, 1), HiCacheStorageExtraInfo())
+    backend.batch_set_v1(keys[2:3], pool.indices(2), HiCacheStorageExtraInfo(prefix_keys=keys[:2]))
+    backend.batch_set_v2(
+        [PoolTransfer(PoolName.KV, pool.indices(3), keys=keys[3:])],
+        HiCacheStorageExtraInfo(prefix_keys=keys[:3]),
+    )
+    assert parents == ["", keys[1], keys[2]]
 
 
 def test_three_threads_as_sglang_has_them(make: Make) -> None:
