@@ -36,11 +36,13 @@ class Appliance:
         for setting in chosen:
             self._command += ["--set", setting]
         self._process: subprocess.Popen[bytes] | None = None
+        self._num_starts = 0
 
     def start(self) -> Self:
         """Start it, again if need be; return when it serves. Raises RuntimeError with the end of its log."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+        self._num_starts += 1
         deadline_s = time.monotonic() + START_S
         while True:
             try:
@@ -56,6 +58,17 @@ class Appliance:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def wait_for_memory(self) -> None:
+        """Wait until all pages of the DRAM tier have been touched: fresh ones come slowly.
+
+        Raises TimeoutError when that does not end.
+        """
+        deadline_s = time.monotonic() + START_S
+        while self.log.read_text().count("memory in place") < self._num_starts:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"memory is not in place after {START_S:.0f} s")
+            time.sleep(0.02)
 
     def stop(self) -> None:
         """Drain and exit: everything reaches the NVMe tier."""
@@ -90,6 +103,7 @@ class Appliance:
         num_blocks = self.num_blocks()
         self.stop()
         self.start()
+        self.wait_for_memory()
         assert self.used_bytes(types_pb2.TIER_DRAM) == 0
         assert self.num_blocks() == num_blocks, f"{self.num_blocks()} of {num_blocks} blocks came back"
 
