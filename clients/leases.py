@@ -163,6 +163,7 @@ class LeaseState:
         message = (yield Receive(self._ticket)).message
         if message.tiers:
             self.tiers = tiers_of(message.tiers)
+        if message.num_stored:  # also where nothing of it could be pinned
             self.num_stored, self.reason = message.num_stored, message.reason
         self.lease_id = message.lease_id
         self.num_blocks = message.num_blocks

@@ -8,6 +8,7 @@ queue of requests.
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,7 +25,8 @@ from .identity import adapter_digest, salted
 from .lookups import Answer, Asked, Question, Word
 from .options import Options
 
-MAX_TASKS = 256  # lookups at a time
+MAX_TASKS = 4096  # lookups at a time
+LINE_PERIOD_S = 2.0  # after which one in line tries again unasked
 PROBE_PERIOD_S = 1.0  # while the appliance does not answer
 TELL_DELAY_S = 0.005  # a session that hurries through its states is told once
 FAILED = Answer(cause="misses_error")
@@ -51,6 +53,7 @@ class Agent:
         self._clock = clock
         self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
         self._leases: dict[Asked, list[AsyncLease]] = {}
+        self._line: deque[asyncio.Future[None]] = deque()  # of those that found no room to pin
         self._untold: dict[str, Word] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_lookups = 0
@@ -147,10 +150,9 @@ class Agent:
         self._spawn(self._answer(asked))
 
     async def _answer(self, asked: Asked) -> None:
-        found = Found()
         answer = FAILED
         try:
-            answer = await self._find(asked, found)
+            answer = await self._find(asked)
             self.breaker.succeeded()
         except KvtierError as problem:
             self._failed(problem)
@@ -159,22 +161,55 @@ class Agent:
             self._failed(problem)
         finally:
             self._num_lookups -= 1
-            if answer.num_tokens and not asked.is_released:
-                self._leases[asked] = found.leases
             asked.answer = answer
-            if asked not in self._leases:
-                await self._release(found.leases)
+            if asked.is_released or not answer.num_tokens:
+                self._let_go(asked)
 
-    async def _find(self, asked: Asked, found: Found) -> Answer:
+    async def _find(self, asked: Asked) -> Answer:
         question = asked.question
         path = question.adapter_path
         adapter = await asyncio.to_thread(adapter_digest, path) if path else b""
         namespaces = await self._registered(question.salt, adapter)
-        await self._finder.pin(namespaces, question, found)
-        asked.is_pinned = True
+        found = await self._pin(asked, namespaces)
         await self._finder.wait(found, question)
         cause = "" if found.num_tokens else "misses_nothing_stored"
         return Answer(found.num_tokens, found.stored, found.tiers, adapter, cause)
+
+    async def _pin(self, asked: Asked, namespaces: list[list[Namespace]]) -> Found:
+        """Pin. The daemon lets one client pin a part of its memory only: who finds that used up by others of
+        this engine waits in line for them to load and let go, instead of being computed in part."""
+        while True:
+            found = Found()
+            try:
+                await self._finder.pin(namespaces, asked.question, found)
+            except BaseException:
+                await self._release(found.leases)
+                raise
+            asked.is_pinned = True
+            if not found.is_crowded or not self._leases or asked.is_released:
+                if found.leases:
+                    self._leases[asked] = found.leases
+                self._wake_next()
+                return found
+            await self._release(found.leases)
+            self._counters.add("lookups_crowded")
+            await self._stand_in_line()
+
+    async def _stand_in_line(self) -> None:
+        turn = self._loop.create_future()
+        self._line.append(turn)
+        try:
+            await asyncio.wait_for(turn, LINE_PERIOD_S)
+        except TimeoutError:
+            self._line.remove(turn)
+
+    def _wake_next(self) -> None:
+        """Let the next in line try."""
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
     async def _registered(self, salt: str, adapter: bytes) -> list[list[Namespace]]:
         known = self._namespaces.get((salt, adapter))
@@ -187,9 +222,12 @@ class Agent:
         return known
 
     def _let_go(self, asked: Asked) -> None:
-        leases = self._leases.pop(asked, [])
-        if leases:
-            self._spawn(self._release(leases))
+        if leases := self._leases.pop(asked, []):
+            self._spawn(self._release_for_next(leases))
+
+    async def _release_for_next(self, leases: list[AsyncLease]) -> None:
+        await self._release(leases)
+        self._wake_next()
 
     async def _release(self, leases: list[AsyncLease]) -> None:
         for lease in leases:

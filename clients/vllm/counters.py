@@ -8,6 +8,7 @@ import threading
 
 NAMES: dict[str, str] = {
     "lookups": "Requests whose prefix was asked for.",
+    "lookups_crowded": "Lookups that had to wait for others of this engine to let go.",
     "hits": "Requests that load at least one block.",
     "hit_tokens_host": "Tokens promised to the engine from memory.",
     "hit_tokens_disk": "Tokens promised to the engine that came from nvme.",

@@ -37,6 +37,16 @@ class PinnedChain:
                 break
         return end
 
+    @property
+    def num_stored(self) -> int:
+        """Blocks stored from the start, as far as it was asked."""
+        end = 0
+        for first, length, lease in self.parts:
+            end = first + lease.num_stored
+            if lease.num_stored < length:
+                break
+        return end
+
 
 @dataclass(slots=True)
 class Found:
@@ -50,6 +60,12 @@ class Found:
     def leases(self) -> list[AsyncLease]:
         """All leases."""
         return [lease for rank in self.chains for chain in rank for _, _, lease in chain.parts]
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more is stored, and worth it, than could be pinned beside what this client holds already.
+        Ask before `wait`."""
+        return any(lease.num_stored > lease.num_blocks and not lease.reason for lease in self.leases)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -107,7 +123,7 @@ class Finder:
         """Work out the hit from what the leases say now."""
         ends = [min(rank[g].end for rank in found.chains) for g in range(len(self._groups))]
         if len(self._groups) == 1:
-            found.stored = tuple(ends)
+            found.stored = (min(rank[0].num_stored for rank in found.chains),)
         num_tokens = min(self._common(ends), num_named)
         windowed = any(group.window_tokens for group in self._groups)
         if windowed and num_tokens < num_named:  # the window before a shorter end was not pinned

@@ -39,6 +39,7 @@ class Tracked:
     saving: Saving
     asked: Asked | None = None
     num_questions: int = 0
+    polled_at: float | None = None  # when the scheduler first wanted the answer
     given_up: bool = False  # nothing more is loaded for it
     is_loading: bool = False
     learned_from: Answer | None = None
@@ -105,8 +106,10 @@ class SchedulerSide:
             asked = self._ask(tracked, num_computed_tokens)
             if asked is None:
                 return MISS
+        if tracked.polled_at is None:
+            tracked.polled_at = self._clock()
         if asked.answer is None:
-            if self._is_late(asked):
+            if self._is_late(asked, tracked.polled_at):
                 return self._give_up(tracked, "misses_timeout")
             return PENDING
         return self._promise(tracked, asked.answer, num_computed_tokens)
@@ -259,6 +262,7 @@ class SchedulerSide:
             tracked.given_up = True
             return None
         tracked.num_questions += 1
+        tracked.polled_at = None
         self._counters.add("lookups")
         adapter = getattr(request.lora_request, "lora_path", "") if request.lora_request else ""
         hashes = tuple(request.block_hashes)
@@ -305,11 +309,11 @@ class SchedulerSide:
         first = asked.question.first_token
         return any(group.num_blocks(num_computed_tokens) < group.num_blocks(first) for group in self._groups)
 
-    def _is_late(self, asked: Asked) -> bool:
+    def _is_late(self, asked: Asked, polled_at: float) -> bool:
         limit_s = self._options.answer_timeout_s
         if asked.is_pinned:
             limit_s = asked.question.deadline_s + GRACE_S
-        return self._clock() - asked.asked_at > limit_s
+        return self._clock() - polled_at > limit_s
 
     def _local_tokens(self, request: Any) -> int:
         """Return about how many tokens the engine has itself. Blocks leave from the end: halving finds it."""

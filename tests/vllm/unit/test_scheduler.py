@@ -153,9 +153,11 @@ def test_a_failed_load_is_not_tried_again(scene: Scene) -> None:
 def test_silence_is_a_miss_after_a_time(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    clock.now = 0.9
+    clock.now = 5.0  # time in the queue costs nobody anything
     assert scene.side.matched_tokens(one, 0) == PENDING
-    clock.now = 1.1
+    clock.now = 5.9
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    clock.now = 6.1
     assert scene.side.matched_tokens(one, 0) == MISS
     assert (scene.asker.num_silent, len(scene.asker.released)) == (1, 1)
     assert scene.side.matched_tokens(one, 0) == MISS
@@ -166,6 +168,7 @@ def test_blocks_on_their_way_up_are_given_more_time(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
     scene.asker.asked[0].is_pinned = True
+    assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 5.5
     assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 6.5
@@ -178,6 +181,7 @@ def test_a_deadline_of_the_caller_bounds_the_wait(scene: Scene) -> None:
     scene.side.arrived(one)
     assert scene.asker.asked[0].question.deadline_s == 0.5
     scene.asker.asked[0].is_pinned = True
+    assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 1.4  # the daemon has a second more to say what came up in time
     assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 1.6

@@ -96,6 +96,10 @@ def scene(appliance: FakeAppliance) -> Iterator[Callable[..., Scene]]:
         made.agent.close()
 
 
+def answered(asked: Asked) -> bool:
+    return asked.answer is not None
+
+
 def told(asked: Asked) -> tuple[int, tuple[int, ...]]:
     assert asked.answer is not None
     return asked.answer.num_tokens, asked.answer.stored
@@ -173,6 +177,61 @@ def test_a_window_that_shrinks_while_it_is_pinned_is_a_miss(
     monkeypatch.setattr(here.agent._client, "acquire", shorter)
     assert told(here.ask())[0] == 0
     wait_for(lambda: here.num_leases == 0)
+
+
+class Quota:
+    """The daemon's bound on what one client pins, in blocks, before a FakeAppliance that has none."""
+
+    def __init__(self, here: Scene, num_blocks: int) -> None:
+        self._here, self._left, self._acquire = here, num_blocks, here.agent._client.acquire
+
+    async def acquire(self, namespace: Any, chain: list[bytes], **named: Any) -> Any:
+        pinned = chain[: self._left]
+        lease: Any = await self._acquire(namespace, pinned or [bytes(32)], **named)
+        self._left -= len(pinned)
+        lease._state.num_stored = len(chain)
+        release = lease.release
+
+        async def give_back() -> None:
+            self._left += len(pinned)
+            pinned.clear()
+            await release()
+
+        lease.release = give_back
+        return lease
+
+
+def test_who_finds_no_room_to_pin_waits_for_others_to_let_go(
+    appliance: FakeAppliance, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for one and a half: the second is not cut short, and the third comes after it."""
+    store(appliance, GROUPS[0], 6)
+    here = scene()
+    quota = Quota(here, 9)
+    monkeypatch.setattr(here.agent._client, "acquire", quota.acquire)
+    first = here.ask()
+    assert told(first) == (48, (6,))
+    waiting = [here.agent.ask(Question("session", HASHES)) for _ in range(3)]
+    wait_for(lambda: len(here.agent._line) == 3)
+    assert [asked.answer for asked in waiting] == [None] * 3
+    held = first
+    while waiting:  # one after the other, in whichever order they came to stand
+        here.agent.release(held)
+        wait_for(lambda: any(map(answered, waiting)))
+        (held,) = filter(answered, waiting)
+        assert told(held) == (48, (6,))
+        waiting.remove(held)
+    here.agent.release(held)
+    assert here.counters.take()["lookups_crowded"] >= 3
+
+
+def test_alone_a_part_is_better_than_nothing(
+    appliance: FakeAppliance, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(appliance, GROUPS[0], 6)
+    here = scene()
+    monkeypatch.setattr(here.agent._client, "acquire", Quota(here, 4).acquire)
+    assert told(here.ask()) == (32, (6,))
 
 
 @pytest.mark.parametrize("num_blocks", [3, 4, 5])
