@@ -16,7 +16,7 @@ from .simulation import Simulation
 
 FULL = [Group(0, 8, 8 // HASH_TOKENS)]
 HYBRID = [Group(0, 8, 8 // HASH_TOKENS), Group(1, 4, 4 // HASH_TOKENS, window_tokens=10)]
-SEEDS = range(4)
+SEEDS = range(3)
 
 
 def request(number: int, randomly: random.Random) -> Request:
