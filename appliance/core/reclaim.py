@@ -160,6 +160,8 @@ class Reclaim:
             self._wanted_bytes += num_bytes
         for victim in doomed:
             self._residency.evict(victim, Tier.NVME, "segment reclaimed")
+            if catalog.tier_of(victim) is None and self._residency.may_leave(victim, Tier.DRAM):
+                self._residency.evict(victim, Tier.DRAM, "incomplete")  # early layers without the rest
         return True
 
     def _is_here(self, fragment: int) -> bool:

@@ -87,6 +87,7 @@ class Oracle:
         self.sessions: dict[str, SessionModel] = {}
         #: Priorities that somebody ever gave a block of this name.
         self._hints: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
+        self._reclaimed_now: set[tuple[int, bytes]] = set()  # gone from the cold store in this very step
         self.is_lossy = False  # a fault destroyed something: blocks may vanish
         self._num_steps = 0
 
@@ -116,6 +117,10 @@ class Oracle:
 
     def before_copies(self, event: Event, instructions: Sequence[Instruction]) -> None:
         """Nothing comes up unasked while somebody waits for the same edge."""
+        notices = [one for one in instructions if isinstance(one, Notify) and is_removal(one)]
+        self._reclaimed_now = {
+            (one.namespace_id, name) for one in notices if one.tier is Tier.NVME for name in one.prefix_hashes
+        }
         if isinstance(event, PrefetchRequested):
             return
         edge = (Tier.NVME, Tier.DRAM)
@@ -163,7 +168,8 @@ class Oracle:
             if row == NO_ROW or notice.reason in ("incomplete", "wrong_checksum", "wrong_identity"):
                 continue
             if notice.reason == "late layers":
-                self._check_trimmed(row, readable)
+                is_reclaimed = (notice.namespace_id, prefix_hash) in self._reclaimed_now
+                self._check_trimmed(row, readable or is_reclaimed)
                 continue
             if notice.reason in ("io_error", "short_transfer"):
                 continue
