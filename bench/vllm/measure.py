@@ -40,30 +40,31 @@ def sampling(*sessions: int) -> Iterator[None]:
     if _priority is None:
         yield
         return
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    _renice(sessions, _priority)
+    change = _priority - os.getpriority(os.PRIO_PROCESS, 0)
+    _renice(sessions, change)
     try:
         yield
     finally:
-        _renice(sessions, before)
+        _renice(sessions, -change)
 
 
-def _renice(sessions: tuple[int, ...], niceness: int) -> None:
-    for thread in _threads(sessions):
-        with suppress(ProcessLookupError):  # ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
-    for session in sessions:  # where the kernel groups by session, niceness counts within a group only
-        with suppress(FileNotFoundError):
-            Path(f"/proc/{session}/autogroup").write_text(str(niceness))
-
-
-def _threads(sessions: tuple[int, ...]) -> Iterator[int]:
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getsid(int(process.name)) in sessions:
-                yield from (int(thread.name) for thread in (process / "task").iterdir())
-        except OSError:
+def _renice(sessions: tuple[int, ...], change: int) -> None:
+    """Shift everybody alike: a thread that made itself less urgent than its engine stays so."""
+    for session in sessions:
+        group = Path(f"/proc/{session}/autogroup")
+        if group.exists():  # then niceness of threads counts within the session only
+            group.write_text(str(int(group.read_text().rpartition(" ")[2]) + change))
             continue
+        for thread in _threads(session):
+            with suppress(ProcessLookupError):  # ended meanwhile
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + change)
+
+
+def _threads(session: int) -> Iterator[int]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getsid(int(process.name)) == session:
+                yield from (int(thread.name) for thread in (process / "task").iterdir())
 
 
 def cpu_s(session: int) -> float:

@@ -54,7 +54,7 @@ def _timed(engine: EngineProcess, others: list[int], asks: list[dict[str, Any]])
 
 
 def run(is_quick: bool) -> list[Pair]:
-    num_rounds = 2 if is_quick else 7
+    num_rounds = 2 if is_quick else 6
     chance, pairs = random.Random(11), []
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, Appliance(dram="3GiB") as appliance:
         folder, options = Path(name), replace(MID, max_requests=4)
