@@ -97,15 +97,15 @@ class Segments:
     def put(self, rows: Sequence[int], segment: int) -> None:
         """Rows without a segment, or of other segments, join this one."""
         of_row, num_rows = self.of_row, self.num_rows
+        num_rows[segment] += len(rows)  # first, as in `haunt`
         for row in rows:
             if row >= len(of_row):
                 of_row.extend([UNKNOWN] * (row + GROWTH - len(of_row)))
             before = of_row[row]
             if before:
                 num_rows[before] -= 1
-                self._close_if_empty(before)
+                self.close_if_empty(before)
             of_row[row] = segment
-        num_rows[segment] += len(rows)
 
     def runs(self, rows: Sequence[int]) -> Iterable[tuple[int, int, int]]:
         """Yield (first, last + 1, segment) of the stretches of a chain that have one segment each."""
@@ -130,24 +130,22 @@ class Segments:
 
     def haunt(self, name: bytes, segment: int) -> None:
         """Remember the name of a block that is not stored. The oldest names make room."""
-        if name in self.ghosts:
-            self.lay(name)
+        before = self.ghosts.pop(name, UNKNOWN)
         self.ghosts[name] = segment
-        self.num_ghosts[segment] += 1
+        self.num_ghosts[segment] += 1  # first, or a segment that loses and gains the same ghost would close
+        if before:
+            self.num_ghosts[before] -= 1
+            self.close_if_empty(before)
         while len(self.ghosts) > self.max_ghosts:
             _, oldest = self.ghosts.popitem(last=False)
             self.num_ghosts[oldest] -= 1
-            self._close_if_empty(oldest)
+            self.close_if_empty(oldest)
 
     def lay(self, name: bytes) -> None:
         """A ghost is no more: its block is back, or another segment has it."""
         segment = self.ghosts.pop(name)
         self.num_ghosts[segment] -= 1
-        self._close_if_empty(segment)
-
-    def close_if_empty(self, segment: int) -> None:
-        """Free the number of a segment that nobody is in."""
-        self._close_if_empty(segment)
+        self.close_if_empty(segment)
 
     def __len__(self) -> int:
         return len(self.used_at) - len(self._free)
@@ -163,11 +161,14 @@ class Segments:
                 problems.append(f"segment {segment}: counts of rows or ghosts are off")
             if (segment in free) != (self.visit[segment] is None):
                 problems.append(f"segment {segment}: free and in use")
+            if (segment in free) == bool(rows[segment] + ghosts[segment]):
+                problems.append(f"segment {segment}: free with blocks, or kept without")
         if len(free) != len(self._free):
             problems.append("a segment is free twice")
         return problems
 
-    def _close_if_empty(self, segment: int) -> None:
+    def close_if_empty(self, segment: int) -> None:
+        """Free the number of a segment that nobody is in."""
         visit = self.visit[segment]
         if visit is not None and segment and not self.num_rows[segment] and not self.num_ghosts[segment]:
             visit.segments.remove(segment)

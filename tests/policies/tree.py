@@ -337,9 +337,9 @@ class Tree:
         self.check()
 
     def _forget(self, rows: Sequence[int]) -> None:
+        for observer in self.observers:
+            observer.forgotten(rows)  # the facts still hold, as in the planner
         for row in rows:
             del self.rows[self.facts.prefix_hash[row]]
             self.num_children_here.pop(row, None)
             self.facts.remove(row)
-        for observer in self.observers:
-            observer.forgotten(rows)

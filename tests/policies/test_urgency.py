@@ -1,0 +1,247 @@
+"""The urgency policy: its arithmetic against sums done by hand, what it learns, hints, and its books."""
+
+import math
+from random import Random
+
+import numpy as np
+import pytest
+
+from kvtier.policies.ages import EDGES_S, NUM_BINS, NUM_STEPS, STEP_EDGES_S, STEP_WIDTHS_S, bin_of, step_of
+from kvtier.policies.base import Newcomer, SessionChange, Use, Victim
+from kvtier.policies.forecast import Forecast, forecast_of
+from kvtier.policies.hazard import MAX_AT_RISK, Hazards, Observations
+from kvtier.policies.lru import LruEviction
+from kvtier.policies.options import BadPolicyOption
+from kvtier.policies.urgency import UrgencyAdmission, UrgencyEviction
+from kvtier.policies.visits import PRIVATE, SHARED_UP_TO, Visit, kind_of
+from kvtier.policies.worth import index_at
+from kvtier.tiers.block import Urgency
+
+from .tree import Facts, Tree, name, surroundings_of
+
+LOOKS = np.zeros((1, 2), np.int64)
+NO_GAPS = np.zeros((1, 1), np.int64)
+
+
+@pytest.mark.parametrize("age_s", [0.0, 0.1, 0.25, 0.49, 0.5, 0.7071, 3.0, 100.0, 31_000.0, 1e9])
+def test_ages_are_in_their_bins_and_steps(age_s: float) -> None:
+    number, step = bin_of(age_s), step_of(age_s)
+    assert EDGES_S[number] <= age_s
+    assert age_s < EDGES_S[number + 1] or number == NUM_BINS - 1
+    assert STEP_EDGES_S[step] <= age_s
+    assert age_s < STEP_EDGES_S[step + 1] or step == NUM_STEPS - 1
+    assert step // 2 == number
+
+
+def test_the_index_is_the_best_ratio_over_all_horizons() -> None:
+    rng = np.random.default_rng(3)
+    hazards = rng.uniform(0, 0.3, (2, NUM_BINS)) ** 2
+    got = index_at(hazards, np.tile(np.arange(NUM_STEPS), (2, 1)))
+    for segment in range(2):
+        for first in range(0, NUM_STEPS, 7):
+            survival, used, kept_s, best = 1.0, 0.0, 0.0, 0.0
+            for step in range(first, NUM_STEPS):
+                hazard = 1 - math.sqrt(1 - hazards[segment, step // 2])
+                used += survival * hazard
+                kept_s += survival * (1 - hazard / 2) * STEP_WIDTHS_S[step]
+                survival *= 1 - hazard
+                best = max(best, used / kept_s)
+            assert got[segment, first] == pytest.approx(best)
+
+
+def test_before_anything_is_learned_prices_fall_with_age() -> None:
+    hazards = Hazards(3, 10, 1).hazards(np.array([0]), LOOKS, NO_GAPS)
+    prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0]
+    assert (np.diff(prices[2:]) < 0).all(), "from the end of the first bin, which is as wide as three"
+
+
+def observe(hazards: Hazards, kind: int, feature: int, chance: float, num: int, seed: int) -> None:
+    """Let `num` segments live through bin 8, used in it with a chance."""
+    rng = Random(seed)
+    seen = Observations()
+    for _ in range(num):
+        seen.add(kind, (feature, 0), (0,), 8, float(rng.random() < chance), 1.0)
+    hazards.learn(seen)
+
+
+def test_hazards_are_learned_per_kind_and_feature() -> None:
+    hazards = Hazards(3, 10, 1)
+    for part in range(60):
+        observe(hazards, 0, 4, 0.4, 50, part)
+        observe(hazards, 0, 5, 0.1, 50, 1000 + part)
+        observe(hazards, 1, 0, 0.02, 50, 2000 + part)
+    features = np.array([[4, 0], [5, 0], [0, 0]])
+    got = hazards.hazards(np.array([0, 0, 1]), features, np.zeros((3, 1), np.int64))[:, 8]
+    # Half a bin at risk for those used: the hazard of a life table, p / (1 - p / 2).
+    assert got == pytest.approx([0.5, 0.1053, 0.0202], rel=0.25)
+
+
+def test_hazards_forget() -> None:
+    hazards = Hazards(1, 10, 1)
+    for part in range(40):
+        observe(hazards, 0, 0, 0.3, 2000, part)
+    assert hazards._at_risk.max() <= MAX_AT_RISK
+    for part in range(40):
+        observe(hazards, 0, 0, 0.01, 2000, part)
+    assert hazards.hazards(np.array([0]), LOOKS, NO_GAPS)[0, 8] < 0.06
+
+
+def test_what_was_learned_survives_a_restart() -> None:
+    one, other = Hazards(3, 10, 1), Hazards(3, 10, 1)
+    observe(one, 1, 4, 0.4, 500, 1)
+    other.load(one.dump())
+    asked = np.array([1]), np.array([[4, 0]]), NO_GAPS
+    assert (one.hazards(*asked) == other.hazards(*asked)).all()
+    with pytest.raises(ValueError, match="another version"):
+        Hazards(4, 10, 1).load(one.dump())
+
+
+def test_kinds_follow_the_number_of_forks() -> None:
+    assert kind_of(0) == PRIVATE
+    assert [kind_of(n) for n in (1, 2, 3, 4, 15, 16, 10_000)] == [3, 4, 4, 5, 6, 7, 7]
+    assert math.isinf(SHARED_UP_TO[-1])
+
+
+def test_a_next_turn_begins_with_all_of_the_last_one_but_a_partial_block() -> None:
+    last = Visit(0.0, 0, 9, num_blocks=10, num_known=0)
+    assert Visit(5.0, 0, 9, 12, 10).continues(last, 10)
+    assert Visit(5.0, 0, 9, 12, 9).continues(last, 9)
+    assert not Visit(5.0, 0, 9, 12, 8).continues(last, 8)
+    assert not Visit(5.0, 0, 0, 2, 1).continues(Visit(0.0, 0, 0, 2, 0), 1), "one block is no conversation"
+
+
+def chain_of(*path: object, length: int) -> list[bytes]:
+    return [name(*path, number) for number in range(length)]
+
+
+def plant(capacity: int) -> tuple[Tree, Forecast]:
+    tree = Tree(UrgencyEviction, capacity)
+    return tree, next(one for one in tree.observers if isinstance(one, Forecast))
+
+
+def hits_of(factory: type, num_requests: int) -> float:
+    """Return the share of returning blocks found: scans between short conversations that always come back."""
+    tree = Tree(factory, 120)
+    hits = asked = 0
+    for number in range(num_requests):
+        tree.now += 2.0
+        tree.request(chain_of("scan", number, length=12))
+        if number >= 10:
+            hits += tree.request(chain_of("talk", number - 10, length=4))
+            asked += 3
+        tree.request(chain_of("talk", number, length=3))
+    return hits / asked
+
+
+def test_it_learns_who_returns() -> None:
+    """Ten conversations of three blocks fit, ten scans of twelve do not: LRU finds nobody."""
+    assert hits_of(LruEviction, 300) == 0.0
+    assert hits_of(UrgencyEviction, 300) > 0.5
+
+
+def test_books_hold_at_every_step_and_ghosts_are_bounded() -> None:
+    rng = Random(11)
+    tree, forecast = plant(40)
+    forecast._segments.max_ghosts = 100
+    for _ in range(600):
+        tree.now += rng.expovariate(0.5)
+        topic, length = rng.randrange(30), rng.randrange(1, 9)
+        tree.request(chain_of("topic", topic, length=length) + chain_of(topic, rng.random(), length=2))
+        assert not forecast.check_integrity()
+        assert len(forecast._segments.ghosts) <= 100
+    assert forecast.num_segments <= 40 + 100 + 1, "no segment without a block or a ghost"
+
+
+def test_a_return_is_noticed_though_nothing_was_kept() -> None:
+    tree, forecast = plant(8)
+    tree.now = 10.0
+    tree.request(chain_of("talk", length=4))
+    for number in range(4):
+        tree.request(chain_of("other", number, length=8))
+    tree.now = 40.0
+    assert tree.request(chain_of("talk", length=5)) == 0
+    visit = forecast._visit
+    assert visit is not None
+    assert (visit.turn, visit.num_known, visit.last_gap_s) == (1, 4, 30.0)
+
+
+def test_decoding_continues_a_visit_and_its_age_begins_anew() -> None:
+    facts = Facts()
+    forecast = Forecast(facts)
+    parent = facts.add(name(0), -1, 0.0)
+    forecast.stored([parent], Use(0.0, 1, 1, Urgency.PREFILL))
+    young = forecast.price(parent, 0.0)
+    for second in range(1, 6):
+        row = facts.add(name(second), parent, float(second))
+        forecast.stored([row], Use(float(second), 1, 1, Urgency.DECODING))
+        parent = row
+    assert forecast.price(0, 5.0) == pytest.approx(young, rel=0.5)
+    assert forecast._visit is not None
+    assert forecast._visit.num_blocks == 6
+    assert not forecast.check_integrity()
+
+
+def one_session() -> tuple[Forecast, int, int]:
+    """Return a forecast with one block of session 1, and one of session 2, used at 0 s."""
+    facts = Facts()
+    forecast = Forecast(facts)
+    rows = [facts.add(name(number), -1, 0.0) for number in (1, 2)]
+    for session, row in enumerate(rows, 1):
+        forecast.stored([row], Use(0.0, session, 1, Urgency.PREFILL))
+    return forecast, rows[0], rows[1]
+
+
+def test_blocks_of_an_ended_session_are_worth_little() -> None:
+    forecast, mine, other = one_session()
+    forecast.session_changed(SessionChange(1.0, 1, Urgency.ENDED))
+    assert forecast.price(mine, 1.0) < forecast.price(other, 1.0) / 100
+
+
+def test_an_announced_return_is_believed_until_it_is_long_overdue() -> None:
+    forecast, mine, other = one_session()
+    forecast.session_changed(SessionChange(1.0, 1, Urgency.WAITING, back_at=31.0))
+    forecast.session_changed(SessionChange(1.0, 2, Urgency.WAITING))
+    forecast.used([other], Use(1.0, 2, 1, Urgency.QUEUED))  # time passes when something happens
+    forecast.used([other], Use(30.0, 2, 1, Urgency.QUEUED))
+    close = forecast.price(mine, 30.0)
+    forecast.used([other], Use(100.0, 2, 1, Urgency.QUEUED))
+    assert close > 5 * forecast.price(mine, 100.0)
+
+
+def test_a_new_block_has_the_price_that_it_will_have() -> None:
+    facts = Facts()
+    forecast = Forecast(facts)
+    names = [name("new", number) for number in range(5)]
+    newcomer = Newcomer(3.0, -1, 0, 5, 1, Urgency.PREFILL, names)
+    asked = forecast.price_of_new(newcomer)
+    rows = [facts.add(name("new", number), number - 1, 3.0) for number in range(5)]
+    forecast.stored(rows, Use(3.0, 1, 5, Urgency.PREFILL))
+    assert forecast.price(rows[0], 3.0) == pytest.approx(asked, rel=1e-5)
+
+
+def test_admission_declines_what_is_worth_less_and_remembers_it() -> None:
+    facts = Facts()
+    surroundings = surroundings_of(facts)
+    admission = UrgencyAdmission(surroundings)
+    forecast = forecast_of(surroundings)
+    row = facts.add(name(0), -1, 0.0)
+    forecast.stored([row], Use(0.0, 1, 1, Urgency.PREFILL))
+    newcomer = Newcomer(5.0, -1, 0, 1, 2, Urgency.PREFILL, [name(1)])
+    assert admission.admits(newcomer, None)
+    assert admission.admits(newcomer, Victim(row, 0.0))
+    assert not admission.admits(newcomer, Victim(row, 1e9))
+    assert name(1) in forecast._segments.ghosts
+    assert not forecast.check_integrity()
+
+
+def test_the_objective_weighs_positions() -> None:
+    facts = Facts()
+    row = -1
+    for number in range(2000):
+        row = facts.add(name(number), row, 0.0)
+    for_tokens = UrgencyEviction(surroundings_of(facts))
+    for_seconds = UrgencyEviction(surroundings_of(facts, options={"objective": "seconds"}))
+    assert for_tokens.price(0, 9.0) == for_tokens.price(row, 9.0)
+    assert for_seconds.price(0, 9.0) < for_seconds.price(row, 9.0)
+    with pytest.raises(BadPolicyOption, match="objective"):
+        UrgencyEviction(surroundings_of(facts, options={"objective": "fame"}))
