@@ -43,7 +43,7 @@ from .visits import (
 from .worth import index_at
 
 NAME = "forecast"
-MAX_GHOSTS = 65_536
+MAX_GHOSTS = 131_072  # about 30 MB
 MAX_SESSIONS = 65_536
 #: Observations that are learned together.
 BATCH = 128

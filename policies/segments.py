@@ -24,6 +24,9 @@ from .visits import NUM_FEATURES, NUM_GAPS, Visit
 #: The segment of blocks whose past is not known (they were restored after a restart).
 UNKNOWN = 0
 GROWTH = 1024
+#: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
+GHOSTS_PER_BLOCK = 8
+MIN_BLOCKS = 16
 #: Steps of age that a segment is priced for at a time: those of its bin, and as many for being late.
 NUM_PRICES = 4
 
@@ -50,6 +53,7 @@ class Segments:
         self.gap_bins: list[tuple[int, ...]] = []
         self.priced_from = array("b")  # step of age of the first price
         self.prices = np.zeros((GROWTH, NUM_PRICES), np.float32)  # from there on, a step each
+        self.num_blocks = 0  # rows that are in a segment
         self._free: list[int] = []
         self._next_serial = 0
         unknown = self.open(None, 0.0, 0, 0, 0, -1.0, math.nan)
@@ -105,6 +109,8 @@ class Segments:
             if before:
                 num_rows[before] -= 1
                 self.close_if_empty(before)
+            else:
+                self.num_blocks += 1
             of_row[row] = segment
 
     def runs(self, rows: Sequence[int]) -> Iterable[tuple[int, int, int]]:
@@ -126,6 +132,7 @@ class Segments:
             if segment:
                 of_row[row] = UNKNOWN
                 self.num_rows[segment] -= 1
+                self.num_blocks -= 1
                 self.haunt(names[row], segment)
 
     def haunt(self, name: bytes, segment: int) -> None:
@@ -136,7 +143,8 @@ class Segments:
         if before:
             self.num_ghosts[before] -= 1
             self.close_if_empty(before)
-        while len(self.ghosts) > self.max_ghosts:
+        limit = min(self.max_ghosts, GHOSTS_PER_BLOCK * max(self.num_blocks, MIN_BLOCKS))
+        for _ in range(min(2, len(self.ghosts) - limit)):  # two, because the limit may fall
             _, oldest = self.ghosts.popitem(last=False)
             self.num_ghosts[oldest] -= 1
             self.close_if_empty(oldest)
@@ -163,6 +171,8 @@ class Segments:
                 problems.append(f"segment {segment}: free and in use")
             if (segment in free) == bool(rows[segment] + ghosts[segment]):
                 problems.append(f"segment {segment}: free with blocks, or kept without")
+        if self.num_blocks != int(rows[1:].sum()):
+            problems.append("the count of rows in segments is off")
         if len(free) != len(self._free):
             problems.append("a segment is free twice")
         return problems

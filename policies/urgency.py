@@ -14,11 +14,11 @@ Admission (`urgency`) lets a block in when it is worth more than the victim that
 quarters of chat blocks are used once.
 """
 
-import heapq
 import math
 from collections.abc import Sequence
 
 from .base import AdmissionPolicy, Newcomer, Surroundings, Use, Victim
+from .candidates import Candidates
 from .forecast import forecast_of
 from .options import BadPolicyOption
 from .priced import MAX_REFRESHES, PricedEviction
@@ -65,10 +65,11 @@ class UrgencyEviction(PricedEviction):
         super().__init__(surroundings)
         self._values = Values(surroundings)
         self._forecast = forecast_of(surroundings)
-        self._due: list[
-            tuple[float, int]
-        ] = []  # when the price of a candidate changes, row; dead ones included
-        self._due_at: dict[int, float] = {}  # living entry of each row
+        self._due = Candidates()  # the same rows, by the time at which their price changes
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """Rows may name other blocks from now on."""
+        self.left(rows)
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """The last block may be a leaf; its price is another one now."""
@@ -83,9 +84,7 @@ class UrgencyEviction(PricedEviction):
         """Add candidates, or bring their prices up to date."""
         for row in rows:
             self._candidates.add(row, self.price(row, now))
-            due_at = self._forecast.next_change_at(row, now)
-            self._due_at[row] = due_at
-            heapq.heappush(self._due, (due_at, row))
+            self._due.add(row, self._forecast.next_change_at(row, now))
 
     def price(self, row: int, now: float) -> float:
         """Return what keeping the block is worth per second and byte."""
@@ -108,21 +107,23 @@ class UrgencyEviction(PricedEviction):
             entry = candidates.pop()
             assert entry is not None, "the last one that was looked at went back"
             price, row = entry
+        self._due.discard(row)
         following = candidates.lowest()
         return Victim(row, price, following[0] if following else math.nan)
 
+    def left(self, rows: Sequence[int]) -> None:
+        """These blocks left this tier."""
+        for row in rows:
+            self._candidates.discard(row)
+            self._due.discard(row)
+
     def _update(self, now: float) -> None:
         """Look again at candidates whose price changed since they were offered."""
-        due, candidates = self._due, self._candidates
         for _ in range(MAX_UPDATES):
-            if not due or due[0][0] > now:
+            first = self._due.lowest()
+            if first is None or first[0] > now:
                 return
-            due_at, row = heapq.heappop(due)
-            if self._due_at.get(row) != due_at:
-                continue
-            del self._due_at[row]
-            if row in candidates:
-                self.offer((row,), now)
+            self.offer(first[1:], now)
 
 
 class UrgencyAdmission(AdmissionPolicy):
