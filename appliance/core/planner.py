@@ -119,7 +119,11 @@ class Planner:
             self.costs,
             self.retention,
         )
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers = self._handler_table()
+
+    def _handler_table(self) -> dict[type, Callable[[Any], None]]:
+        """Say which part answers which event."""
+        return {
             ev.ClientOpened: self.desk.open_client,
             ev.ClientGone: self._client_gone,
             ev.NamespaceRegistered: self.desk.register,
