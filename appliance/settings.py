@@ -239,6 +239,28 @@ class Limits(_Model):
         return self
 
 
+class Prefetching(_Model):
+    """Bounds on what comes up before anyone asks; who that is, the prefetch policy says."""
+
+    bandwidth: Fraction = 0.5
+    """Share of the bandwidth from nvme that prefetches may take."""
+    memory: Fraction = 0.25
+    """Share of dram that may be prefetched and not used yet."""
+    in_flight_bytes: Bytes = Field(default=256 << 20, alias="in_flight")
+    """Bytes of prefetches on their way at one time."""
+    window_s: Seconds = Field(default=60.0, alias="window")
+    """How long a block that came up for an arrival, or because a client asked, is expected to be used."""
+
+
+class EarlyLayers(_Model):
+    """Of blocks that leave dram, the first layers may stay a while longer: prefill begins with them."""
+
+    layers: Fraction = 0.0
+    """Share of a block's layers that stays, rounded up to layer groups; 0% for none."""
+    memory: Fraction = 0.3
+    """Share of dram that such remainders may take."""
+
+
 class Settings(_Model):
     """Everything an administrator may choose."""
 
@@ -252,6 +274,10 @@ class Settings(_Model):
     """Who decides what moves."""
     watermarks: Watermarks = Watermarks()
     """When a tier makes room."""
+    prefetch: Prefetching = Prefetching()
+    """Bounds on prefetching."""
+    early_layers: EarlyLayers = EarlyLayers()
+    """Which layers of a cold block stay in dram for longer."""
     leases: Leases = Leases()
     """How long leases, pins and reservations last."""
     limits: Limits = Limits()
@@ -307,5 +333,11 @@ class Settings(_Model):
             session_idle_s=limits.session_idle_s,
             high_watermark=self.watermarks.high,
             low_watermark=self.watermarks.low,
+            prefetch_bandwidth_fraction=self.prefetch.bandwidth,
+            max_prefetched_fraction=self.prefetch.memory,
+            max_prefetch_bytes=self.prefetch.in_flight_bytes,
+            prefetch_window_s=self.prefetch.window_s,
+            early_layers=self.early_layers.layers,
+            max_early_fraction=self.early_layers.memory,
             max_story_lines=limits.max_story_lines,
         )

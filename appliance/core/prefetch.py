@@ -129,11 +129,19 @@ class Prefetching:
         return num_blocks
 
     def arrived(self, rows: Sequence[int]) -> None:
-        """A session is queued: the rest of its blocks comes up while it waits for its turn."""
-        catalog, nvme = self._residency.catalog, self._residency.catalog.num_resident[Tier.NVME]
-        cold = [row for row in rows if nvme[row] and catalog.tier_of(row) is Tier.NVME]
+        """A session is queued: the chain that it went on with last comes up while it waits for its turn.
+
+        `rows` are its blocks in the order in which they became its own. Not all of them: what a session
+        left behind (former branches, subagents) is seldom asked for again.
+        """
+        catalog = self._residency.catalog
+        cold, row = [], rows[-1] if rows else NO_ROW
+        while row != NO_ROW:
+            if catalog.tier_of(row) is Tier.NVME:
+                cold.append(row)
+            row = catalog.parent[row]
         if cold:
-            cold.sort(key=lambda row: catalog.position[row])
+            cold.reverse()
             until = self._residency.now + self.options.prefetch_window_s
             self.bring(Expected(cold, until, "its session arrived"), Urgency.QUEUED, self._room_bytes())
 
