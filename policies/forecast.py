@@ -1,9 +1,9 @@
 """The forecast: what every block is worth, learned from what the appliance sees. Shared by all tiers.
 
 It is told once per request. A request that uses stored blocks is a *visit* (visits.py); the blocks it used
-again and the ones it brought become segments (segments.py), each with a kind and features; their hazards
-(hazard.py) give a price for every age (worth.py). A use is an observation for the segment the blocks were in,
-and so is each age bin that a segment outlives unused: `_advance` walks an agenda of these, a bounded number
+again and the ones it brought become stretches (stretches.py), each with a kind and features; their hazards
+(hazard.py) give a price for every age (worth.py). A use is an observation for the stretch the blocks were in,
+and so is each age bin that a stretch outlives unused: `_advance` walks an agenda of these, a bounded number
 per call.
 
 What is used is known before what will be put behind it, and a visit is described by both. So a use waits
@@ -25,7 +25,7 @@ from ..tiers.block import Urgency
 from .ages import EDGES_S, NUM_BINS, NUM_STEPS, STEP_EDGES_S, STEPS_PER_BIN, bin_of, step_of
 from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
 from .hazard import Hazards, Observations
-from .segments import NUM_PRICES, UNKNOWN, Segments
+from .stretches import NUM_PRICES, UNKNOWN, Stretches
 from .visits import (
     NEW,
     NUM_FEATURES,
@@ -47,7 +47,7 @@ MAX_GHOSTS = 131_072  # about 30 MB
 MAX_SESSIONS = 65_536
 #: Observations that are learned together.
 BATCH = 128
-#: Segments that move to their next age bin per call; each is one observation.
+#: Stretches that move to their next age bin per call; each is one observation.
 MAX_MOVES = 256
 #: Weight of an observation: the root of its blocks. One long prompt says less than ten short ones.
 WEIGHT_BLOCKS = 8.0
@@ -86,10 +86,10 @@ class Forecast(Observer):
 
     def __init__(self, facts: BlockFacts, max_ghosts: int = MAX_GHOSTS) -> None:
         self._facts = facts
-        self._segments = Segments(max_ghosts)
+        self._stretches = Stretches(max_ghosts)
         self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
         self._seen = Observations()
-        self._agenda: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_BINS)]  # (serial, segment)
+        self._agenda: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_BINS)]  # (serial, stretch)
         self._pending: _Pending | None = None
         self._visit: Visit | None = None  # the last one, which a put may still belong to
         self._by_session: dict[int, Visit] = {}  # the last visit of each
@@ -142,17 +142,17 @@ class Forecast(Observer):
     def forgotten(self, rows: Sequence[int]) -> None:
         """These blocks are nowhere any more; their names are remembered."""
         self._settle()
-        self._segments.bury(rows, self._facts.prefix_hash)
+        self._stretches.bury(rows, self._facts.prefix_hash)
 
     # ------------------------------------------------------------------------------- what is asked
 
     def price(self, row: int, now: float) -> float:
         """Return the expected uses per second of keeping this block, at best. About a microsecond."""
-        segments = self._segments
-        segment = segments.of_row[row] if row < len(segments.of_row) else UNKNOWN
-        if segment == UNKNOWN:
+        stretches = self._stretches
+        stretch = stretches.of_row[row] if row < len(stretches.of_row) else UNKNOWN
+        if stretch == UNKNOWN:
             return self._price_of_unknown(now - self._facts.last_used[row])
-        return self._price_of_segment(segment, now)
+        return self._price_of_stretch(stretch, now)
 
     def price_of_new(self, newcomer: Newcomer) -> float:
         """Return the price that new blocks will have once they are stored."""
@@ -167,12 +167,12 @@ class Forecast(Observer):
         use = Use(newcomer.now, newcomer.session, newcomer.num_blocks, newcomer.urgency)
         visit = self._visit_before(newcomer.parent, newcomer.prefix_hashes, use)
         visit.num_blocks = max(visit.num_blocks, newcomer.position + newcomer.num_blocks)
-        segments = self._segments
-        ghost = segments.ghosts.get(newcomer.prefix_hashes[0]) if newcomer.prefix_hashes else None
-        if ghost is not None and segments.visit[ghost] is not visit:
-            num_forks = segments.num_forks[ghost] + (0 if visit.turn else 1)
-            kind, num_uses = kind_of(num_forks), segments.num_uses[ghost] + 1
-            age_s = newcomer.now - segments.used_at[ghost]
+        stretches = self._stretches
+        ghost = stretches.ghosts.get(newcomer.prefix_hashes[0]) if newcomer.prefix_hashes else None
+        if ghost is not None and stretches.visit[ghost] is not visit:
+            num_forks = stretches.num_forks[ghost] + (0 if visit.turn else 1)
+            kind, num_uses = kind_of(num_forks), stretches.num_uses[ghost] + 1
+            age_s = newcomer.now - stretches.used_at[ghost]
         else:
             kind, num_uses, age_s = NEW, 0, -1.0
         features = features_of(visit, kind, num_uses, age_s)
@@ -191,10 +191,10 @@ class Forecast(Observer):
 
     def next_change_at(self, row: int, now: float) -> float:
         """Return when the price of a block changes next if nothing happens."""
-        segments = self._segments
-        segment = segments.of_row[row] if row < len(segments.of_row) else UNKNOWN
-        used_at = segments.used_at[segment] if segment else self._facts.last_used[row]
-        visit = segments.visit[segment]
+        stretches = self._stretches
+        stretch = stretches.of_row[row] if row < len(stretches.of_row) else UNKNOWN
+        used_at = stretches.used_at[stretch] if stretch else self._facts.last_used[row]
+        visit = stretches.visit[stretch]
         if visit is not None and now < visit.back_at < math.inf:
             return now + max(SLACK_S, 0.1 * (visit.back_at - now))
         return used_at + float(STEP_EDGES_S[step_of(now - used_at) + 1])
@@ -209,23 +209,23 @@ class Forecast(Observer):
         self._unknown_prices = []
 
     @property
-    def num_segments(self) -> int:
-        """Segments that have blocks or ghosts."""
-        return len(self._segments)
+    def num_stretches(self) -> int:
+        """Stretches that have blocks or ghosts."""
+        return len(self._stretches)
 
     def check_integrity(self) -> list[str]:
         """Return what is wrong with the books."""
-        return self._segments.check_integrity()
+        return self._stretches.check_integrity()
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _price_of_segment(self, segment: int, now: float) -> float:
-        segments = self._segments
-        step = step_of(now - segments.used_at[segment]) - segments.priced_from[segment]
-        price = float(segments.prices[segment, min(max(step, 0), NUM_PRICES - 1)])
-        visit = segments.visit[segment]
-        assert visit is not None, "no row is in a segment without a visit"
-        if segments.kind[segment] >= PUBLIC:
+    def _price_of_stretch(self, stretch: int, now: float) -> float:
+        stretches = self._stretches
+        step = step_of(now - stretches.used_at[stretch]) - stretches.priced_from[stretch]
+        price = float(stretches.prices[stretch, min(max(step, 0), NUM_PRICES - 1)])
+        visit = stretches.visit[stretch]
+        assert visit is not None, "no row is in a stretch without a visit"
+        if stretches.kind[stretch] >= PUBLIC:
             return price
         if visit.is_over:
             return price * ENDED_FACTOR
@@ -255,9 +255,9 @@ class Forecast(Observer):
         visit = self._visit
         if visit is not None and visit.tip == parent and (parent >= 0 or visit.used_at == use.now):
             return visit
-        segments = self._segments
-        segment = segments.of_row[parent] if 0 <= parent < len(segments.of_row) else UNKNOWN
-        earlier = segments.visit[segment] if segment else None
+        stretches = self._stretches
+        stretch = stretches.of_row[parent] if 0 <= parent < len(stretches.of_row) else UNKNOWN
+        earlier = stretches.visit[stretch] if stretch else None
         if earlier is not None and earlier.tip == parent:
             return earlier
         return self._begin((), use, names, parent)
@@ -270,24 +270,24 @@ class Forecast(Observer):
 
     def _begin(self, rows: Sequence[int], use: Use, names: Sequence[bytes], parent: int = -1) -> Visit:
         """A request used `rows` and goes on with blocks of these names: count it, and make it a visit."""
-        segments, now = self._segments, use.now
+        stretches, now = self._stretches, use.now
         tip = rows[-1] if rows else parent
         num_used = self._facts.position[tip] + 1 if tip >= 0 else 0
         num_known, last_ghost = num_used, UNKNOWN
         for number, name in enumerate(names):
-            ghost = segments.ghosts.get(name, UNKNOWN)
+            ghost = stretches.ghosts.get(name, UNKNOWN)
             if ghost:
                 num_known, last_ghost = num_used + number + 1, ghost
         num_blocks = max(num_used, use.num_asked if rows else 0, num_used + len(names))
         visit = Visit(now, use.session, tip, num_blocks, num_known, silence=self._usual_silence)
         visit.num_decoded_tokens = int(2.0**self._usual_log_decoded) - 1
-        of_row = segments.of_row
+        of_row = stretches.of_row
         before = last_ghost or (of_row[tip] if 0 <= tip < len(of_row) else UNKNOWN)
-        earlier = segments.visit[before]
+        earlier = stretches.visit[before]
         if earlier is not None and visit.continues(earlier, num_known):
             visit.follow(earlier)
         if rows:
-            self._take(visit, rows, segments.runs(rows))
+            self._take(visit, rows, stretches.runs(rows))
         if use.session:
             self._by_session.pop(use.session, None)
             self._by_session[use.session] = visit
@@ -299,8 +299,8 @@ class Forecast(Observer):
         return visit
 
     def _take(self, visit: Visit, rows: Sequence[int], runs: Iterable[tuple[int, int, int]]) -> None:
-        """Blocks that were used again leave their segments for ones of this visit."""
-        segments, now = self._segments, visit.used_at
+        """Blocks that were used again leave their stretches for ones of this visit."""
+        stretches, now = self._stretches, visit.used_at
         num_more = 0 if visit.turn else 1
         last = UNKNOWN
         for first, end, before in runs:
@@ -308,171 +308,171 @@ class Forecast(Observer):
             if before:
                 self._count_use(before, now, end - first)
             num_forks, num_uses, age_s, mean = past
-            if not last or kind_of(num_forks + num_more) != segments.kind[last]:
+            if not last or kind_of(num_forks + num_more) != stretches.kind[last]:
                 last = self._open(visit, kind_of(num_forks + num_more), num_forks, num_uses, age_s, mean)
-            segments.put(rows[first:end], last)
+            stretches.put(rows[first:end], last)
 
-    def _past(self, segment: int, now: float) -> tuple[int, int, float, float]:
+    def _past(self, stretch: int, now: float) -> tuple[int, int, float, float]:
         """Return (forks, uses, seconds since the last use, mean log gap) of blocks that are used now."""
-        segments = self._segments
-        if segment == UNKNOWN:
+        stretches = self._stretches
+        if stretch == UNKNOWN:
             return 0, 1, -1.0, math.nan
-        age_s = now - segments.used_at[segment]
-        num_forks = segments.num_forks[segment]
-        visit = segments.visit[segment]
-        if visit is not None and not visit.turn and segments.kind[segment] >= PRIVATE:
+        age_s = now - stretches.used_at[stretch]
+        num_forks = stretches.num_forks[stretch]
+        visit = stretches.visit[stretch]
+        if visit is not None and not visit.turn and stretches.kind[stretch] >= PRIVATE:
             num_forks += 1  # the visit it had was a fork itself
         log_gap = math.log2(max(age_s, 0.01))
-        mean = segments.mean_log_gap[segment]
+        mean = stretches.mean_log_gap[stretch]
         mean = log_gap if mean != mean else mean + OWN_GAP_WEIGHT * (log_gap - mean)
-        return num_forks, segments.num_uses[segment] + 1, age_s, mean
+        return num_forks, stretches.num_uses[stretch] + 1, age_s, mean
 
     def _open(self, visit: Visit, kind: int, num_forks: int, num_uses: int, age_s: float, mean: float) -> int:
-        segments = self._segments
-        segment = segments.open(visit, visit.used_at, kind, num_forks, num_uses, age_s, mean)
-        visit.segments.append(segment)
-        self._agenda[0].append((segments.serial[segment], segment))
-        return segment
+        stretches = self._stretches
+        stretch = stretches.open(visit, visit.used_at, kind, num_forks, num_uses, age_s, mean)
+        visit.stretches.append(stretch)
+        self._agenda[0].append((stretches.serial[stretch], stretch))
+        return stretch
 
     def _go_on(self, visit: Visit, now: float) -> None:
         """A visit is still adding blocks (its answer is decoded): its age begins again."""
         visit.used_at = now
-        segments = self._segments
-        for segment in visit.segments:
-            segments.used_at[segment] = now
-            segments.bin[segment] = 0
-            segments.renew(segment)
-            self._agenda[0].append((segments.serial[segment], segment))
+        stretches = self._stretches
+        for stretch in visit.stretches:
+            stretches.used_at[stretch] = now
+            stretches.bin[stretch] = 0
+            stretches.renew(stretch)
+            self._agenda[0].append((stretches.serial[stretch], stretch))
 
     def _adopt(self, visit: Visit, rows: Sequence[int], names: Sequence[bytes], use: Use) -> None:
         """Blocks were stored behind a visit: new ones, and ghosts that are back."""
-        segments = self._segments
+        stretches = self._stretches
         is_whole = self._facts.position[rows[-1]] + 1 >= visit.num_blocks
         fresh: list[int] = []
         returned: dict[int, list[int]] = {}
         for row, name in zip(rows, names, strict=True):
-            ghost = segments.ghosts.get(name, UNKNOWN)
-            if ghost and segments.visit[ghost] is not visit:
+            ghost = stretches.ghosts.get(name, UNKNOWN)
+            if ghost and stretches.visit[ghost] is not visit:
                 returned.setdefault(ghost, []).append(row)
             else:
                 if ghost:
-                    segments.lay(name)
+                    stretches.lay(name)
                 fresh.append(row)
         back = [row for rows_back in returned.values() for row in rows_back]
-        stretches, first = [], 0
+        ranges, first = [], 0
         for ghost, rows_back in returned.items():
-            stretches.append((first, first + len(rows_back), ghost))
+            ranges.append((first, first + len(rows_back), ghost))
             first += len(rows_back)
         for row in back:
             name = self._facts.prefix_hash[row]
-            segments.num_ghosts[segments.ghosts.pop(name)] -= 1
-        self._take(visit, back, stretches)
+            stretches.num_ghosts[stretches.ghosts.pop(name)] -= 1
+        self._take(visit, back, ranges)
         for ghost in returned:
-            segments.close_if_empty(ghost)
+            stretches.close_if_empty(ghost)
         tail = fresh[-1:] if is_whole and fresh and fresh[-1] == rows[-1] else []
         self._put_new(visit, fresh[:-1] if tail else fresh, NEW)
         self._put_new(visit, tail, TAIL)
 
     def _put_new(self, visit: Visit, rows: Sequence[int], kind: int) -> None:
         if rows:
-            self._segments.put(rows, self._segment_of_kind(visit, kind))
+            self._stretches.put(rows, self._stretch_of_kind(visit, kind))
 
-    def _segment_of_kind(self, visit: Visit, kind: int) -> int:
-        """Return the segment of a visit's new blocks, made if need be."""
-        for segment in visit.segments:
-            if self._segments.kind[segment] == kind:
-                return segment
+    def _stretch_of_kind(self, visit: Visit, kind: int) -> int:
+        """Return the stretch of a visit's new blocks, made if need be."""
+        for stretch in visit.stretches:
+            if self._stretches.kind[stretch] == kind:
+                return stretch
         return self._open(visit, kind, 0, 0, -1.0, math.nan)
 
     def _remember(self, visit: Visit, names: Sequence[bytes], now: float) -> None:
         """Make ghosts of blocks that were asked for and not kept."""
-        segments = self._segments
+        stretches = self._stretches
         for name in names:
-            ghost = segments.ghosts.get(name, UNKNOWN)
-            if ghost and segments.visit[ghost] is visit:
+            ghost = stretches.ghosts.get(name, UNKNOWN)
+            if ghost and stretches.visit[ghost] is visit:
                 continue
             if not ghost:
-                segments.haunt(name, self._segment_of_kind(visit, NEW))
+                stretches.haunt(name, self._stretch_of_kind(visit, NEW))
                 continue
             num_forks, num_uses, age_s, mean = self._past(ghost, now)
             self._count_use(ghost, now, 1)
             kind = kind_of(num_forks + (0 if visit.turn else 1))
-            for segment in visit.segments:
-                if segments.kind[segment] == kind:
+            for stretch in visit.stretches:
+                if stretches.kind[stretch] == kind:
                     break
             else:
-                segment = self._open(visit, kind, num_forks, num_uses, age_s, mean)
-            segments.haunt(name, segment)
+                stretch = self._open(visit, kind, num_forks, num_uses, age_s, mean)
+            stretches.haunt(name, stretch)
 
     def _describe(self, visit: Visit) -> None:
-        """Set features and prices of all segments of a visit, after anything about it changed."""
-        segments = self._segments
-        for segment in visit.segments:
-            kind = segments.kind[segment]
-            segments.features[segment] = features_of(
-                visit, kind, segments.num_uses[segment], segments.age_s[segment]
+        """Set features and prices of all stretches of a visit, after anything about it changed."""
+        stretches = self._stretches
+        for stretch in visit.stretches:
+            kind = stretches.kind[stretch]
+            stretches.features[stretch] = features_of(
+                visit, kind, stretches.num_uses[stretch], stretches.age_s[stretch]
             )
-            segments.gap_bins[segment] = gap_bins_of(visit, kind, segments.mean_log_gap[segment])
-        self._reprice(visit.segments)
+            stretches.gap_bins[stretch] = gap_bins_of(visit, kind, stretches.mean_log_gap[stretch])
+        self._reprice(visit.stretches)
 
     def _reprice(self, numbers: Sequence[int]) -> None:
-        """Set the prices of segments from what is known by now."""
+        """Set the prices of stretches from what is known by now."""
         if not numbers:
             return
-        segments = self._segments
-        kinds = np.array([segments.kind[number] for number in numbers])
-        features = np.array([segments.features[number] for number in numbers])
-        gap_bins = np.array([segments.gap_bins[number] for number in numbers])
-        first = np.array([segments.bin[number] for number in numbers]) * STEPS_PER_BIN
+        stretches = self._stretches
+        kinds = np.array([stretches.kind[number] for number in numbers])
+        features = np.array([stretches.features[number] for number in numbers])
+        gap_bins = np.array([stretches.gap_bins[number] for number in numbers])
+        first = np.array([stretches.bin[number] for number in numbers]) * STEPS_PER_BIN
         steps = np.minimum(first[:, None] + np.arange(NUM_PRICES), NUM_STEPS - 1)
         for number, step in zip(numbers, first.tolist(), strict=True):
-            segments.priced_from[number] = step
-        segments.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
+            stretches.priced_from[number] = step
+        stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
 
     # -------------------------------------------------------------------------------- observations
 
-    def _count_use(self, segment: int, now: float, num_blocks: int) -> None:
-        """Blocks of a segment are used: an observation, after those of the bins it outlived."""
-        segments = self._segments
-        number = bin_of(now - segments.used_at[segment])
-        weight = _weight(segments.weigh(segment))
-        for outlived in range(segments.bin[segment], number):
-            self._observe(segment, outlived, 0.0, weight)
-        segments.bin[segment] = max(segments.bin[segment], number)
-        self._observe(segment, number, 1.0, _weight(num_blocks))
+    def _count_use(self, stretch: int, now: float, num_blocks: int) -> None:
+        """Blocks of a stretch are used: an observation, after those of the bins it outlived."""
+        stretches = self._stretches
+        number = bin_of(now - stretches.used_at[stretch])
+        weight = _weight(stretches.weigh(stretch))
+        for outlived in range(stretches.bin[stretch], number):
+            self._observe(stretch, outlived, 0.0, weight)
+        stretches.bin[stretch] = max(stretches.bin[stretch], number)
+        self._observe(stretch, number, 1.0, _weight(num_blocks))
 
-    def _observe(self, segment: int, bin_number: int, use: float, weight: float) -> None:
-        segments = self._segments
+    def _observe(self, stretch: int, bin_number: int, use: float, weight: float) -> None:
+        stretches = self._stretches
         self._seen.add(
-            segments.kind[segment],
-            segments.features[segment],
-            segments.gap_bins[segment],
+            stretches.kind[stretch],
+            stretches.features[stretch],
+            stretches.gap_bins[stretch],
             bin_number,
             use,
             weight,
         )
 
     def _advance(self, now: float) -> None:
-        """Segments that outlived an age bin move to the next one: observations, and new prices."""
-        segments = self._segments
+        """Stretches that outlived an age bin move to the next one: observations, and new prices."""
+        stretches = self._stretches
         moved: list[int] = []
         for number, queue in enumerate(self._agenda):
             end_s = EDGES_S[number + 1]
             while queue and len(moved) < MAX_MOVES:
-                serial, segment = queue[0]
-                if segments.serial[segment] != serial:
+                serial, stretch = queue[0]
+                if stretches.serial[stretch] != serial:
                     queue.popleft()
                     continue
-                if now - segments.used_at[segment] < end_s:
+                if now - stretches.used_at[stretch] < end_s:
                     break
                 queue.popleft()
-                if segments.bin[segment] <= number:
-                    self._observe(segment, number, 0.0, _weight(segments.weigh(segment)))
-                    segments.bin[segment] = number + 1
+                if stretches.bin[stretch] <= number:
+                    self._observe(stretch, number, 0.0, _weight(stretches.weigh(stretch)))
+                    stretches.bin[stretch] = number + 1
                 if number + 1 < NUM_BINS:
-                    self._agenda[number + 1].append((serial, segment))
-                if segments.num_rows[segment]:
-                    moved.append(segment)
+                    self._agenda[number + 1].append((serial, stretch))
+                if stretches.num_rows[stretch]:
+                    moved.append(stretch)
         self._learn()
         self._reprice(moved)
 

@@ -49,7 +49,7 @@ _OFFSETS[0] = 0
 
 
 class Observations:
-    """What happened to segments, bin by bin, until it is learned. Plain columns, filled one at a time."""
+    """What happened to stretches, bin by bin, until it is learned. Plain columns, filled one at a time."""
 
     def __init__(self) -> None:
         self.kinds: list[int] = []
@@ -68,7 +68,7 @@ class Observations:
         use: float,
         weight: float,
     ) -> None:
-        """Note that a segment was used in a bin (`use` 1), or outlived it (0)."""
+        """Note that a stretch was used in a bin (`use` 1), or outlived it (0)."""
         self.kinds.append(kind)
         self.features.append(features)
         self.gap_bins.append(gap_bins)
@@ -95,7 +95,7 @@ class Hazards:
         self._is_current = True
 
     def hazards(self, kinds: I64, features: I64, gap_bins: I64) -> F64:
-        """Return (n, NUM_BINS) hazards of n segments.
+        """Return (n, NUM_BINS) hazards of n stretches.
 
         `kinds`: (n,); `features`: (n, num_features) feature values; `gap_bins`: (n, num_gaps), each 1 + the
         bin of an earlier gap, or 0 when there is none.

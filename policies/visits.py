@@ -68,7 +68,7 @@ class Visit:
     turn: int = 0  # 0: the first one
     last_gap_s: float = 0.0
     mean_log_gap: float = 0.0
-    segments: list[int] = field(default_factory=list)
+    stretches: list[int] = field(default_factory=list)
     num_decoded_tokens: int = 0  # of its answer, as far as its session said so
     silence: int = UNSAID  # urgency its session stated after it, if waiting or idle
     is_over: bool = False  # its session ended

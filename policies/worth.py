@@ -24,15 +24,15 @@ _STEPS = np.arange(NUM_STEPS)
 def index_at(hazards: F64, steps: I64) -> F64:
     """Return the index at the beginnings of some steps of age, in uses per second of keeping.
 
-    `hazards`: (num_segments, NUM_BINS), chance of a use within a bin for what reached it, below 1.
-    `steps`: (num_segments, num_asked) steps of age. Returns the shape of `steps`.
+    `hazards`: (num_stretches, NUM_BINS), chance of a use within a bin for what reached it, below 1.
+    `steps`: (num_stretches, num_asked) steps of age. Returns the shape of `steps`.
     """
     per_step = np.repeat(1.0 - (1.0 - hazards) ** (1.0 / STEPS_PER_BIN), STEPS_PER_BIN, axis=1)
-    num_segments = len(hazards)
+    num_stretches = len(hazards)
     # Column i: until the beginning of step i; the last one: until the end of all.
-    survival = np.ones((num_segments, NUM_STEPS + 1))
+    survival = np.ones((num_stretches, NUM_STEPS + 1))
     np.cumprod(1.0 - per_step, axis=1, out=survival[:, 1:])
-    kept_s = np.zeros((num_segments, NUM_STEPS + 1))
+    kept_s = np.zeros((num_stretches, NUM_STEPS + 1))
     reached = survival[:, :-1]
     np.cumsum((reached + survival[:, 1:]) * (STEP_WIDTHS_S / 2), axis=1, out=kept_s[:, 1:])
     used = 1.0 - survival

@@ -9,7 +9,7 @@ probation.
 That is admission done by eviction: nobody is declined at the door, so the policy works with any
 AdmissionPolicy. On a prefix tree only leaves meet. A winner takes its ancestors along into probation, or
 inner blocks, which never come to the exit, would fill the window. Parents leave with a victim when they
-stand in its segment or a worse one and were used no later.
+stand in its part or a worse one and were used no later.
 
 Deviations: room is made before the new blocks arrive, so a put of many blocks is met by as many contests,
 until the window is within its share, and none while the tier has free room; the window has a fixed share
@@ -35,12 +35,12 @@ OPTIONS = {
 WINDOW, PROBATION, PROTECTED, GONE = 0, 1, 2, 3
 #: Blocks moved from protected to probation in one call.
 MAX_MOVES = 16
-#: Seconds by which a segment is priced above a worse one: 3,000 years. The last is for blocks that are gone.
+#: Seconds by which a part is priced above a worse one: 3,000 years. The last is for blocks that are gone.
 BANDS_S = (0.0, 1e11, 2e11, 0.0)
 
 
 class WTinyLfuEviction(EvictionPolicy):
-    """Price: when the block was used last, in seconds; far later in a better segment."""
+    """Price: when the block was used last, in seconds; far later in a better part."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         options = read_numbers("wtinylfu", surroundings.options, OPTIONS)
@@ -48,8 +48,8 @@ class WTinyLfuEviction(EvictionPolicy):
         self._facts = surroundings.facts
         self._arrivals = Arrivals(surroundings)
         self._candidates = (Candidates(), Candidates(), Candidates())
-        self._segment_of = array("B")  # by row
-        self._sizes = [0, 0, 0]  # blocks of each segment, candidates or not
+        self._part_of = array("B")  # by row
+        self._sizes = [0, 0, 0]  # blocks of each part, candidates or not
         self._sketch = FrequencySketch()
         self._is_room_free = True  # nobody had to leave for the blocks that come next
 
@@ -58,7 +58,7 @@ class WTinyLfuEviction(EvictionPolicy):
         names = self._facts.prefix_hash
         for row in rows:
             self._sketch.add(names[row])
-            if row < len(self._segment_of) and self._segment_of[row] == PROBATION:
+            if row < len(self._part_of) and self._part_of[row] == PROBATION:
                 self._move(row, PROTECTED)
         self._shrink_protected()
 
@@ -77,14 +77,14 @@ class WTinyLfuEviction(EvictionPolicy):
         """Add candidates."""
         self._join(self._arrivals.enter(rows))
         for row in rows:
-            candidates = self._candidates[self._segment_of[row]]
+            candidates = self._candidates[self._part_of[row]]
             if row not in candidates:
                 candidates.add(row, self._facts.last_used[row])
 
     def price(self, row: int, now: float) -> float:
-        """Return when the block was used last, later by BANDS_S in a better segment."""
-        segment = self._segment_of[row] if row < len(self._segment_of) else GONE
-        return self._facts.last_used[row] + BANDS_S[segment]
+        """Return when the block was used last, later by BANDS_S in a better part."""
+        part = self._part_of[row] if row < len(self._part_of) else GONE
+        return self._facts.last_used[row] + BANDS_S[part]
 
     def choose(self, now: float) -> Victim | None:
         """Let the oldest of the window and of the main part meet; remove and return the loser."""
@@ -104,19 +104,19 @@ class WTinyLfuEviction(EvictionPolicy):
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left; the sketch keeps their counts."""
         for row in self._arrivals.leave(rows):
-            segment = self._segment_of[row]
-            self._candidates[segment].discard(row)
-            self._sizes[segment] -= 1
-            self._segment_of[row] = GONE
+            part = self._part_of[row]
+            self._candidates[part].discard(row)
+            self._sizes[part] -= 1
+            self._part_of[row] = GONE
 
     def __len__(self) -> int:
         return sum(map(len, self._candidates))
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _oldest(self, segment: int) -> Entry | None:
-        """Return the least recently used candidate of a segment; it stays."""
-        candidates, last_used = self._candidates[segment], self._facts.last_used
+    def _oldest(self, part: int) -> Entry | None:
+        """Return the least recently used candidate of a part; it stays."""
+        candidates, last_used = self._candidates[part], self._facts.last_used
         for _ in range(MAX_REFRESHES):
             entry = candidates.lowest()
             if entry is None or last_used[entry[1]] <= entry[0]:
@@ -126,17 +126,17 @@ class WTinyLfuEviction(EvictionPolicy):
 
     def _give_up(self, entry: Entry, now: float) -> Victim:
         row = entry[1]
-        segment = self._segment_of[row]
-        self._candidates[segment].discard(row)
-        following = self._candidates[segment].lowest()
+        part = self._part_of[row]
+        self._candidates[part].discard(row)
+        following = self._candidates[part].lowest()
         runner_up = self.price(following[1], now) if following else math.nan
         return Victim(row, self.price(row, now), runner_up)
 
     def _join(self, rows: Sequence[int]) -> None:
         for row in rows:
-            if row >= len(self._segment_of):
-                self._segment_of.extend([GONE] * (row + GROWTH - len(self._segment_of)))
-            self._segment_of[row] = WINDOW
+            if row >= len(self._part_of):
+                self._part_of.extend([GONE] * (row + GROWTH - len(self._part_of)))
+            self._part_of[row] = WINDOW
             self._sizes[WINDOW] += 1
             if self._is_room_free and self._is_window_full() and (oldest := self._oldest(WINDOW)):
                 self._move_into_main(oldest[1])
@@ -144,14 +144,14 @@ class WTinyLfuEviction(EvictionPolicy):
             self._is_room_free = True
         self._sketch.fit(self._arrivals.num_blocks)
 
-    def _move(self, row: int, segment: int) -> None:
-        before = self._segment_of[row]
-        self._segment_of[row] = segment
+    def _move(self, row: int, part: int) -> None:
+        before = self._part_of[row]
+        self._part_of[row] = part
         self._sizes[before] -= 1
-        self._sizes[segment] += 1
+        self._sizes[part] += 1
         if row in self._candidates[before]:
             self._candidates[before].discard(row)
-            self._candidates[segment].add(row, self._facts.last_used[row])
+            self._candidates[part].add(row, self._facts.last_used[row])
 
     def _is_window_full(self, num_coming: int = 0) -> bool:
         return self._sizes[WINDOW] + num_coming > self._window_share * self._arrivals.num_blocks
@@ -159,7 +159,7 @@ class WTinyLfuEviction(EvictionPolicy):
     def _move_into_main(self, row: int) -> None:
         """Move a block and all its ancestors that are in the window. Each moves once in its life."""
         parents = self._facts.parent
-        while row >= 0 and self._segment_of[row] == WINDOW:
+        while row >= 0 and self._part_of[row] == WINDOW:
             self._move(row, PROBATION)
             row = parents[row]
 

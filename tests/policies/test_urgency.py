@@ -37,16 +37,16 @@ def test_the_index_is_the_best_ratio_over_all_horizons() -> None:
     rng = np.random.default_rng(3)
     hazards = rng.uniform(0, 0.3, (2, NUM_BINS)) ** 2
     got = index_at(hazards, np.tile(np.arange(NUM_STEPS), (2, 1)))
-    for segment in range(2):
+    for stretch in range(2):
         for first in range(0, NUM_STEPS, 7):
             survival, used, kept_s, best = 1.0, 0.0, 0.0, 0.0
             for step in range(first, NUM_STEPS):
-                hazard = 1 - math.sqrt(1 - hazards[segment, step // 2])
+                hazard = 1 - math.sqrt(1 - hazards[stretch, step // 2])
                 used += survival * hazard
                 kept_s += survival * (1 - hazard / 2) * STEP_WIDTHS_S[step]
                 survival *= 1 - hazard
                 best = max(best, used / kept_s)
-            assert got[segment, first] == pytest.approx(best)
+            assert got[stretch, first] == pytest.approx(best)
 
 
 def test_before_anything_is_learned_prices_fall_with_age() -> None:
@@ -56,7 +56,7 @@ def test_before_anything_is_learned_prices_fall_with_age() -> None:
 
 
 def observe(hazards: Hazards, kind: int, feature: int, chance: float, num: int, seed: int) -> None:
-    """Let `num` segments live through bin 8, used in it with a chance."""
+    """Let `num` stretches live through bin 8, used in it with a chance."""
     rng = Random(seed)
     seen = Observations()
     for _ in range(num):
@@ -142,14 +142,14 @@ def test_it_learns_who_returns() -> None:
 def test_books_hold_at_every_step_and_ghosts_are_bounded() -> None:
     rng = Random(11)
     tree, forecast = plant(40)
-    forecast._segments.max_ghosts = 100
+    forecast._stretches.max_ghosts = 100
     for _ in range(600):
         tree.now += rng.expovariate(0.5)
         topic, length = rng.randrange(30), rng.randrange(1, 9)
         tree.request(chain_of("topic", topic, length=length) + chain_of(topic, rng.random(), length=2))
         assert not forecast.check_integrity()
-        assert len(forecast._segments.ghosts) <= 100
-    assert forecast.num_segments <= 40 + 100 + 1, "no segment without a block or a ghost"
+        assert len(forecast._stretches.ghosts) <= 100
+    assert forecast.num_stretches <= 40 + 100 + 1, "no stretch without a block or a ghost"
 
 
 def test_a_return_is_noticed_though_nothing_was_kept() -> None:
@@ -230,7 +230,7 @@ def test_admission_declines_what_is_worth_less_and_remembers_it() -> None:
     assert admission.admits(newcomer, None)
     assert admission.admits(newcomer, Victim(row, 0.0))
     assert not admission.admits(newcomer, Victim(row, 1e9))
-    assert name(1) in forecast._segments.ghosts
+    assert name(1) in forecast._stretches.ghosts
     assert not forecast.check_integrity()
 
 

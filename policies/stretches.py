@@ -1,14 +1,14 @@
-"""Segments: blocks with the same past. Whatever is learned or priced is so once per segment.
+"""Stretches: blocks with the same past. Whatever is learned or priced is so once per stretch.
 
-One request uses a whole chain; what it used again, in one stretch, has one past from then on. A chain of 500
-blocks is a handful of segments: the shared beginning, the private rest, what was new. Blocks leave a segment
-at its end, by eviction, or at its beginning, when the next request takes them into segments of its own.
+One request uses a whole chain; what it used again in one go has one past from then on. A chain of 500
+blocks is a handful of stretches: the shared beginning, the private rest, what was new. Blocks leave a stretch
+at its end, by eviction, or at its beginning, when the next request takes them into stretches of its own.
 
-A block that left every tier stays in its segment as a *ghost*, under its name, as long as there is room for
+A block that left every tier stays in its stretch as a *ghost*, under its name, as long as there is room for
 names. Without ghosts the appliance would only learn from what it kept, and think that what it gives up early
 never returns.
 
-Columns, not objects: a million blocks have tens of thousands of segments, and the garbage collector would
+Columns, not objects: a million blocks have tens of thousands of stretches, and the garbage collector would
 look at every object again and again.
 """
 
@@ -21,25 +21,25 @@ import numpy as np
 
 from .visits import NUM_FEATURES, NUM_GAPS, Visit
 
-#: The segment of blocks whose past is not known (they were restored after a restart).
+#: The stretch of blocks whose past is not known (they were restored after a restart).
 UNKNOWN = 0
 GROWTH = 1024
 #: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
 GHOSTS_PER_BLOCK = 8
 MIN_BLOCKS = 16
-#: Steps of age that a segment is priced for at a time: those of its bin, and as many for being late.
+#: Steps of age that a stretch is priced for at a time: those of its bin, and as many for being late.
 NUM_PRICES = 4
 
 
-class Segments:
-    """Columns of segments by number, the segment of every row, and the ghosts."""
+class Stretches:
+    """Columns of stretches by number, the stretch of every row, and the ghosts."""
 
     def __init__(self, max_ghosts: int) -> None:
         self.max_ghosts = max_ghosts
         self.of_row = array("i")  # UNKNOWN where nothing is known
-        self.ghosts: OrderedDict[bytes, int] = OrderedDict()  # segment by prefix hash, oldest first
+        self.ghosts: OrderedDict[bytes, int] = OrderedDict()  # stretch by prefix hash, oldest first
         self.used_at = array("d")
-        self.serial = array("q")  # another one for each segment of a number, and each time it is used
+        self.serial = array("q")  # another one for each stretch of a number, and each time it is used
         self.kind = array("b")
         self.num_forks = array("i")  # before its visit
         self.num_uses = array("i")
@@ -53,7 +53,7 @@ class Segments:
         self.gap_bins: list[tuple[int, ...]] = []
         self.priced_from = array("b")  # step of age of the first price
         self.prices = np.zeros((GROWTH, NUM_PRICES), np.float32)  # from there on, a step each
-        self.num_blocks = 0  # rows that are in a segment
+        self.num_blocks = 0  # rows that are in a stretch
         self._free: list[int] = []
         self._next_serial = 0
         unknown = self.open(None, 0.0, 0, 0, 0, -1.0, math.nan)
@@ -69,7 +69,7 @@ class Segments:
         age_s: float,
         mean_log_gap: float,
     ) -> int:
-        """Make an empty segment. Its features and prices are to be set by who knows them."""
+        """Make an empty stretch. Its features and prices are to be set by who knows them."""
         if self._free:
             number = self._free.pop()
         else:
@@ -89,19 +89,19 @@ class Segments:
         self.renew(number)
         return number
 
-    def renew(self, segment: int) -> None:
+    def renew(self, stretch: int) -> None:
         """Give it a new serial number: what was planned for it is void."""
         self._next_serial += 1
-        self.serial[segment] = self._next_serial
+        self.serial[stretch] = self._next_serial
 
-    def weigh(self, segment: int) -> int:
+    def weigh(self, stretch: int) -> int:
         """Return how many blocks it has, ghosts included."""
-        return self.num_rows[segment] + self.num_ghosts[segment]
+        return self.num_rows[stretch] + self.num_ghosts[stretch]
 
-    def put(self, rows: Sequence[int], segment: int) -> None:
-        """Rows without a segment, or of other segments, join this one."""
+    def put(self, rows: Sequence[int], stretch: int) -> None:
+        """Rows without a stretch, or of other stretches, join this one."""
         of_row, num_rows = self.of_row, self.num_rows
-        num_rows[segment] += len(rows)  # first, as in `haunt`
+        num_rows[stretch] += len(rows)  # first, as in `haunt`
         for row in rows:
             if row >= len(of_row):
                 of_row.extend([UNKNOWN] * (row + GROWTH - len(of_row)))
@@ -111,35 +111,35 @@ class Segments:
                 self.close_if_empty(before)
             else:
                 self.num_blocks += 1
-            of_row[row] = segment
+            of_row[row] = stretch
 
     def runs(self, rows: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-        """Yield (first, last + 1, segment) of the stretches of a chain that have one segment each."""
+        """Yield (first, last + 1, stretch) of the parts of a chain that lie in one stretch each."""
         of_row = self.of_row
         if rows and max(rows) >= len(of_row):
             of_row.extend([UNKNOWN] * (max(rows) + GROWTH - len(of_row)))
         found = np.frombuffer(of_row, np.int32)[np.array(rows, np.int32)]
         ends = [*(np.flatnonzero(np.diff(found)) + 1).tolist(), len(rows)]
-        segments = found[[end - 1 for end in ends]].tolist()
+        stretches = found[[end - 1 for end in ends]].tolist()
         del found
-        return zip([0, *ends], ends, segments, strict=False)
+        return zip([0, *ends], ends, stretches, strict=False)
 
     def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
         """Rows become ghosts. Blocks whose past is not known are forgotten."""
         of_row = self.of_row
         for row in rows:
-            segment = of_row[row] if row < len(of_row) else UNKNOWN
-            if segment:
+            stretch = of_row[row] if row < len(of_row) else UNKNOWN
+            if stretch:
                 of_row[row] = UNKNOWN
-                self.num_rows[segment] -= 1
+                self.num_rows[stretch] -= 1
                 self.num_blocks -= 1
-                self.haunt(names[row], segment)
+                self.haunt(names[row], stretch)
 
-    def haunt(self, name: bytes, segment: int) -> None:
+    def haunt(self, name: bytes, stretch: int) -> None:
         """Remember the name of a block that is not stored. The oldest names make room."""
         before = self.ghosts.pop(name, UNKNOWN)
-        self.ghosts[name] = segment
-        self.num_ghosts[segment] += 1  # first, or a segment that loses and gains the same ghost would close
+        self.ghosts[name] = stretch
+        self.num_ghosts[stretch] += 1  # first, or a stretch that loses and gains the same ghost would close
         if before:
             self.num_ghosts[before] -= 1
             self.close_if_empty(before)
@@ -150,10 +150,10 @@ class Segments:
             self.close_if_empty(oldest)
 
     def lay(self, name: bytes) -> None:
-        """A ghost is no more: its block is back, or another segment has it."""
-        segment = self.ghosts.pop(name)
-        self.num_ghosts[segment] -= 1
-        self.close_if_empty(segment)
+        """A ghost is no more: its block is back, or another stretch has it."""
+        stretch = self.ghosts.pop(name)
+        self.num_ghosts[stretch] -= 1
+        self.close_if_empty(stretch)
 
     def __len__(self) -> int:
         return len(self.used_at) - len(self._free)
@@ -164,27 +164,27 @@ class Segments:
         rows = np.bincount(np.array(self.of_row, np.int64), minlength=len(self.used_at))
         ghosts = np.bincount(np.array(list(self.ghosts.values()), np.int64), minlength=len(self.used_at))
         free = set(self._free)
-        for segment in range(1, len(self.used_at)):
-            if self.num_rows[segment] != rows[segment] or self.num_ghosts[segment] != ghosts[segment]:
-                problems.append(f"segment {segment}: counts of rows or ghosts are off")
-            if (segment in free) != (self.visit[segment] is None):
-                problems.append(f"segment {segment}: free and in use")
-            if (segment in free) == bool(rows[segment] + ghosts[segment]):
-                problems.append(f"segment {segment}: free with blocks, or kept without")
+        for stretch in range(1, len(self.used_at)):
+            if self.num_rows[stretch] != rows[stretch] or self.num_ghosts[stretch] != ghosts[stretch]:
+                problems.append(f"stretch {stretch}: counts of rows or ghosts are off")
+            if (stretch in free) != (self.visit[stretch] is None):
+                problems.append(f"stretch {stretch}: free and in use")
+            if (stretch in free) == bool(rows[stretch] + ghosts[stretch]):
+                problems.append(f"stretch {stretch}: free with blocks, or kept without")
         if self.num_blocks != int(rows[1:].sum()):
-            problems.append("the count of rows in segments is off")
+            problems.append("the count of rows in stretches is off")
         if len(free) != len(self._free):
-            problems.append("a segment is free twice")
+            problems.append("a stretch is free twice")
         return problems
 
-    def close_if_empty(self, segment: int) -> None:
-        """Free the number of a segment that nobody is in."""
-        visit = self.visit[segment]
-        if visit is not None and segment and not self.num_rows[segment] and not self.num_ghosts[segment]:
-            visit.segments.remove(segment)
-            self.visit[segment] = None
-            self.serial[segment] = 0
-            self._free.append(segment)
+    def close_if_empty(self, stretch: int) -> None:
+        """Free the number of a stretch that nobody is in."""
+        visit = self.visit[stretch]
+        if visit is not None and stretch and not self.num_rows[stretch] and not self.num_ghosts[stretch]:
+            visit.stretches.remove(stretch)
+            self.visit[stretch] = None
+            self.serial[stretch] = 0
+            self._free.append(stretch)
 
     def _columns(self) -> "list[array[int] | array[float]]":
         return [
