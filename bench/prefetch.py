@@ -135,9 +135,28 @@ def first_of(trace: Trace, num_requests: int) -> Trace:
     )
 
 
+def runs_of(trace: Trace) -> list[str]:
+    """Name the agent run of every request: of the runs of its session the one whose last chain it continues
+    (at least half of it). Subagents share their session's name in traces, and are runs of their own."""
+    last: dict[str, list[list[int]]] = {}  # session -> last chain of each run
+    names = []
+    for request, session in enumerate(trace.sessions):
+        chain = trace.blocks[trace.first[request] : trace.first[request + 1]].tolist()
+        runs = last.setdefault(session, [])
+        shared = [sum(a == b for a, b in zip(chain, former, strict=False)) for former in runs]
+        best = max(range(len(runs)), key=shared.__getitem__, default=-1)
+        if best < 0 or shared[best] * 2 < len(runs[best]):
+            best = len(runs)
+            runs.append(chain)
+        runs[best] = chain
+        names.append(f"{session}/{best}")
+    return names
+
+
 def run(case: Case, arguments: argparse.Namespace) -> tuple[str, dict[str, float]]:
     """Replay the trace once."""
     trace = first_of(read_trace(arguments.trace), arguments.requests)
+    trace = replace(trace, sessions=runs_of(trace))
     shape = Shape(layers_per_group=32 // GROUPS_OF_LAYERS)
     options = PlannerOptions(max_story_lines=1, max_pinned_fraction=1.0)
     capacity = {
