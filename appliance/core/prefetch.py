@@ -84,6 +84,7 @@ class Prefetching:
         self._allowance_bytes = 0.0  # of the share of the bandwidth
         self._allowed_at = 0.0
         self._not_before = 0.0
+        self._is_crowded = False
         residency.audience.join(Tier.DRAM, self.used, self.left)
 
     # ---------------------------------------------------------------------------------- what begins
@@ -91,6 +92,7 @@ class Prefetching:
     def run(self, is_crowded: bool) -> None:
         """Begin what is due, as far as the bounds allow. `is_crowded`: requests wait for room."""
         now = self._residency.now
+        self._is_crowded = is_crowded
         if self._windows and self._windows[0][0] <= now:
             self._end_windows(now)
         if is_crowded:
@@ -150,7 +152,9 @@ class Prefetching:
         window = self._windows[0][0] if self._windows else None
         due_at = self._due_at()
         if due_at is not None and due_at <= self._residency.now:
-            is_forbidden = self._copies.urgent_bytes.get(EDGE, 0) or not self._room_bytes()
+            is_forbidden = (
+                self._is_crowded or self._copies.urgent_bytes.get(EDGE, 0) or not self._room_bytes()
+            )
             due_at = None if is_forbidden else self._not_before  # what forbids ends with an event or a window
         return min((at for at in (window, due_at) if at is not None), default=None)
 

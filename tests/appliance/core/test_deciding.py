@@ -1,11 +1,12 @@
 """What the planner makes of its policies: who is asked, who is told, and what becomes of the answers."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.policies.base import AdmissionPolicy, Newcomer, Surroundings, Use, Victim
+from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
 from kvtier.policies.lru import LruEviction
 from kvtier.policies.registry import ADMISSION, EVICTION, PolicyChoice, UnknownPolicy, build, resolve
 from kvtier.tiers.block import Tier, Urgency
@@ -38,6 +39,19 @@ class Listener(LruEviction):
 
     def _names(self, rows: Sequence[int]) -> list[bytes]:
         return [self._facts.prefix_hash[row] for row in rows]
+
+
+class Impatient(Prefetcher):
+    """Has always something to say, and never says it."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        pass
+
+    def next_at(self) -> float | None:
+        return -math.inf
+
+    def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
+        return ()
 
 
 class OnlyFirstBlocks(AdmissionPolicy):
@@ -186,6 +200,24 @@ def test_the_story_says_what_victim_and_runner_up_would_have_cost() -> None:
     rig.put(hashes("new", 1))
     line = rig.planner.story.words(hashes("0", 1)[0])[-1]
     assert line.endswith("evicted_dram coldest, no slower tier; price 0, the next one 1")
+
+
+def test_an_impatient_prefetcher_does_not_keep_the_daemon_awake() -> None:
+    rig = rig_with(2, 4, prefetch=f"{HERE}:Impatient")
+    rig.tick(1.0)
+    rig.tick(0.1)
+    after_a_fruitless_round = rig.planner.next_deadline()
+    assert after_a_fruitless_round is not None
+    assert after_a_fruitless_round > rig.now
+    chain = hashes("held", 2)
+    rig.put(chain)
+    rig.acquire(chain)
+    rig.start_put(hashes("waits", 1))
+    rig.tick(1.0)
+    assert len(rig.planner.waiting) == 1
+    while_others_wait = rig.planner.next_deadline()
+    assert while_others_wait is not None
+    assert while_others_wait > rig.now
 
 
 @pytest.mark.parametrize(
