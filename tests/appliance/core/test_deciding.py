@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ class OnlyFirstBlocks(AdmissionPolicy):
         return newcomer.position < 2
 
 
-def rig_with(num_blocks: int, nvme_blocks: int = 0, **choice: str) -> Rig:
+def rig_with(num_blocks: int, nvme_blocks: int = 0, **choice: Any) -> Rig:
     """A rig whose policies may come from this file."""
     return Rig(num_blocks, nvme_blocks, policies=PolicyChoice(allowed_modules=(HERE,), **choice))
 
