@@ -30,6 +30,7 @@ from ..v1.shm import MIN_SLOT_BYTES
 from .errors import StartError
 from .forward import ForwardCopier
 from .lanes import Edge, Route
+from .learned_file import read_learned
 from .settings import NvmeTier, Settings
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Assembly:
     indexes: Indexes
     store: ColdStore | None = None
     recovered: Recovered | None = None
+    learned: bytes = b""  # what the policies of the last owner of the cold store knew
     pools: list[ThreadPoolExecutor] = field(default_factory=list)
 
     @property
@@ -133,6 +135,7 @@ def _open_store(assembly: Assembly, nvme: NvmeTier) -> None:
     assembly.store = assembly.engines[Tier.NVME] = store
     assembly.rooms[Tier.NVME] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)
     assembly.recovered = store.recover()
+    assembly.learned = read_learned(nvme.path)
 
 
 def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int) -> None:

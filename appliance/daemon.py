@@ -29,6 +29,7 @@ from .core.planner import Planner
 from .errors import StartError
 from .event_log import EventLog
 from .grpc_server import GrpcServer
+from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
 from .service import Service
 from .settings import Settings
@@ -64,6 +65,9 @@ class Daemon:
             self.events,
         )
         self.accesses = AccessLog(self.appliance, self.planner, limits.max_block_events)
+        self._recall(assembly.learned)
+        nvme = settings.tiers.nvme
+        self.learned = LearnedFile(nvme.path if nvme is not None else None, self._what_was_learned)
         if assembly.recovered is not None:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
@@ -117,6 +121,7 @@ class Daemon:
             raise
         daemon._prefaulting = asyncio.create_task(asyncio.to_thread(assembly.prefault))
         daemon._sweep()
+        daemon.learned.begin()
         return daemon
 
     async def drain(self, grace_s: float, leave: bool = False) -> Drained:
@@ -136,6 +141,7 @@ class Daemon:
                 while to_seal := self.planner.close_cold_store():  # reclaiming may go on meanwhile
                     self.appliance.execute(to_seal)
                     await self.appliance.settled()
+                await self.learned.keep()
         self.appliance.execute(self.planner.close_cold_store())  # when time ran out: what can be sealed
         if leave:
             self.leaving.set()
@@ -152,6 +158,7 @@ class Daemon:
             await self.local.stop()
         for client in self.clients:
             self.clients.close(client.id, "daemon stops")
+        await self.learned.close()  # while the directory is still ours
         await self.appliance.stop()
         await asyncio.to_thread(self.assembly.close)
         if self._prefaulting is not None:
@@ -159,7 +166,7 @@ class Daemon:
 
     def counters(self) -> Counter[str]:
         """Return what the shell counted, by name."""
-        counters = Counter(self.appliance.counters)
+        counters = self.appliance.counters + self.learned.counters
         for reason, number in (self.local.counters if self.local is not None else Counter[str]()).items():
             counters[f"local_closed_{reason.replace(' ', '_')}"] += number
         return counters
@@ -167,6 +174,15 @@ class Daemon:
     def check_integrity(self) -> list[str]:
         """Audit planner and shell."""
         return [*self.planner.check_integrity(), *self.appliance.check_integrity()]
+
+    def _recall(self, learned: bytes) -> None:
+        """Give the policies what they knew before the restart."""
+        for name, why in (self.planner.recall(learned) if learned else {}).items():
+            log.warning("what the policies learned before is ignored (%s): %s", name, why)
+
+    def _what_was_learned(self) -> bytes:
+        """Return what to keep: nothing of a planner that failed, or the next one might fail of it, too."""
+        return b"" if self.appliance.failed.done() else self.planner.learned()
 
     def _sweep(self) -> None:
         """Forget remote clients that fell silent. (What they held went with their ttl, in the planner.)"""

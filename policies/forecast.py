@@ -16,8 +16,8 @@ runs), idle (a user thinks) and the length of the answer are features, so what t
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,8 @@ MAX_WEIGHT_BLOCKS = 64
 OWN_GAP_WEIGHT = 0.3
 #: Weight of the newest answer in the running mean of their lengths.
 USUAL_WEIGHT = 0.01
+#: Longest answer that is believed of a dump: no model decodes 2**30 tokens.
+MAX_LOG_DECODED = 30.0
 #: What is left of the price of an ended session's own blocks.
 ENDED_FACTOR = 1e-3
 #: Announced returns: chance, and how far off they are as a share of what was announced.
@@ -199,14 +201,27 @@ class Forecast(Observer):
             return now + max(SLACK_S, 0.1 * (visit.back_at - now))
         return used_at + float(STEP_EDGES_S[step_of(now - used_at) + 1])
 
-    def dump(self) -> bytes:
+    def dump(self) -> dict[str, Any]:
         """Return what was learned (not who is where), to be loaded after a restart."""
-        return self._hazards.dump()
+        return {
+            "hazards": self._hazards.dump(),
+            "usual_silence": self._usual_silence,
+            "usual_log_decoded": self._usual_log_decoded,
+        }
 
-    def load(self, dumped: bytes) -> None:
-        """Take over what was learned before. Raises ValueError when it is of another version."""
-        self._hazards.load(dumped)
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Take over what was learned before. Raises ValueError, and changes nothing, where it cannot."""
+        try:
+            silence, log_decoded = saved["usual_silence"], float(saved["usual_log_decoded"])
+            hazards = saved["hazards"]
+        except (TypeError, KeyError, OverflowError) as error:
+            raise ValueError(f"what was learned lacks a part: {error!r}") from error
+        if silence not in (0, Urgency.WAITING, Urgency.IDLE) or not 0 <= log_decoded <= MAX_LOG_DECODED:
+            raise ValueError("what was learned says impossible things of sessions; start without it")
+        self._hazards.load(hazards)
+        self._usual_silence, self._usual_log_decoded = int(silence), log_decoded
         self._unknown_prices = []
+        self._priced = None
 
     @property
     def num_stretches(self) -> int:

@@ -17,8 +17,8 @@ bins where nothing ever happens unlearn the prior too slowly); tables per combin
 for the first minutes, and these decide); anything trained beforehand.
 """
 
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,8 @@ MAX_PRECISION = 2_000.0
 #: Share of a bin's two neighbours in its counts, each: hazards are smooth in age.
 NEIGHBOUR = 0.5
 NUM_OFFSETS = 64  # values of an age relative to a gap
-FORMAT = 1
+FORMAT = 1  # of a dump; another one whenever a kind, a feature or a bin means something else
+MAX_LOADED = 1e6  # no number that was learned is larger
 
 #: Value of an age bin relative to a gap: [1 + bin of the gap, bin of the age]. Row 0: there is no gap.
 _OFFSETS: I64 = np.clip(
@@ -137,35 +138,37 @@ class Hazards:
         self._used[is_full] /= 2
         self._is_current = False
 
-    def dump(self) -> bytes:
-        """Return everything learned, to be loaded after a restart."""
-        out = io.BytesIO()
-        np.savez(
-            out,
-            format=np.array(FORMAT),
-            used=self._used,
-            at_risk=self._at_risk,
-            effects=self._effects,
-            precision=self._precision,
-        )
-        return out.getvalue()
+    def dump(self) -> dict[str, Any]:
+        """Return everything learned, to be loaded after a restart. Lists of numbers."""
+        return {"format": FORMAT, **{name: column.tolist() for name, column in self._columns().items()}}
 
-    def load(self, dumped: bytes) -> None:
-        """Take over what another one learned. Raises ValueError when it was of another shape."""
-        with np.load(io.BytesIO(dumped), allow_pickle=False) as saved:
-            mine = {
-                "used": self._used,
-                "at_risk": self._at_risk,
-                "effects": self._effects,
-                "precision": self._precision,
-            }
-            if int(saved["format"]) != FORMAT or any(saved[k].shape != v.shape for k, v in mine.items()):
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Take over what another one learned. Raises ValueError, and changes nothing, where it cannot."""
+        if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
+            raise ValueError("what was learned is of another version of the forecast; start without it")
+        taken = {}
+        for name, mine in self._columns().items():
+            try:
+                column = np.array(saved.get(name), np.float64)
+            except (TypeError, OverflowError) as error:
+                raise ValueError(f"what was learned holds something else than numbers: {error}") from error
+            if column.shape != mine.shape:
                 raise ValueError("what was learned is of another version of the forecast; start without it")
-            if any(not np.isfinite(saved[k]).all() for k in mine):
-                raise ValueError("what was learned holds numbers that are none; start without it")
-            for key, column in mine.items():
-                column[...] = saved[key]
+            lowest = {"effects": -MAX_LOADED, "precision": 1.0}.get(name, 0.0)
+            if not ((column >= lowest) & (column <= MAX_LOADED)).all():  # false for NaN, too
+                raise ValueError(f"what was learned holds impossible {name}; start without it")
+            taken[name] = column
+        for name, mine in self._columns().items():
+            mine[...] = taken[name]
         self._is_current = False
+
+    def _columns(self) -> dict[str, F64]:
+        return {
+            "used": self._used,
+            "at_risk": self._at_risk,
+            "effects": self._effects,
+            "precision": self._precision,
+        }
 
     def _current_base(self) -> F64:
         if not self._is_current:

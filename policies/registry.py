@@ -85,6 +85,8 @@ class PolicySet:
     prefetcher: Prefetcher | None
     #: Everyone who learns, in the order in which they are told: shared learners first.
     observers: list[Observer]
+    #: `Surroundings.shared` of them all; learned.py keeps what those remember.
+    shared: dict[str, Any]
 
 
 def resolve(known: Mapping[str, Factory], name: str, allowed_modules: Sequence[str] = ()) -> Factory:
@@ -133,4 +135,4 @@ def build(
     prefetcher = make(PREFETCH, choice.prefetch, Tier.DRAM) if choice.prefetch else None
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
     policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]
-    return PolicySet(dict(evictions), admissions, prefetcher, [*learners, *policies])
+    return PolicySet(dict(evictions), admissions, prefetcher, [*learners, *policies], shared)

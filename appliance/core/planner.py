@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...policies.base import Future
 from ...policies.costs import CostModel
+from ...policies.learned import pack, unpack
 from ...policies.registry import PolicyChoice, build
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
@@ -77,6 +78,7 @@ class Planner:
         self.costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
         capacities = {tier: room.statistics().capacity_bytes for tier, room in rooms.items()}
         chosen = build(policies or PolicyChoice(), self.catalog, self.costs, capacities, future)
+        self._learners = chosen.shared
         self.residency = Residency(self.catalog, rooms, chosen, self.story)
         self.copies = Copies(self.residency)
         self.costs.queued_bytes = lambda tier: self.copies.urgent_bytes.get((tier, Tier.DRAM), 0)
@@ -216,6 +218,20 @@ class Planner:
         self.residency.now = now
         namespaces = [self.desk.add_namespace(identity) for identity in recovered.namespaces]
         return adopt(recovered, namespaces, self.residency)
+
+    def learned(self) -> bytes:
+        """Return what the policies learned, to be kept over a restart; empty when none of them learns."""
+        return pack(self._learners)
+
+    def recall(self, data: bytes) -> dict[str, str]:
+        """Take over what `learned` returned before. At start, before `adopt`. Never raises.
+
+        What makes no sense here is ignored and counted; returns why, by the name of the learner.
+        """
+        ignored = unpack(data, self._learners)
+        if ignored:
+            self.story.count("learned_ignored", len(ignored))
+        return ignored
 
     def domain_number(self, name: str) -> int:
         """Return the number that rooms and indexes know an isolation domain by."""

@@ -10,6 +10,7 @@ from kvtier.policies.ages import EDGES_S, NUM_BINS, NUM_STEPS, STEP_EDGES_S, STE
 from kvtier.policies.base import Newcomer, SessionChange, Use, Victim
 from kvtier.policies.forecast import Forecast, forecast_of
 from kvtier.policies.hazard import MAX_AT_RISK, Hazards, Observations
+from kvtier.policies.learned import pack, unpack
 from kvtier.policies.lru import LruEviction
 from kvtier.policies.options import BadPolicyOption
 from kvtier.policies.urgency import UrgencyAdmission, UrgencyEviction
@@ -94,6 +95,92 @@ def test_what_was_learned_survives_a_restart() -> None:
     assert (one.hazards(*asked) == other.hazards(*asked)).all()
     with pytest.raises(ValueError, match="another version"):
         Hazards(4, 10, 1).load(one.dump())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"format": 2},
+        {"used": None},
+        {"used": [[-1.0] * NUM_BINS] * 3},
+        {"at_risk": [[math.nan] * NUM_BINS] * 3},
+        {"at_risk": [[10**400] * NUM_BINS] * 3},
+        {"precision": "many"},
+        {"precision": [0.0] * 74},
+        {"effects": [1e300] * 74},
+        {"effects": {"1": 2}},
+    ],
+)
+def test_hazards_that_make_no_sense_are_refused_and_change_nothing(damage: dict[str, object]) -> None:
+    hazards, other = Hazards(3, 10, 1), Hazards(3, 10, 1)
+    observe(other, 1, 4, 0.4, 500, 1)
+    before = hazards.dump()
+    with pytest.raises(ValueError, match=r"learned|could not convert"):
+        hazards.load({**other.dump(), **damage})
+    assert hazards.dump() == before
+
+
+def taught() -> Forecast:
+    """Return a forecast that knows more than nothing."""
+    tree, forecast = plant(60)
+    for number in range(200):
+        tree.now += 3.0
+        tree.request(chain_of(number % 12, length=3 + number % 5))
+    forecast._usual_silence, forecast._usual_log_decoded = int(Urgency.WAITING), 6.5
+    return forecast
+
+
+def test_a_forecast_that_was_packed_and_unpacked_prices_as_before() -> None:
+    before, after, fresh = taught(), Forecast(Facts()), Forecast(Facts())
+    assert unpack(pack({"forecast": before}), {"forecast": after}) == {}
+    newcomer = Newcomer(0.0, -1, 0, 5, 1, Urgency.PREFILL, [name("new", n) for n in range(5)])
+    assert pack({"forecast": after}) == pack({"forecast": before})
+    assert after.price_of_new(newcomer) != fresh.price_of_new(newcomer)
+    # A session that did not say anything is taken for the usual one, which is remembered, too.
+    visit = after._priced.visit if after._priced else None
+    assert visit is not None
+    assert (visit.silence, visit.num_decoded_tokens) == (Urgency.WAITING, int(2**6.5) - 1)
+
+
+GARBAGE = [
+    b"\0\xff\x93NUMPY",
+    b"[" * 100_000,
+    b"[]",
+    b"null",
+    b"{}",
+    b'{"format": 1}',
+    b'{"format": 1, "learners": []}',
+    b'{"format": 2, "learners": {"forecast": {}}}',
+    b'{"format": 1, "learners": {"forecast": 7}}',
+    b'{"format": 1, "learners": {"forecast": {"hazards": 7}}}',
+    b'{"format": 1, "learners": {"forecast": {"hazards": {}, "usual_silence": [], "usual_log_decoded": 0}}}',
+    b'{"format": 1, "learners": {"forecast": {"hazards": {}, "usual_silence": 0, "usual_log_decoded": NaN}}}',
+    b'{"format": 1, "learners": {"nobody": {}}}',
+]
+
+
+@pytest.mark.parametrize("data", GARBAGE)
+def test_what_is_not_understood_is_named_and_changes_nothing(data: bytes) -> None:
+    forecast = taught()
+    before = pack({"forecast": forecast})
+    assert len(unpack(data, {"forecast": forecast})) == 1
+    assert len(unpack(before[: len(before) // 2], {"forecast": forecast})) == 1, "cut off"
+    assert pack({"forecast": forecast}) == before
+
+
+def test_one_learner_that_fails_does_not_keep_the_others_from_learning() -> None:
+    class Broken:
+        def dump(self) -> dict[str, object]:
+            return {}
+
+        def load(self, saved: object) -> None:
+            raise RuntimeError("no")
+
+    forecast = Forecast(Facts())
+    data = pack({"broken": Broken(), "forecast": taught(), "not a learner": object()})
+    assert unpack(data, {"broken": Broken(), "forecast": forecast}) == {"broken": "RuntimeError: no"}
+    assert pack({"forecast": forecast}) == pack({"forecast": taught()})
+    assert pack({"not a learner": object()}) == b""
 
 
 def test_kinds_follow_the_number_of_forks() -> None:

@@ -1,0 +1,116 @@
+"""What the policies learned, on disk beside the cold store: a restart does not begin as LRU again.
+
+`learned.json` in the directory of `tiers.nvme`; the store's lock guards it too, and its recovery ignores it.
+Written whole under another name, flushed and renamed, so a crash leaves the last one. Without a cold store
+nothing is kept: nothing else of the daemon outlives it then, either.
+
+It is only ever an advantage. A file that is missing, damaged, of another version or not writable costs what
+was learned, a log line and a count; it never fails a start, and writing never holds the event loop. A file
+that was not understood is overwritten by the next one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from ..tiers.direct import sync_directory
+
+log = logging.getLogger(__name__)
+
+NAME = "learned.json"
+NEW_NAME = "learned.json.new"
+KEEP_INTERVAL_S = 300.0
+MAX_BYTES = 16 << 20  # far more than any learner has; bounds what a foreign file makes us read
+
+
+def read_learned(directory: Path) -> bytes:
+    """Return what was kept in `directory`; empty when there is nothing to be read. Blocks, never raises."""
+    try:
+        # Without O_NONBLOCK a pipe of that name would hold the start for ever.
+        fd = os.open(directory / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError("it is no file")
+            data = file.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise OSError(f"it is larger than {MAX_BYTES} bytes")
+            return data
+    except FileNotFoundError:
+        return b""
+    except OSError as problem:
+        log.warning("%s: %s; the policies learn anew", directory / NAME, problem)
+        return b""
+
+
+def write_learned(directory: Path, data: bytes) -> None:
+    """Put `data` in the place of what was kept before, whole or not at all. Blocks. Raises OSError."""
+    path = directory / NEW_NAME
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+    path.rename(directory / NAME)
+    sync_directory(directory)
+
+
+class LearnedFile:
+    """Keeps what `learned` returns: every `interval_s`, when asked, and at the end. Lives on the event loop.
+
+    `directory`: None keeps nothing. `begin` starts the clock; `close` writes once more, and ends it.
+    """
+
+    def __init__(
+        self, directory: Path | None, learned: Callable[[], bytes], interval_s: float = KEEP_INTERVAL_S
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._directory = directory
+        self._learned = learned
+        self._interval_s = interval_s
+        self._kept = b""  # the last one written
+        self._writing = threading.Lock()  # who was given up on may still write when the next one comes
+        self._closing = asyncio.Event()
+        self._clock: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Keep it from now on."""
+        if self._directory is not None:
+            self._clock = asyncio.create_task(self._run(), name="kvtier-learned")
+
+    async def keep(self) -> None:
+        """Write what was learned, unless nothing was since the last time. Logs and counts failures."""
+        if self._directory is None:
+            return
+        try:
+            data = self._learned()
+            if data and data != self._kept:
+                await asyncio.to_thread(self._write, self._directory, data)
+                self._kept = data
+                self.counters["learned_kept"] += 1
+        except Exception as problem:  # a full disk, or a policy of the administrator's own
+            self.counters["learned_not_kept"] += 1
+            log.warning("cannot keep what the policies learned: %s", problem)
+
+    async def close(self) -> None:
+        """Write the last state. Idempotent."""
+        self._closing.set()
+        if self._clock is not None:
+            await self._clock
+
+    def _write(self, directory: Path, data: bytes) -> None:
+        with self._writing:
+            write_learned(directory, data)
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._closing.wait()
+            await self.keep()

@@ -1,0 +1,58 @@
+"""What learners remember over a restart, as JSON: hours of traffic in some tens of kilobytes.
+
+    {"format": 1, "learners": {"forecast": {...}}}
+
+A learner takes part by having `dump` and `load`; an administrator's own may. Only what holds for any
+blocks is kept (who returns, and when), never who is where: after a crash that would be wrong.
+
+Text rather than pickled objects or zip archives, because whatever stands in the file, reading it must
+neither run code nor fail in more ways than one. A learner that is not there, or does not understand its
+part, starts without it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+FORMAT = 1
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Somebody under `Surroundings.shared` whose knowledge outlives the process."""
+
+    def dump(self) -> dict[str, Any]:
+        """Return what was learned, made of what JSON has: finite numbers, texts, lists, dicts."""
+        ...
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Take over what `dump` returned. Raises ValueError, and changes nothing, where it makes no sense."""
+        ...
+
+
+def pack(shared: Mapping[str, Any]) -> bytes:
+    """Return what all learners remember; empty when there is no learner."""
+    parts = {name: one.dump() for name, one in shared.items() if isinstance(one, Learner)}
+    return json.dumps({"format": FORMAT, "learners": parts}, allow_nan=False).encode() if parts else b""
+
+
+def unpack(data: bytes, shared: Mapping[str, Any]) -> dict[str, str]:
+    """Hand every learner its part of `data`. Returns what was ignored: why, by name. Never raises."""
+    try:
+        saved = json.loads(data)
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+            return {"all": "of another version of kvtier"}
+        parts = saved["learners"].items()
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        return {"all": f"damaged: {error!r}"}
+    ignored = {}
+    for name, part in parts:
+        learner = shared.get(name)
+        if not isinstance(learner, Learner):
+            ignored[name] = "no policy that runs now learns this"
+            continue
+        try:
+            learner.load(part)
+        except Exception as error:  # it may be an administrator's own, and start anyhow
+            ignored[name] = f"{type(error).__name__}: {error}"
+    return ignored
