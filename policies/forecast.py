@@ -2,9 +2,7 @@
 
 It is told once per request. A request that uses stored blocks is a *visit* (visits.py); the blocks it used
 again and the ones it brought become stretches (stretches.py), each with a kind and features; their hazards
-(hazard.py) give a price for every age (worth.py). A use is an observation for the stretch the blocks were in,
-and so is each age bin that a stretch outlives unused: `_advance` walks an agenda of these, a bounded number
-per call.
+(hazard.py) give a price for every age (worth.py), and what they live through is learned (appraiser.py).
 
 What is used is known before what will be put behind it, and a visit is described by both. So a use waits
 (`_pending`) until the put behind it, or anything else, comes.
@@ -15,55 +13,25 @@ runs), idle (a user thinks) and the length of the answer are features, so what t
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..tiers.block import Urgency
-from .ages import EDGES_S, NUM_BINS, NUM_STEPS, STEP_EDGES_S, STEPS_PER_BIN, bin_of, step_of
+from .ages import STEP_EDGES_S, step_of
+from .appraiser import SLACK_S, Appraiser
 from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
-from .hazard import Hazards, Observations
-from .stretches import NUM_PRICES, UNKNOWN, Stretches
-from .visits import (
-    NEW,
-    NUM_FEATURES,
-    NUM_GAPS,
-    NUM_KINDS,
-    NUM_VALUES,
-    PRIVATE,
-    PUBLIC,
-    TAIL,
-    Visit,
-    features_of,
-    gap_bins_of,
-    kind_of,
-)
-from .worth import index_at
+from .stretches import UNKNOWN, Stretches
+from .visits import NEW, PRIVATE, TAIL, Visit, kind_of
 
 NAME = "forecast"
 MAX_GHOSTS = 131_072  # about 30 MB
 MAX_SESSIONS = 65_536
-#: Observations that are learned together.
-BATCH = 128
-#: Stretches that move to their next age bin per call; each is one observation.
-MAX_MOVES = 256
-#: Weight of an observation: the root of its blocks. One long prompt says less than ten short ones.
-WEIGHT_BLOCKS = 8.0
-MAX_WEIGHT_BLOCKS = 64
 #: Weight of the last gap in a shared block's running mean of logarithms.
 OWN_GAP_WEIGHT = 0.3
 #: Weight of the newest answer in the running mean of their lengths.
 USUAL_WEIGHT = 0.01
 #: Longest answer that is believed of a dump: no model decodes 2**30 tokens.
 MAX_LOG_DECODED = 30.0
-#: What is left of the price of an ended session's own blocks.
-ENDED_FACTOR = 1e-3
-#: Announced returns: chance, and how far off they are as a share of what was announced.
-KEPT_CHANCE = 0.9
-KEPT_SHARE = 0.25
-SLACK_S = 0.5
 
 
 class _Pending(NamedTuple):
@@ -89,9 +57,7 @@ class Forecast(Observer):
     def __init__(self, facts: BlockFacts, max_ghosts: int = MAX_GHOSTS) -> None:
         self._facts = facts
         self._stretches = Stretches(max_ghosts)
-        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
-        self._seen = Observations()
-        self._agenda: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_BINS)]  # (serial, stretch)
+        self._appraiser = Appraiser(self._stretches)
         self._pending: _Pending | None = None
         self._visit: Visit | None = None  # the last one, which a put may still belong to
         self._by_session: dict[int, Visit] = {}  # the last visit of each
@@ -99,14 +65,13 @@ class Forecast(Observer):
         self._usual_silence = 0
         self._usual_log_decoded = 0.0  # running mean of log2 of the tokens; 0: nobody said
         self._priced: _Priced | None = None  # the last newcomer
-        self._unknown_prices: list[float] = []  # by step of age; empty: to be made
 
     # ------------------------------------------------------------------------------- what is heard
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """A request used these blocks. They are accounted for when it is known what it adds."""
         self._settle()
-        self._advance(use.now)
+        self._appraiser.advance(use.now)
         self._pending = _Pending(list(rows), use)
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
@@ -114,15 +79,15 @@ class Forecast(Observer):
         parent = self._facts.parent[rows[0]]
         names = [self._facts.prefix_hash[row] for row in rows]
         visit = self._visit_before(parent, names, use)
-        self._advance(use.now)
+        self._appraiser.advance(use.now)
         visit.num_blocks = max(visit.num_blocks, self._facts.position[rows[0]] + use.num_asked)
         if visit.used_at < use.now:
             self._go_on(visit, use.now)
         self._adopt(visit, rows, names, use)
         visit.tip = rows[-1]
         self._priced = None
-        self._describe(visit)
-        self._learn()
+        self._appraiser.describe(visit)
+        self._appraiser.learn()
 
     def session_changed(self, change: SessionChange) -> None:
         """A session ended, fell silent, or said when it will be back."""
@@ -139,7 +104,7 @@ class Forecast(Observer):
             self._usual_log_decoded = usual + USUAL_WEIGHT * (log_decoded - usual) if usual else log_decoded
         self._usual_silence = visit.silence or self._usual_silence
         visit.said_at, visit.back_at = change.now, change.back_at
-        self._describe(visit)
+        self._appraiser.describe(visit)
 
     def forgotten(self, rows: Sequence[int]) -> None:
         """These blocks are nowhere any more; their names are remembered."""
@@ -153,8 +118,8 @@ class Forecast(Observer):
         stretches = self._stretches
         stretch = stretches.of_row[row] if row < len(stretches.of_row) else UNKNOWN
         if stretch == UNKNOWN:
-            return self._price_of_unknown(now - self._facts.last_used[row])
-        return self._price_of_stretch(stretch, now)
+            return self._appraiser.price_of_unknown(now - self._facts.last_used[row])
+        return self._appraiser.price(stretch, now)
 
     def price_of_new(self, newcomer: Newcomer) -> float:
         """Return the price that new blocks will have once they are stored."""
@@ -177,10 +142,7 @@ class Forecast(Observer):
             age_s = newcomer.now - stretches.used_at[ghost]
         else:
             kind, num_uses, age_s = NEW, 0, -1.0
-        features = features_of(visit, kind, num_uses, age_s)
-        gap_bins = gap_bins_of(visit, kind, math.nan)
-        hazards = self._hazards.hazards(np.array([kind]), np.array([features]), np.array([gap_bins]))
-        price = float(index_at(hazards, np.zeros((1, 1), np.int64))[0, 0])
+        price = self._appraiser.price_of_new(visit, kind, num_uses, age_s)
         self._priced = _Priced(newcomer.now, newcomer.session, newcomer.position, visit, price)
         return price
 
@@ -189,7 +151,7 @@ class Forecast(Observer):
         priced = self._priced
         if priced is not None and priced.now == newcomer.now:
             self._remember(priced.visit, newcomer.prefix_hashes, newcomer.now)
-            self._describe(priced.visit)
+            self._appraiser.describe(priced.visit)
 
     def next_change_at(self, row: int, now: float) -> float:
         """Return when the price of a block changes next if nothing happens."""
@@ -204,7 +166,7 @@ class Forecast(Observer):
     def dump(self) -> dict[str, Any]:
         """Return what was learned (not who is where), to be loaded after a restart."""
         return {
-            "hazards": self._hazards.dump(),
+            "hazards": self._appraiser.dump(),
             "usual_silence": self._usual_silence,
             "usual_log_decoded": self._usual_log_decoded,
         }
@@ -218,9 +180,8 @@ class Forecast(Observer):
             raise ValueError(f"what was learned lacks a part: {error!r}") from error
         if silence not in (0, Urgency.WAITING, Urgency.IDLE) or not 0 <= log_decoded <= MAX_LOG_DECODED:
             raise ValueError("what was learned says impossible things of sessions; start without it")
-        self._hazards.load(hazards)
+        self._appraiser.load(hazards)
         self._usual_silence, self._usual_log_decoded = int(silence), log_decoded
-        self._unknown_prices = []
         self._priced = None
 
     @property
@@ -233,32 +194,6 @@ class Forecast(Observer):
         return self._stretches.check_integrity()
 
     # ------------------------------------------------------------------------------------ internals
-
-    def _price_of_stretch(self, stretch: int, now: float) -> float:
-        stretches = self._stretches
-        step = step_of(now - stretches.used_at[stretch]) - stretches.priced_from[stretch]
-        price = float(stretches.prices[stretch, min(max(step, 0), NUM_PRICES - 1)])
-        visit = stretches.visit[stretch]
-        assert visit is not None, "no row is in a stretch without a visit"
-        if stretches.kind[stretch] >= PUBLIC:
-            return price
-        if visit.is_over:
-            return price * ENDED_FACTOR
-        if visit.back_at < math.inf:
-            announced_s = visit.back_at - visit.said_at
-            overdue_s = now - visit.back_at
-            spread_s = KEPT_SHARE * announced_s + SLACK_S
-            if overdue_s < announced_s + spread_s:
-                return max(price, KEPT_CHANCE / (max(0.0, -overdue_s) + spread_s))
-        return price
-
-    def _price_of_unknown(self, age_s: float) -> float:
-        """Return the price of blocks of which only the last use is known."""
-        if not self._unknown_prices:
-            nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
-            hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
-            self._unknown_prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0].tolist()
-        return self._unknown_prices[step_of(age_s)]
 
     def _visit_before(self, parent: int, names: Sequence[bytes], use: Use) -> Visit:
         """Return the visit that new blocks under `parent` belong to: the one being heard of, or a new one."""
@@ -309,8 +244,8 @@ class Forecast(Observer):
             if len(self._by_session) > MAX_SESSIONS:
                 del self._by_session[next(iter(self._by_session))]
         self._visit = visit
-        self._describe(visit)
-        self._learn()
+        self._appraiser.describe(visit)
+        self._appraiser.learn()
         return visit
 
     def _take(self, visit: Visit, rows: Sequence[int], runs: Iterable[tuple[int, int, int]]) -> None:
@@ -321,7 +256,7 @@ class Forecast(Observer):
         for first, end, before in runs:
             past = self._past(before, now)
             if before:
-                self._count_use(before, now, end - first)
+                self._appraiser.count_use(before, now, end - first)
             num_forks, num_uses, age_s, mean = past
             if not last or kind_of(num_forks + num_more) != stretches.kind[last]:
                 last = self._open(visit, kind_of(num_forks + num_more), num_forks, num_uses, age_s, mean)
@@ -346,7 +281,7 @@ class Forecast(Observer):
         stretches = self._stretches
         stretch = stretches.open(visit, visit.used_at, kind, num_forks, num_uses, age_s, mean)
         visit.stretches.append(stretch)
-        self._agenda[0].append((stretches.serial[stretch], stretch))
+        self._appraiser.watch(stretch)
         return stretch
 
     def _go_on(self, visit: Visit, now: float) -> None:
@@ -357,7 +292,7 @@ class Forecast(Observer):
             stretches.used_at[stretch] = now
             stretches.bin[stretch] = 0
             stretches.renew(stretch)
-            self._agenda[0].append((stretches.serial[stretch], stretch))
+            self._appraiser.watch(stretch)
 
     def _adopt(self, visit: Visit, rows: Sequence[int], names: Sequence[bytes], use: Use) -> None:
         """Blocks were stored behind a visit: new ones, and ghosts that are back."""
@@ -410,7 +345,7 @@ class Forecast(Observer):
                 stretches.haunt(name, self._stretch_of_kind(visit, NEW))
                 continue
             num_forks, num_uses, age_s, mean = self._past(ghost, now)
-            self._count_use(ghost, now, 1)
+            self._appraiser.count_use(ghost, now, 1)
             kind = kind_of(num_forks + (0 if visit.turn else 1))
             for stretch in visit.stretches:
                 if stretches.kind[stretch] == kind:
@@ -418,88 +353,6 @@ class Forecast(Observer):
             else:
                 stretch = self._open(visit, kind, num_forks, num_uses, age_s, mean)
             stretches.haunt(name, stretch)
-
-    def _describe(self, visit: Visit) -> None:
-        """Set features and prices of all stretches of a visit, after anything about it changed."""
-        stretches = self._stretches
-        for stretch in visit.stretches:
-            kind = stretches.kind[stretch]
-            stretches.features[stretch] = features_of(
-                visit, kind, stretches.num_uses[stretch], stretches.age_s[stretch]
-            )
-            stretches.gap_bins[stretch] = gap_bins_of(visit, kind, stretches.mean_log_gap[stretch])
-        self._reprice(visit.stretches)
-
-    def _reprice(self, numbers: Sequence[int]) -> None:
-        """Set the prices of stretches from what is known by now."""
-        if not numbers:
-            return
-        stretches = self._stretches
-        kinds = np.array([stretches.kind[number] for number in numbers])
-        features = np.array([stretches.features[number] for number in numbers])
-        gap_bins = np.array([stretches.gap_bins[number] for number in numbers])
-        first = np.array([stretches.bin[number] for number in numbers]) * STEPS_PER_BIN
-        steps = np.minimum(first[:, None] + np.arange(NUM_PRICES), NUM_STEPS - 1)
-        for number, step in zip(numbers, first.tolist(), strict=True):
-            stretches.priced_from[number] = step
-        stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
-
-    # -------------------------------------------------------------------------------- observations
-
-    def _count_use(self, stretch: int, now: float, num_blocks: int) -> None:
-        """Blocks of a stretch are used: an observation, after those of the bins it outlived."""
-        stretches = self._stretches
-        number = bin_of(now - stretches.used_at[stretch])
-        weight = _weight(stretches.weigh(stretch))
-        for outlived in range(stretches.bin[stretch], number):
-            self._observe(stretch, outlived, 0.0, weight)
-        stretches.bin[stretch] = max(stretches.bin[stretch], number)
-        self._observe(stretch, number, 1.0, _weight(num_blocks))
-
-    def _observe(self, stretch: int, bin_number: int, use: float, weight: float) -> None:
-        stretches = self._stretches
-        self._seen.add(
-            stretches.kind[stretch],
-            stretches.features[stretch],
-            stretches.gap_bins[stretch],
-            bin_number,
-            use,
-            weight,
-        )
-
-    def _advance(self, now: float) -> None:
-        """Stretches that outlived an age bin move to the next one: observations, and new prices."""
-        stretches = self._stretches
-        moved: list[int] = []
-        for number, queue in enumerate(self._agenda):
-            end_s = EDGES_S[number + 1]
-            while queue and len(moved) < MAX_MOVES:
-                serial, stretch = queue[0]
-                if stretches.serial[stretch] != serial:
-                    queue.popleft()
-                    continue
-                if now - stretches.used_at[stretch] < end_s:
-                    break
-                queue.popleft()
-                if stretches.bin[stretch] <= number:
-                    self._observe(stretch, number, 0.0, _weight(stretches.weigh(stretch)))
-                    stretches.bin[stretch] = number + 1
-                if number + 1 < NUM_BINS:
-                    self._agenda[number + 1].append((serial, stretch))
-                if stretches.num_rows[stretch]:
-                    moved.append(stretch)
-        self._learn()
-        self._reprice(moved)
-
-    def _learn(self) -> None:
-        if len(self._seen) >= BATCH:
-            self._hazards.learn(self._seen)
-            self._seen = Observations()
-            self._unknown_prices = []
-
-
-def _weight(num_blocks: int) -> float:
-    return math.sqrt(min(num_blocks, MAX_WEIGHT_BLOCKS) / WEIGHT_BLOCKS)
 
 
 def forecast_of(surroundings: Surroundings) -> Forecast:

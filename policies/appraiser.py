@@ -1,0 +1,185 @@
+"""The appraiser: learns from what stretches live through, and prices them.
+
+Its time is told with every call. A use is an observation for the stretch the blocks were in, and so is each
+age bin that a stretch outlives unused: `advance` walks an agenda of these, a bounded number per call. A
+stretch has NUM_PRICES prices ready, for the steps of age that come next, and new ones whenever it moves to
+another bin or something is said about its visit.
+
+Who is in which stretch, and why, is the forecast's business (forecast.py).
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .ages import EDGES_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of
+from .hazard import Hazards, Observations
+from .stretches import NUM_PRICES, Stretches
+from .visits import (
+    NUM_FEATURES,
+    NUM_GAPS,
+    NUM_KINDS,
+    NUM_VALUES,
+    PRIVATE,
+    PUBLIC,
+    Visit,
+    features_of,
+    gap_bins_of,
+)
+from .worth import index_at
+
+#: Observations that are learned together.
+BATCH = 128
+#: Stretches that move to their next age bin per call; each is one observation.
+MAX_MOVES = 256
+#: Weight of an observation: the root of its blocks. One long prompt says less than ten short ones.
+WEIGHT_BLOCKS = 8.0
+MAX_WEIGHT_BLOCKS = 64
+#: What is left of the price of an ended session's own blocks.
+ENDED_FACTOR = 1e-3
+#: Announced returns: chance, and how far off they are as a share of what was announced.
+KEPT_CHANCE = 0.9
+KEPT_SHARE = 0.25
+SLACK_S = 0.5
+
+
+class Appraiser:
+    """Prices of stretches: expected uses per second of keeping. Owns their features, bins and prices."""
+
+    def __init__(self, stretches: Stretches) -> None:
+        self._stretches = stretches
+        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
+        self._seen = Observations()
+        self._agenda: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_BINS)]  # (serial, stretch)
+        self._unknown_prices: list[float] = []  # by step of age; empty: to be made
+
+    def price(self, stretch: int, now: float) -> float:
+        """Return the price of a stretch's blocks, hints included. About a microsecond."""
+        stretches = self._stretches
+        step = step_of(now - stretches.used_at[stretch]) - stretches.priced_from[stretch]
+        price = float(stretches.prices[stretch, min(max(step, 0), NUM_PRICES - 1)])
+        visit = stretches.visit[stretch]
+        assert visit is not None, "no row is in a stretch without a visit"
+        if stretches.kind[stretch] >= PUBLIC:
+            return price
+        if visit.is_over:
+            return price * ENDED_FACTOR
+        if visit.back_at < math.inf:
+            announced_s = visit.back_at - visit.said_at
+            overdue_s = now - visit.back_at
+            spread_s = KEPT_SHARE * announced_s + SLACK_S
+            if overdue_s < announced_s + spread_s:
+                return max(price, KEPT_CHANCE / (max(0.0, -overdue_s) + spread_s))
+        return price
+
+    def price_of_new(self, visit: Visit, kind: int, num_uses: int, age_s: float) -> float:
+        """Return the price of blocks that would join a visit now; for the rest see `features_of`."""
+        features = features_of(visit, kind, num_uses, age_s)
+        gap_bins = gap_bins_of(visit, kind, math.nan)
+        hazards = self._hazards.hazards(np.array([kind]), np.array([features]), np.array([gap_bins]))
+        return float(index_at(hazards, np.zeros((1, 1), np.int64))[0, 0])
+
+    def price_of_unknown(self, age_s: float) -> float:
+        """Return the price of blocks of which only the last use is known."""
+        if not self._unknown_prices:
+            nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
+            hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
+            self._unknown_prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0].tolist()
+        return self._unknown_prices[step_of(age_s)]
+
+    def watch(self, stretch: int) -> None:
+        """The age of a stretch begins now: expect it to outlive bins."""
+        self._agenda[0].append((self._stretches.serial[stretch], stretch))
+
+    def describe(self, visit: Visit) -> None:
+        """Set features and prices of all stretches of a visit, after anything about it changed."""
+        stretches = self._stretches
+        for stretch in visit.stretches:
+            kind = stretches.kind[stretch]
+            stretches.features[stretch] = features_of(
+                visit, kind, stretches.num_uses[stretch], stretches.age_s[stretch]
+            )
+            stretches.gap_bins[stretch] = gap_bins_of(visit, kind, stretches.mean_log_gap[stretch])
+        self._reprice(visit.stretches)
+
+    def count_use(self, stretch: int, now: float, num_blocks: int) -> None:
+        """Blocks of a stretch are used: an observation, after those of the bins it outlived."""
+        stretches = self._stretches
+        number = bin_of(now - stretches.used_at[stretch])
+        weight = _weight(stretches.weigh(stretch))
+        for outlived in range(stretches.bin[stretch], number):
+            self._observe(stretch, outlived, 0.0, weight)
+        stretches.bin[stretch] = max(stretches.bin[stretch], number)
+        self._observe(stretch, number, 1.0, _weight(num_blocks))
+
+    def _observe(self, stretch: int, bin_number: int, use: float, weight: float) -> None:
+        stretches = self._stretches
+        self._seen.add(
+            stretches.kind[stretch],
+            stretches.features[stretch],
+            stretches.gap_bins[stretch],
+            bin_number,
+            use,
+            weight,
+        )
+
+    def advance(self, now: float) -> None:
+        """Stretches that outlived an age bin move to the next one: observations, and new prices."""
+        stretches = self._stretches
+        moved: list[int] = []
+        for number, queue in enumerate(self._agenda):
+            end_s = EDGES_S[number + 1]
+            while queue and len(moved) < MAX_MOVES:
+                serial, stretch = queue[0]
+                if stretches.serial[stretch] != serial:
+                    queue.popleft()
+                    continue
+                if now - stretches.used_at[stretch] < end_s:
+                    break
+                queue.popleft()
+                if stretches.bin[stretch] <= number:
+                    self._observe(stretch, number, 0.0, _weight(stretches.weigh(stretch)))
+                    stretches.bin[stretch] = number + 1
+                if number + 1 < NUM_BINS:
+                    self._agenda[number + 1].append((serial, stretch))
+                if stretches.num_rows[stretch]:
+                    moved.append(stretch)
+        self.learn()
+        self._reprice(moved)
+
+    def learn(self) -> None:
+        """Learn from what was observed, once it is a batch."""
+        if len(self._seen) >= BATCH:
+            self._hazards.learn(self._seen)
+            self._seen = Observations()
+            self._unknown_prices = []
+
+    def dump(self) -> dict[str, Any]:
+        """Return what was learned, for `load`."""
+        return self._hazards.dump()
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Take over what another one learned. Raises ValueError, and changes nothing, where it cannot."""
+        self._hazards.load(saved)
+        self._unknown_prices = []
+
+    def _reprice(self, numbers: Sequence[int]) -> None:
+        """Set the prices of stretches from what is known by now."""
+        if not numbers:
+            return
+        stretches = self._stretches
+        kinds = np.array([stretches.kind[number] for number in numbers])
+        features = np.array([stretches.features[number] for number in numbers])
+        gap_bins = np.array([stretches.gap_bins[number] for number in numbers])
+        first = np.array([stretches.bin[number] for number in numbers]) * STEPS_PER_BIN
+        steps = np.minimum(first[:, None] + np.arange(NUM_PRICES), NUM_STEPS - 1)
+        for number, step in zip(numbers, first.tolist(), strict=True):
+            stretches.priced_from[number] = step
+        stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
+
+
+def _weight(num_blocks: int) -> float:
+    return math.sqrt(min(num_blocks, MAX_WEIGHT_BLOCKS) / WEIGHT_BLOCKS)
