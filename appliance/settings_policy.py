@@ -16,7 +16,7 @@ from ..policies.registry import ADMISSION, EVICTION, PREFETCH, Factory, PolicyCh
 from ..tiers.block import Tier
 from .settings_fields import refuse
 
-DEFAULT = PolicyChoice()
+DEFAULT = PolicyChoice(eviction="urgency")
 
 
 class _Model(BaseModel):
