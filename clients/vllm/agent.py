@@ -72,6 +72,9 @@ class Agent:
         self._submit(self._begin, asked)
         return asked
 
+    def wait(self, asked: Asked, timeout_s: float) -> None:
+        asked.has_answer.wait(timeout_s)
+
     def silent(self) -> None:
         self._failed(DeadlineExceeded("no answer to a lookup in time", reason="NO_ANSWER"))
 
@@ -145,6 +148,7 @@ class Agent:
     def _begin(self, asked: Asked) -> None:
         if self._num_lookups >= MAX_TASKS:
             asked.answer = FAILED
+            asked.has_answer.set()
             return
         self._num_lookups += 1
         self._spawn(self._answer(asked))
@@ -162,6 +166,7 @@ class Agent:
         finally:
             self._num_lookups -= 1
             asked.answer = answer
+            asked.has_answer.set()
             if asked.is_released or not answer.num_tokens:
                 self._let_go(asked)
 

@@ -4,6 +4,7 @@ The agent's thread sets the fields of Asked once each, `answer` last; the schedu
 Assigning a reference is atomic in CPython, so there is no lock on the engine's critical path.
 """
 
+import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,6 +44,7 @@ class Asked:
     answer: Answer | None = None
     is_lost: bool = False  # the pin ended before its release
     is_released: bool = field(default=False)  # by the scheduler: nobody wants the answer any more
+    has_answer: threading.Event = field(default_factory=threading.Event)  # set after `answer`
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Word:
 
 
 class Asker(Protocol):
-    """What the scheduler's side needs of the agent. No method blocks or raises."""
+    """What the scheduler's side needs of the agent. No method raises, and only `wait` blocks."""
 
     def allows(self) -> bool:
         """Whether to ask now; False while the appliance does not answer."""
@@ -65,6 +67,10 @@ class Asker(Protocol):
 
     def ask(self, question: Question) -> Asked:
         """Start a lookup that pins."""
+        ...
+
+    def wait(self, asked: Asked, timeout_s: float) -> None:
+        """Return when the answer is there, or after `timeout_s`."""
         ...
 
     def silent(self) -> None:

@@ -1,7 +1,7 @@
 """What `kv_connector_extra_config` may say. Unknown keys and wrong values are refused at the engine's start.
 
-Every time limit here bounds what the engine may lose to a daemon that is slow or gone; none of them is ever
-waited for inside schedule().
+Every time limit here bounds what the engine may lose to a daemon that is slow or gone; only `answer_wait_s`, a
+part of a step, is ever waited for inside schedule().
 """
 
 import os
@@ -28,6 +28,9 @@ class Options:
         0  # 0: what gives fragments of about 1 MiB; else a divisor of the number of layers
     )
     min_load_tokens: int = 0  # a hit that saves less than this is not loaded
+    #: Longest that one step waits for answers, all requests together. An answer takes a fraction of this, and
+    #: requests that arrived together then run together, as they would without us.
+    answer_wait_s: float = 0.002
     answer_timeout_s: float = 1.0  # until the daemon says how much is stored
     promote_timeout_s: float = 5.0  # until blocks on their way up count as not stored
     load_timeout_s: float = 5.0  # one load of one worker

@@ -52,6 +52,9 @@ class InlineAsker:
     def allows(self) -> bool:
         return True
 
+    def wait(self, asked: Asked, timeout_s: float) -> None:
+        """Answers come when they are pumped, not before."""
+
     def silent(self) -> None:
         raise AssertionError("no clock runs here")
 

@@ -28,6 +28,7 @@ class Asker:
         self.asked: list[Asked] = []
         self.released: list[Asked] = []
         self.told: list[tuple[str, Word]] = []
+        self.answers_while_waited_for: dict[int, tuple[Answer | None, float]] = {}
         self.is_open = False
         self.num_silent = 0
 
@@ -37,6 +38,13 @@ class Asker:
     def ask(self, question: Question) -> Asked:
         self.asked.append(Asked(question, clock.now))
         return self.asked[-1]
+
+    def wait(self, asked: Asked, timeout_s: float) -> None:
+        """Time passes until the answer comes, if it comes."""
+        answer, needs_s = self.answers_while_waited_for.pop(id(asked), (None, timeout_s))
+        clock.now += min(needs_s, timeout_s)
+        if needs_s <= timeout_s:
+            asked.answer = answer
 
     def silent(self) -> None:
         self.num_silent += 1
@@ -117,6 +125,33 @@ def test_nothing_is_promised_before_it_is_pinned(scene: Scene) -> None:
     assert scene.side.matched_tokens(one, 16) == (16, True)
     assert len(scene.asker.asked) == 1
     assert not scene.asker.released
+
+
+def test_an_answer_that_comes_at_once_is_waited_for_so_that_requests_start_together(scene: Scene) -> None:
+    two = [request(name="a"), request(name="b")]
+    for one in two:
+        scene.side.arrived(one)
+    first, second = scene.asker.asked
+    scene.asker.answers_while_waited_for[id(first)] = (hit(32), 0.0005)
+    scene.asker.answers_while_waited_for[id(second)] = (hit(16), 0.0005)
+    assert [scene.side.matched_tokens(one, 0) for one in two] == [(32, True), (16, True)]
+
+
+def test_a_step_waits_no_longer_than_it_may_for_all_its_requests(scene: Scene) -> None:
+    started_at = clock.now
+    many = [request(name=str(number)) for number in range(5)]
+    for one in many:
+        scene.side.arrived(one)
+        assert scene.side.matched_tokens(one, 0) == PENDING
+    limit_s = Options().answer_wait_s
+    assert clock.now - started_at == pytest.approx(limit_s)
+    scene.side.plan(StepPlan(), {}, lambda _: None)
+    assert scene.side.matched_tokens(many[0], 0) == PENDING
+    assert clock.now - started_at == pytest.approx(2 * limit_s), "the next step may wait again"
+    scene.asker.asked[1].is_pinned = True
+    scene.side.plan(StepPlan(), {}, lambda _: None)
+    assert scene.side.matched_tokens(many[1], 0) == PENDING
+    assert clock.now - started_at == pytest.approx(2 * limit_s), "nor for what is still coming up"
 
 
 def test_a_hit_is_loaded_under_its_lease_until_every_rank_is_done(scene: Scene) -> None:
