@@ -40,7 +40,7 @@ MAX_PRECISION = 2_000.0
 NEIGHBOUR = 0.5
 NUM_OFFSETS = 64  # values of an age relative to a gap
 FORMAT = 1  # of a dump; another one whenever a kind, a feature or a bin means something else
-MAX_LOADED = 1e6  # no number that was learned is larger
+MAX_LOADED = 1e9  # no number that was learned is larger
 
 #: Value of an age bin relative to a gap: [1 + bin of the gap, bin of the age]. Row 0: there is no gap.
 _OFFSETS: I64 = np.clip(
