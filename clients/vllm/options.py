@@ -1,7 +1,7 @@
 """What `kv_connector_extra_config` may say. Unknown keys and wrong values are refused at the engine's start.
 
-Every time limit here bounds what the engine may lose to a daemon that is slow or gone; only `answer_wait_s`, a
-part of a step, is ever waited for inside schedule().
+Every time limit here bounds what the engine may lose to a daemon that is slow or gone; only `answer_wait_s`,
+a part of a step, is ever waited for inside schedule().
 """
 
 import os
