@@ -291,6 +291,8 @@ def test_an_announced_return_is_believed_until_it_is_long_overdue() -> None:
     forecast.used([other], Use(1.0, 2, 1, Urgency.QUEUED))  # time passes when something happens
     forecast.used([other], Use(30.0, 2, 1, Urgency.QUEUED))
     close = forecast.price(mine, 30.0)
+    late = forecast.price(mine, 40.0)
+    assert late > 0.9 / 9, "late, and still believed"
     forecast.used([other], Use(100.0, 2, 1, Urgency.QUEUED))
     assert close > 5 * forecast.price(mine, 100.0)
 
@@ -304,6 +306,132 @@ def test_a_new_block_has_the_price_that_it_will_have() -> None:
     rows = [facts.add(name("new", number), number - 1, 3.0) for number in range(5)]
     forecast.stored(rows, Use(3.0, 1, 5, Urgency.PREFILL))
     assert forecast.price(rows[0], 3.0) == pytest.approx(asked, rel=1e-5)
+
+
+def opinionated(facts: Facts) -> Forecast:
+    """Return a forecast for which every feature matters: otherwise all prices before learning are one."""
+    rng = np.random.default_rng(4)
+    forecast = Forecast(facts)
+    dump = forecast.dump()
+    hazards = dump["hazards"]
+    hazards["effects"] = rng.uniform(-0.4, 0.4, len(hazards["effects"])).tolist()
+    hazards["at_risk"] = rng.uniform(50, 100, (len(hazards["used"]), NUM_BINS)).tolist()
+    hazards["used"] = rng.uniform(0.5, 2, (len(hazards["used"]), NUM_BINS)).tolist()
+    forecast.load(dump)
+    return forecast
+
+
+def arrive(forecast: Forecast, facts: Facts, now: float, names: list[bytes]) -> tuple[float, list[int]]:
+    """Ask for the price of a chain of new blocks, then store it. Returns the price and the rows."""
+    asked = forecast.price_of_new(Newcomer(now, -1, 0, len(names), 1, Urgency.PREFILL, names))
+    rows: list[int] = []
+    for each in names:
+        rows.append(facts.add(each, rows[-1] if rows else -1, now))
+    forecast.stored(rows, Use(now, 1, len(names), Urgency.PREFILL))
+    return asked, rows
+
+
+def test_the_price_of_a_newcomer_is_its_own() -> None:
+    facts = Facts()
+    forecast = opinionated(facts)
+    asked, rows = arrive(forecast, facts, 3.0, chain_of("new", length=5))
+    assert forecast.price(rows[0], 3.0) == pytest.approx(asked, rel=1e-5)
+    longer, rows = arrive(forecast, facts, 3.0, chain_of("longer", length=60))
+    assert forecast.price(rows[0], 3.0) == pytest.approx(longer, rel=1e-5)
+    assert longer != pytest.approx(asked, rel=1e-3)
+    other = Newcomer(3.0, -1, 0, 9, 2, Urgency.PREFILL, chain_of("other", length=9))
+    assert forecast.price_of_new(other) != pytest.approx(longer, rel=1e-3)
+    fork = Newcomer(3.0, rows[3], 4, 2, 3, Urgency.PREFILL, chain_of("fork", length=2))
+    assert forecast.price_of_new(fork) != pytest.approx(forecast.price_of_new(other), rel=1e-3)
+
+
+def test_the_price_of_a_ghost_that_returns_is_that_of_a_return() -> None:
+    facts = Facts()
+    forecast = opinionated(facts)
+    names = chain_of("talk", length=5)
+    first, rows = arrive(forecast, facts, 3.0, names)
+    forecast.forgotten(rows)
+    for row in reversed(rows):
+        facts.remove(row)
+    again, rows = arrive(forecast, facts, 50.0, names)
+    assert forecast.price(rows[0], 50.0) == pytest.approx(again, rel=1e-5)
+    assert again != pytest.approx(first, rel=1e-3)
+
+
+def test_a_declined_return_is_a_use_that_is_learned_from() -> None:
+    facts = Facts()
+    forecast = Forecast(facts)
+    newcomer = Newcomer(5.0, -1, 0, 1, 1, Urgency.PREFILL, [name(1)])
+    forecast.price_of_new(newcomer)
+    forecast.declined(newcomer)
+    assert sum(forecast._appraiser._seen.uses) == 0.0
+    back = newcomer._replace(now=65.0)
+    forecast.price_of_new(back)
+    forecast.declined(back)
+    assert forecast._appraiser._seen.uses[-1] == 1.0
+    assert forecast._appraiser._seen.bins[-1] == bin_of(60.0)
+
+
+def test_every_fork_makes_the_beginning_more_shared() -> None:
+    tree, forecast = plant(100)
+    kinds = []
+    for number in range(5):
+        tree.request(chain_of("system", length=4) + chain_of(number, length=2))
+        row = tree.rows[chain_of("system", length=4)[0]]
+        kinds.append(forecast._stretches.kind[forecast._stretches.of_row[row]])
+    assert kinds == [0, *(kind_of(forks) for forks in (1, 2, 3, 4))]
+
+
+def test_shared_blocks_keep_their_price_when_a_session_ends() -> None:
+    tree, forecast = plant(100)
+    for number in range(1, 6):
+        tree.request(chain_of("system", length=4) + chain_of(number, length=4), session=number)
+    shared, own = tree.rows[chain_of("system", length=4)[0]], tree.rows[chain_of(5, length=4)[0]]
+    before = forecast.price(shared, tree.now), forecast.price(own, tree.now)
+    forecast.session_changed(SessionChange(tree.now, 5, Urgency.ENDED))
+    assert forecast.price(shared, tree.now) == before[0]
+    assert forecast.price(own, tree.now) < before[1] / 100
+
+
+@pytest.mark.parametrize(("num_blocks", "weight"), [(3, math.sqrt(2 / 8)), (33, 2.0), (1001, math.sqrt(8))])
+def test_a_long_prompt_weighs_the_root_of_its_blocks_up_to_a_limit(num_blocks: int, weight: float) -> None:
+    facts = Facts()
+    forecast = Forecast(facts)
+    rows = arrive(forecast, facts, 1.0, chain_of("long", length=num_blocks))[1]
+    forecast.used(rows[:-1], Use(4.0, 1, num_blocks - 1, Urgency.QUEUED))
+    forecast.used(rows[:1], Use(5.0, 1, 1, Urgency.QUEUED))  # now it is known that nothing follows
+    seen = forecast._appraiser._seen
+    uses = [w for use, w in zip(seen.uses, seen.weights, strict=True) if use]
+    assert uses[0] == pytest.approx(weight)
+
+
+def test_admission_compares_worth_per_byte_at_the_newcomer_s_place() -> None:
+    class TwoSizes(Facts):
+        def block_bytes(self, row: int) -> int:
+            return super().block_bytes(row) * (1 + row)
+
+    facts = TwoSizes()
+    small, large = facts.add(name(0), -1, 0.0), facts.add(name(1), -1, 0.0)
+    facts.namespace_id[large] = 2
+    surroundings = surroundings_of(facts)
+    admission, forecast = UrgencyAdmission(surroundings), forecast_of(surroundings)
+    newcomer = Newcomer(0.0, small, 1, 1, 0, Urgency.PREFILL, [name(2)])
+    price = forecast.price_of_new(newcomer)
+    per_byte = facts.block_tokens(small) / facts.block_bytes(small)
+    assert admission.admits(newcomer, Victim(large, price * per_byte)), "worth as much: it may come in"
+    assert not admission.admits(newcomer, Victim(large, price * per_byte * 1.001))
+
+
+def test_for_seconds_a_late_newcomer_is_worth_more() -> None:
+    facts = Facts()
+    row = facts.add(name(0), -1, 0.0)
+    surroundings = surroundings_of(facts, options={"objective": "seconds"})
+    admission, forecast = UrgencyAdmission(surroundings), forecast_of(surroundings)
+    early = Newcomer(0.0, row, 1, 1, 1, Urgency.PREFILL, [name(2)])
+    late = Newcomer(0.0, row, 20_000, 1, 2, Urgency.PREFILL, [name(3)])
+    price = forecast.price_of_new(early) * UrgencyEviction(surroundings)._values.at(row, 10_000)
+    assert not admission.admits(early, Victim(row, price))
+    assert admission.admits(late, Victim(row, price))
 
 
 def test_admission_declines_what_is_worth_less_and_remembers_it() -> None:
