@@ -32,6 +32,7 @@ def converse(served: DaemonThread) -> bytes:
         for number in range(150):
             client.put(namespace, chain(2, f"c{number}"), os.urandom(2 * BLOCK_BYTES))
             client.acquire(namespace, chain(2, f"c{number}"))
+    served.wait(served.daemon.appliance.settled())  # the store is audited, and has to stand still for it
     return served.call(served.daemon.planner.learned)
 
 
