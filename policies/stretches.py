@@ -25,7 +25,7 @@ from .visits import NUM_FEATURES, NUM_GAPS, Visit
 UNKNOWN = 0
 GROWTH = 1024
 #: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
-GHOSTS_PER_BLOCK = 8
+GHOSTS_PER_BLOCK = 32
 MIN_BLOCKS = 16
 #: Steps of age that a stretch is priced for at a time: those of its bin, and as many for being late.
 NUM_PRICES = 4

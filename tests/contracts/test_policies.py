@@ -210,10 +210,10 @@ def test_the_same_requests_have_the_same_victims(policy_name: str) -> None:
 def test_memory_follows_what_is_in_the_tier_not_what_was(policy_name: str) -> None:
     tree = plant(policy_name, 100)
     sizes = []
-    for number, (chain, session, urgency) in enumerate(workload(13, 2000)):
+    for number, (chain, session, urgency) in enumerate(workload(13, 4000)):
         tree.request(chain, session, urgency)
         tree.offer(sorted(tree.here)[:10])
-        if number in (499, 1999):
+        if number in (1499, 3999):
             sizes.append(deep_bytes(tree.policy, {id(tree.facts)}))
     assert sizes[1] < 1.5 * sizes[0] + 50_000
 
