@@ -203,7 +203,12 @@ class Forecast(Observer):
             return self._begin(pending.rows, pending.use, names)
         self._settle()
         visit = self._visit
-        if visit is not None and visit.tip == parent and (parent >= 0 or visit.used_at == use.now):
+        if (
+            visit is not None
+            and visit.tip == parent
+            and visit.session in (0, use.session)
+            and (parent >= 0 or visit.used_at == use.now)  # chains begin anew all the time
+        ):
             return visit
         stretches = self._stretches
         stretch = stretches.of_row[parent] if 0 <= parent < len(stretches.of_row) else UNKNOWN

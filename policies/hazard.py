@@ -30,7 +30,7 @@ I64 = npt.NDArray[np.int64]
 PRIOR_HAZARD = 0.0474  # of a bin; its value does not change any order
 PRIOR_WEIGHT = 4.0  # observations that it counts for
 PRIOR_PRECISION = 20.0
-STEP = 0.7  # of a Newton step: several effects explain the same surprise
+STEP = 0.3  # of a Newton step: several effects explain the same surprise
 MAX_EFFECT = 6.0
 MAX_HAZARD = 0.95
 #: Weights at which counts halve: habits change, and the tables follow.

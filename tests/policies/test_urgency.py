@@ -67,7 +67,7 @@ def observe(hazards: Hazards, kind: int, feature: int, chance: float, num: int, 
 
 def test_hazards_are_learned_per_kind_and_feature() -> None:
     hazards = Hazards(3, 10, 1)
-    for part in range(60):
+    for part in range(180):
         observe(hazards, 0, 4, 0.4, 50, part)
         observe(hazards, 0, 5, 0.1, 50, 1000 + part)
         observe(hazards, 1, 0, 0.02, 50, 2000 + part)
