@@ -33,7 +33,7 @@ class TierPolicy(_Model):
 
 
 class Policy(_Model):
-    """Who decides what moves. Names are those of `kvtier policy list`, or module:Class of your own."""
+    """Who decides what moves. A wrong name is refused with those there are; module:Class names one's own."""
 
     eviction: str = DEFAULT.eviction
     """Who leaves a memory tier first."""

@@ -63,7 +63,7 @@ class UnknownPolicy(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """Which policies to run, by name. Tiers that are not named use the entry of `default`."""
+    """Which policies to run, by name. Tiers not in `eviction_of` and `admission_of` use the others."""
 
     eviction: str = "lru"
     admission: str = "all"

@@ -218,6 +218,7 @@ class PutJob:
         residency = self._residency
         catalog = residency.catalog
         all_absent = self._is_nowhere(row)
+        self._is_declined = False  # of this block; a run before it may have been
         domain = self.namespace.domain
         for fragment, length in zip(catalog.fragments(row), self.namespace.fragment_bytes, strict=True):
             if not all_absent and any(catalog.state[tier][fragment] != State.ABSENT for tier in TIERS):
