@@ -60,6 +60,11 @@ class Assembly:
         assert isinstance(engine, ExtentEngine)
         return engine
 
+    @property
+    def shared_tiers(self) -> tuple[Tier, ...]:
+        """Memory tiers that every client on this host reads in place, fastest first."""
+        return tuple(tier for tier, engine in sorted(self.engines.items()) if isinstance(engine, ExtentEngine))
+
     def staging_routes(self, staging: Viewable) -> Mapping[Tier, Route]:
         """Return the ways out of a client's staging extent."""
         copier = HostCopier(staging, self.dram, self.memory_threads, num_tasks=1)

@@ -54,7 +54,9 @@ class Daemon:
         options = settings.planner_options()
         self.settings = settings
         self.assembly = assembly
-        self.planner = Planner(options, assembly.rooms, policies=settings.policy.choice())
+        self.planner = Planner(
+            options, assembly.rooms, policies=settings.policy.choice(), shared=assembly.shared_tiers
+        )
         self.events = EventLog(limits.max_block_events)
         self.appliance = Appliance(
             self.planner,

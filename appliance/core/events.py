@@ -77,6 +77,7 @@ class AcquireRequested:
     first_block: int = 0
     load_anyway: bool = False  # even from a tier that is slower than computing the blocks again
     retention: Sequence[RetentionHint] = ()
+    on_device: bool = False  # whoever reads can read every memory tier, also one that is a GPU's
 
 
 @dataclass(slots=True)

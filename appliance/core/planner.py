@@ -67,7 +67,7 @@ class Planner:
         rooms: Mapping[Tier, Room],
         *,
         policies: PolicyChoice | None = None,
-        readable: Sequence[Tier] = MEMORY_TIERS,
+        shared: Sequence[Tier] = MEMORY_TIERS,
         future: Future | None = None,
     ) -> None:
         assert Tier.DRAM in rooms, "puts land in dram"
@@ -97,7 +97,8 @@ class Planner:
         self.waiting = Waiting(options.max_waiting_puts)
         self.inspection = Inspection(self)
         self.desk = Desk(self.residency, self.leases, self.costs, options)
-        readable = tuple(tier for tier in readable if tier in rooms)
+        #: Memory tiers that clients on this host read in place; not hbm where it is a GPU's.
+        shared = tuple(tier for tier in shared if tier in rooms)
         self.reads = Reads(
             self.desk,
             self.residency,
@@ -109,7 +110,7 @@ class Planner:
             self.costs,
             self.prefetching,
             self.retention,
-            readable,
+            shared,
         )
         self.writes = Writes(
             self.desk,

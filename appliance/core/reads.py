@@ -27,7 +27,7 @@ from .leases import Client, Leases
 from .loads import Loads
 from .pins import Pins
 from .prefetch import Prefetching
-from .residency import Residency
+from .residency import MEMORY_TIERS, Residency
 from .retention import Retention
 from .runs import MIN_RUN, touch_run
 from .sessions import Sessions
@@ -49,7 +49,7 @@ class Reads:
         costs: CostModel,
         prefetching: Prefetching,
         retention: Retention,
-        readable: Sequence[Tier],
+        shared: Sequence[Tier],
     ) -> None:
         self._desk = desk
         self._residency = residency
@@ -61,7 +61,8 @@ class Reads:
         self._costs = costs
         self._prefetching = prefetching
         self._retention = retention
-        self._readable = readable
+        self._shared = shared  # tiers that every client on this host reads in place
+        self._memories = [tier for tier in MEMORY_TIERS if tier in residency.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
 
     def acquire(self, event: AcquireRequested) -> None:
@@ -93,7 +94,8 @@ class Reads:
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
         num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
-        rows = rows[: self._affordable(client, namespace, event.first_block, len(rows))]
+        readable = self._memories if event.on_device else self._shared
+        rows = rows[: self._affordable(client, namespace, event.first_block, len(rows), readable)]
         chain, num_asked = rows[event.first_block :], len(event.prefix_hashes)
         urgency = self._use(
             chain, event.client, event.session_id, event.urgency, num_asked, event.deadline_at
@@ -116,7 +118,7 @@ class Reads:
             self._leases,
             self._loads,
             self._residency,
-            self._readable,
+            readable,
             self._done,
         )
         self._jobs[event.call] = job
@@ -140,10 +142,17 @@ class Reads:
         self._residency.story.count("blocks_not_worth_loading", len(rows) - advice.num_blocks)
         return advice
 
-    def _affordable(self, client: Client, namespace: Namespace, first_block: int, num_blocks: int) -> int:
+    def _affordable(
+        self,
+        client: Client,
+        namespace: Namespace,
+        first_block: int,
+        num_blocks: int,
+        readable: Sequence[Tier],
+    ) -> int:
         """Return how many blocks of the prefix the client's quota of held bytes allows."""
         rooms = self._residency.rooms
-        capacity = sum(rooms[tier].statistics().capacity_bytes for tier in self._readable)
+        capacity = sum(rooms[tier].statistics().capacity_bytes for tier in readable)
         quota = int(self._desk.options.max_pinned_fraction * capacity) - client.held_bytes
         return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
 

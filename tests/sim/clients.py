@@ -521,6 +521,7 @@ class Acquire:
         self.ttl_s = self.world.rng.choice((0.0, 0.0, 0.01, 1.0))
         self.first_block = self.world.rng.randrange(len(hashes)) if self.world.random() < 0.2 else 0
         self.load_anyway = self.world.random() < 0.5
+        self.on_device = self.world.random() < 0.5
         self.retention = crowd.retention(namespace_id, hashes)
         self.calls: list[int] = []
         self.lease_id = 0
@@ -560,6 +561,7 @@ class Acquire:
                 self.first_block,
                 self.load_anyway,
                 self.retention,
+                self.on_device,
             )
         )
 
@@ -605,7 +607,9 @@ class Acquire:
             if ready.block >= len(self.hashes) or ready.block < self.first_block:
                 raise Violation("replies", f"block {ready.block} was not asked for")
             key = (self.identity.digest, self.hashes[ready.block], ready.group)
-            self.daemon.memories[ready.tier]  # a tier that clients can read
+            self.daemon.memories[ready.tier]  # a tier that has an address
+            if ready.tier is Tier.HBM and not (self.on_device or self.crowd.config.hbm_is_shared):
+                raise Violation("replies", f"block {ready.block} was offered in hbm, which is a GPU's")
             if self.world.random() < 0.7:
                 read_under_lease(self, ready, key)
         if result.last:

@@ -79,6 +79,7 @@ class Config:
     dram_extents: int
     slots_per_extent: int
     hbm_extents: int  # 0: no hbm
+    hbm_is_shared: bool  # False: a GPU's, which only readers on the device can read
     num_segments: int  # 0: no nvme
     segment_records: int
     num_clients: int
@@ -152,6 +153,7 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         dram_extents=rng.choice((1, 2, 2, 4)),
         slots_per_extent=slots_per_extent,
         hbm_extents=rng.choice((0, 0, 1, 2)),
+        hbm_is_shared=rng.random() < 0.5,
         num_segments=num_segments if has_nvme else 0,
         segment_records=rng.choice((2, 3, 6)),
         num_clients=rng.choice((1, 2, 4)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.planner import Planner
+from kvtier.appliance.core.residency import MEMORY_TIERS
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Tier
 from kvtier.tiers.log import SegmentLog
@@ -66,7 +67,8 @@ class Daemon:
         self.is_alive = True
         self.was_offline = False
         self.rooms = _rooms(config, self._no_place)
-        self.planner = Planner(config.options, self.rooms, policies=config.policies)
+        shared = MEMORY_TIERS if config.hbm_is_shared else (Tier.DRAM,)
+        self.planner = Planner(config.options, self.rooms, policies=config.policies, shared=shared)
         self.memories = {
             tier: VirtualMemory(tier, room, contents)
             for tier, room in self.rooms.items()

@@ -8,6 +8,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.events import PutOutcome
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
+from kvtier.appliance.core.residency import MEMORY_TIERS
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
@@ -36,6 +37,7 @@ class Rig:
         nvme_blocks: int = 4,
         num_segments: int = 4,
         hbm_blocks: int = 0,
+        hbm_is_shared: bool = True,
         policies: PolicyChoice | None = None,
         **options: Any,
     ) -> None:
@@ -45,7 +47,8 @@ class Rig:
         if nvme_blocks:
             rooms[Tier.NVME] = SegmentLog(num_segments, nvme_blocks * 2 * RECORD_BYTES + 4096, 4096)
         settings = {"high_watermark": 1.0, "low_watermark": 1.0, "max_pinned_fraction": 1.0, **options}
-        self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies)
+        shared = MEMORY_TIERS if hbm_is_shared else (Tier.DRAM,)
+        self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies, shared=shared)
         self.now = 0.0
         self.copies: list[ev.Copy] = []  # not finished yet
         self.started: list[ev.Copy] = []  # ever

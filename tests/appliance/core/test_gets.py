@@ -187,3 +187,22 @@ def test_a_collected_load_holds_its_source() -> None:
         assert all(rig.published[Tier.DRAM, i.source] == i.label.prefix_hash for i in copy.items)
     rig.settle()
     assert "hbm" in rig.where(chain[0])
+
+
+def test_a_gpus_memory_is_read_on_the_gpu_only() -> None:
+    """What is in hbm alone is handed out there to who can read it; for others it comes down to dram."""
+    rig = Rig(dram_blocks=2, hbm_blocks=2, nvme_blocks=0, hbm_is_shared=False)
+    chain = hashes("a", 1)
+    rig.put(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
+    rig.settle()
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 1 << 30))
+    rig.settle()
+    assert rig.where(chain[0]) == {"hbm"}
+    on_device = rig.answer(rig.acquire(chain, on_device=True))
+    assert on_device.last
+    assert {ready.tier for ready in on_device.ready} == {Tier.HBM}
+    call = rig.acquire(chain)
+    assert not rig.answers[call][-1].ready
+    rig.settle()
+    assert {ready.tier for result in rig.answers[call] for ready in result.ready} == {Tier.DRAM}
