@@ -63,7 +63,9 @@ class Assembly:
     @property
     def shared_tiers(self) -> tuple[Tier, ...]:
         """Memory tiers that every client on this host reads in place, fastest first."""
-        return tuple(tier for tier, engine in sorted(self.engines.items()) if isinstance(engine, ExtentEngine))
+        return tuple(
+            tier for tier, engine in sorted(self.engines.items()) if isinstance(engine, ExtentEngine)
+        )
 
     def staging_routes(self, staging: Viewable) -> Mapping[Tier, Route]:
         """Return the ways out of a client's staging extent."""
