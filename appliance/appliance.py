@@ -22,31 +22,23 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ..tiers.base import Engine
 from ..tiers.block import NamespaceIdentity, Tier
-from .core.events import (
-    AcquireAbandoned,
-    AcquireRequested,
-    AcquireResult,
+from .core.events import AcquireAbandoned, AcquireRequested, ClientGone, Event, SegmentFreed, Tick, TierLost
+from .core.instructions import (
     CancelCopy,
-    ClientGone,
     Copy,
-    Event,
     FreeSegment,
     HastenCopy,
     Instruction,
     Notify,
     Publish,
     PublishRun,
-    Refusal,
     Reply,
-    Result,
     Retract,
     RetractRun,
     SealSegment,
-    SegmentFreed,
     StoreNamespace,
-    Tick,
-    TierLost,
 )
+from .core.results import AcquireResult, Refusal, Result
 from .errors import ApplianceError, from_refusal
 from .event_log import EventLog
 from .lanes import Edge, Route

@@ -24,8 +24,9 @@ from .admin import Admin, Drained
 from .appliance import Appliance
 from .assembly import Assembly, assemble
 from .clients import Clients
-from .core.events import CountResult, DrainStarted
+from .core.events import DrainStarted
 from .core.planner import Planner
+from .core.results import CountResult
 from .errors import StartError
 from .event_log import EventLog
 from .grpc_server import GrpcServer

@@ -22,7 +22,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from ..v1 import types_pb2
-from .core.events import Refusal
+from .core.results import Refusal
 
 DETAIL_KEY = "kvtier-error-bin"  # trailing metadata: a serialized ErrorDetail
 STATUS_KEY = "grpc-status-details-bin"  # where gRPC's own tools look for google.rpc.Status

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from ..tiers.block import Tier
-from .core.events import BlockChange, Notify
+from .core.instructions import BlockChange, Notify
 
 
 @dataclass(frozen=True, slots=True)

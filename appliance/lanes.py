@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..tiers.base import Copier, CopyItem, CopyOutcome
 from ..tiers.block import Tier
-from .core.events import STAGING, Copy
+from .core.instructions import STAGING, Copy
 from .meter import Meter
 
 MIN_BATCH_BYTES = 256 << 10  # cutting finer costs more in hand-over than it gains in sharing

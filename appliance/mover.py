@@ -16,7 +16,8 @@ from functools import partial
 
 from ..tiers.base import Cause, CopyOutcome
 from ..tiers.block import Tier
-from .core.events import CancelCopy, Copy, CopyFinished, EdgeMeasured, Event, HastenCopy
+from .core.events import CopyFinished, EdgeMeasured, Event
+from .core.instructions import CancelCopy, Copy, HastenCopy
 from .lanes import Batch, Edge, EdgeStatistics, Job, Lane, Route
 
 log = logging.getLogger(__name__)

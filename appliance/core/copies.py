@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import Tier, Urgency
 from ...v1.shm import extent_of
-from .events import CancelCopy, Copy, HastenCopy
+from .instructions import CancelCopy, Copy, HastenCopy
 from .residency import Residency
 from .runs import MIN_RUN, is_plain, land_run
 

@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from ...policies.costs import CostModel
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from .catalog import Namespace
-from .events import (
-    ClientOpened,
-    NamespaceRegistered,
-    NamespaceResult,
-    Refusal,
-    Reply,
-    Result,
-    StoreNamespace,
-)
+from .events import ClientOpened, NamespaceRegistered
+from .instructions import Reply, StoreNamespace
 from .leases import Client, Leases
 from .options import PlannerOptions
 from .residency import Residency
+from .results import NamespaceResult, Refusal, Result
 
 if TYPE_CHECKING:
     from .gets import AcquireJob

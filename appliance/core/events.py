@@ -1,7 +1,8 @@
 """Events in, instructions out: everything that crosses the wall of the pure core.
 
-Events say what happened; instructions say what to do. Both are dumb values. The three shells (daemon,
-simulator, replay) speak nothing else with the planner, which is why they all drive the same one.
+Events say what happened (this module), instructions what to do (instructions.py), results what was asked for
+(results.py). All are dumb values. The shells (daemon, simulator, replay) speak nothing else with the planner,
+which is why they all drive the same one; `from .core import events as ev` gives a shell all three.
 
 A `call` is an opaque number chosen by the shell; the planner hands it back in `Reply`. A `copy` is a
 number chosen by the planner; the shell hands it back in `CopyFinished`. Times are seconds on the
@@ -9,18 +10,99 @@ shell's monotonic clock; durations and deadlines say so in their names (`ttl_s`,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ...policies.costs import PrefillSpeed
-from ...tiers.base import CopyItem, CopyOutcome
-from ...tiers.block import FragmentLabel, NamespaceIdentity, Tier, Urgency
-
-STAGING = "staging"  # the source of a put's copy: the client's own extent, not a tier
-
-
-# ------------------------------------------------------------------------------------------ events
+from ...tiers.base import CopyOutcome
+from ...tiers.block import NamespaceIdentity, Tier, Urgency
+from .instructions import (
+    STAGING as STAGING,
+)
+from .instructions import (
+    BlockChange as BlockChange,
+)
+from .instructions import (
+    CancelCopy as CancelCopy,
+)
+from .instructions import (
+    Copy as Copy,
+)
+from .instructions import (
+    FreeSegment as FreeSegment,
+)
+from .instructions import (
+    HastenCopy as HastenCopy,
+)
+from .instructions import (
+    Instruction as Instruction,
+)
+from .instructions import (
+    Notify as Notify,
+)
+from .instructions import (
+    Publish as Publish,
+)
+from .instructions import (
+    PublishRun as PublishRun,
+)
+from .instructions import (
+    Reply as Reply,
+)
+from .instructions import (
+    Retract as Retract,
+)
+from .instructions import (
+    RetractRun as RetractRun,
+)
+from .instructions import (
+    SealSegment as SealSegment,
+)
+from .instructions import (
+    StoreNamespace as StoreNamespace,
+)
+from .results import (
+    AcquireResult as AcquireResult,
+)
+from .results import (
+    CountResult as CountResult,
+)
+from .results import (
+    EvictResult as EvictResult,
+)
+from .results import (
+    KeepAliveResult as KeepAliveResult,
+)
+from .results import (
+    NamespaceResult as NamespaceResult,
+)
+from .results import (
+    PinResult as PinResult,
+)
+from .results import (
+    PrefetchResult as PrefetchResult,
+)
+from .results import (
+    PutOutcome as PutOutcome,
+)
+from .results import (
+    PutResult as PutResult,
+)
+from .results import (
+    ReadyFragment as ReadyFragment,
+)
+from .results import (
+    Refusal as Refusal,
+)
+from .results import (
+    ReleaseResult as ReleaseResult,
+)
+from .results import (
+    ReserveResult as ReserveResult,
+)
+from .results import (
+    Result as Result,
+)
 
 
 class RetentionHint(NamedTuple):
@@ -300,251 +382,4 @@ Event: TypeAlias = (
     | EdgeMeasured
     | DrainStarted
     | Tick
-)
-
-
-# ----------------------------------------------------------------------------------------- results
-
-
-class PutOutcome(IntEnum):
-    """What became of one block of a put. Numbers are those of the wire."""
-
-    NEEDED = 1
-    STORED = 2
-    DEDUPLICATED = 3
-    IN_PROGRESS = 4
-    NO_ROOM = 5
-    PARENT_MISSING = 6
-    FAILED = 7
-    DECLINED = 8  # not worth the room of anything that is stored
-
-
-@dataclass(slots=True)
-class Refusal:
-    """An operating error: what is wrong, as in the error table of docs/api.md."""
-
-    reason: str  # a name of kvtier.appliance.errors
-    message: str  # says the fix
-    retry_after_s: float = 0.0
-
-
-@dataclass(slots=True)
-class NamespaceResult:
-    namespace_id: int
-    digest: bytes
-    fragment_bytes: list[int]
-
-
-@dataclass(slots=True)
-class ReadyFragment:
-    """One fragment a lease may read: block is an index into the request, place is of `tier`."""
-
-    block: int
-    group: int
-    tier: Tier
-    place: int
-    length: int
-
-
-@dataclass(slots=True)
-class AcquireResult:
-    lease_id: int
-    num_blocks: int
-    ready: list[ReadyFragment]
-    last: bool
-    ttl_s: float
-    # First answer only:
-    tiers: bytes = b""  # one Tier (of this module) per block
-    num_stored: int = 0  # of the chain, in whatever tier
-    reason: str = ""  # why not all of that is loaded
-    load_s: float = 0.0
-    recompute_s: float = 0.0
-
-
-@dataclass(slots=True)
-class ReleaseResult:
-    num_unknown: int
-
-
-@dataclass(slots=True)
-class KeepAliveResult:
-    expired: list[int]
-
-
-@dataclass(slots=True)
-class ReserveResult:
-    reservation_id: int
-    outcomes: bytes
-
-
-@dataclass(slots=True)
-class PutResult:
-    outcomes: bytes
-
-
-@dataclass(slots=True)
-class PinResult:
-    pin_id: int
-    num_blocks: int
-
-
-@dataclass(slots=True)
-class PrefetchResult:
-    num_blocks: int
-    num_promoted: int
-
-
-@dataclass(slots=True)
-class CountResult:
-    count: int
-
-
-@dataclass(slots=True)
-class EvictResult:
-    num_blocks: int
-    num_bytes: int
-
-
-Result: TypeAlias = (
-    Refusal
-    | NamespaceResult
-    | AcquireResult
-    | ReleaseResult
-    | KeepAliveResult
-    | ReserveResult
-    | PutResult
-    | PinResult
-    | PrefetchResult
-    | CountResult
-    | EvictResult
-)
-
-
-# ------------------------------------------------------------------------------------ instructions
-
-
-@dataclass(slots=True)
-class Reply:
-    """Answer a call. A stream has several replies; every other call exactly one."""
-
-    call: int
-    result: Result
-
-
-@dataclass(slots=True)
-class Copy:
-    """Start a batch of copies of one edge. The places stay reserved and pinned until CopyFinished."""
-
-    copy: int
-    source: Tier | None  # None: the staging extent of `client`
-    target: Tier
-    items: list[CopyItem]
-    urgency: Urgency
-    deadline_at: float = float("inf")
-    client: int = 0
-
-
-@dataclass(slots=True)
-class CancelCopy:
-    """Nobody wants this copy any more. It may still complete; CopyFinished comes either way."""
-
-    copy: int
-
-
-@dataclass(slots=True)
-class HastenCopy:
-    """Somebody waits for this copy now: what is queued of it goes where it would be with this urgency."""
-
-    copy: int
-    urgency: Urgency
-    deadline_at: float
-
-
-@dataclass(slots=True)
-class Publish:
-    """Make a landed fragment readable by clients (memory tiers)."""
-
-    tier: Tier
-    place: int
-    label: FragmentLabel
-
-
-@dataclass(slots=True)
-class PublishRun:
-    """Publish many fragments of one put."""
-
-    tier: Tier
-    places: list[int]
-    labels: list[FragmentLabel]
-
-
-@dataclass(slots=True)
-class Retract:
-    """Make a fragment unreadable; its place may be reused by a later instruction."""
-
-    tier: Tier
-    place: int
-
-
-@dataclass(slots=True)
-class RetractRun:
-    """Retract many fragments at once."""
-
-    tier: Tier
-    places: list[int]
-
-
-@dataclass(slots=True)
-class SealSegment:
-    """All copies into a full segment have ended: write its footer, make it durable."""
-
-    segment: int
-
-
-@dataclass(slots=True)
-class FreeSegment:
-    """Nothing in this segment is wanted: forget it durably, then report SegmentFreed."""
-
-    segment: int
-
-
-@dataclass(slots=True)
-class StoreNamespace:
-    """Remember a namespace's identity in the cold store, before any of its records."""
-
-    identity: NamespaceIdentity
-
-
-class BlockChange(Enum):
-    """What happened to blocks, for routers."""
-
-    STORED = 1
-    MOVED = 2
-    REMOVED = 3
-
-
-@dataclass(slots=True)
-class Notify:
-    """Tell whoever watches."""
-
-    change: BlockChange
-    namespace_id: int
-    tier: Tier
-    prefix_hashes: list[bytes] = field(default_factory=list)
-    reason: str = ""
-
-
-Instruction: TypeAlias = (
-    Reply
-    | Copy
-    | CancelCopy
-    | HastenCopy
-    | Publish
-    | PublishRun
-    | Retract
-    | RetractRun
-    | SealSegment
-    | FreeSegment
-    | StoreNamespace
-    | Notify
 )

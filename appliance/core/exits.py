@@ -17,7 +17,7 @@ from ...policies.base import Victim
 from ...tiers.base import MemoryRoom
 from ...tiers.block import NO_PLACE, Tier
 from .catalog import NO_ROW, TIERS, Namespace
-from .events import RetractRun
+from .instructions import RetractRun
 from .residency import EVICTED_FROM, Residency
 from .runs import column
 from .states import State

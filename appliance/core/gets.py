@@ -12,10 +12,12 @@ from ...policies.costs import Advice
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, Catalog, Namespace
-from .events import AcquireRequested, AcquireResult, ReadyFragment, Reply
+from .events import AcquireRequested
+from .instructions import Reply
 from .leases import Lease, Leases
 from .loads import Loads
 from .residency import Residency
+from .results import AcquireResult, ReadyFragment
 from .states import State
 
 

@@ -14,10 +14,12 @@ from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS, Namespace
 from .copies import Copies, Move
-from .events import PutOutcome, PutResult, Reply, ReserveRequested, ReserveResult
+from .events import ReserveRequested
+from .instructions import Reply
 from .leases import Client
 from .pressure import Pressure, Step
 from .residency import Residency
+from .results import PutOutcome, PutResult, ReserveResult
 from .runs import MIN_RUN, admit_run, num_new, unkeep_run
 from .states import State
 

@@ -11,15 +11,10 @@ from .desk import Desk
 from .events import (
     AcquireAbandoned,
     AcquireRequested,
-    AcquireResult,
-    KeepAliveResult,
     KeptAlive,
     PinRequested,
-    PinResult,
     PrefetchRequested,
-    PrefetchResult,
     ReleaseRequested,
-    ReleaseResult,
     Touched,
 )
 from .gets import AcquireJob, stored_prefix
@@ -28,6 +23,7 @@ from .loads import Loads
 from .pins import Pins
 from .prefetch import Prefetching
 from .residency import MEMORY_TIERS, Residency
+from .results import AcquireResult, KeepAliveResult, PinResult, PrefetchResult, ReleaseResult
 from .retention import Retention
 from .runs import MIN_RUN, touch_run
 from .sessions import Sessions

@@ -15,7 +15,7 @@ from ...tiers.log import SegmentLog, record_bytes
 from ...v1.shm import PAGE_BYTES, extent_of
 from .catalog import NO_ROW
 from .copies import Copies, Move
-from .events import FreeSegment
+from .instructions import FreeSegment
 from .options import PlannerOptions
 from .residency import MEMORY_TIERS, Residency
 from .states import State

@@ -21,7 +21,7 @@ from ...tiers.log import SegmentLog
 from ...v1.shm import extent_of
 from .audience import Audience
 from .catalog import NO_ROW, TIERS, Catalog
-from .events import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
+from .instructions import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
 from .states import NEXT, InvalidTransition, State, Step
 from .story import Story
 

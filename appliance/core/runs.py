@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ...tiers.block import FragmentLabel, Tier
 from .catalog import NO_ROW, Catalog, Namespace
-from .events import BlockChange, Notify, PublishRun
+from .instructions import BlockChange, Notify, PublishRun
 from .residency import STORED_IN, Residency
 from .states import State
 

@@ -6,17 +6,11 @@ from ...tiers.block import Urgency
 from .catalog import NO_ROW
 from .copies import Copies
 from .desk import Desk
-from .events import (
-    AbortRequested,
-    CommitRequested,
-    PutOutcome,
-    PutResult,
-    ReserveRequested,
-    ReserveResult,
-)
+from .events import AbortRequested, CommitRequested, ReserveRequested
 from .pressure import Pressure
 from .puts import PutJob
 from .residency import Residency
+from .results import PutOutcome, PutResult, ReserveResult
 from .retention import Retention
 from .runs import MIN_RUN, refresh_run
 from .sessions import Sessions

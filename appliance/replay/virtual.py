@@ -20,7 +20,8 @@ from ...tiers.footer import footer_bytes_for
 from ...tiers.log import SegmentLog, record_bytes
 from ...tiers.slots import SlotPool
 from ...v1.shm import slot_bytes_for
-from ..core.events import STAGING, CancelCopy, Copy, CopyFinished, HastenCopy
+from ..core.events import CopyFinished
+from ..core.instructions import STAGING, CancelCopy, Copy, HastenCopy
 
 #: What every copy reports; nothing is compared with it, as there are no bytes.
 CHECKSUM = b"virtual checksum"

@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from kvtier.appliance import errors
-from kvtier.appliance.core.events import Refusal
+from kvtier.appliance.core.results import Refusal
 from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from kvtier.appliance.core.events import BlockChange, Notify
+from kvtier.appliance.core.instructions import BlockChange, Notify
 from kvtier.appliance.event_log import BlockEvent, EventLog
 from kvtier.tiers.block import Tier
 

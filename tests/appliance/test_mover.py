@@ -8,7 +8,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from kvtier.appliance.core.events import CancelCopy, Copy, CopyFinished, EdgeMeasured, Event
+from kvtier.appliance.core.events import CopyFinished, EdgeMeasured, Event
+from kvtier.appliance.core.instructions import CancelCopy, Copy
 from kvtier.appliance.lanes import MIN_BATCH_BYTES, Edge, Route
 from kvtier.appliance.mover import Mover
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome

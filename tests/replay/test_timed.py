@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvtier.appliance.core.events import CancelCopy, Copy, CopyFinished
+from kvtier.appliance.core.events import CopyFinished
+from kvtier.appliance.core.instructions import CancelCopy, Copy
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.replay.outcomes import Outcome
 from kvtier.appliance.replay.setups import Setup, Shape, choice_of

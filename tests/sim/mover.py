@@ -7,7 +7,8 @@ Readers are registered when the copy is *queued*: from then on nobody may reuse 
 
 from typing import TYPE_CHECKING
 
-from kvtier.appliance.core.events import CancelCopy, Copy, CopyFinished, HastenCopy
+from kvtier.appliance.core.events import CopyFinished
+from kvtier.appliance.core.instructions import CancelCopy, Copy, HastenCopy
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import Tier
 from kvtier.v1.shm import extent_of

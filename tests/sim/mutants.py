@@ -15,7 +15,7 @@ from typing import Any
 from kvtier.appliance.core import catalog, copies, desk, gets, leases, puts, reclaim, residency, waiting
 from kvtier.appliance.core import sessions as sessions_module
 from kvtier.appliance.core import writes as writes_module
-from kvtier.appliance.core.events import Publish, Retract, RetractRun
+from kvtier.appliance.core.instructions import Publish, Retract, RetractRun
 from kvtier.appliance.core.states import State, Step
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import NO_PLACE, Tier, Urgency

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvtier.appliance.core.catalog import NO_ROW, TIERS
-from kvtier.appliance.core.events import BlockChange, Copy, Event, Instruction, Notify, PrefetchRequested
+from kvtier.appliance.core.events import Event, PrefetchRequested
+from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier, Urgency
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvtier.appliance.core.events import ReadyFragment
+from kvtier.appliance.core.results import ReadyFragment
 from kvtier.tiers.block import NamespaceIdentity
 
 from .memory import key_of

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.events import PutOutcome
+from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier, Urgency
 

@@ -1,8 +1,8 @@
 """Puts, as a newcomer may read them: dedup, parents, room, failures, retries."""
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.events import PutOutcome
 from kvtier.appliance.core.puts import MAX_STEP_BLOCKS
+from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
 

@@ -1,0 +1,143 @@
+"""Instructions: what the planner wants done, in order, by whichever shell drives it.
+
+Dumb values. A shell executes those it can do something about: replay has no bytes and leaves `Publish` and
+`Retract` alone, the daemon and the simulator execute all of them. The number of a `Copy` is the planner's;
+the shell hands it back in `CopyFinished` (events.py).
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from ...tiers.base import CopyItem
+from ...tiers.block import FragmentLabel, NamespaceIdentity, Tier, Urgency
+from .results import Result
+
+STAGING = "staging"  # the source of a put's copy: the client's own extent, not a tier
+
+
+@dataclass(slots=True)
+class Reply:
+    """Answer a call. A stream has several replies; every other call exactly one."""
+
+    call: int
+    result: Result
+
+
+@dataclass(slots=True)
+class Copy:
+    """Start a batch of copies of one edge. The places stay reserved and pinned until CopyFinished."""
+
+    copy: int
+    source: Tier | None  # None: the staging extent of `client`
+    target: Tier
+    items: list[CopyItem]
+    urgency: Urgency
+    deadline_at: float = float("inf")
+    client: int = 0
+
+
+@dataclass(slots=True)
+class CancelCopy:
+    """Nobody wants this copy any more. It may still complete; CopyFinished comes either way."""
+
+    copy: int
+
+
+@dataclass(slots=True)
+class HastenCopy:
+    """Somebody waits for this copy now: what is queued of it goes where it would be with this urgency."""
+
+    copy: int
+    urgency: Urgency
+    deadline_at: float
+
+
+@dataclass(slots=True)
+class Publish:
+    """Make a landed fragment readable by clients (memory tiers)."""
+
+    tier: Tier
+    place: int
+    label: FragmentLabel
+
+
+@dataclass(slots=True)
+class PublishRun:
+    """Publish many fragments of one put."""
+
+    tier: Tier
+    places: list[int]
+    labels: list[FragmentLabel]
+
+
+@dataclass(slots=True)
+class Retract:
+    """Make a fragment unreadable; its place may be reused by a later instruction."""
+
+    tier: Tier
+    place: int
+
+
+@dataclass(slots=True)
+class RetractRun:
+    """Retract many fragments at once."""
+
+    tier: Tier
+    places: list[int]
+
+
+@dataclass(slots=True)
+class SealSegment:
+    """All copies into a full segment have ended: write its footer, make it durable."""
+
+    segment: int
+
+
+@dataclass(slots=True)
+class FreeSegment:
+    """Nothing in this segment is wanted: forget it durably, then report SegmentFreed."""
+
+    segment: int
+
+
+@dataclass(slots=True)
+class StoreNamespace:
+    """Remember a namespace's identity in the cold store, before any of its records."""
+
+    identity: NamespaceIdentity
+
+
+class BlockChange(Enum):
+    """What happened to blocks, for routers."""
+
+    STORED = 1
+    MOVED = 2
+    REMOVED = 3
+
+
+@dataclass(slots=True)
+class Notify:
+    """Tell whoever watches."""
+
+    change: BlockChange
+    namespace_id: int
+    tier: Tier
+    prefix_hashes: list[bytes] = field(default_factory=list)
+    reason: str = ""
+
+
+Instruction: TypeAlias = (
+    Reply
+    | Copy
+    | CancelCopy
+    | HastenCopy
+    | Publish
+    | PublishRun
+    | Retract
+    | RetractRun
+    | SealSegment
+    | FreeSegment
+    | StoreNamespace
+    | Notify
+)
