@@ -1,0 +1,116 @@
+"""The contract of a codec: how the payload of one fragment is written smaller, and read back.
+
+A codec is a pure function of bytes and *shape*: it is told what the numbers mean (layers, K and V, tokens,
+heads) and nothing else. It keeps no state between fragments, because fragments are read in any order, after
+any restart, by another process, and on another device. What it learned beforehand (an exponent table, bits
+per head) is a value it was made with, and is named in the record.
+
+How large the result can be is known before a byte is encoded (`stored_bound`): the planner reserves room
+for it, and the planner cannot look at bytes. A codec whose result depends on the data declares the size it
+usually keeps and raises DoesNotFit beyond it; the fragment is then stored as it is. Reserving the raw size
+and giving the rest back was rejected: in a log the rest is a hole.
+
+Encoded bytes come from disk and from the network: a decoder believes no length in them, writes nowhere but
+into `into`, fills it whole or raises, and needs no memory beyond a small multiple of the payload.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ..base import Buffer
+from ..block import DTYPE_BYTES, Geometry
+
+
+class CodecError(Exception):
+    """These bytes are not what this codec writes for this shape. Never says more than where and why."""
+
+
+class DoesNotFit(Exception):
+    """The encoded payload is longer than `stored_bound`: store it as it is."""
+
+
+class Shape(NamedTuple):
+    """What the bytes of one fragment mean: [layer, plane, token, head, dim], row-major."""
+
+    num_layers: int
+    num_planes: int  # K and V; 1 for a joint latent
+    num_tokens: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def raw_bytes(self) -> int:
+        """Length of the payload."""
+        return self.num_values * DTYPE_BYTES[self.dtype]
+
+    @property
+    def num_values(self) -> int:
+        """Number of values in the payload."""
+        return self.num_layers * self.num_planes * self.num_tokens * self.num_heads * self.head_dim
+
+
+def shape_of(geometry: Geometry, group: int) -> Shape:
+    """Return the shape of the fragments of layer group `group`.
+
+    A layout that kvtier does not know is one row of values: codecs that need no axes still work on it.
+    """
+    num_layers = len(geometry.layers_of(group))
+    if geometry.layout != "layer,kv,token,head,dim":
+        num_values = geometry.fragment_bytes(group) // DTYPE_BYTES[geometry.dtype]
+        return Shape(1, 1, 1, 1, num_values, geometry.dtype)
+    return Shape(
+        num_layers,
+        geometry.num_planes,
+        geometry.block_tokens,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        geometry.dtype,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """What a decoded value may differ by. `is_exact`: not by a bit, NaN payloads included.
+
+    Otherwise |decoded - raw| <= max_relative * (largest |raw| of the value's scale group) + max_absolute, for
+    finite values; what is not finite makes the fragment be stored as it is.
+    """
+
+    is_exact: bool
+    max_relative: float = 0.0
+    max_absolute: float = 0.0
+
+
+EXACT = Exactness(True)
+
+
+class Codec(Protocol):
+    """Encodes and decodes payloads of one fragment. Immutable, thread-safe; long calls release the GIL."""
+
+    codec_id: int  # in the record; never reused for another meaning
+    name: str  # in policies and metrics
+    exactness: Exactness
+
+    def parameters(self) -> bytes:
+        """Return what a reader needs to make this codec again, at most 32 bytes: they stand in the record.
+        Tables that are larger live in a profile, whose digest stands here."""
+        ...
+
+    def accepts(self, shape: Shape) -> bool:
+        """Whether it can encode payloads of this shape at all."""
+        ...
+
+    def stored_bound(self, shape: Shape) -> int:
+        """Return the most bytes `encode` writes. Depends on the shape only."""
+        ...
+
+    def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
+        """Encode `payload` (shape.raw_bytes long) into `into` (at least stored_bound long); return the bytes
+        written. Raises DoesNotFit."""
+        ...
+
+    def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
+        """Fill `into` (shape.raw_bytes long) from exactly the bytes `encode` wrote. Raises CodecError for
+        any other; `into` is then undefined."""
+        ...
