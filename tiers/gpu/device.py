@@ -77,17 +77,23 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """What is enqueued from now on happens after `event`, of whichever stream or process."""
+        """What is enqueued from now on happens after `event` as it was recorded last, by whichever stream or
+        process. No effect when it never was. The event may be recycled or recorded again at once."""
         ...
 
-    def record(self) -> Event:
-        """Return an event that is done when everything enqueued so far is. It must be given back to the
-        device (`Device.recycle`), whose events are a bounded pool."""
+    def record(self, event: Event | None = None) -> Event:
+        """Return an event that is done when everything enqueued so far is: `event`, one of
+        `Device.export_event` that may be recorded again and again, or one of the device's bounded pool, which
+        must be given back (`Device.recycle`). Raises DeviceError (REFUSED) when the pool is empty."""
         ...
 
 
 class Device(Protocol):
-    """One GPU, or what stands for it. Methods may be called from any thread."""
+    """One GPU, or what stands for it. Methods may be called from any thread.
+
+    On a lost device everything raises DeviceError (LOST), but what gives something back, which has no effect:
+    exit paths stay the same, and nothing of a lost device moves a byte any more.
+    """
 
     index: int
     name: str  # for people: "NVIDIA H200", "fake"
@@ -136,11 +142,11 @@ class Device(Protocol):
         ...
 
     def give_stream(self, stream: Stream) -> None:
-        """Put a stream back. What is enqueued on it goes on."""
+        """Put a stream back. What is enqueued on it goes on; whoever takes it next is ordered after that."""
         ...
 
     def recycle(self, event: Event) -> None:
-        """Put a recorded event back into the pool."""
+        """Put a recorded event back into the pool. One of `export_event` or `open_event` ends with this."""
         ...
 
     def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> None:
@@ -149,5 +155,5 @@ class Device(Protocol):
         ...
 
     def shut_down(self) -> None:
-        """Let what runs finish, then give everything back. Idempotent."""
+        """Let what runs finish, tell whoever waits, then give everything back. Idempotent."""
         ...
