@@ -88,7 +88,7 @@ class ArcEviction(EvictionPolicy):
             candidates.add(row, last_used[row])
         following = candidates.lowest()
         runner_up = self.price(following[1], now) if following else math.nan
-        return Victim(row, self.price(row, now), runner_up)
+        return Victim(row, self.price(row, now), runner_up, following[1] if following else -1)
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left and become ghosts of their list."""

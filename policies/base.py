@@ -178,11 +178,12 @@ class Newcomer(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """Who should leave, and why: its price and the price of the one that would have been next."""
+    """Who should leave, and why: its price, and the price and row of the one that would have been next."""
 
     row: int
     price: float
     runner_up: float = float("nan")  # NaN: there was no other candidate
+    runner_up_row: int = -1
 
 
 @runtime_checkable

@@ -58,7 +58,7 @@ class PricedEviction(EvictionPolicy):
             assert entry is not None, "the last one that was looked at went back"
             price, row = entry
         following = candidates.lowest()
-        return Victim(row, price, following[0] if following else math.nan)
+        return Victim(row, price, *(following or (math.nan, -1)))
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left this tier."""

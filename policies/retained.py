@@ -113,5 +113,5 @@ class RetainedEviction(EvictionPolicy):
         price, row = entry
         heapq.heappop(self._heap)
         del self._prices[row]
-        runner_up = min((p for p, r in self._heap[:1] if self._prices.get(r) == p), default=math.nan)
-        return Victim(row, price, runner_up)
+        following = [(p, r) for p, r in self._heap[:1] if self._prices.get(r) == p]
+        return Victim(row, price, *(following[0] if following else (math.nan, -1)))

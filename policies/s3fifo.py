@@ -104,7 +104,7 @@ class S3FifoEviction(EvictionPolicy):
         self._move_used_parent(row)
         following = self._queues[queue].lowest() or self._queues[MAIN - queue].lowest()
         runner_up = self.price(following[1], now) if following else math.nan
-        return Victim(row, self.price(row, now), runner_up)
+        return Victim(row, self.price(row, now), runner_up, following[1] if following else -1)
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left; those from the small queue become ghosts."""

@@ -87,7 +87,8 @@ class SieveEviction(EvictionPolicy):
             self._laps[row] = self._lap + 1
             self._candidates.add(row, self._place(row))
         following = self._candidates.lowest()
-        return Victim(row, self.price(row, now), self.price(following[1], now) if following else math.nan)
+        next_price = self.price(following[1], now) if following else math.nan
+        return Victim(row, self.price(row, now), next_price, following[1] if following else -1)
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left the queue."""

@@ -109,7 +109,7 @@ class UrgencyEviction(PricedEviction):
             price, row = entry
         self._due.discard(row)
         following = candidates.lowest()
-        return Victim(row, price, following[0] if following else math.nan)
+        return Victim(row, price, *(following or (math.nan, -1)))
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left this tier."""

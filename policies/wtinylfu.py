@@ -130,7 +130,7 @@ class WTinyLfuEviction(EvictionPolicy):
         self._candidates[part].discard(row)
         following = self._candidates[part].lowest()
         runner_up = self.price(following[1], now) if following else math.nan
-        return Victim(row, self.price(row, now), runner_up)
+        return Victim(row, self.price(row, now), runner_up, following[1] if following else -1)
 
     def _join(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -1,4 +1,4 @@
-"""Exits: blocks that leave a memory tier, many at once, in columns; the counterpart of runs.py.
+"""Exits: blocks that leave a memory tier, many at once; the counterpart of runs.py.
 
 When a tier is full, every new prompt pushes out about as many blocks as it brings, and those are the tails
 of some older prompts: a leaf and the blocks above it that nobody else continues. One at a time each
@@ -11,15 +11,12 @@ simulator runs both.
 from collections.abc import Callable
 from typing import cast
 
-import numpy as np
-
 from ...policies.base import Victim
 from ...tiers.base import MemoryRoom
 from ...tiers.block import NO_PLACE, Tier
 from .catalog import NO_ROW, TIERS, Namespace
 from .instructions import RetractRun
 from .residency import EVICTED_FROM, Residency
-from .runs import column
 from .states import State
 
 
@@ -41,7 +38,7 @@ class Exits:
         rows = self._run_above(victim.row, tier, limit, goes)
         if not rows:
             self.flush()
-            residency.evict(victim.row, tier, reason, victim.price, victim.runner_up)
+            residency.evict(victim.row, tier, reason, victim)
             return 1
         catalog = residency.catalog
         if self._rows and (
@@ -54,9 +51,7 @@ class Exits:
         for row in rows:
             num_resident[row] = 0  # no candidate any more, should its policy name it
         taken = [names[row] for row in rows]
-        residency.story.tell_many(
-            residency.now, taken, EVICTED_FROM[tier], reason, victim.price, victim.runner_up
-        )
+        residency.story.tell_many(residency.now, taken, EVICTED_FROM[tier], reason, residency.verdict(victim))
         residency.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
         self._leave_parent(rows[0], rows[-1], tier)
         return len(rows)
@@ -140,17 +135,19 @@ class Exits:
         """Give all places of these blocks in a tier back. Their num_resident is 0 already."""
         residency = self._residency
         catalog = residency.catalog
-        r = np.array(rows, np.int32)
-        firsts = column(catalog.first_fragment)[r]
-        f = (firsts[:, None] + np.arange(namespace.num_groups, dtype=np.int32)).ravel()
-        states = column(catalog.state[tier])
-        assert (states[f] == State.RESIDENT).all()
-        states[f] = State.ABSENT
-        places_column = column(catalog.place[tier])
-        places = places_column[f].tolist()
-        places_column[f] = NO_PLACE
-        column(catalog.num_placed[tier])[r] = 0
-        column(catalog.num_children_placed[tier])[r] = 0
+        num_placed, num_children = catalog.num_placed[tier], catalog.num_children_placed[tier]
+        states, place_of = catalog.state[tier], catalog.place[tier]
+        first_fragment, num_groups = catalog.first_fragment, namespace.num_groups
+        resident, absent = int(State.RESIDENT), int(State.ABSENT)
+        places = []
+        for row in rows:
+            num_placed[row] = num_children[row] = 0
+            first = first_fragment[row]
+            for fragment in range(first, first + num_groups):
+                assert states[fragment] == resident
+                states[fragment] = absent
+                places.append(place_of[fragment])
+                place_of[fragment] = NO_PLACE
         cast(MemoryRoom, residency.rooms[tier]).release_many(places, namespace.fragment_bytes)
         residency.resident_bytes[tier] -= len(rows) * namespace.block_bytes
         residency.num_resident[tier] -= len(places)

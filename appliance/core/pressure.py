@@ -191,7 +191,7 @@ class Pressure:
                 continue  # incomplete, with children: it goes when they have gone
             self._exits.flush()
             if residency.may_leave(row, tier) and not self._is_worth_keeping(row, lower):
-                residency.evict(row, tier, f"not worth {lower.label}", victim.price, victim.runner_up)
+                residency.evict(row, tier, f"not worth {lower.label}", victim)
                 return Step.EVICTED, 1
             if self._spilling_bytes(tier) < self.options.max_spill_bytes and self._spill(row, tier):
                 return Step.SPILLING, 1

@@ -8,12 +8,12 @@ A *hold* is one reader, writer or queued copy of a fragment in a tier. It is tak
 not when it starts: a victim chosen in between was the one real bug of the prototype behind this design.
 """
 
-import math
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import cast
 
+from ...policies.base import Victim
 from ...policies.registry import PolicySet
 from ...tiers.base import Cause, MemoryRoom, Room
 from ...tiers.block import NO_PLACE, FragmentLabel, Tier
@@ -23,7 +23,7 @@ from .audience import Audience
 from .catalog import NO_ROW, TIERS, Catalog
 from .instructions import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
 from .states import NEXT, InvalidTransition, State, Step
-from .story import Story
+from .story import NO_VERDICT, Story, Verdict
 
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
 STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
@@ -119,12 +119,10 @@ class Residency:
         self._vacate(fragment, tier)
         self.forget_if_nowhere(row)
 
-    def evict(
-        self, row: int, tier: Tier, reason: str, price: float = math.nan, next_price: float = math.nan
-    ) -> int:
+    def evict(self, row: int, tier: Tier, reason: str, victim: Victim | None = None) -> int:
         """A block leaves a tier. `may_leave` must hold. Returns the bytes freed.
 
-        The prices are those the policy named: of this block, and of the one that would have been next.
+        `victim`: what the policy said of it, when a policy chose.
         """
         assert self.may_leave(row, tier), self.story.words(self.catalog.prefix_hash[row])
         freed = 0
@@ -135,9 +133,16 @@ class Residency:
                 self._vacate(fragment, tier)
         self._notify(BlockChange.REMOVED, row, tier, reason)
         name = self.catalog.prefix_hash[row]
-        self.story.tell(self.now, name, EVICTED_FROM[tier], reason, price, next_price)
+        self.story.tell(self.now, name, EVICTED_FROM[tier], reason, self.verdict(victim))
         self.forget_if_nowhere(row)
         return freed
+
+    def verdict(self, victim: Victim | None) -> Verdict:
+        """Return what a policy said, for the story."""
+        if victim is None:
+            return NO_VERDICT
+        row = victim.runner_up_row
+        return Verdict(victim.price, victim.runner_up, self.catalog.prefix_hash[row] if row >= 0 else b"")
 
     def trim(self, row: int, tier: Tier, num_groups: int) -> None:
         """The layer groups of a block from `num_groups` on leave a tier. It must be complete in a slower
@@ -164,19 +169,34 @@ class Residency:
         if catalog.holds[tier][fragment] == 0:
             self._quiet(fragment, tier)
 
-    def move(self, fragment: int, place: int) -> None:
-        """A cold record was copied forward inside the cold store: same bytes, new place."""
+    def may_move(self, fragment: int, tier: Tier) -> bool:
+        """Whether a fragment that was copied inside its tier may be there from now on. In memory only when
+        nobody but the copy touches the old place: a reader was told where that is."""
         catalog = self.catalog
-        old = catalog.place[Tier.NVME][fragment]
-        self.rooms[Tier.NVME].release(old, catalog.length_of(fragment))
-        catalog.place[Tier.NVME][fragment] = place
-        self.in_segment[extent_of(place)].append(fragment)
-        self._settle(Tier.NVME, place)
+        if tier is Tier.NVME:
+            return True
+        return catalog.state[tier][fragment] == State.RESIDENT and catalog.holds[tier][fragment] == 1
 
-    def abandon_record(self, fragment: int, place: int) -> None:
-        """A record could not be copied forward: its new place is dead space, the old one stays."""
-        self._settle(Tier.NVME, place)
-        self.rooms[Tier.NVME].release(place, self.catalog.length_of(fragment))
+    def move(self, fragment: int, tier: Tier, place: int) -> None:
+        """A fragment was copied inside its tier: same bytes, new place."""
+        catalog = self.catalog
+        old = catalog.place[tier][fragment]
+        if tier in MEMORY_TIERS:
+            self.out.append(Retract(tier, old))
+        self.rooms[tier].release(old, catalog.length_of(fragment))
+        catalog.place[tier][fragment] = place
+        if tier in MEMORY_TIERS:
+            self.out.append(Publish(tier, place, catalog.label_of(fragment)))
+        else:
+            self.in_segment[extent_of(place)].append(fragment)
+            self._settle(tier, place)
+
+    def abandon_place(self, fragment: int, tier: Tier, place: int) -> None:
+        """A fragment was not copied inside its tier after all: the new place is given back, the old one
+        stays."""
+        if tier not in MEMORY_TIERS:
+            self._settle(tier, place)
+        self.rooms[tier].release(place, self.catalog.length_of(fragment))
 
     # --------------------------------------------------------------------------------------- holds
 

@@ -8,7 +8,19 @@ milliseconds and never happens on the way of a request.
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeAlias
+
+
+class Verdict(NamedTuple):
+    """Why this one leaves: its price, and who would have been next at which price."""
+
+    price: float = math.nan  # NaN: nobody was priced
+    next_price: float = math.nan  # NaN: nobody else could go
+    next_block: bytes = b""  # prefix hash
+
+
+NO_VERDICT = Verdict()
 
 
 class Line(NamedTuple):
@@ -18,29 +30,33 @@ class Line(NamedTuple):
     subject: bytes | str  # prefix hash of a block, or id of a session
     what: str
     why: str
+    verdict: Verdict = NO_VERDICT
+
+
+class Decision(NamedTuple):
+    """One thing that was decided about one block or several together."""
+
+    line: Line  # of the last of them
+    num_blocks: int
+
+
+# Plain tuples of plain values: the garbage collector does not look into those.
+_Entry: TypeAlias = tuple[float, bytes | str, str, str, float, float, bytes]
 
 
 class Story:
     """A bounded log of decisions, and counters of the same words."""
 
     def __init__(self, max_lines: int) -> None:
-        # Plain tuples of plain values: the garbage collector does not look into those. The last two are
-        # the price of who left and of who would have been next; NaN when nobody was priced.
-        self._lines: deque[tuple[float, bytes | str, str, str, float, float]] = deque(maxlen=max_lines)
+        self._lines: deque[_Entry] = deque(maxlen=max_lines)
         #: How often each `what` happened since the start.
         self.counters: dict[str, int] = {}
 
     def tell(
-        self,
-        at: float,
-        subject: bytes | str,
-        what: str,
-        why: str = "",
-        price: float = math.nan,
-        next_price: float = math.nan,
+        self, at: float, subject: bytes | str, what: str, why: str = "", verdict: Verdict = NO_VERDICT
     ) -> None:
         """Remember that `what` happened to `subject`, and count it."""
-        self._lines.append((at, subject, what, why, price, next_price))
+        self._lines.append((at, subject, what, why, *verdict))
         self.counters[what] = self.counters.get(what, 0) + 1
 
     def tell_many(
@@ -49,11 +65,11 @@ class Story:
         subjects: Sequence[bytes],
         what: str,
         why: str = "",
-        price: float = math.nan,
-        next_price: float = math.nan,
+        verdict: Verdict = NO_VERDICT,
     ) -> None:
         """The same as `tell` for each of many blocks."""
-        self._lines.extend([(at, subject, what, why, price, next_price) for subject in subjects])
+        price, next_price, next_block = verdict
+        self._lines.extend([(at, subject, what, why, price, next_price, next_block) for subject in subjects])
         self.counters[what] = self.counters.get(what, 0) + len(subjects)
 
     def count(self, what: str, by: int = 1) -> None:
@@ -62,20 +78,42 @@ class Story:
 
     def of(self, subject: bytes | str) -> list[Line]:
         """Return what is remembered about a block or session, oldest first."""
-        return [
-            Line(at, name, what, _with_prices(why, price, next_price))
-            for at, name, what, why, price, next_price in self._lines
-            if name == subject
-        ]
+        return [_line(entry) for entry in self._lines if entry[1] == subject]
+
+    def decisions(self, words: frozenset[str], limit: int, max_lines: int = 20_000) -> list[Decision]:
+        """Return the last `limit` decisions whose `what` is one of `words`, newest first; blocks that went
+        together are one decision. Looks at the last `max_lines` lines at most."""
+        found: list[Decision] = []
+        kind: tuple[object, ...] = ()
+        for entry in islice(reversed(self._lines), max_lines):
+            if entry[2] not in words:
+                continue
+            if (entry[0], entry[2], entry[3], entry[6]) == kind:
+                found[-1] = found[-1]._replace(num_blocks=found[-1].num_blocks + 1)
+                continue
+            if len(found) == limit:
+                break
+            kind = (entry[0], entry[2], entry[3], entry[6])
+            found.append(Decision(_line(entry), 1))
+        return found
 
     def words(self, subject: bytes | str) -> list[str]:
         """Return the story as text, for error messages."""
         return [f"{line.at:.6f} {line.what} {line.why}".rstrip() for line in self.of(subject)]
 
 
-def _with_prices(why: str, price: float, next_price: float) -> str:
+def _line(entry: _Entry) -> Line:
+    at, subject, what, why, *verdict = entry
+    told = Verdict(*verdict)
+    return Line(at, subject, what, _with_prices(why, told), told)
+
+
+def _with_prices(why: str, verdict: Verdict) -> str:
     """Add what the victim and the runner-up would have cost. Formatted here, because few lines are read."""
+    price, next_price, next_block = verdict
     if math.isnan(price):
         return why
-    runner_up = "nobody else could go" if math.isnan(next_price) else f"the next one {next_price:.4g}"
-    return f"{why}; price {price:.4g}, {runner_up}"
+    if math.isnan(next_price):
+        return f"{why}; price {price:.4g}, nobody else could go"
+    name = f" ({next_block.hex()[:8]})" if next_block else ""
+    return f"{why}; price {price:.4g}, the next one{name} {next_price:.4g}"

@@ -119,6 +119,7 @@ def test_who_was_chosen_may_be_offered_again(policy_name: str) -> None:
         assert victim.row == 5
         assert math.isfinite(victim.price)
         assert math.isnan(victim.runner_up), "there was nobody else"
+        assert victim.runner_up_row == -1
         policy.offer([5], now)
     assert len(policy) == 1
 

@@ -216,6 +216,10 @@ class Tree:
         self.offered.discard(victim.row)
         assert math.isfinite(victim.price)
         assert not math.isinf(victim.runner_up)
+        assert math.isnan(victim.runner_up) == (victim.runner_up_row < 0)
+        assert victim.runner_up_row < 0 or victim.runner_up_row in self.offered, (
+            "no candidate is the next one"
+        )
         self.check()
         return victim
 

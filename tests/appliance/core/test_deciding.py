@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.story import Story, Verdict
 from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
 from kvtier.policies.lru import LruEviction
 from kvtier.policies.registry import ADMISSION, EVICTION, PolicyChoice, UnknownPolicy, build, resolve
@@ -199,8 +200,30 @@ def test_the_story_says_what_victim_and_runner_up_would_have_cost() -> None:
         rig.put(hashes(str(number), 1))
         rig.tick(1.0)
     rig.put(hashes("new", 1))
-    line = rig.planner.story.words(hashes("0", 1)[0])[-1]
-    assert line.endswith("evicted_dram coldest, no slower tier; price 0, the next one 1")
+    victim, runner_up = hashes("0", 1)[0], hashes("1", 1)[0]
+    line = rig.planner.story.of(victim)[-1]
+    assert line.why == f"coldest, no slower tier; price 0, the next one ({runner_up.hex()[:8]}) 1"
+    assert line.verdict == (0.0, 1.0, runner_up)
+    decision = rig.planner.story.decisions(frozenset({"evicted_dram"}), 10)
+    assert decision == [(line, 1)]
+
+
+def test_blocks_that_leave_together_are_one_decision() -> None:
+    story = Story(100)
+    verdict = Verdict(1.0, 2.0, b"next")
+    story.tell_many(1.0, [b"a", b"b"], "evicted_dram", "coldest", verdict)
+    story.tell(1.0, "session", "session_opened")
+    story.tell(1.0, b"c", "evicted_dram", "coldest", verdict)
+    story.tell(2.0, b"d", "evicted_dram", "coldest", verdict)
+    story.tell(2.0, b"e", "evicted_dram", "administrator")
+    words = frozenset({"evicted_dram"})
+    assert [(d.line.subject, d.num_blocks) for d in story.decisions(words, 10)] == [
+        (b"e", 1),
+        (b"d", 1),
+        (b"c", 3),
+    ]
+    assert len(story.decisions(words, 2)) == 2
+    assert [d.line.subject for d in story.decisions(words, 10, max_lines=1)] == [b"e"]
 
 
 def test_an_impatient_prefetcher_does_not_keep_the_daemon_awake() -> None:
