@@ -1,0 +1,49 @@
+"""The devices that the contract suite of test_devices.py runs against, and how to wait for them."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtier.tiers.gpu.device import Device, DeviceError, Event, Pieces
+from kvtier.tiers.gpu.fake import FakeDevice
+
+WAIT_S = 60.0
+
+
+@dataclass
+class DeviceCase:
+    """A device, opened for one test."""
+
+    kind: str
+    device: Device
+
+    def finish(self, event: Event) -> DeviceError | None:
+        """Wait until `event` is done; give it back. Returns what `when_done` said."""
+        told: list[DeviceError | None] = []
+        is_told = threading.Event()
+
+        def tell(error: DeviceError | None) -> None:
+            told.append(error)
+            is_told.set()
+
+        self.device.when_done(event, tell)
+        if self.kind == "fake":
+            assert isinstance(self.device, FakeDevice)
+            self.device.run()
+        assert is_told.wait(WAIT_S), "never done"
+        self.device.recycle(event)
+        return told[0]
+
+
+def pieces(*parts: tuple[int, int, int]) -> Pieces:
+    """Return columns of (source, target, length)."""
+    sources, targets, lengths = zip(*parts, strict=True)
+    return Pieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))
+
+
+FACTORIES: dict[str, Callable[[], Device]] = {
+    "fake": FakeDevice,
+    "live fake": lambda: FakeDevice(is_live=True),
+}

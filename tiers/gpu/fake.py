@@ -1,0 +1,356 @@
+"""FakeDevice: the contract of a GPU on host memory, with streams that run late, for tests and demonstrations.
+
+It is built to be worse than a GPU. Work is done only when `step` is called (or, with `is_live`, by a thread),
+one piece at a time, by a seeded choice among all streams that could go on, pieces of one call in any order; a
+copy reads whatever is current at its own time, and callbacks come late. So a missing wait gives wrong bytes
+under some seed, and `OrderAudit` names it under every seed. Memory freed while somebody may still touch it,
+freed twice, or touched though it is not registered, is a violation: it raises where it is noticed, is kept
+for `check_integrity`, and the device is lost, as a GPU is after an illegal address.
+
+Rejected: a mock that records calls (it would know nothing of time), and doing work at once (it would hide
+every race that matters).
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+
+from ..base import Buffer
+from .device import DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
+from .fake_memory import FakeMemory, move
+from .fake_order import Clock, OrderAudit
+from .fake_streams import DONE, RECORDED, Copying, FakeEvent, FakeStream, Recording, Waiting
+
+POLL_S = 0.001  # how often a live device looks at events of other processes
+SHUT_DOWN_S = 5.0  # how long it waits for them when it ends
+UNLIMITED = 1 << 62
+
+
+@dataclass(slots=True)
+class _Call:
+    """Somebody who wants to know when an event is done."""
+
+    event: FakeEvent
+    recording: int
+    clock: Clock
+    call: Callable[[DeviceError | None], Any]
+
+
+class FakeDevice:
+    """Implements `Device`. Drive it with `step` or `run`, unless it `is_live`.
+
+    `capacity_bytes` bounds allocations, `max_registered_bytes` host memory, `num_streams` and `num_events`
+    the pools. The same `seed` and the same calls give the same schedule (not when live: threads have their
+    own mind).
+    """
+
+    def __init__(
+        self,
+        index: int = 0,
+        *,
+        capacity_bytes: int = 256 << 20,
+        max_registered_bytes: int = UNLIMITED,
+        num_streams: int = 8,
+        num_events: int = 64,
+        seed: int = 0,
+        is_live: bool = False,
+    ) -> None:
+        self.index = index
+        self.name = "fake"
+        self.uuid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"kvtier fake device {index}"))
+        self.memory = FakeMemory(capacity_bytes, max_registered_bytes)
+        self.violations: list[str] = []
+        self._order = OrderAudit()
+        self._streams = [FakeStream(self, number) for number in range(num_streams)]
+        self._free_streams = list(self._streams)
+        self._num_free_events = num_events
+        self._calls: list[_Call] = []
+        self._random = Random(seed)
+        self._lost = ""
+        self._is_shut_down = False
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+        if is_live:
+            self._thread = threading.Thread(target=self._live, name=f"kvtier-fake-gpu-{index}", daemon=True)
+            self._thread.start()
+
+    # ------------------------------------------------------------------------------------------ memory
+
+    def allocate(self, num_bytes: int) -> DeviceMemory:
+        """See Device.allocate."""
+        with self._working():
+            return self.memory.allocate(num_bytes)
+
+    def free(self, memory: DeviceMemory) -> None:
+        """See Device.free. Freeing twice, or what a stream may still touch, is a violation."""
+        self._give_back(memory.address, "device", "freed")
+
+    def register_host(self, buffer: Buffer, *, is_read_only: bool) -> int:
+        """See Device.register_host."""
+        with self._working():
+            return self.memory.register(buffer, is_read_only)
+
+    def unregister_host(self, address: int) -> None:
+        """See Device.unregister_host. Doing it while a stream may still touch the memory is a violation."""
+        with self._changed:
+            if address in self.memory.regions:
+                self._give_back(address, "host", "unregistered")
+
+    def export(self, memory: DeviceMemory) -> bytes:
+        """See Device.export."""
+        with self._working():
+            return self.memory.export(memory)
+
+    def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
+        """See Device.open."""
+        with self._working():
+            return self.memory.open(handle, num_bytes)
+
+    def close(self, memory: DeviceMemory) -> None:
+        """See Device.close."""
+        self._give_back(memory.address, "opened", "closed")
+
+    def _give_back(self, address: int, kind: str, verb: str) -> None:
+        with self._changed:
+            region = self.memory.regions.get(address)
+            if region is None or region.kind != kind:
+                if self._is_shut_down:
+                    return
+                raise self._violation(f"{verb} {address:#x}, which is no {kind} memory (any more)")
+            if self._order.touching(address, address + region.num_bytes):
+                raise self._violation(f"{verb} {address:#x} while a stream may still touch it")
+            self.memory.drop(address)
+
+    # ------------------------------------------------------------------------------ streams and events
+
+    def take_stream(self) -> Stream | None:
+        """See Device.take_stream."""
+        with self._working():
+            return self._free_streams.pop(0) if self._free_streams else None
+
+    def give_stream(self, stream: Stream) -> None:
+        """See Device.give_stream."""
+        with self._changed:
+            assert stream not in self._free_streams, "given back twice"
+            self._free_streams.append(cast(FakeStream, stream))
+
+    def export_event(self) -> tuple[Event, bytes]:
+        """See Device.export_event."""
+        with self._working():
+            event = FakeEvent.shared(self)
+            return event, event.handle
+
+    def open_event(self, handle: bytes) -> Event:
+        """See Device.open_event."""
+        with self._working():
+            return FakeEvent.opened(self, handle)
+
+    def recycle(self, event: Event) -> None:
+        """See Device.recycle. Doing it twice is a violation."""
+        with self._changed:
+            mine = cast(FakeEvent, event)
+            if mine.is_recycled:
+                raise self._violation("an event was recycled twice")
+            mine.close()
+            self._num_free_events += mine.is_pooled
+
+    def enqueue_copy(self, stream: FakeStream, pieces: Pieces) -> None:
+        """Take over a copy, whose arrays may change afterwards. Refuses what a GPU would trip over."""
+        with self._working():
+            own = Pieces(*(np.array(column) for column in pieces))
+            problem = self.memory.why_not(own) or self._order.copy(stream.number, own)
+            if problem:
+                raise self._violation(problem)
+            order = list(range(len(own.lengths)))
+            self._random.shuffle(order)
+            stream.work.append(Copying(own, order))
+
+    def enqueue_wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        """Take over a wait for an event as it stands recorded now."""
+        with self._working():
+            self._check_event(event)
+            self._order.wait(stream.number, event.clock)
+            stream.work.append(Waiting(event, event.last_recording))
+
+    def enqueue_record(self, stream: FakeStream, event: FakeEvent | None) -> FakeEvent:
+        """Take over a mark in a stream's work."""
+        with self._working():
+            if event is None:
+                if self._num_free_events == 0:
+                    raise DeviceError(DeviceFault.REFUSED, "all events are in use; recycle some")
+                self._num_free_events -= 1
+                event = FakeEvent(self)
+            self._check_event(event)
+            event.clock = self._order.record(stream.number)
+            event.cells[RECORDED] += 1
+            stream.work.append(Recording(event, event.last_recording))
+            return event
+
+    def has_seen_done(self, event: FakeEvent) -> bool:
+        """Whether an event is done; the host has then learned of it."""
+        with self._working():
+            self._check_event(event)
+            is_done = event.has_reached(event.last_recording)
+            if is_done:
+                self._order.learn(event.clock)
+            return is_done
+
+    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> None:
+        """See Device.when_done. Called by `step`, or by the device's thread."""
+        with self._working():
+            mine = cast(FakeEvent, event)
+            self._check_event(mine)
+            self._calls.append(_Call(mine, mine.last_recording, dict(mine.clock), call))
+
+    # ---------------------------------------------------------------------------------------- its time
+
+    def step(self) -> bool:
+        """Do one thing that can be done now: move one piece, pass one mark, or make one call. False:
+        nothing."""
+        with self._changed:
+            streams = [stream for stream in self._streams if stream.can_go_on]
+            calls = [entry for entry in self._calls if self._lost or entry.event.has_reached(entry.recording)]
+            number_of_choices = len(streams) + len(calls)
+            if not number_of_choices:
+                return False
+            choice = self._random.randrange(number_of_choices)
+            if choice < len(streams):
+                self._advance(streams[choice])
+                return True
+            entry = calls[choice - len(streams)]
+            self._calls.remove(entry)
+            if not self._lost:
+                self._order.learn(entry.clock)
+            error = DeviceError(DeviceFault.LOST, self._lost) if self._lost else None
+        entry.call(error)
+        return True
+
+    def run(self) -> int:
+        """Do all that can be done; return how many steps it took."""
+        num_steps = 0
+        while self.step():
+            num_steps += 1
+        return num_steps
+
+    def _advance(self, stream: FakeStream) -> None:
+        head = stream.work[0]
+        if isinstance(head, Copying) and head.left:
+            piece = head.left.pop()
+            self._move(head.pieces, piece)
+        is_over = not isinstance(head, Copying) or not head.left
+        if is_over and stream.work:  # there is none when that piece was the device's end
+            stream.work.popleft()
+        if isinstance(head, Recording) and not head.event.has_reached(head.recording):
+            head.event.cells[DONE] = head.recording
+            self._changed.notify_all()
+
+    def _move(self, pieces: Pieces, piece: int) -> None:
+        one = Pieces(*(column[piece : piece + 1] for column in pieces))
+        problem = self.memory.why_not(one)
+        if problem:  # it was there when the copy was enqueued
+            self.violations.append(problem)
+            self._lose(problem)
+        else:
+            move(int(one.targets[0]), int(one.sources[0]), int(one.lengths[0]))
+
+    def _live(self) -> None:
+        """The thread of a live device."""
+        while True:
+            try:
+                if self.step():
+                    continue
+            except Exception as defect:
+                with self._changed:
+                    self._violation(f"a callback raised {defect!r}")
+            with self._changed:
+                if self._is_shut_down:
+                    return
+                waits_abroad = any(stream.work for stream in self._streams) or self._calls
+                if not any(stream.can_go_on for stream in self._streams):
+                    self._changed.wait(POLL_S if waits_abroad else None)
+
+    # ------------------------------------------------------------------------------------ what goes wrong
+
+    def lose(self, detail: str = "fell off the bus") -> None:
+        """From now on nothing works, and what was under way is never known to be done."""
+        with self._changed:
+            self._lose(detail)
+
+    def _lose(self, detail: str) -> None:
+        self._lost = self._lost or detail
+        for stream in self._streams:
+            stream.work.clear()
+        self._order.forget()
+        self._changed.notify_all()
+
+    def _violation(self, problem: str) -> AssertionError:
+        """Note a defect of the program; return it as the error to raise. The device is lost."""
+        self.violations.append(problem)
+        self._lose(problem)
+        return AssertionError(problem)
+
+    def _check_event(self, event: FakeEvent) -> None:
+        if event.is_recycled:
+            raise self._violation("an event was used after it was recycled")
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Hold the lock; wake the thread at the end. Raises DeviceError (LOST)."""
+        with self._changed:
+            if self._lost:
+                raise DeviceError(DeviceFault.LOST, self._lost)
+            yield
+            self._changed.notify_all()
+
+    # ----------------------------------------------------------------------------------------- inspection
+
+    def peek(self, address: int, num_bytes: int) -> bytes:
+        """Return what lies in memory now, as a debugger would: without any order."""
+        return self._bytes(address, num_bytes).tobytes()
+
+    def poke(self, address: int, payload: bytes | Buffer) -> None:
+        """Change memory now, as a kernel of somebody else's would."""
+        self._bytes(address, len(payload))[:] = np.frombuffer(payload, np.uint8)
+
+    def _bytes(self, address: int, num_bytes: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+        with self._changed:
+            region = self.memory.first_touching(address, address + 1)
+            assert region is not None, f"nothing is at {address:#x}"
+            whole = np.frombuffer(region.keeper, np.uint8)
+            start = address - region.address
+            assert start + num_bytes <= region.num_bytes
+            return whole[start : start + num_bytes]
+
+    def check_integrity(self) -> list[str]:
+        """Return every violation so far, in words."""
+        with self._changed:
+            return list(self.violations)
+
+    def shut_down(self) -> None:
+        """See Device.shut_down. What waits for another process that does not come is given up."""
+        if self._thread is None:
+            self.run()
+        else:
+            with self._changed:
+                self._changed.wait_for(self._is_quiet, SHUT_DOWN_S)
+        with self._changed:
+            if self._is_shut_down:
+                return
+            self._lose(self._lost or "the device was shut down")
+            self._is_shut_down = True
+            self._changed.notify_all()
+        self.run()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._changed:
+            for address in list(self.memory.regions):
+                self.memory.drop(address)
+
+    def _is_quiet(self) -> bool:
+        return not self._calls and not any(stream.work for stream in self._streams)

@@ -1,0 +1,164 @@
+"""The memory of a FakeDevice: real host addresses, so that a copy is a memmove and a wild one is noticed.
+
+Allocations are memfds of their own, like CUDA's exportable allocations: another process of this host opens
+one through /proc by the 64 bytes of its handle, and nothing outlives a killed process. Named files in
+/dev/shm were rejected because they do. Every address a piece names must lie in one region that is alive:
+device memory, memory opened from elsewhere, or registered host memory.
+"""
+
+import ctypes
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...v1.shm import PAGE_BYTES
+from .. import memfd
+from ..base import Buffer
+from .device import DeviceError, DeviceFault, DeviceMemory, Pieces
+
+HANDLE_BYTES = 64  # as CUDA's
+_HANDLE = struct.Struct("<8sIIQQ")  # magic, pid, descriptor, inode, bytes
+_MAGIC = b"kvt-fake"
+
+Bounds = tuple[NDArray[np.uint64], NDArray[np.uint64]]  # starts, ends
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory that pieces may name: `kind` is `device`, `opened` or `host`."""
+
+    address: int
+    num_bytes: int
+    kind: str
+    is_read_only: bool = False
+    descriptor: int = -1
+    keeper: Any = None  # what keeps the bytes mapped: a mapping, or a view of the caller's buffer
+
+
+def bounds_of(starts: NDArray[np.uint64], lengths: NDArray[np.int64]) -> Bounds:
+    """Return [start, end) of each piece."""
+    return starts, starts + lengths.astype(np.uint64)
+
+
+def pack_handle(descriptor: int, num_bytes: int) -> bytes:
+    """Return the handle by which another process finds this descriptor's file."""
+    packed = _HANDLE.pack(_MAGIC, os.getpid(), descriptor, os.fstat(descriptor).st_ino, num_bytes)
+    return packed.ljust(HANDLE_BYTES, b"\0")
+
+
+def open_handle(handle: bytes) -> tuple[int, mmap.mmap]:
+    """Return (descriptor, mapping) of the file that `handle` names. Raises DeviceError (REFUSED)."""
+    if len(handle) != HANDLE_BYTES or not handle.startswith(_MAGIC):
+        raise DeviceError(DeviceFault.REFUSED, "this is no handle of a fake device")
+    _, pid, number, inode, num_bytes = _HANDLE.unpack_from(handle)
+    try:
+        descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise DeviceError(
+            DeviceFault.REFUSED, f"process {pid} does not share it: {error.strerror}"
+        ) from error
+    status = os.fstat(descriptor)
+    if status.st_ino != inode or status.st_size != num_bytes:
+        os.close(descriptor)
+        raise DeviceError(DeviceFault.REFUSED, f"process {pid} has freed it")
+    return descriptor, mmap.mmap(descriptor, num_bytes)
+
+
+class FakeMemory:
+    """Regions of one device, and their limits. Not thread-safe: the device holds its lock."""
+
+    def __init__(self, capacity_bytes: int, max_registered_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.max_registered_bytes = max_registered_bytes
+        self.regions: dict[int, Region] = {}
+
+    def taken_bytes(self, kind: str) -> int:
+        """Return the bytes of all regions of one kind."""
+        return sum(region.num_bytes for region in self.regions.values() if region.kind == kind)
+
+    def allocate(self, num_bytes: int) -> DeviceMemory:
+        """See Device.allocate."""
+        assert num_bytes > 0
+        free_bytes = self.capacity_bytes - self.taken_bytes("device")
+        if num_bytes > free_bytes:
+            raise DeviceError(
+                DeviceFault.OUT_OF_MEMORY, f"{num_bytes} bytes asked for, {free_bytes} of the device are free"
+            )
+        file_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+        descriptor = memfd.create("kvtier-fake-gpu", file_bytes)
+        mapping = mmap.mmap(descriptor, file_bytes)
+        region = Region(memfd.address_of(mapping), num_bytes, "device", False, descriptor, mapping)
+        self.regions[region.address] = region
+        return DeviceMemory(region.address, num_bytes)
+
+    def register(self, buffer: Buffer, is_read_only: bool) -> int:
+        """See Device.register_host. Keeps the buffer alive, as a pinned page is."""
+        view = np.frombuffer(buffer, np.uint8)
+        address = int(view.ctypes.data)
+        limit = self.max_registered_bytes
+        if self.taken_bytes("host") + len(view) > limit:
+            raise DeviceError(
+                DeviceFault.REFUSED, f"more than {limit} bytes may not be registered; raise the memlock limit"
+            )
+        if self.first_touching(address, address + len(view)) is not None:
+            raise DeviceError(DeviceFault.REFUSED, "a part of this memory is registered already")
+        self.regions[address] = Region(address, len(view), "host", is_read_only, -1, view)
+        return address
+
+    def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
+        """See Device.open."""
+        descriptor, mapping = open_handle(handle)
+        if num_bytes > len(mapping):
+            os.close(descriptor)
+            mapping.close()
+            raise DeviceError(DeviceFault.REFUSED, f"{num_bytes} bytes asked for, {len(mapping)} are shared")
+        region = Region(memfd.address_of(mapping), num_bytes, "opened", False, descriptor, mapping)
+        self.regions[region.address] = region
+        return DeviceMemory(region.address, num_bytes)
+
+    def export(self, memory: DeviceMemory) -> bytes:
+        """See Device.export."""
+        region = self.regions.get(memory.address)
+        if region is None or region.kind != "device":
+            raise DeviceError(DeviceFault.REFUSED, "only the start of an own allocation can be exported")
+        return pack_handle(region.descriptor, os.fstat(region.descriptor).st_size)
+
+    def drop(self, address: int) -> None:
+        """Forget a region and give back what it holds."""
+        region = self.regions.pop(address)
+        if region.descriptor >= 0:
+            os.close(region.descriptor)
+            region.keeper.close()
+
+    def first_touching(self, start: int, end: int) -> Region | None:
+        """Return a region that shares a byte with [start, end)."""
+        for region in self.regions.values():
+            if region.address < end and start < region.address + region.num_bytes:
+                return region
+        return None
+
+    def why_not(self, pieces: Pieces) -> str:
+        """Say in words why `pieces` cannot be copied; empty when they can."""
+        for word, starts, is_write in (("source", pieces.sources, False), ("target", pieces.targets, True)):
+            starts, ends = bounds_of(starts, pieces.lengths)
+            usable = [r for r in self.regions.values() if not (is_write and r.is_read_only)]
+            usable.sort(key=lambda region: region.address)
+            firsts = np.array([region.address for region in usable], np.uint64)
+            lasts = np.array([region.address + region.num_bytes for region in usable], np.uint64)
+            which = np.searchsorted(firsts, starts, side="right") - 1
+            inside = which >= 0
+            inside[inside] = ends[inside] <= lasts[which[inside]]
+            if not inside.all():
+                wild = int(np.flatnonzero(~inside)[0])
+                return f"{word} {int(starts[wild]):#x}+{int(pieces.lengths[wild])} is in no usable region"
+        return ""
+
+
+def move(target: int, source: int, num_bytes: int) -> None:
+    """Copy bytes between addresses. Releases the GIL."""
+    ctypes.memmove(target, source, num_bytes)
