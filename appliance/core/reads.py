@@ -25,7 +25,7 @@ from .prefetch import Prefetching
 from .residency import MEMORY_TIERS, Residency
 from .results import AcquireResult, KeepAliveResult, PinResult, PrefetchResult, ReleaseResult
 from .retention import Retention
-from .runs import MIN_RUN, touch_run
+from .runs import touch_run
 from .sessions import Sessions
 from .waiting import Waiting
 
@@ -172,11 +172,7 @@ class Reads:
         applies = urgency if urgency is not None else Urgency.QUEUED
         number = session.number if session is not None else 0
         residency.audience.used(rows, Use(residency.now, number, num_asked, applies, deadline_at))
-        if len(rows) >= MIN_RUN:
-            touch_run(residency, rows, applies)
-        else:
-            for row in rows:
-                residency.touch(row, applies)
+        touch_run(residency, rows, applies)
         residency.story.count("blocks_used", len(rows))
         return applies
 

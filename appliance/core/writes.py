@@ -12,7 +12,7 @@ from .puts import PutJob
 from .residency import Residency
 from .results import PutOutcome, PutResult, ReserveResult
 from .retention import Retention
-from .runs import MIN_RUN, refresh_run
+from .runs import refresh_run
 from .sessions import Sessions
 from .waiting import Waiting
 
@@ -174,11 +174,7 @@ class Writes:
         self._jobs.pop(job.reservation_id, None)
         catalog = self._residency.catalog
         rows = [row for row in job.rows if row != NO_ROW]
-        if len(rows) >= MIN_RUN:
-            refresh_run(self._residency, rows)
-        else:
-            for row in rows:
-                catalog.last_used[row] = self._residency.now
+        refresh_run(self._residency, rows)
         self._retention.apply(rows, job.request.retention)
         session = None
         if job.request.session_id and self._desk.is_open(job.client):
