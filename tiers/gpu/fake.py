@@ -163,7 +163,7 @@ class FakeDevice:
     def enqueue_copy(self, stream: FakeStream, pieces: Pieces) -> None:
         """Take over a copy, whose arrays may change afterwards. Refuses what a GPU would trip over."""
         with self._working():
-            own = Pieces(*(np.array(column) for column in pieces))
+            own = Pieces(pieces.sources.copy(), pieces.targets.copy(), pieces.lengths.copy())
             problem = self.memory.why_not(own) or self._order.copy(stream.number, own)
             if problem:
                 raise self._violation(problem)
@@ -251,7 +251,8 @@ class FakeDevice:
             self._changed.notify_all()
 
     def _move(self, pieces: Pieces, piece: int) -> None:
-        one = Pieces(*(column[piece : piece + 1] for column in pieces))
+        here = slice(piece, piece + 1)
+        one = Pieces(pieces.sources[here], pieces.targets[here], pieces.lengths[here])
         problem = self.memory.why_not(one)
         if problem:  # it was there when the copy was enqueued
             self.violations.append(problem)
