@@ -9,9 +9,10 @@ from typing import NamedTuple
 from .. import __version__
 from ..v1 import admin_pb2 as pb
 from . import checks
+from .callers import Caller
 from .core import events
 from .errors import error, from_refusal
-from .service import Caller, Service
+from .service import Service
 
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
 

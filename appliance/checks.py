@@ -41,13 +41,6 @@ def text(field: str, value: str) -> str:
     return value
 
 
-def session(field: str, value: str) -> str:
-    """Return a session id, which must not be empty."""
-    if not value:
-        raise error("BAD_REQUEST", f"{field} must not be empty")
-    return text(field, value)
-
-
 def ttl_s(ttl_ms: int, max_s: float) -> float:
     """Return a TTL in seconds; 0 asks for the default."""
     if ttl_ms > max_s * 1000:

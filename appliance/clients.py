@@ -5,7 +5,8 @@ and owns a staging extent. A *remote* one opened itself over gRPC and lives as l
 either of them holds (leases, reservations) is the planner's to know; here is only what the planner must
 not know: names for people, staging, process ids.
 
-Ids of remote clients are random, because over gRPC the id is all that says who is calling.
+A remote client belongs to the identity that opened it (`owner`); ids of remote clients are random all the
+same, because where nobody proves who they are (access.insecure) the id is all that says who is calling.
 """
 
 import itertools
@@ -39,6 +40,7 @@ class Client:
     staging_bytes: int = 0
     pid: int = 0
     uid: int = -1
+    owner: str = ""  # remote ones: name of the principal that opened it
 
 
 class Clients:
@@ -49,7 +51,7 @@ class Clients:
         self._max_clients = max_clients
         self._default_ttl_s = default_ttl_s
         self._by_id: dict[int, Client] = {}
-        self._by_request: dict[str, Client] = {}  # remote ones: OpenClient is idempotent
+        self._by_request: dict[tuple[str, str], Client] = {}  # remote ones: OpenClient is idempotent
         self._local_ids = itertools.count(1)
 
     def __len__(self) -> int:
@@ -84,23 +86,31 @@ class Clients:
         self._appliance.step(ClientOpened(client.id, name, True, domain))
         return client
 
-    def open_remote(self, name: str, request_id: str, ttl_s: float, routes: Mapping[Tier, Route]) -> Client:
-        """Register a client that came over gRPC; `ttl_s` 0 means the default. The same request id finds the
-        same client. Raises BusyError."""
-        known = self._by_request.get(request_id)
+    def open_remote(
+        self,
+        name: str,
+        request_id: str,
+        ttl_s: float,
+        routes: Mapping[Tier, Route],
+        domain: str,
+        owner: str,
+    ) -> Client:
+        """Register a client that came over gRPC; `ttl_s` 0 means the default. The same request id of the same
+        owner finds the same client. Raises BusyError."""
+        known = self._by_request.get((owner, request_id))
         if known is not None and self.get(known.id) is known:
             return known
         self._make_room()
         now = self._appliance.clock()
-        client = Client(_FIRST_REMOTE_ID + secrets.randbits(62), name, "", False)
+        client = Client(_FIRST_REMOTE_ID + secrets.randbits(62), name, domain, False, owner=owner)
         client.ttl_s = ttl_s or self._default_ttl_s
         client.expires_at = now + client.ttl_s
         client.request_id = request_id
         self._by_id[client.id] = client
         if request_id:
-            self._by_request[request_id] = client
+            self._by_request[owner, request_id] = client
         self._appliance.mover.attach(client.id, routes)
-        self._appliance.step(ClientOpened(client.id, name, False, "", client.ttl_s))
+        self._appliance.step(ClientOpened(client.id, name, False, domain, client.ttl_s))
         return client
 
     def heard_of(self, client: Client) -> None:
@@ -114,7 +124,7 @@ class Clients:
         client = self._by_id.pop(client_id, None)
         if client is None:
             return
-        self._by_request.pop(client.request_id, None)
+        self._by_request.pop((client.owner, client.request_id), None)
         self._appliance.client_gone(client_id, reason)
         if client.staging is not None:
             client.staging.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..v1.addresses import socket_path
+from .access import Access
 from .access_log import AccessLog
 from .admin import Admin, Drained
 from .appliance import Appliance
@@ -27,6 +28,7 @@ from .clients import Clients
 from .core.events import DrainStarted
 from .core.planner import Planner
 from .core.results import CountResult
+from .doors import Doors
 from .errors import StartError
 from .event_log import EventLog
 from .grpc_server import GrpcServer
@@ -77,6 +79,7 @@ class Daemon:
         self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
+        access = Access(settings.access, settings.tenants)
         self.put_buffers = PutBuffers(limits.max_stream_put_bytes)
         self.service = Service(
             self.appliance,
@@ -90,15 +93,15 @@ class Daemon:
         )
         self.local: LocalServer | None = None
         if local_path is not None:
-            local = LocalOptions(limits.staging_per_client_bytes, limits.max_clients)
-            self.local = LocalServer(self.service, local_path, assembly.staging_routes, local)
+            local = LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
+            self.local = LocalServer(self.service, local_path, assembly.staging_routes, local, access)
         self.grpc = GrpcServer(
             self.service,
             Streams(self.service, self.put_buffers),
             Admin(self.service, self.drain, self.counters),
             self.events,
             self.accesses,
-            addresses=settings.listen,
+            Doors(settings.listen, access, settings.access.tls, settings.socket_mode),
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
@@ -115,7 +118,7 @@ class Daemon:
         daemon = cls(settings, assembly, epoch)
         try:
             for address in settings.listen:
-                _make_folder(socket_path(address))
+                _make_folder(socket_path(address), is_shared=bool(settings.tenants))
             await daemon.grpc.start()
             if daemon.local is not None:
                 daemon.local.start()  # last: whoever can connect here finds everything there
@@ -262,11 +265,11 @@ def _tame_garbage_collector() -> None:
     gc.set_threshold(5_000, 50, 1_000_000)
 
 
-def _make_folder(path: Path | None) -> None:
-    """Create the folder of a socket, for this user alone, where it is missing."""
+def _make_folder(path: Path | None, *, is_shared: bool) -> None:
+    """Create the folder of a socket where it is missing: for this user alone, unless it is for tenants."""
     if path is None:
         return
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755 if is_shared else 0o700, parents=True, exist_ok=True)
     except OSError as problem:
         raise StartError(f"cannot create {path.parent}: {problem.strerror}; change `listen`") from problem

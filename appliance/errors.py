@@ -4,6 +4,7 @@
     ├── CallerError                 the call is wrong: sent again as it is, it fails again
     ├── UnknownError                the call names something the daemon does not know (any more)
     ├── BusyError                   no room or no time: retry as told, or do without
+    ├── AccessError                 the caller did not prove who it is, or may not do this
     ├── UnavailableError            the daemon is leaving
     └── BugError                    the daemon itself is wrong
     StartError                      the daemon cannot start; the message names the setting to change
@@ -61,6 +62,10 @@ class UnknownError(ApplianceError):
 
 class BusyError(ApplianceError):
     """No room or no time: retry as told, or do without."""
+
+
+class AccessError(ApplianceError):
+    """The caller did not prove who it is, or may not do this."""
 
 
 class UnavailableError(ApplianceError):
@@ -163,6 +168,24 @@ REASONS: dict[str, Row] = {
     "TOO_MANY_CLIENTS": Row(_EXHAUSTED, BusyError, "the limit on clients is reached", "close some"),
     "TOO_MANY_NAMESPACES": Row(
         _EXHAUSTED, BusyError, "the limit on namespaces is reached", "restart, or raise the limit"
+    ),
+    "NOT_AUTHENTICATED": Row(
+        grpc.StatusCode.UNAUTHENTICATED,
+        AccessError,
+        "the caller proved no identity: a token nobody knows, TLS below 1.3, a way around the socket",
+        "fix the credentials; do not retry",
+    ),
+    "NO_TENANT": Row(
+        grpc.StatusCode.PERMISSION_DENIED,
+        AccessError,
+        "there are tenants, and the caller belongs to none",
+        "name its identity under one of `tenants`",
+    ),
+    "NOT_ADMIN": Row(
+        grpc.StatusCode.PERMISSION_DENIED,
+        AccessError,
+        "AdminService and EventsService are for administrators",
+        "name the identity under `access.admin`",
     ),
     "DRAINING": Row(
         grpc.StatusCode.UNAVAILABLE,

@@ -1,10 +1,12 @@
 """The gRPC transport: every method of every service, found by its name, in one loop.
 
-Handlers (service.py, streams.py, admin.py) know nothing of gRPC; here they meet the service descriptors.
+Handlers (service.py, streams.py, admin.py) know nothing of gRPC; here they meet the service descriptors, and
+the caller's identity (doors.py) what the call asks for (rights.py).
 A method of the .proto without a handler fails at start, not at the first call. Generated servicer
 classes were rejected: thirty methods that each say the same two lines.
 """
 
+import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,15 +19,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ..v1 import admin_pb2, events_pb2, kvcache_pb2
-from ..v1.addresses import socket_path
 from ..v1.local import MAX_PAYLOAD_BYTES
 from .access_log import Access, AccessLog
 from .admin import Admin
+from .callers import Caller
 from .checks import wire_tier, wire_urgency
-from .errors import REASONS, ApplianceError, StartError, error, trailing_metadata
+from .doors import Doors
+from .errors import REASONS, ApplianceError, error, trailing_metadata
 from .event_log import EventLog
-from .local_server import remove_stale_socket
-from .service import Caller, Service
+from .rights import Right, right_of
+from .service import Service
 from .streams import Streams
 
 log = logging.getLogger(__name__)
@@ -108,14 +111,13 @@ class GrpcServer:
         admin: Admin,
         events: EventLog,
         accesses: AccessLog,
+        doors: Doors,
         *,
-        addresses: Sequence[str],
         max_concurrent_rpcs: int,
         with_reflection: bool,
     ) -> None:
-        self.addresses: list[str] = []
         self._clock = service.appliance.clock
-        self._wanted = list(addresses)
+        self._doors = doors
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=max_concurrent_rpcs,
             options=[
@@ -139,18 +141,16 @@ class GrpcServer:
                 [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
             )
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where to call, ports that the kernel chose included."""
+        return self._doors.addresses
+
     async def start(self) -> None:
         """Listen at every address and report SERVING. Raises StartError."""
-        for address in self._wanted:
-            path = socket_path(address)
-            if path is not None:
-                remove_stale_socket(path)
-            try:
-                port = self._server.add_insecure_port(address)
-            except RuntimeError as problem:
-                raise StartError(f"cannot listen at {address}; change `listen`") from problem
-            self.addresses.append(address if path is not None else f"{address.rpartition(':')[0]}:{port}")
+        self._doors.add_to(self._server)
         await self._server.start()
+        self._doors.open()
         for name in ("", *(descriptor.full_name for descriptor in SERVICES)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -161,6 +161,7 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Let calls in progress end for `grace_s` seconds, then cancel them."""
         await self._server.stop(grace_s)
+        self._doors.close()
 
     # ------------------------------------------------------------------------------------- private
 
@@ -176,25 +177,25 @@ class GrpcServer:
 
     def _adapt(self, method: MethodDescriptor, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
         """Wrap a handler: caller in, errors out."""
+        right = right_of(method.containing_service.name, method.name)
 
         async def unary(request: Any, context: Context) -> Any:
             try:
-                answer = handler(self._caller(context), request)
+                answer = handler(self._caller(context, right), request)
                 return await answer if inspect.isawaitable(answer) else answer
             except Exception as problem:
                 failure = _known(problem, method)
             await _abort(context, failure)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            answers = handler(self._caller(context), request)
             try:
-                async for answer in answers:
-                    yield answer
+                answers = handler(self._caller(context, right), request)
+                async with contextlib.aclosing(answers):
+                    async for answer in answers:
+                        yield answer
                 return
             except Exception as problem:
                 failure = _known(problem, method)
-            finally:
-                await answers.aclose()
             await _abort(context, failure)
 
         takes = message_factory.GetMessageClass(method.input_type).FromString
@@ -205,9 +206,13 @@ class GrpcServer:
             return grpc.stream_unary_rpc_method_handler(unary, takes, gives)
         return grpc.unary_unary_rpc_method_handler(unary, takes, gives)
 
-    def _caller(self, context: Context) -> Caller:
+    def _caller(self, context: Context, right: Right) -> Caller:
+        """Return who calls. Raises AccessError when that is nobody, or nobody who may."""
+        principal = self._doors.principal_of(context)
+        right.require(principal)
         remaining_s = context.time_remaining()
-        return Caller(None, float("inf") if remaining_s is None else self._clock() + remaining_s)
+        deadline_at = float("inf") if remaining_s is None else self._clock() + remaining_s
+        return Caller(None, deadline_at, principal)
 
 
 def snake_case(name: str) -> str:

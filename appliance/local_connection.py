@@ -21,14 +21,14 @@ from google.protobuf.message import Message
 
 from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, encode
 from .appliance import Replies
+from .callers import Caller
 from .errors import ApplianceError, error, to_detail
-from .service import Caller
 
 log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 << 10
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERPIDFD = 77  # Linux 6.5; the socket module has no name for it
 
 
@@ -42,7 +42,7 @@ class LocalConnection:
         on_close: Callable[["LocalConnection", str], None],
     ) -> None:
         self.caller = Caller()  # without a client until it attached
-        self.pid, self.uid = _peer(connection)
+        self.pid, self.uid, self.gid = peer_of(connection)
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._socket = connection
@@ -189,11 +189,11 @@ class LocalConnection:
         self._on_close(self, reason)
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return process id and user id of the peer, as the kernel knows them."""
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group id of the peer, as the kernel knew them when it connected."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(credentials)
-    return pid, uid
+    pid, uid, gid = _CREDENTIALS.unpack(credentials)
+    return pid, uid, gid
 
 
 def _pidfd(connection: socket.socket, pid: int) -> int:

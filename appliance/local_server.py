@@ -2,7 +2,8 @@
 
 Framing is v1/local.py; the calls are those of KVCacheService, plus two that carry file descriptors:
 Attach (the client's own staging extent, its domain's index) and MapExtents (warm extents of that domain,
-never another's). The socket's mode is the access control: who may open it may use every domain.
+never another's). Who may open the socket its mode says; which domain a connection is of, the kernel's word on
+whose process it is. A connection may divide that domain, and never leave it.
 """
 
 import asyncio
@@ -27,14 +28,15 @@ from ..v1 import local_pb2
 from ..v1.local import MAX_DESCRIPTORS, Frame, Method
 from ..v1.shm import PAGE_BYTES
 from . import checks
+from .access import Access
+from .callers import Caller, domain_in
 from .errors import ApplianceError, StartError, error
 from .lanes import Route
 from .local_connection import LocalConnection
-from .service import Caller, Service
+from .service import Service
 
 log = logging.getLogger(__name__)
 
-SOCKET_MODE = 0o660
 BACKLOG = 128
 ATTACH_TIMEOUT_S = 5.0
 MAX_DOMAINS = 256
@@ -48,6 +50,7 @@ class LocalOptions:
 
     staging_bytes: int = 64 << 20  # largest staging extent a client gets
     max_connections: int = 256
+    socket_mode: int = 0o660
 
 
 class LocalServer:
@@ -59,6 +62,7 @@ class LocalServer:
         path: Path,
         staging_routes: Callable[[StagingExtent], Mapping[Tier, Route]],
         options: LocalOptions,
+        access: Access,
     ) -> None:
         self.path = path
         self.connections: set[LocalConnection] = set()
@@ -66,6 +70,7 @@ class LocalServer:
         self._service = service
         self._staging_routes = staging_routes
         self._options = options
+        self._access = access
         self._domains: set[str] = set()
         self._attaching: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
@@ -94,7 +99,7 @@ class LocalServer:
         try:
             remove_stale_socket(self.path)
             listener.bind(str(self.path))
-            os.chmod(self.path, SOCKET_MODE)
+            os.chmod(self.path, self._options.socket_mode)
             listener.listen(BACKLOG)
         except OSError as problem:
             listener.close()
@@ -223,7 +228,8 @@ class LocalServer:
     ) -> None:
         service = self._service
         name = checks.text("name", request.name)
-        domain = checks.text("domain", request.domain)
+        connection.caller.principal = self._access.of_peer(connection.uid, connection.gid)
+        domain = domain_in(connection.caller.tenancy, checks.text("domain", request.domain))
         if service.draining:
             raise error("DRAINING", "the daemon is shutting down; recompute", retry_after_s=1.0)
         if domain not in self._domains and len(self._domains) >= MAX_DOMAINS:

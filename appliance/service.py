@@ -11,7 +11,6 @@ where it would have to trust.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from .. import __version__
@@ -21,6 +20,7 @@ from ..v1 import kvcache_pb2 as pb
 from ..v1.local import MAX_PAYLOAD_BYTES
 from . import checks
 from .appliance import Appliance, Replies
+from .callers import Caller
 from .clients import MAX_CLIENT_TTL_S, Client, Clients
 from .core import events
 from .core.options import PlannerOptions
@@ -32,15 +32,6 @@ DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Caller:
-    """Who calls: over the local channel the connection's client, over gRPC nobody (requests name their
-    client) with the RPC's deadline."""
-
-    client: Client | None = None
-    deadline_at: float = float("inf")
 
 
 class Service:
@@ -90,12 +81,14 @@ class Service:
         name = checks.text("name", request.name)
         request_id = checks.text("request_id", request.request_id)
         ttl_s = checks.ttl_s(request.ttl_ms, MAX_CLIENT_TTL_S)
-        client = self.clients.open_remote(name, request_id, ttl_s, self._remote_routes)
+        client = self.clients.open_remote(
+            name, request_id, ttl_s, self._remote_routes, caller.domain, caller.principal.name
+        )
         return pb.OpenClientResponse(client_id=client.id, ttl_ms=round(client.ttl_s * 1000))
 
     def close_client(self, caller: Caller, request: pb.CloseClientRequest) -> pb.CloseClientResponse:
         client = self.clients.get(request.client_id)
-        if client is not None and not client.local:
+        if client is not None and not client.local and client.owner == caller.principal.name:
             self.clients.close(client.id, "closed")
         return pb.CloseClientResponse()
 
@@ -145,14 +138,14 @@ class Service:
         hashes = self._chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
-        checks.text("session_id", request.session_id)
+        session_id = caller.session("session_id", request.session_id)
         if request.first_block >= len(hashes):
             raise error(
                 "BAD_REQUEST", f"first_block {request.first_block} is not one of {len(hashes)} blocks"
             )
         deadline_at = self._deadline(caller, request.deadline_ms, DEFAULT_DEADLINE_S)
         ttl_s = checks.ttl_s(request.ttl_ms, self.options.lease_ttl_max_s)
-        retention = checks.retention(request.retention)
+        retention, urgency = checks.retention(request.retention), caller.urgency(request.urgency)
         replies = self.appliance.ask_many(
             lambda call: events.AcquireRequested(
                 call,
@@ -160,8 +153,8 @@ class Service:
                 request.request_id,
                 request.namespace_id,
                 hashes,
-                request.session_id,
-                checks.urgency(request.urgency),
+                session_id,
+                urgency,
                 ttl_s,
                 deadline_at,
                 request.first_block,
@@ -234,8 +227,8 @@ class Service:
         client = self.client_of(caller, request.client_id)
         hashes = self._chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
-        checks.text("session_id", request.session_id)
-        self.appliance.step(events.Touched(client.id, request.namespace_id, hashes, request.session_id))
+        session_id = caller.session("session_id", request.session_id)
+        self.appliance.step(events.Touched(client.id, request.namespace_id, hashes, session_id))
         return pb.TouchResponse()
 
     # -------------------------------------------------------------------------------- writing
@@ -284,7 +277,7 @@ class Service:
         hashes = self._chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
-        checks.text("session_id", request.session_id)
+        session_id = caller.session("session_id", request.session_id)
         if len(request.parent_hash) not in (0, HASH_BYTES):
             raise error("BAD_KEY", f"parent_hash must be empty or 32 bytes, is {len(request.parent_hash)}")
         if len(set(hashes)) != len(hashes) or request.parent_hash in hashes:
@@ -300,7 +293,7 @@ class Service:
             request.namespace_id,
             request.parent_hash,
             hashes,
-            request.session_id,
+            session_id,
             deadline_at,
             prefill_s,
             retention,
@@ -334,7 +327,8 @@ class Service:
         )
 
     def unpin(self, caller: Caller, request: pb.UnpinRequest) -> pb.UnpinResponse:
-        self.appliance.step(events.UnpinRequested(request.pin_id))
+        if self.planner.pins.domain_of(request.pin_id) == caller.domain:
+            self.appliance.step(events.UnpinRequested(request.pin_id))
         return pb.UnpinResponse()
 
     def prefetch(
@@ -362,11 +356,11 @@ class Service:
 
     def update_session(self, caller: Caller, request: pb.UpdateSessionRequest) -> pb.UpdateSessionResponse:
         client = self.client_of(caller, request.client_id)
-        session_id = checks.session("session_id", request.session_id)
+        session_id = caller.known_session("session_id", request.session_id)
         deadline_at = self._deadline(Caller(), request.deadline_ms, float("inf"))
         created = self.planner.inspection.session(session_id) is None
         back_at = self._deadline(Caller(), request.back_in_ms, float("inf"))
-        urgency = checks.urgency(request.urgency)
+        urgency = caller.urgency(request.urgency)
         num_decoded = request.num_decoded_tokens
         self.appliance.step(
             events.SessionUpdated(client.id, session_id, urgency, deadline_at, back_at, num_decoded)
@@ -377,8 +371,8 @@ class Service:
         self, caller: Caller, request: pb.ForkSessionRequest
     ) -> "pb.ForkSessionResponse | asyncio.Future[pb.ForkSessionResponse]":
         client = self.client_of(caller, request.client_id)
-        old = checks.session("session_id", request.session_id)
-        new = checks.session("new_session_id", request.new_session_id)
+        old = caller.known_session("session_id", request.session_id)
+        new = caller.known_session("new_session_id", request.new_session_id)
         answer = self.appliance.ask(lambda call: events.SessionForked(call, client.id, old, new))
         return self._then(
             answer, events.CountResult, lambda result: pb.ForkSessionResponse(num_blocks=result.count)
@@ -388,7 +382,7 @@ class Service:
         self, caller: Caller, request: pb.EndSessionRequest
     ) -> "pb.EndSessionResponse | asyncio.Future[pb.EndSessionResponse]":
         client = self.client_of(caller, request.client_id)
-        session_id = checks.session("session_id", request.session_id)
+        session_id = caller.known_session("session_id", request.session_id)
         archive = request.archive
         answer = self.appliance.ask(lambda call: events.SessionEnded(call, client.id, session_id, archive))
         return self._then(
@@ -420,36 +414,23 @@ class Service:
         return None
 
     def identity_of(self, caller: Caller, namespace_id: int) -> NamespaceIdentity:
-        """Return a namespace that the caller may use. To a connection those of other isolation domains do
-        not exist. Raises UnknownError."""
+        """Return a namespace that the caller may use. Those of other isolation domains do not exist for it.
+        Raises UnknownError."""
         identity = self.namespaces.get(namespace_id)
-        if identity is None or (caller.client is not None and caller.client.domain != identity.domain):
+        if identity is None or caller.domain != identity.domain:
             raise error("UNKNOWN_NAMESPACE", f"namespace {namespace_id} is not registered; register it first")
         return identity
 
     def client_of(self, caller: Caller, client_id: int) -> Client:
-        """Return who calls. A connection speaks for itself only; over gRPC nobody can speak for a
-        connection. Raises UnknownError."""
-        if caller.client is not None:
-            if client_id not in (0, caller.client.id):
-                raise error(
-                    "UNKNOWN_CLIENT", f"this connection is client {caller.client.id}, not {client_id}"
-                )
-            return caller.client
-        client = self.clients.get(client_id)
-        if client is None or client.local:
-            raise error("UNKNOWN_CLIENT", "call OpenClient first, and KeepAlive within its ttl")
-        self.clients.heard_of(client)
-        return client
+        """Return the client a request is of. Raises UnknownError."""
+        return caller.client_in(self.clients, client_id)
 
     def _domain(self, caller: Caller, wanted: str) -> str:
-        """A connection's namespaces belong to its domain, whatever they say. Over gRPC, where nothing says
-        who is calling, there is only the common domain."""
-        if caller.client is not None:
-            return caller.client.domain
-        if wanted:
+        """A connection's namespaces belong to its domain, whatever they say; over gRPC they belong to the
+        tenant's, which nobody divides there."""
+        if caller.client is None and wanted:
             raise error("BAD_NAMESPACE", "isolation domains need the local channel; leave `domain` empty")
-        return ""
+        return caller.domain
 
     def _chain(self, packed: bytes) -> list[bytes]:
         return checks.chain(packed, self.options.max_blocks_per_request)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..v1.addresses import default_address
+from ..v1.addresses import default_address, socket_path
 from ..v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
 from . import settings_sources, units
 from .core.options import PlannerOptions
@@ -35,6 +35,7 @@ from .settings_fields import (
 )
 from .settings_policy import Policy
 from .settings_sources import SettingsError
+from .settings_tenants import Access, Tenants, check_access
 
 __all__ = [
     "DramTier",
@@ -284,6 +285,20 @@ class Settings(_Model):
     """What bounds every queue and table."""
     reflection: bool = True
     """Describe the services to tools such as grpcurl."""
+    access: Access = Access()
+    """How callers prove who they are, and who is an administrator."""
+    tenants: Tenants = {}
+    """Who shares this daemon without sharing blocks, by name. None: everybody who gets in is one tenant."""
+
+    @model_validator(mode="after")
+    def _check_access(self) -> Self:
+        check_access(self.access, self.tenants, any(socket_path(address) is None for address in self.listen))
+        return self
+
+    @property
+    def socket_mode(self) -> int:
+        """Mode of the Unix sockets: for this user and group, or for the tenants, whoever they run as."""
+        return 0o666 if self.tenants else 0o660
 
     @classmethod
     def load(

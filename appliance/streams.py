@@ -15,10 +15,11 @@ from ..tiers.block import HASH_BYTES
 from ..tiers.payload import copy
 from ..v1 import kvcache_pb2 as pb
 from ..v1.shm import PAGE_BYTES
+from .callers import Caller
 from .clients import Client
 from .core import events
 from .errors import error, from_refusal
-from .service import Caller, Service
+from .service import Service
 
 CHUNK_BYTES = 1 << 20  # of an answer; gRPC's own limit for a message is 4 MiB
 _ADDRESS_BITS = 40  # of an offset inside one buffer

@@ -22,6 +22,7 @@ class Pin:
     deadline_at: float
     blocks: list[int]  # handles
     num_bytes: int
+    domain: str  # isolation domain of the blocks
 
 
 class Pins:
@@ -50,7 +51,9 @@ class Pins:
         catalog = self._residency.catalog
         num_bytes = sum(catalog.namespace_of(row).block_bytes for row in rows)
         deadline_at = self._residency.now + ttl_s
-        pin = Pin(self._next_id, floor, deadline_at, [catalog.handle(row) for row in rows], num_bytes)
+        blocks = [catalog.handle(row) for row in rows]
+        domain = catalog.namespace_of(rows[0]).identity.domain if rows else ""
+        pin = Pin(self._next_id, floor, deadline_at, blocks, num_bytes, domain)
         self._next_id += 1
         self._pins[pin.id] = pin
         heapq.heappush(self._deadlines, (deadline_at, pin.id))
@@ -60,6 +63,11 @@ class Pins:
             story = self._residency.story
             story.tell(self._residency.now, catalog.prefix_hash[row], "pinned", floor.label)
         return pin
+
+    def domain_of(self, pin_id: int) -> str | None:
+        """Return the isolation domain of what a pin keeps, None when it is unknown."""
+        pin = self._pins.get(pin_id)
+        return pin.domain if pin is not None else None
 
     def unpin(self, pin_id: int) -> bool:
         """End a pin; False when it is unknown (which is not an error)."""

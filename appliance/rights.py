@@ -1,0 +1,89 @@
+"""Rights: what every call asks of its caller. The table that the server obeys and docs/security.md shows.
+
+`role` is who may call at all; `foreign` is what a tenant is told that names what belongs to another one, in
+the same words as for what does not exist: so an answer never says whether it does.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from .access import Principal, require_admin, tenancy_of
+
+
+class Role(Enum):
+    """Who may make a call."""
+
+    ANYONE = "whoever got in"
+    TENANT = "a tenant"
+    ADMIN = "an administrator"
+
+
+class Right(NamedTuple):
+    """One line of the table."""
+
+    role: Role
+    foreign: str = ""  # reason of the refusal; empty: names nothing, or nothing happens
+
+    def require(self, principal: Principal) -> None:
+        """Raise AccessError unless `principal` may make the call."""
+        if self.role is Role.ADMIN:
+            require_admin(principal)
+        elif self.role is Role.TENANT:
+            tenancy_of(principal)
+
+
+_CLIENT = Right(Role.TENANT, "UNKNOWN_CLIENT")
+_ADMIN = Right(Role.ADMIN)
+
+RIGHTS: dict[str, Right] = {
+    "KVCacheService/GetServerInfo": Right(Role.ANYONE),
+    "KVCacheService/OpenClient": Right(Role.TENANT),
+    "KVCacheService/CloseClient": Right(Role.TENANT),
+    "KVCacheService/RegisterNamespace": Right(Role.TENANT),
+    "KVCacheService/Lookup": Right(Role.TENANT, "UNKNOWN_NAMESPACE"),
+    "KVCacheService/Acquire": _CLIENT,
+    "KVCacheService/Release": _CLIENT,
+    "KVCacheService/KeepAlive": _CLIENT,
+    "KVCacheService/Touch": _CLIENT,
+    "KVCacheService/Reserve": _CLIENT,
+    "KVCacheService/Commit": _CLIENT,
+    "KVCacheService/Abort": _CLIENT,
+    "KVCacheService/Pin": _CLIENT,
+    "KVCacheService/Unpin": Right(Role.TENANT),
+    "KVCacheService/Prefetch": _CLIENT,
+    "KVCacheService/UpdateSession": _CLIENT,
+    "KVCacheService/ForkSession": _CLIENT,
+    "KVCacheService/EndSession": _CLIENT,
+    "KVCacheService/Put": _CLIENT,
+    "KVCacheService/Get": _CLIENT,
+    "AdminService/GetStatus": _ADMIN,
+    "AdminService/Inspect": _ADMIN,
+    "AdminService/GetStory": _ADMIN,
+    "AdminService/Evict": _ADMIN,
+    "AdminService/Drain": _ADMIN,
+    "AdminService/CheckIntegrity": _ADMIN,
+    "EventsService/Watch": _ADMIN,
+    "EventsService/WatchAccesses": _ADMIN,
+}
+
+
+def right_of(service: str, method: str) -> Right:
+    """Return what a call asks for. One that the table does not know is for administrators only."""
+    return RIGHTS.get(f"{service}/{method}", _ADMIN)
+
+
+def matrix_markdown() -> str:
+    """Return the table as Markdown: every call, and what each kind of caller is told."""
+    lines = [
+        "| call | no certificate | wrong authority | another tenant's things | tenant | admin, no tenant |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, right in RIGHTS.items():
+        foreign = f"`{right.foreign}`" if right.foreign else "answered; nothing of the other's"
+        tenant, admin = "answered", "answered"
+        if right.role is Role.ADMIN:
+            foreign = tenant = "`NOT_ADMIN`"
+        elif right.role is Role.TENANT:
+            admin = "`NO_TENANT`"
+        lines.append(f"| `{name}` | no connection | no connection | {foreign} | {tenant} | {admin} |")
+    return "\n".join(lines) + "\n"
