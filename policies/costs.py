@@ -177,9 +177,11 @@ class CostModel:
         Only a beginning can be used, so the answer is the length k that makes loading the first k blocks
         and computing the others quickest; among equals the longest.
         """
-        asked = np.frombuffer(tiers, np.uint8)[first_block:]
-        num_asked = len(asked)
+        num_asked = max(0, len(tiers) - first_block)
         recompute_s = self.recompute_s(namespace_id, first_block, num_asked) if num_asked else 0.0
+        if tiers.count(Tier.HBM) + tiers.count(Tier.DRAM) == len(tiers):
+            return Advice(len(tiers), 0.0, recompute_s, True, "")
+        asked = np.frombuffer(tiers, np.uint8)[first_block:]
         is_cold = asked > Tier.DRAM
         if not is_cold.any():
             return Advice(len(tiers), 0.0, recompute_s, True, "")

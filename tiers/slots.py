@@ -110,8 +110,12 @@ class SlotPool:
                 self.release(place, sizes[index % len(sizes)])
             return
         of_extent: dict[int, list[int]] = {}
+        number, slots = -1, []
         for place in places:
-            of_extent.setdefault(extent_of(place), []).append(slot_of(place))
+            if place >> 32 != number:
+                number = extent_of(place)
+                slots = of_extent.setdefault(number, [])
+            slots.append(place & 0xFFFF_FFFF)
         for number, slots in of_extent.items():
             self._release_equal(number, slots, sizes[0])
 

@@ -9,7 +9,7 @@ simulator runs both.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
 from ...policies.base import Victim
 from ...tiers.base import MemoryRoom
@@ -18,6 +18,8 @@ from .catalog import NO_ROW, TIERS, Namespace
 from .instructions import RetractRun
 from .residency import EVICTED_FROM, Residency
 from .states import State
+
+PriceOf: TypeAlias = Callable[[int, float], float]  # (row, now)
 
 
 class Exits:
@@ -29,13 +31,13 @@ class Exits:
         self._rows: list[int] = []  # taken, of one namespace and tier
         self._parents: list[int] = []  # of those that were taken last of their run
 
-    def take(self, victim: Victim, tier: Tier, reason: str, limit: int, goes: Callable[[int], bool]) -> int:
-        """A victim leaves a tier, with the blocks above it that `goes` says may go along, at most `limit`.
+    def take(self, victim: Victim, tier: Tier, reason: str, limit: int, price_of: PriceOf) -> int:
+        """A victim leaves a tier, with the blocks above it that cost no more, at most `limit` in all.
 
         The victim must be allowed to leave. Returns how many blocks leave; `flush` must follow.
         """
         residency = self._residency
-        rows = self._run_above(victim.row, tier, limit, goes)
+        rows = self._run_above(victim, tier, limit, price_of)
         if not rows:
             self.flush()
             residency.evict(victim.row, tier, reason, victim)
@@ -75,15 +77,15 @@ class Exits:
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _run_above(self, leaf: int, tier: Tier, limit: int, goes: Callable[[int], bool]) -> list[int]:
-        """Return `leaf` and the blocks above it that may leave with it in one step, deepest first; empty
+    def _run_above(self, victim: Victim, tier: Tier, limit: int, price_of: PriceOf) -> list[int]:
+        """Return the victim and the blocks above it that may leave with it in one step, deepest first; empty
         when it must leave by itself.
 
         A block goes along when nothing but the run keeps it, and it is as safe as the leaf: all of them are
         nowhere else, or all of them are complete in the cold store.
         """
-        residency = self._residency
-        catalog = residency.catalog
+        residency, leaf = self._residency, victim.row
+        catalog, now, highest = residency.catalog, residency.now, victim.price
         num_groups = catalog.namespace_of(leaf).num_groups
         other = Tier.DRAM if tier is Tier.HBM else Tier.HBM
         in_other, in_nvme = catalog.num_placed[other], catalog.num_placed[Tier.NVME]
@@ -109,7 +111,7 @@ class Exits:
                     break
             elif cold[row] != num_groups:
                 break
-            if not goes(row):
+            if not price_of(row, now) <= highest:  # a price that is no number keeps its block
                 break
             run.append(row)
             child, row = row, parent[row]

@@ -112,7 +112,7 @@ class Pressure:
         """Bring every memory tier from its high watermark to its low one; keep cold segments free."""
         self.is_busy = False
         for tier in MEMORY_TIERS:
-            if tier in self._rooms:
+            if tier in self._rooms and self._lower(tier) is not None:
                 self._relieve(tier)
         self._reclaim.keep_free_segments()
         if self._to_archive:
@@ -237,18 +237,16 @@ class Pressure:
     def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""
         residency = self._residency
-        policy, now = residency.evictions[tier], residency.now
-        return self._exits.take(
-            victim, tier, reason, max_blocks, lambda row: policy.price(row, now) <= victim.price
-        )
+        price_of = residency.evictions[tier].price
+        return self._exits.take(victim, tier, reason, max_blocks, price_of)
 
     def _reason_to_evict(self, row: int, tier: Tier) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
         if self._residency.catalog.tier_of(row) is None:
             return "incomplete"
-        if self._residency.is_below(row, tier):
-            return "coldest"
-        return "" if self._lower(tier) is not None else "coldest, no slower tier"
+        if self._lower(tier) is None:
+            return "coldest, no slower tier"
+        return "coldest" if self._residency.is_below(row, tier) else ""
 
     def _spilling_bytes(self, tier: Tier) -> int:
         lower = self._lower(tier)
@@ -299,10 +297,9 @@ class Pressure:
                 self._residency.drop(move.fragment, source)
 
     def _relieve(self, tier: Tier) -> None:
+        """Only where there is a slower tier. Elsewhere blocks leave when their room is needed, not before."""
         room = self._rooms[tier]
         books = room.statistics()
-        if self._lower(tier) is None:
-            return  # nowhere to spill to: blocks leave when their room is needed, not before
         low_bytes = self.options.low_watermark * books.capacity_bytes
         if books.taken_bytes > self.options.high_watermark * books.capacity_bytes:
             self._relieving.add(tier)

@@ -292,14 +292,17 @@ class PutJob:
         """Start copying what has both a slot and bytes."""
         if self._spans is None or not self._taken:
             return
-        catalog = self._residency.catalog
-        moves = []
-        block_of, first_fragment = catalog.block_of, catalog.first_fragment
-        place, offsets = catalog.place[Tier.DRAM], self.namespace.group_offsets
-        for block, fragment in self._taken:
-            group = fragment - first_fragment[block_of[fragment]]
-            moves.append(Move(fragment, self._spans[block][0] + offsets[group], place[fragment]))
-        self._copying.update((fragment, block) for block, fragment in self._taken)
+        catalog, spans, offsets = self._residency.catalog, self._spans, self.namespace.group_offsets
+        block_of, first_fragment, place = catalog.block_of, catalog.first_fragment, catalog.place[Tier.DRAM]
+        moves = [
+            Move(
+                fragment,
+                spans[block][0] + offsets[fragment - first_fragment[block_of[fragment]]],
+                place[fragment],
+            )
+            for block, fragment in self._taken
+        ]
+        self._copying.update([(fragment, block) for block, fragment in self._taken])
         self._taken = []
         self._copies.start(None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, owner=self)
 

@@ -35,12 +35,21 @@ def column(values: "array[Any]") -> npt.NDArray[Any]:
 def num_new(namespace: Namespace, prefix_hashes: Sequence[bytes]) -> int:
     """Return how many blocks are unknown, up to the first known one."""
     shards = namespace.rows.shards
-    seen = set()
-    for prefix_hash in prefix_hashes:
-        if prefix_hash in shards[prefix_hash[0]] or prefix_hash in seen:
-            break
+    if len(set(prefix_hashes)) < len(prefix_hashes):  # a client's mistake
+        prefix_hashes = _up_to_a_repetition(prefix_hashes)
+    for number, prefix_hash in enumerate(prefix_hashes):
+        if prefix_hash in shards[prefix_hash[0]]:
+            return number
+    return len(prefix_hashes)
+
+
+def _up_to_a_repetition(prefix_hashes: Sequence[bytes]) -> Sequence[bytes]:
+    seen: set[bytes] = set()
+    for number, prefix_hash in enumerate(prefix_hashes):
+        if prefix_hash in seen:
+            return prefix_hashes[:number]
         seen.add(prefix_hash)
-    return len(seen)
+    return prefix_hashes
 
 
 def admit_run(

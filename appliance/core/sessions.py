@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from ...policies.base import SessionChange
 from ...tiers.block import Urgency
-from .catalog import NO_ROW
 from .options import PlannerOptions
 from .residency import Residency
 
@@ -96,9 +95,9 @@ class Sessions:
         residency.story.tell(residency.now, session.id, "session_urgency", urgency.name.lower())
         was_decoding = session.urgency is Urgency.DECODING
         session.urgency = urgency
-        catalog = residency.catalog
+        urgencies = residency.catalog.urgency
         for row in self.rows(session):
-            catalog.urgency[row] = urgency
+            urgencies[row] = urgency
             if urgency is Urgency.DECODING:
                 residency.keep(row)
                 session.kept_rows.append(row)
@@ -136,10 +135,17 @@ class Sessions:
     def rows(self, session: Session) -> list[int]:
         """Return the rows of the session's blocks that still exist; forgets the others."""
         catalog = self._residency.catalog
-        rows = {handle: catalog.row_of(handle) for handle in session.blocks}
-        for handle in [h for h, row in rows.items() if row == NO_ROW]:
+        serial, names = catalog.serial, catalog.prefix_hash
+        rows, gone = [], []
+        for handle in session.blocks:  # Catalog.row_of for each: long prompts have many
+            row = handle & 0xFFFF_FFFF
+            if serial[row] == handle >> 32 and names[row]:
+                rows.append(row)
+            else:
+                gone.append(handle)
+        for handle in gone:
             del session.blocks[handle]
-        return [row for row in rows.values() if row != NO_ROW]
+        return rows
 
     def client_gone(self, client: int) -> None:
         """The client of these sessions died: nobody decodes on them any more."""

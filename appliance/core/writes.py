@@ -2,7 +2,7 @@
 
 from ...policies.base import Use
 from ...policies.costs import CostModel
-from ...tiers.block import Urgency
+from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW
 from .copies import Copies
 from .desk import Desk
@@ -172,16 +172,21 @@ class Writes:
 
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)
-        catalog = self._residency.catalog
         rows = [row for row in job.rows if row != NO_ROW]
         refresh_run(self._residency, rows)
-        self._retention.apply(rows, job.request.retention)
+        if job.request.retention:
+            self._retention.apply(rows, job.request.retention)
         session = None
         if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)
-            self._sessions.attach(session, [row for row in rows if catalog.tier_of(row) is not None])
+            self._sessions.attach(session, self._readable(rows, job.namespace.num_groups))
         new = [
             row for row, outcome in zip(job.rows, job.outcomes, strict=False) if outcome == PutOutcome.STORED
         ]
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
         self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
+
+    def _readable(self, rows: list[int], num_groups: int) -> list[int]:
+        catalog = self._residency.catalog
+        in_dram = catalog.num_resident[Tier.DRAM]
+        return [row for row in rows if in_dram[row] == num_groups or catalog.tier_of(row) is not None]
