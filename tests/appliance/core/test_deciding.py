@@ -11,6 +11,7 @@ from kvtier.appliance.core.story import Story, Verdict
 from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
 from kvtier.policies.lru import LruEviction
 from kvtier.policies.registry import ADMISSION, EVICTION, PolicyChoice, UnknownPolicy, build, resolve
+from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier, Urgency
 
 from .rig import CLIENT, STORED, Rig, hashes
@@ -159,6 +160,18 @@ def test_a_put_worth_less_than_its_victims_is_declined_from_there_on() -> None:
 def test_a_free_place_is_nobodys_to_decline() -> None:
     rig = rig_with(8, admission=f"{HERE}:OnlyFirstBlocks")
     assert rig.put(hashes("new", 8)) == [STORED] * 8
+
+
+def test_a_declined_run_declines_no_block_that_has_begun_to_come_in() -> None:
+    rig = rig_with(4, admission=f"{HERE}:OnlyFirstBlocks")
+    rig.start_put(hashes("torn", 1))
+    (copy,) = rig.copies
+    rig.do(ev.CopyFinished(copy.copy, [CopyOutcome(None, b"7" * 16), CopyOutcome(Cause.IO_ERROR)]))
+    rig.copies.clear()  # one fragment of it stays: of eight slots an odd number is free
+    chain = hashes("new", 4)
+    assert rig.put(chain) == [STORED] * 4, "three as a run, for more nobody leaves; the last has a slot already"
+    assert rig.found(chain) == 4
+    assert "blocks_declined" not in rig.planner.story.counters
 
 
 def test_the_slower_tier_may_decline_and_then_the_block_is_gone() -> None:
