@@ -82,9 +82,9 @@ class Stream(Protocol):
         ...
 
     def record(self, event: Event | None = None) -> Event:
-        """Return an event that is done when everything enqueued so far is: `event`, one of
-        `Device.export_event` that may be recorded again and again, or one of the device's bounded pool, which
-        must be given back (`Device.recycle`). Raises DeviceError (REFUSED) when the pool is empty."""
+        """Return an event that is done when everything enqueued so far is: `event`, which may be recorded
+        again and again, or a new one of the device's bounded pool. Give it back (`Device.recycle`). Raises
+        DeviceError (REFUSED) when the pool is empty."""
         ...
 
 

@@ -113,10 +113,11 @@ class FakeMemory:
     def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
         """See Device.open."""
         descriptor, mapping = open_handle(handle)
-        if num_bytes > len(mapping):
+        shared_bytes = len(mapping)
+        if num_bytes > shared_bytes:
             os.close(descriptor)
             mapping.close()
-            raise DeviceError(DeviceFault.REFUSED, f"{num_bytes} bytes asked for, {len(mapping)} are shared")
+            raise DeviceError(DeviceFault.REFUSED, f"{num_bytes} bytes asked for, {shared_bytes} are shared")
         region = Region(memfd.address_of(mapping), num_bytes, "opened", False, descriptor, mapping)
         self.regions[region.address] = region
         return DeviceMemory(region.address, num_bytes)
