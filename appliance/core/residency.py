@@ -118,6 +118,7 @@ class Residency:
         self.story.tell(self.now, catalog.prefix_hash[row], f"copy_failed_{tier.label}", cause.value)
         self._vacate(fragment, tier)
         self.forget_if_nowhere(row)
+        self.offer(row, tier)  # its other fragments, if any: this copy was the last thing to hold it
 
     def evict(self, row: int, tier: Tier, reason: str, victim: Victim | None = None) -> int:
         """A block leaves a tier. `may_leave` must hold. Returns the bytes freed.

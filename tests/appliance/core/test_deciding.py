@@ -169,7 +169,7 @@ def test_a_declined_run_declines_no_block_that_has_begun_to_come_in() -> None:
     rig.do(ev.CopyFinished(copy.copy, [CopyOutcome(None, b"7" * 16), CopyOutcome(Cause.IO_ERROR)]))
     rig.copies.clear()  # one fragment of it stays: of eight slots an odd number is free
     chain = hashes("new", 4)
-    assert rig.put(chain) == [STORED] * 4, "three as a run, for more nobody leaves; the last has a slot already"
+    assert rig.put(chain) == [STORED] * 4  # three as a run, beyond which nobody leaves; the last has a slot
     assert rig.found(chain) == 4
     assert "blocks_declined" not in rig.planner.story.counters
 

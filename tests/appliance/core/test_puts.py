@@ -3,7 +3,7 @@
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.puts import MAX_STEP_BLOCKS
 from kvtier.appliance.core.results import PutOutcome
-from kvtier.tiers.base import Cause
+from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier
 
 from .rig import CLIENT, GEOMETRY, STORED, Rig, hashes
@@ -202,3 +202,14 @@ def test_a_large_put_takes_turns() -> None:
         assert rig.found(chain) == num_turns * MAX_STEP_BLOCKS, "not a Tick"
         rig.tick()
     assert rig.answer(call).outcomes == bytes([STORED]) * len(chain)
+
+
+def test_what_arrived_of_a_block_that_failed_in_part_may_leave_for_others() -> None:
+    rig = Rig(dram_blocks=2, nvme_blocks=0)
+    torn, new = hashes("torn", 1), hashes("new", 2)
+    rig.start_put(torn)
+    (copy,) = rig.copies
+    rig.copies.clear()
+    rig.do(ev.CopyFinished(copy.copy, [CopyOutcome(None, b"7" * 16), CopyOutcome(Cause.IO_ERROR)]))
+    assert rig.put(new) == [STORED] * 2
+    assert rig.planner.catalog.find(rig.namespace_id, torn[0]) < 0
