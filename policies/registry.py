@@ -75,6 +75,14 @@ class PolicyChoice:
     #: Modules that `module:Class` names may come from, submodules included.
     allowed_modules: tuple[str, ...] = ()
 
+    def eviction_for(self, tier: Tier) -> str:
+        """Return the name of the policy that says who leaves a tier."""
+        return self.eviction_of.get(tier, self.eviction)
+
+    def admission_for(self, tier: Tier) -> str:
+        """Return the name of the policy that says who enters a tier."""
+        return self.admission_of.get(tier, self.admission)
+
 
 @dataclass(slots=True)
 class PolicySet:
@@ -113,9 +121,13 @@ def build(
     costs: Costs,
     capacity_bytes: Mapping[Tier, int],
     future: Future | None = None,
+    shared: Mapping[str, Any] | None = None,
 ) -> PolicySet:
-    """Build the policies of a planner with tiers of these capacities. Raises UnknownPolicy."""
-    shared: dict[str, Any] = {}
+    """Build the policies of a planner with tiers of these capacities. Raises UnknownPolicy.
+
+    `shared` are learners that have learned before, for those policies that want one of their name.
+    """
+    shared = dict(shared or {})
 
     def make(known: Mapping[str, Factory], name: str, tier: Tier) -> Any:
         options = dict(choice.options.get(name, {}))
@@ -123,15 +135,10 @@ def build(
         return resolve(known, name, choice.allowed_modules)(surroundings)
 
     chosen: dict[Tier, EvictionPolicy] = {
-        tier: make(EVICTION, choice.eviction_of.get(tier, choice.eviction), tier)
-        for tier in capacity_bytes
-        if tier < Tier.NVME
+        tier: make(EVICTION, choice.eviction_for(tier), tier) for tier in capacity_bytes if tier < Tier.NVME
     }
     evictions = {tier: RetainedEviction(policy, facts) for tier, policy in chosen.items()}
-    admissions = {
-        tier: make(ADMISSION, choice.admission_of.get(tier, choice.admission), tier)
-        for tier in capacity_bytes
-    }
+    admissions = {tier: make(ADMISSION, choice.admission_for(tier), tier) for tier in capacity_bytes}
     prefetcher = make(PREFETCH, choice.prefetch, Tier.DRAM) if choice.prefetch else None
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
     policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]

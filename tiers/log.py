@@ -10,6 +10,10 @@ Life of a segment:
     free -> open (reserve) -> full (no more fits; copies still landing) -> sealed -> reclaiming -> free
 
 The planner decides which segment to reclaim; this class says which may be.
+
+The log can be resized while it is used. Segments keep their numbers, which are files, and a smaller log is
+the first so many of them: the others are *leaving*, are emptied like any segment that is reclaimed, and are
+then *gone*. A later, larger log has them again.
 """
 
 from dataclasses import dataclass
@@ -27,6 +31,7 @@ class SegmentState(Enum):
     FULL = "full"
     SEALED = "sealed"
     RECLAIMING = "reclaiming"
+    GONE = "gone"
 
 
 @dataclass(slots=True)
@@ -59,7 +64,9 @@ class SegmentLog:
         self.segment_bytes = segment_bytes
         self.data_pages = (segment_bytes - footer_bytes) // PAGE_BYTES
         self.segments = [Segment() for _ in range(num_segments)]
+        self.num_segments = num_segments  # those from here on leave, or are gone
         self._free = list(range(num_segments - 1, -1, -1))
+        self._leaving_free: list[int] = []
         self._open: dict[bool, int] = {}  # the segment being filled, by `forward`
         self._to_seal: list[int] = []
         self._num_sealed_ever = 0
@@ -87,9 +94,13 @@ class SegmentLog:
             self._close(forward)
             number = None
         if number is None:
-            if len(self._free) <= (0 if forward else 1):
+            if len(self._free) > (0 if forward else 1):
+                number = self._free.pop()
+            elif forward and not self._free and self._leaving_free:
+                number = self._leaving_free.pop()  # kept for this: what is reclaimed must find room somewhere
+            else:
                 return None
-            number = self._open[forward] = self._free.pop()
+            self._open[forward] = number
             self.segments[number].state = SegmentState.OPEN
         segment = self.segments[number]
         place = place_of(number, segment.next_page)
@@ -139,7 +150,38 @@ class SegmentLog:
         assert segment.state is SegmentState.RECLAIMING
         assert segment.num_live == 0, f"segment {number} still has {segment.num_live} live records"
         self.segments[number] = Segment()
-        self._free.append(number)
+        (self._free if number < self.num_segments else self._leaving_free).append(number)
+
+    def resize(self, num_segments: int) -> None:
+        """Have `num_segments` segments. The files of those that are new must be there already. Afterwards
+        segments may be ready to seal."""
+        assert num_segments >= 2
+        self.num_segments = num_segments
+        while len(self.segments) < num_segments:
+            self.segments.append(Segment(SegmentState.GONE))
+        for number, segment in enumerate(self.segments[:num_segments]):
+            if segment.state is SegmentState.GONE:
+                self.segments[number] = Segment()
+                self._free.insert(0, number)
+        free = self._free + self._leaving_free
+        self._free = [number for number in free if number < num_segments]
+        self._leaving_free = [number for number in free if number >= num_segments]
+        for forward, number in list(self._open.items()):
+            if number >= num_segments:
+                self._close(forward)
+
+    def take_gone(self) -> list[int]:
+        """Return the leaving segments that are empty and no longer needed: their files may go."""
+        spare = [] if self._free else self._leaving_free[:1]
+        gone, self._leaving_free = self._leaving_free[len(spare) :], spare
+        for number in gone:
+            self.segments[number] = Segment(SegmentState.GONE)
+        return gone
+
+    @property
+    def is_shrinking(self) -> bool:
+        """Whether some segment has still to leave."""
+        return any(s.state is not SegmentState.GONE for s in self.segments[self.num_segments :])
 
     def adopt(self, number: int, next_page: int, num_live: int, live_bytes: int) -> None:
         """Take over a segment found sealed at start, in order of sealing, with its live records.
@@ -157,25 +199,36 @@ class SegmentLog:
         segment.live_bytes = live_bytes
 
     def sealed_segments(self) -> list[int]:
-        """Return the segments that may be reclaimed, oldest first."""
+        """Return the segments that may be reclaimed, oldest first; those that leave before the others, as
+        long as there is room to copy forward into."""
         sealed = [n for n, s in enumerate(self.segments) if s.state is SegmentState.SEALED]
-        return sorted(sealed, key=lambda n: self.segments[n].sealed_order)
+        leaves_first = bool(self._free)
+        return sorted(
+            sealed, key=lambda n: ((n < self.num_segments) is leaves_first, self.segments[n].sealed_order)
+        )
 
     def statistics(self) -> RoomStatistics:
         """Return the books; dead records and holes count as wasted."""
-        capacity = len(self.segments) * self.segment_bytes
+        capacity = self.num_segments * self.segment_bytes
+        empty = (SegmentState.FREE, SegmentState.GONE)
+        taken = sum(s.state not in empty for s in self.segments) * self.segment_bytes
         free = len(self._free) * self.segment_bytes
         for number in self._open.values():
-            free += (self.data_pages - self.segments[number].next_page) * PAGE_BYTES
+            left_bytes = (self.data_pages - self.segments[number].next_page) * PAGE_BYTES
+            taken -= left_bytes
+            free += left_bytes if number < self.num_segments else 0
         live = sum(s.live_bytes for s in self.segments)
-        return RoomStatistics(capacity, free, capacity - free, capacity - free - live)
+        return RoomStatistics(capacity, free, taken, taken - live)
 
     def check_integrity(self) -> list[str]:
         """Audit: states agree with lists and counts. (Live records against the catalog: planner.)"""
         problems = []
         for number, segment in enumerate(self.segments):
-            if (segment.state is SegmentState.FREE) != (number in self._free):
+            is_free = number in (self._free if number < self.num_segments else self._leaving_free)
+            if (segment.state is SegmentState.FREE) != is_free:
                 problems.append(f"segment {number}: state {segment.state.value}, free list disagrees")
+            if segment.state is SegmentState.GONE and (segment.num_live or number < self.num_segments):
+                problems.append(f"segment {number}: gone with {segment.num_live} live records")
             if segment.live_bytes > segment.next_page * PAGE_BYTES:
                 problems.append(f"segment {number}: {segment.live_bytes} live bytes past its end")
             if segment.num_landing > segment.num_live:

@@ -6,6 +6,9 @@ same size, so slabs of equal slots waste less than a general allocator and never
 offset allocator was rejected for its worst case just above a power of two.
 
 Freed slots are reused last-in first-out, because their lines and TLB entries are the warmest.
+
+The pool can be resized while it is used. Extents that shall go are *leaving*: nothing new comes in, and once
+the last slot is given back the extent is *gone*, its number never used again (a client may still map it).
 """
 
 from collections.abc import Sequence
@@ -28,16 +31,18 @@ class _Extent:
 class SlotPool:
     """Books of `num_extents` extents of `extent_bytes` data bytes each.
 
-    Mutated by `reserve` and `release` only. `check_integrity` proves that every slot is either free or
-    taken and that the byte counts follow.
+    Mutated by `reserve`, `release`, `grow` and `retire` only. `check_integrity` proves that every slot is
+    either free or taken and that the byte counts follow.
     """
 
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
         assert num_extents > 0
         assert extent_bytes >= MIN_SLOT_BYTES
-        self.num_extents = num_extents
+        self.num_extents = num_extents  # without those that leave
         self.extent_bytes = extent_bytes
-        self._extents = [_Extent() for _ in range(num_extents)]
+        self._extents = [_Extent() for _ in range(num_extents)]  # by number, gone ones included
+        self.leaving: set[int] = set()
+        self._gone: set[int] = set()
         self._uncut_unbound = list(range(num_extents - 1, -1, -1))
         self._uncut_of_domain: dict[int, list[int]] = {}
         # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.
@@ -94,14 +99,11 @@ class SlotPool:
         extent.free.append(slot)
         self._taken_bytes -= extent.slot_bytes
         self._payload_bytes -= num_bytes
-        key = (extent.domain, extent.slot_bytes)
-        if extent.taken:
-            self._open.setdefault(key, {})[number] = None
-        else:
-            self._open.get(key, {}).pop(number, None)
+        if not extent.taken:
+            self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
             extent.slot_bytes = 0
             extent.free.clear()
-            self._uncut_of_domain.setdefault(extent.domain, []).append(number)
+        self._make_available(number)
 
     def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
         """Give many slots back: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
@@ -118,6 +120,54 @@ class SlotPool:
             slots.append(place & 0xFFFF_FFFF)
         for number, slots in of_extent.items():
             self._release_equal(number, slots, sizes[0])
+
+    def grow(self, num_extents: int) -> None:
+        """Have `num_extents` extents again or for the first time: those that were leaving stay, the rest is
+        new, under new numbers."""
+        assert num_extents >= self.num_extents
+        while self.num_extents < num_extents and self.leaving:
+            number = min(self.leaving, key=lambda n: (-len(self._extents[n].taken), n))  # the fullest
+            self.leaving.remove(number)
+            self.num_extents += 1
+            extent = self._extents[number]
+            if extent.free or not extent.slot_bytes:
+                self._make_available(number)
+        while self.num_extents < num_extents:
+            self._extents.append(_Extent())
+            self._uncut_unbound.insert(0, len(self._extents) - 1)
+            self.num_extents += 1
+
+    def retire(self, numbers: Sequence[int]) -> None:
+        """Let these extents leave: nothing new comes in. What is in them stays until it is released."""
+        for number in numbers:
+            extent = self._extents[number]
+            assert number not in self.leaving
+            assert number not in self._gone
+            self.leaving.add(number)
+            self.num_extents -= 1
+            if extent.slot_bytes:
+                self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
+            elif extent.domain == _UNBOUND:
+                self._uncut_unbound.remove(number)
+            else:
+                self._uncut_of_domain[extent.domain].remove(number)
+        assert self.num_extents > 0
+
+    def take_gone(self) -> list[int]:
+        """Return the leaving extents that became empty since the last call: their memory may go."""
+        gone = sorted(number for number in self.leaving if not self._extents[number].taken)
+        self.leaving.difference_update(gone)
+        self._gone.update(gone)
+        return gone
+
+    def extents(self) -> list[int]:
+        """Return the numbers of all extents that are not gone, those that leave included, in the order in
+        which `reserve` begins them."""
+        return [number for number in range(len(self._extents)) if number not in self._gone]
+
+    def taken_slots(self, number: int) -> int:
+        """Return how many slots of an extent are taken."""
+        return len(self._extents[number].taken)
 
     def settle(self, place: int) -> None:
         """Nothing to do: a slot does not care whether its bytes have landed."""
@@ -142,10 +192,13 @@ class SlotPool:
         return None if domain == _UNBOUND else domain
 
     def statistics(self) -> RoomStatistics:
-        """Return the books; slots of uncut extents count as free in full."""
-        capacity = len(self._extents) * self.extent_bytes
-        taken = self._taken_bytes
-        return RoomStatistics(capacity, capacity - taken, taken, taken - self._payload_bytes)
+        """Return the books; slots of uncut extents count as free in full. What is in leaving extents counts
+        as taken, but not to the capacity: it has to find room elsewhere."""
+        capacity = self.num_extents * self.extent_bytes
+        taken = staying = self._taken_bytes
+        for number in self.leaving:
+            staying -= len(self._extents[number].taken) * self._extents[number].slot_bytes
+        return RoomStatistics(capacity, capacity - staying, taken, taken - self._payload_bytes)
 
     def check_integrity(self) -> list[str]:
         """Audit: slots free xor taken, open sets exact, byte count equal to the sum of slots."""
@@ -155,7 +208,10 @@ class SlotPool:
         for number, extent in enumerate(self._extents):
             total += len(extent.taken) * extent.slot_bytes
             payload += sum(extent.taken.values())
-            if (extent.slot_bytes == 0) != (number in uncut):
+            is_leaving = number in self.leaving or number in self._gone
+            if number in self._gone and extent.taken:
+                problems.append(f"extent {number}: gone with {len(extent.taken)} slots taken")
+            if (extent.slot_bytes == 0 and not is_leaving) != (number in uncut):
                 problems.append(
                     f"extent {number}: cut={extent.slot_bytes != 0}, listed uncut={number in uncut}"
                 )
@@ -165,8 +221,10 @@ class SlotPool:
             if slots != list(range(self.extent_bytes // extent.slot_bytes)):
                 problems.append(f"extent {number}: free + taken are not each slot once")
             is_open = number in self._open.get((extent.domain, extent.slot_bytes), {})
-            if is_open != bool(extent.free):
+            if is_open != (bool(extent.free) and not is_leaving):
                 problems.append(f"extent {number}: open={is_open}, free slots={len(extent.free)}")
+        if self.num_extents != len(self._extents) - len(self.leaving) - len(self._gone):
+            problems.append(f"{self.num_extents} extents are not those that neither leave nor are gone")
         if total != self._taken_bytes:
             problems.append(f"taken_bytes {self._taken_bytes} != sum over slots {total}")
         if payload != self._payload_bytes:
@@ -213,7 +271,19 @@ class SlotPool:
         extent.free += slots
         self._taken_bytes -= extent.slot_bytes * len(slots)
         self._payload_bytes -= num_bytes * len(slots)
-        self._open.setdefault((extent.domain, extent.slot_bytes), {})[number] = None
+        self._make_available(number)
+
+    def _make_available(self, number: int) -> None:
+        """List an extent that has free slots, or is uncut, where `reserve` looks. Not one that leaves."""
+        if number in self.leaving:
+            return
+        extent = self._extents[number]
+        if extent.slot_bytes:
+            self._open.setdefault((extent.domain, extent.slot_bytes), {})[number] = None
+        elif extent.domain == _UNBOUND:
+            self._uncut_unbound.append(number)
+        else:
+            self._uncut_of_domain.setdefault(extent.domain, []).append(number)
 
     def _cut(self, domain: int, slot_bytes: int) -> int | None:
         """Cut an empty extent into slots, one already of this domain if there is any."""

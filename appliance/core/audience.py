@@ -19,6 +19,11 @@ class Audience:
     """Tells each observer what it listens to, shared learners first."""
 
     def __init__(self, policies: PolicySet) -> None:
+        self._joined: list[tuple[Tier, HearUse, HearRows]] = []
+        self.gather(policies)
+
+    def gather(self, policies: PolicySet) -> None:
+        """Tell these from now on, and the parts of the core that joined."""
         everyone = policies.observers
         self._used: list[HearUse] = [o.used for o in everyone if type(o).used is not Observer.used]
         self._stored = [o.stored for o in everyone if type(o).stored is not Observer.stored]
@@ -31,9 +36,15 @@ class Audience:
             for tier, policy in policies.evictions.items()
             if type(policy).left is not EvictionPolicy.left
         }
+        for tier, used, left in self._joined:
+            self._hear(tier, used, left)
 
     def join(self, tier: Tier, used: HearUse, left: HearRows) -> None:
         """Let a part of the core hear, before the policies, what is used and what leaves a tier."""
+        self._joined.append((tier, used, left))
+        self._hear(tier, used, left)
+
+    def _hear(self, tier: Tier, used: HearUse, left: HearRows) -> None:
         self._used.insert(0, used)
         self._left.setdefault(tier, []).insert(0, left)
 

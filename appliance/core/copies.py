@@ -82,7 +82,7 @@ class Copies:
         client: int = 0,
         owner: "Owner | None" = None,
     ) -> None:
-        """Queue one batch. Targets are ARRIVING already, except records copied forward in the cold store.
+        """Queue one batch. Targets are ARRIVING already, except where a fragment moves inside its tier.
 
         `owner` hears about every fragment of this batch.
         """
@@ -100,7 +100,7 @@ class Copies:
         copy, self._next_copy = self._next_copy, self._next_copy + 1
         batch = self._batches[copy] = _Batch(source, target, moves, items, num_bytes, urgency, owner)
         self._count_bytes(batch, num_bytes)
-        if urgency > Urgency.QUEUED and target < Tier.NVME:
+        if urgency > Urgency.QUEUED and target < Tier.NVME and source is not target:
             self._background[copy] = batch
         residency.out.append(Copy(copy, source, target, items, urgency, deadline_at, client))
 
@@ -148,12 +148,12 @@ class Copies:
             self._cancelled.difference_update([(move.fragment, batch.target) for move in batch.moves])
         assert len(outcomes) == len(batch.moves)
         self._count_bytes(batch, -batch.num_bytes)
-        is_forward = batch.source is Tier.NVME and batch.target is Tier.NVME
+        is_inside = batch.source is batch.target
         if batch.source is None and len(batch.moves) >= MIN_RUN and self._land_run(batch, outcomes):
             return
         for move, item, outcome in zip(batch.moves, batch.items, outcomes, strict=True):
-            if is_forward:
-                self._finish_forward(move, outcome)
+            if is_inside:
+                self._finish_inside(batch, move, outcome)
             else:
                 self._finish_one(batch, move, item, outcome)
 
@@ -193,13 +193,16 @@ class Copies:
         if outcome.cause is not None:  # last, because the block may be forgotten by this
             residency.fail(move.fragment, batch.target, outcome.cause)
 
-    def _finish_forward(self, move: Move, outcome: CopyOutcome) -> None:
-        residency = self._residency
-        if outcome.cause is None:
-            residency.move(move.fragment, move.target)
+    def _finish_inside(self, batch: _Batch, move: Move, outcome: CopyOutcome) -> None:
+        """A fragment was copied to another place of its tier."""
+        residency, tier = self._residency, batch.target
+        if batch.owner is not None:
+            batch.owner.landed(move.fragment, outcome.cause)
+        if outcome.cause is None and residency.may_move(move.fragment, tier):
+            residency.move(move.fragment, tier, move.target)
         else:
-            residency.abandon_record(move.fragment, move.target)
-        self._release_source(Tier.NVME, move, outcome)
+            residency.abandon_place(move.fragment, tier, move.target)
+        self._release_source(tier, move, outcome)
 
     def _release_source(self, source: Tier, move: Move, outcome: CopyOutcome) -> None:
         if source is Tier.NVME:

@@ -30,7 +30,7 @@ class EarlyLayers:
     def __init__(self, residency: Residency, options: PlannerOptions) -> None:
         self._residency = residency
         self.options = options
-        self._capacity_bytes = residency.rooms[Tier.DRAM].statistics().capacity_bytes
+        self.capacity_bytes = residency.rooms[Tier.DRAM].statistics().capacity_bytes
         self._trimmed: OrderedDict[int, int] = OrderedDict()  # handle -> bytes that stayed, oldest first
         self._kept_bytes = 0
         self._above: tuple[int, float] | None = None  # handle and price where the last step had to stop
@@ -43,7 +43,7 @@ class EarlyLayers:
     @property
     def is_full(self) -> bool:
         """Whether trimmed blocks take more of dram than they may."""
-        return self._kept_bytes > self.options.max_early_fraction * self._capacity_bytes
+        return self._kept_bytes > self.options.max_early_fraction * self.capacity_bytes
 
     def __contains__(self, row: int) -> bool:
         return self._residency.catalog.handle(row) in self._trimmed

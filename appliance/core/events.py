@@ -9,11 +9,12 @@ number chosen by the planner; the shell hands it back in `CopyFinished`. Times a
 shell's monotonic clock; durations and deadlines say so in their names (`ttl_s`, `deadline_at`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ...policies.costs import PrefillSpeed
+from ...policies.registry import PolicyChoice
 from ...tiers.base import CopyOutcome
 from ...tiers.block import NamespaceIdentity, Tier, Urgency
 from .instructions import (
@@ -30,6 +31,9 @@ from .instructions import (
 )
 from .instructions import (
     FreeSegment as FreeSegment,
+)
+from .instructions import (
+    GiveBack as GiveBack,
 )
 from .instructions import (
     HastenCopy as HastenCopy,
@@ -61,6 +65,7 @@ from .instructions import (
 from .instructions import (
     StoreNamespace as StoreNamespace,
 )
+from .options import PlannerOptions
 from .results import (
     AcquireResult as AcquireResult,
 )
@@ -346,6 +351,17 @@ class EdgeMeasured:
 
 
 @dataclass(slots=True)
+class PolicyChanged:
+    """An administrator chose anew. What can be wrong with it was asked before (`Planner.objections`)."""
+
+    options: PlannerOptions
+    policies: PolicyChoice
+    #: New sizes, in extents or segments; tiers that are not named stay as they are. The files of new segments
+    #: are there already.
+    num_units: Mapping[Tier, int]
+
+
+@dataclass(slots=True)
 class DrainStarted:
     """Accept nothing new; put what is dirty into the cold store."""
 
@@ -380,6 +396,7 @@ Event: TypeAlias = (
     | SegmentFreed
     | TierLost
     | EdgeMeasured
+    | PolicyChanged
     | DrainStarted
     | Tick
 )

@@ -102,6 +102,14 @@ class FreeSegment:
 
 
 @dataclass(slots=True)
+class GiveBack:
+    """A tier became smaller: an extent or segment that nothing will use again can go back to the host."""
+
+    tier: Tier
+    number: int
+
+
+@dataclass(slots=True)
 class StoreNamespace:
     """Remember a namespace's identity in the cold store, before any of its records."""
 
@@ -138,6 +146,7 @@ Instruction: TypeAlias = (
     | RetractRun
     | SealSegment
     | FreeSegment
+    | GiveBack
     | StoreNamespace
     | Notify
 )

@@ -24,6 +24,7 @@ from ...tiers.block import Tier, Urgency
 from ...tiers.log import SegmentLog
 from . import events as ev
 from .catalog import NO_ROW, Catalog
+from .changes import Changes
 from .copies import Copies
 from .desk import Desk, unknown_namespace
 from .inspection import Inspection
@@ -37,6 +38,7 @@ from .reads import Reads
 from .reclaim import Reclaim
 from .recovery import adopt
 from .residency import MEMORY_TIERS, Residency
+from .resizing import Resizing
 from .retention import Retention
 from .sessions import Sessions
 from .story import Story
@@ -77,8 +79,9 @@ class Planner:
         self.story = Story(options.max_story_lines)
         self.costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
         capacities = {tier: room.statistics().capacity_bytes for tier, room in rooms.items()}
-        chosen = build(policies or PolicyChoice(), self.catalog, self.costs, capacities, future)
-        self._learners = chosen.shared
+        self.choice = policies or PolicyChoice()
+        self.future = future
+        chosen = self.policies = build(self.choice, self.catalog, self.costs, capacities, future)
         self.residency = Residency(self.catalog, rooms, chosen, self.story)
         self.copies = Copies(self.residency)
         self.costs.queued_bytes = lambda tier: self.copies.urgent_bytes.get((tier, Tier.DRAM), 0)
@@ -122,6 +125,8 @@ class Planner:
             self.costs,
             self.retention,
         )
+        self.resizing = Resizing(self.residency, self.copies, self.pressure)
+        self.changes = Changes(self)
         self._handlers = self._handler_table()
 
     def _handler_table(self) -> dict[type, Callable[[Any], None]]:
@@ -149,6 +154,7 @@ class Planner:
             ev.SegmentFreed: self._segment_freed,
             ev.TierLost: self._tier_lost,
             ev.EdgeMeasured: self._edge_measured,
+            ev.PolicyChanged: self.changes.apply,
             ev.DrainStarted: self._drain_started,
             ev.Tick: self._tick,
         }
@@ -161,6 +167,8 @@ class Planner:
         residency.now = max(residency.now, now)
         self._handlers[type(event)](event)
         self.pressure.relieve()
+        if self.resizing.is_active:
+            self.resizing.run()
         self.waiting.retry(isinstance(event, ev.Tick))
         self.prefetching.run(is_crowded=len(self.waiting) > 0)
         self.reads.report()
@@ -196,7 +204,8 @@ class Planner:
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
-        return self.reclaim.is_busy or self.pressure.is_busy or self.waiting.wants_turn
+        parts = (self.reclaim, self.pressure, self.resizing)
+        return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest."""
@@ -209,6 +218,7 @@ class Planner:
             self.reads.next_deadline(),
             self.writes.next_deadline(),
             self.reclaim.next_deadline(),
+            self.resizing.next_deadline(),
             self.residency.now if self.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]
@@ -222,14 +232,14 @@ class Planner:
 
     def learned(self) -> bytes:
         """Return what the policies learned, to be kept over a restart; empty when none of them learns."""
-        return pack(self._learners)
+        return pack(self.policies.shared)
 
     def recall(self, data: bytes) -> dict[str, str]:
         """Take over what `learned` returned before. At start, before `adopt`. Never raises.
 
         What makes no sense here is ignored and counted; returns why, by the name of the learner.
         """
-        ignored = unpack(data, self._learners)
+        ignored = unpack(data, self.policies.shared)
         if ignored:
             self.story.count("learned_ignored", len(ignored))
         return ignored
@@ -252,6 +262,7 @@ class Planner:
             self.sessions.check_integrity,
             self.retention.check_integrity,
             self.prefetching.check_integrity,
+            self.resizing.check_integrity,
             self.inspection.check_books,
             *(room.check_integrity for room in self.rooms.values()),
         ]
@@ -310,7 +321,7 @@ class Planner:
         )
 
     def _edge_measured(self, event: ev.EdgeMeasured) -> None:
-        if event.target is Tier.DRAM:
+        if event.target is Tier.DRAM and event.source is not Tier.DRAM:
             now = self.residency.now
             self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s, now)
 

@@ -75,7 +75,7 @@ class Prefetching:
         self._copies = copies
         self._loads = loads
         self._costs = costs
-        self._prefetcher = prefetcher
+        self.prefetcher = prefetcher
         self.options = options
         self._begun: dict[int, _Begun] = {}  # by row
         self._windows: list[tuple[float, int]] = []  # (end, handle)
@@ -247,7 +247,7 @@ class Prefetching:
     def _due_at(self) -> float | None:
         if self._rests:
             return self._residency.now
-        return self._prefetcher.next_at() if self._prefetcher is not None else None
+        return self.prefetcher.next_at() if self.prefetcher is not None else None
 
     def _begin_due(self, now: float) -> None:
         """Go on with what was cut, then begin what the prefetcher says."""
@@ -261,8 +261,8 @@ class Prefetching:
             rows = rows[: rows.index(NO_ROW)] if NO_ROW in rows else rows
             if rest.until > now and rows:
                 self.bring(Expected(rows, rest.until, rest.reason), rest.urgency, self._budget_bytes())
-        if self._prefetcher is not None and not self._rests and (budget := self._budget_bytes()) >= 1:
-            for expected in self._prefetcher.due(now, int(budget)):
+        if self.prefetcher is not None and not self._rests and (budget := self._budget_bytes()) >= 1:
+            for expected in self.prefetcher.due(now, int(budget)):
                 self.bring(expected, Urgency.WAITING, self._budget_bytes())
         self._not_before = now + max(PAUSE_S, (1 - self._allowance_bytes) / rate)
 

@@ -55,10 +55,10 @@ class Pressure:
         self._copies = copies
         self._reclaim = reclaim
         self._rooms = rooms
-        self._admissions = admissions
+        self.admissions = admissions
         self.options = options
         self._exits = Exits(residency)
-        self._early = EarlyLayers(residency, options)
+        self.early = EarlyLayers(residency, options)
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
@@ -172,14 +172,14 @@ class Pressure:
         policy = residency.evictions[tier]
         lower = self._lower(tier)
         trims = self.options.early_layers > 0 and tier is Tier.DRAM and lower is Tier.NVME
-        if trims and self._early.is_full and self._evict_oldest():
+        if trims and self.early.is_full and self._evict_oldest():
             return Step.EVICTED, 1
         while (victim := policy.choose(residency.now)) is not None:
             row = victim.row
             if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends
             # With a slower tier below nothing is lost by coming in here: leaving is only a demotion.
-            if newcomer is not None and lower is None and not self._admissions[tier].admits(newcomer, victim):
+            if newcomer is not None and lower is None and not self.admissions[tier].admits(newcomer, victim):
                 policy.offer((row,), residency.now)
                 return Step.DECLINED, 0
             if trims and (num_trimmed := self._trim(victim, max_blocks)):
@@ -203,17 +203,17 @@ class Pressure:
         """Let the late layers of a victim go instead of all of it. Returns for how many blocks."""
         self._exits.flush()
         policy, now = self._residency.evictions[Tier.DRAM], self._residency.now
-        num_trimmed = self._early.trim(
+        num_trimmed = self.early.trim(
             victim.row, victim.price, max_blocks, lambda row: policy.price(row, now)
         )
-        if num_trimmed and victim.row not in self._early:  # others were: this one stays a candidate
+        if num_trimmed and victim.row not in self.early:  # others were: this one stays a candidate
             policy.offer((victim.row,), now)
         return num_trimmed
 
     def _evict_oldest(self) -> bool:
         """The block whose late layers left first goes altogether; False: there is none."""
         self._exits.flush()
-        row = self._early.take_oldest()
+        row = self.early.take_oldest()
         if row == NO_ROW:
             return False
         self._residency.evict(row, Tier.DRAM, "trimmed before, oldest")
@@ -232,7 +232,7 @@ class Pressure:
             prefix_hashes=(catalog.prefix_hash[row],),
             row=row,
         )
-        return self._admissions[lower].admits(newcomer, None)
+        return self.admissions[lower].admits(newcomer, None)
 
     def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""

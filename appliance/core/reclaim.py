@@ -57,7 +57,8 @@ class Reclaim:
 
     def next_deadline(self) -> float | None:
         """When a pause ends that a record without room waits for."""
-        return self._not_before if self._is_wanted and self._not_before > self._residency.now else None
+        is_awaited = self._is_wanted or (self._log is not None and self._log.is_shrinking)
+        return self._not_before if is_awaited and self._not_before > self._residency.now else None
 
     def place_for(self, domain: int, num_bytes: int) -> int | None:
         """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
@@ -80,7 +81,8 @@ class Reclaim:
         """Begin or continue emptying a segment while fewer than `min_free_segments` are free."""
         if self._log is None or Tier.NVME in self._residency.offline:
             return
-        short = self._is_wanted or self._log.num_free < self.options.min_free_segments
+        is_short = self._log.num_free < self.options.min_free_segments
+        short = self._is_wanted or is_short or self._log.is_shrinking
         if short and self._segment is None and self._residency.now >= self._not_before:
             self._begin()
         if self._segment is not None:

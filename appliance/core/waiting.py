@@ -40,7 +40,7 @@ class Waiting:
     """The queue. `retry` is called by the planner after anything that may have freed a place."""
 
     def __init__(self, max_jobs: int) -> None:
-        self._max_jobs = max_jobs
+        self.max_jobs = max_jobs
         self._heap: list[_Entry] = []
         self._order = 0
 
@@ -50,7 +50,7 @@ class Waiting:
     @property
     def is_full(self) -> bool:
         """Whether one more request must be refused with TOO_MANY_IN_FLIGHT."""
-        return len(self._heap) >= self._max_jobs
+        return len(self._heap) >= self.max_jobs
 
     @property
     def wants_turn(self) -> bool:

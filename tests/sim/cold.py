@@ -61,6 +61,8 @@ class VirtualColdStore:
         self._contents = contents
         self._rates = rates
         self.segments = [VirtualSegment() for _ in range(num_segments)]
+        self._num_wanted = num_segments
+        self._gone: set[int] = set()  # segments whose file was given back
         self.namespaces: dict[bytes, NamespaceIdentity] = {}
         #: Records that an injected fault damaged: a mismatch there is no surprise. (segment, page, epoch)
         self.damaged: set[tuple[int, int, int]] = set()
@@ -74,6 +76,8 @@ class VirtualColdStore:
         """Store one record; return why not."""
         number, page = extent_of(place), slot_of(place)
         segment = self.segments[number]
+        if number in self._gone:
+            raise Violation("cold store", f"segment {number} was given back and is written")
         if segment.is_sealed:
             raise Violation("cold store", f"segment {number} is sealed and written")
         if label.namespace_digest not in self.namespaces:
@@ -181,6 +185,24 @@ class VirtualColdStore:
         segment.entries = []
         segment.written = set()
 
+    def resize(self, num_segments: int) -> None:
+        """Have the files of so many segments; more than that stay until they are given back."""
+        self._num_wanted = num_segments
+        while len(self.segments) < num_segments:
+            self.segments.append(VirtualSegment())
+        for number in sorted(self._gone):
+            if number < num_segments:
+                self.segments[number] = VirtualSegment()
+                self._gone.remove(number)
+
+    def give_back(self, number: int) -> None:
+        """Remove the file of a segment, unless it is wanted again meanwhile."""
+        segment = self.segments[number]
+        if segment.num_readers or segment.epoch:
+            raise Violation("cold store", f"segment {number} is given back while it is in use")
+        if number >= self._num_wanted:
+            self._gone.add(number)
+
     # ---------------------------------------------------------------------------------- recovery
 
     def power_cut(self, kept: float) -> None:
@@ -204,6 +226,9 @@ class VirtualColdStore:
         found = []
         for number, segment in enumerate(self.segments):
             segment.num_readers = 0
+            if number >= self._num_wanted:  # the next owner opens with its own geometry
+                self.free(number)
+                self._gone.add(number)
             if segment.epoch == 0:
                 continue
             if not segment.has_footer:

@@ -97,6 +97,7 @@ class Daemon:
             ev.RetractRun: self._retract_run,
             ev.SealSegment: lambda i: self._keep_house(self.cold.seal, i.segment),
             ev.FreeSegment: lambda i: self._keep_house(self._free, i.segment),
+            ev.GiveBack: self._give_back,
             ev.StoreNamespace: self._store_namespace,
             ev.Notify: self._notify,
         }
@@ -174,6 +175,10 @@ class Daemon:
         self.check_answered()
         for memory in self.memories.values():
             memory.check_quiet()
+            # Two segments can both be out of reach of spills; the settings ask for three.
+            can_spill = self.config.num_segments != 2 and self.planner.reclaim._not_before < float("inf")
+            if memory.room.leaving and can_spill and not self.config.rates["no_place"]:
+                raise Violation("resizing", f"{memory.tier.label}: {memory.room.leaving} never left")
         self.oracle.check_quiescence()
 
     def copies_in_flight(self) -> list[ev.Copy]:
@@ -255,6 +260,13 @@ class Daemon:
         self.cold.free(segment)
         self.step(ev.SegmentFreed(segment))
 
+    def _give_back(self, instruction: ev.GiveBack) -> None:
+        self.world.counts[f"given_back_{instruction.tier.label}"] += 1
+        if instruction.tier is Tier.NVME:
+            self.cold.give_back(instruction.number)
+        else:
+            self.memories[instruction.tier].give_back(instruction.number)
+
     def _tick(self, at: float) -> None:
         if self.is_alive and at == self._tick_at:
             self._tick_at = float("inf")
@@ -296,6 +308,8 @@ def _detail(event: ev.Event) -> tuple[object, ...]:
         return (event.client,)
     if isinstance(event, ev.SessionUpdated):
         return event.session_id, event.urgency.name
+    if isinstance(event, ev.PolicyChanged):
+        return tuple((tier.label, count) for tier, count in event.num_units.items())
     if isinstance(event, ev.SegmentFreed):
         return (event.segment,)
     return ()

@@ -115,6 +115,15 @@ class VirtualMemory:
         assert domain is not None
         return self.index.setdefault(domain, {})
 
+    def give_back(self, number: int) -> None:
+        """An extent's memory goes back to the host: nobody may touch it any more."""
+        for place in [place for place in self._slots if extent_of(place) == number]:
+            slot = self._slots.pop(place)
+            if slot.label is not None or slot.num_writers or slot.num_readers or slot.num_leases:
+                raise Violation("slot model", f"{self.tier.label} slot {place:#x} is given back while in use")
+        if number in self.room.extents():
+            raise Violation("slot model", f"{self.tier.label} extent {number} is given back and still there")
+
     def check_quiet(self) -> None:
         """Nobody touches any slot any more."""
         for place, slot in self._slots.items():

@@ -171,6 +171,8 @@ class Mover:
         for item in job.copy.items:
             self._register(job.copy.source, item.source, -1)
         del self._jobs[job.copy.copy]
+        if job.copy.source is job.copy.target and job.copy.target is not Tier.NVME:
+            self._world.counts["moved_inside"] += sum(outcome.cause is None for outcome in outcomes)
         self._daemon.step(CopyFinished(job.copy.copy, outcomes))
 
     def _register(self, source: Tier | None, place: int, by: int) -> None:

@@ -201,7 +201,11 @@ class Oracle:
     def _check_decoding(self, namespace_id: int, prefix_hash: bytes, reason: str) -> None:
         if self._daemon.config.options.max_sessions < self._daemon.config.num_sessions * 2:
             return  # the planner may have had to forget the session
+        planner = self._daemon.planner
         for session_id, model in self.sessions.items():
+            session = planner.sessions.get(session_id)
+            if session is None or self._world.now - session.last_active >= planner.options.session_idle_s:
+                continue  # it was silent for longer than a session may be
             if model.urgency is Urgency.DECODING and (namespace_id, prefix_hash) in model.blocks:
                 raise Violation("decoding", f"session {session_id} lost {prefix_hash.hex()[:8]} ({reason})")
 

@@ -13,6 +13,7 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.log import SegmentLog
 from kvtier.v1.shm import extent_of, slot_of
 
+from .changes import Changes
 from .clients import Acquire, Client, Crowd
 from .cold import VirtualColdStore
 from .config import Config, draw
@@ -57,6 +58,7 @@ class Run:
         self.cold = VirtualColdStore(self.world, self.contents, self.config.num_segments, self.config.rates)
         self.daemon = self._daemon()
         self.crowd = Crowd(self.world, self.config, self.contents, self.daemon)
+        self.changes = Changes(self.world, self.config)
         self.num_left = self.config.num_operations
 
     def execute(self) -> None:
@@ -76,6 +78,8 @@ class Run:
 
     def _next(self) -> None:
         """One more operation, and the time of the next one."""
+        if self.changes.is_due(self.num_left):
+            self.changes.apply(self.daemon)
         if self.num_left == 0:
             return
         self.num_left -= 1
@@ -186,6 +190,8 @@ class Run:
                         continue
                     place = catalog.place[Tier.NVME][fragment]
                     segment = self.cold.segments[extent_of(place)]
+                    if extent_of(place) >= self.config.num_segments:
+                        continue  # its segment was leaving: the next owner does not open it
                     if (extent_of(place), slot_of(place), segment.epoch) in self.cold.damaged:
                         continue
                     if segment.has_footer or (not power and segment.epoch):
