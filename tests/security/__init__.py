@@ -1,0 +1,1 @@
+"""Who may call, and what a caller can learn of others."""
