@@ -111,6 +111,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
-        """Fill `into` (shape.raw_bytes long) from exactly the bytes `encode` wrote. Raises CodecError for
-        any other; `into` is then undefined."""
+        """Fill `into` (shape.raw_bytes long) from what `encode` wrote, whatever may follow it: a place is
+        as long as its bound. Raises CodecError for bytes that nothing encodes to; `into` is then undefined.
+        """
         ...

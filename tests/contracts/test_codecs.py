@@ -1,0 +1,200 @@
+"""What every codec promises, over every codec: the suite that a new one joins by a line in CODECS.
+
+Exact codecs are held to bits, NaN payloads and negative zero included; lossy ones to the bound they
+declare. Bytes that nothing encodes to are refused or decode to something, but never write beyond `into`,
+crash, or take memory by their word.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvtier.tiers.block import DTYPE_BYTES
+from kvtier.tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape
+from kvtier.tiers.codecs.registry import BY_NAME, codec_of_record
+
+CODECS = list(BY_NAME.values())
+GUARD = 64  # bytes around the target that nobody may touch
+SHAPES = [
+    Shape(2, 2, 16, 4, 64, "bfloat16"),
+    Shape(1, 2, 16, 8, 128, "float16"),
+    Shape(3, 1, 16, 1, 576, "bfloat16"),
+    Shape(1, 2, 8, 3, 50, "bfloat16"),
+    Shape(2, 2, 16, 2, 32, "float32"),
+    Shape(2, 2, 16, 2, 64, "float8_e4m3fn"),
+    Shape(2, 2, 16, 2, 64, "int8"),
+    Shape(1, 1, 1, 1, 8192, "bfloat16"),
+]
+
+
+def values_like_kv(shape: Shape, seed: int) -> NDArray[np.uint8]:
+    """Return the bytes of values as a transformer makes them: per layer and plane a scale, a few channels
+    larger."""
+    rng = np.random.default_rng(seed)
+    parts = shape.num_layers * shape.num_planes
+    loud = np.where(rng.random((1, 1, shape.head_dim)) < 0.03, 8, 1)
+    scales = np.exp2(rng.integers(-2, 3, (parts, 1, 1))) * loud
+    floats = rng.standard_normal((parts, shape.num_tokens * shape.num_heads, shape.head_dim)) * scales
+    single = floats.astype(np.float32)
+    stored: NDArray[Any]
+    match shape.dtype:
+        case "bfloat16":
+            stored = (single.view(np.uint32) >> 16).astype(np.uint16)
+        case "float16":
+            stored = single.astype(np.float16)
+        case "float32":
+            stored = single
+        case "int8":
+            stored = np.clip(np.rint(single * 8), -127, 127).astype(np.int8)
+        case _:  # one byte of sign, exponent, mantissa, as the top of a float has them
+            stored = (single.view(np.uint32) >> 20).astype(np.uint8)
+    return np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+
+
+def round_trip(codec: Codec, shape: Shape, payload: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
+    """Encode and decode with guards around both targets; return what came back and the stored length."""
+    bound = codec.stored_bound(shape)
+    stored = np.full(bound + GUARD, 0xA5, np.uint8)
+    length = codec.encode(shape, payload.data, stored.data[:bound])
+    assert 0 < length <= bound
+    assert (stored[bound:] == 0xA5).all(), "wrote beyond its bound"
+    target = np.full(shape.raw_bytes + 2 * GUARD, 0x5A, np.uint8)
+    codec.decode(shape, stored.data[:bound].toreadonly(), target.data[GUARD:-GUARD])
+    assert (target[:GUARD] == 0x5A).all()
+    assert (target[-GUARD:] == 0x5A).all(), "wrote beyond its target"
+    return target[GUARD:-GUARD], length
+
+
+@pytest.fixture(params=CODECS, ids=lambda make: make().name)
+def codec(request: pytest.FixtureRequest) -> Codec:
+    make: Callable[[], Codec] = request.param
+    return make()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.dtype}-{shape.raw_bytes}")
+def test_what_was_encoded_comes_back(codec: Codec, shape: Shape) -> None:
+    if not codec.accepts(shape):
+        pytest.skip(f"{codec.name} does not take {shape.dtype}")
+    payload = values_like_kv(shape, seed=7)
+    try:
+        decoded, _ = round_trip(codec, shape, payload)
+    except DoesNotFit:
+        assert codec.name in ("lz4", "zstd") or shape.raw_bytes < 8192 or DTYPE_BYTES[shape.dtype] != 2
+        return
+    assert (decoded == payload).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_pattern_of_sixteen_bits_survives(codec: Codec, dtype: str) -> None:
+    """NaN payloads, infinities, negative zero, subnormals: in runs of ordinary values, so that they fit."""
+    shape = Shape(1, 1, 16, 256, 64, dtype)
+    if not codec.accepts(shape):
+        pytest.skip(f"{codec.name} does not take {dtype}")
+    ordinary = values_like_kv(shape, seed=3).view(np.uint16)
+    num_fitting = 0
+    patterns = np.arange(65_536, dtype=np.uint16)
+    np.random.default_rng(5).shuffle(patterns)
+    for some in np.split(patterns, 64):
+        payload = ordinary.copy()
+        payload[np.random.default_rng(int(some[0])).permutation(payload.size)[: some.size]] = some
+        try:
+            decoded, _ = round_trip(codec, shape, payload.view(np.uint8))
+        except DoesNotFit:
+            continue
+        num_fitting += 1
+        assert (decoded == payload.view(np.uint8)).all()
+    assert num_fitting == 64 or codec.name in ("lz4", "zstd") or dtype == "float16"
+
+
+def test_noise_does_not_fit_and_says_so(codec: Codec) -> None:
+    shape = Shape(2, 2, 16, 4, 64, "bfloat16")
+    noise = np.random.default_rng(11).integers(0, 256, shape.raw_bytes, np.uint8)
+    if codec.name == "identity":
+        assert (round_trip(codec, shape, noise)[0] == noise).all()
+    else:
+        with pytest.raises(DoesNotFit):
+            round_trip(codec, shape, noise)
+
+
+def test_memory_that_lies_askew(codec: Codec) -> None:
+    """Payload, stored bytes and target at odd addresses: slower perhaps, but the same."""
+    shape = Shape(1, 2, 16, 2, 64, "bfloat16")
+    payload = np.empty(shape.raw_bytes + 1, np.uint8)[1:]
+    payload[:] = values_like_kv(shape, seed=2)
+    bound = codec.stored_bound(shape)
+    stored = np.zeros(bound + 1, np.uint8)[1:]
+    try:
+        codec.encode(shape, payload.data, stored.data)
+    except DoesNotFit:
+        return
+    target = np.zeros(shape.raw_bytes + 1, np.uint8)[1:]
+    codec.decode(shape, stored.data, target.data)
+    assert (target == payload).all()
+
+
+def test_damaged_bytes_never_break_anything(codec: Codec) -> None:
+    """Flipped, cut, swapped and invented bytes: refused or decoded to something, within the target."""
+    rng = random.Random(20261121)
+    shape = Shape(2, 2, 16, 2, 64, "bfloat16")
+    payload = values_like_kv(shape, seed=1)
+    bound = codec.stored_bound(shape)
+    good = np.zeros(bound, np.uint8)
+    try:
+        length = codec.encode(shape, payload.data, good.data)
+    except DoesNotFit:
+        length = bound
+    num_refused = 0
+    for _ in range(400):
+        bad = good.copy()
+        match rng.randrange(4):
+            case 0:
+                bad[rng.randrange(min(64, length))] ^= 1 << rng.randrange(8)
+            case 1:
+                bad = bad[: rng.randrange(length)]
+            case 2:
+                start = rng.randrange(length)
+                bad[start : start + 32] = rng.randrange(256)
+            case _:
+                bad = np.frombuffer(rng.randbytes(rng.randrange(1, bound)), np.uint8).copy()
+        target = np.full(shape.raw_bytes + GUARD, 0x5A, np.uint8)
+        try:
+            codec.decode(shape, bad.data, target.data[:-GUARD])
+        except CodecError:
+            num_refused += 1
+        assert (target[-GUARD:] == 0x5A).all()
+    assert num_refused > 50 or codec.name == "identity"
+
+
+def test_a_frame_that_claims_to_be_huge_is_refused() -> None:
+    """A bomb: a valid zstd frame of a gigabyte of zeros in a few kilobytes."""
+    import zstandard
+
+    shape = Shape(1, 2, 16, 2, 64, "bfloat16")
+    bomb = zstandard.ZstdCompressor(level=3).compress(bytes(64 << 20))
+    for name, frame in (("zstd", bomb), ("planes", bomb)):
+        stored = len(frame).to_bytes(4, "little") + frame + bytes(shape.raw_bytes)
+        with pytest.raises(CodecError, match="more than"):
+            BY_NAME[name]().decode(shape, memoryview(stored), memoryview(bytearray(shape.raw_bytes)))
+
+
+def test_the_same_bytes_encode_the_same(codec: Codec) -> None:
+    shape = Shape(1, 2, 16, 2, 64, "bfloat16")
+    payload = values_like_kv(shape, seed=4)
+    stored = [np.zeros(codec.stored_bound(shape), np.uint8) for _ in range(2)]
+    try:
+        lengths = [codec.encode(shape, payload.data, into.data) for into in stored]
+    except DoesNotFit:
+        return
+    assert lengths[0] == lengths[1]
+    assert (stored[0] == stored[1]).all()
+
+
+def test_a_record_finds_its_codec_again(codec: Codec) -> None:
+    assert codec_of_record(codec.codec_id, codec.parameters()).name == codec.name
+    assert len(codec.parameters()) <= 32
+    with pytest.raises(CodecError):
+        codec_of_record(9_999, b"")

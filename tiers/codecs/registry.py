@@ -1,0 +1,46 @@
+"""The codecs there are: by name for policies, by number for records.
+
+A number is never reused for another meaning: records outlive the program. A name is what administrators
+write.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from .base import Codec, CodecError
+from .exponents import Exponents
+from .general import Lz4, Zstd
+from .identity import Identity
+from .planes import Planes
+
+#: Exact codecs that need nothing but a name, best known first.
+BY_NAME: Final[dict[str, Callable[[], Codec]]] = {
+    "identity": Identity,
+    "exponents": Exponents,
+    "planes": Planes,
+    "lz4": Lz4,
+    "zstd": Zstd,
+}
+_BY_ID: Final[dict[int, Callable[[], Codec]]] = {
+    Identity.codec_id: Identity,
+    Exponents.codec_id: Exponents,
+    Planes.codec_id: Planes,
+    Lz4.codec_id: Lz4,
+    Zstd.codec_id: Zstd,
+}
+
+
+def codec_named(name: str) -> Codec:
+    """Return the codec an administrator named. Raises CodecError, naming those there are."""
+    if name not in BY_NAME:
+        raise CodecError(f"there is no codec {name!r}; there are {', '.join(BY_NAME)}")
+    return BY_NAME[name]()
+
+
+def codec_of_record(codec_id: int, parameters: bytes) -> Codec:
+    """Return the codec that reads a record. Raises CodecError when this version cannot."""
+    if codec_id not in _BY_ID:
+        raise CodecError(f"codec {codec_id} is not one of this version's")
+    if parameters:
+        raise CodecError(f"codec {codec_id} with parameters that this version does not know")
+    return _BY_ID[codec_id]()
