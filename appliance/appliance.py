@@ -171,6 +171,8 @@ class Appliance:
         self.failed: asyncio.Future[None] = self._loop.create_future()
         #: Hears of every event before the planner does; None while nobody wants to know.
         self.tap: Callable[[Event, float], None] | None = None
+        #: Hear of every step before its instructions are carried out: (event, instructions, when it began).
+        self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store = store
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
@@ -210,7 +212,10 @@ class Appliance:
                 following, now = self._pending.popleft(), self.clock()
                 if self.tap is not None:
                     self.tap(following, now)
-                self.execute(self.planner.handle(following, now))
+                instructions = self.planner.handle(following, now)
+                for observe in self.observers:
+                    observe(following, instructions, now)
+                self.execute(instructions)
         except BaseException as defect:
             if not self.failed.done():
                 self.failed.set_exception(defect)

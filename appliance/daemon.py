@@ -36,6 +36,8 @@ from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
 from .service import Service
 from .settings import Settings
+from .sight.eyes import Eyes
+from .sight.sight import Sight
 from .streams import PutBuffers, Streams
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,8 @@ class Daemon:
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
+        eyes = Eyes(self.service, self.events, settings.policy.choice, self.counters)
+        self.sight = Sight(eyes, settings.observe)
         self.leaving = asyncio.Event()
         self._drained: Drained | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -119,6 +123,7 @@ class Daemon:
         try:
             for address in settings.listen:
                 _make_folder(socket_path(address), is_shared=bool(settings.tenants))
+            await daemon.sight.start()
             await daemon.grpc.start()
             if daemon.local is not None:
                 daemon.local.start()  # last: whoever can connect here finds everything there
@@ -157,6 +162,7 @@ class Daemon:
         """Close every connection, then every tier. Idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self.sight.stop()
         self.events.close()
         self.accesses.close()
         await self.grpc.stop(CLOSE_GRACE_S)
@@ -179,7 +185,11 @@ class Daemon:
 
     def check_integrity(self) -> list[str]:
         """Audit planner and shell."""
-        return [*self.planner.check_integrity(), *self.appliance.check_integrity()]
+        return [
+            *self.planner.check_integrity(),
+            *self.appliance.check_integrity(),
+            *self.sight.eyes.check_integrity(),
+        ]
 
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""
@@ -205,7 +215,8 @@ def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
     }
     if directory is not None:
         tiers["nvme"] = {"path": str(directory), "capacity": "1GiB"}
-    return Settings.model_validate({"listen": [listen], "tiers": tiers})
+    observe = {"http": "off"}  # many of them may be in one process
+    return Settings.model_validate({"listen": [listen], "tiers": tiers, "observe": observe})
 
 
 async def serve(settings: Settings) -> int:

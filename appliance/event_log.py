@@ -6,7 +6,7 @@ means: forget everything, start anew. Sequence numbers start at 1 and never repe
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -31,6 +31,8 @@ class EventLog:
 
     def __init__(self, capacity: int) -> None:
         assert capacity > 0
+        #: Blocks that left a tier since the start, by tier and reason.
+        self.num_removed: Counter[tuple[Tier, str]] = Counter()
         self._ring: deque[BlockEvent] = deque(maxlen=capacity)
         self._last_sequence = 0
         self._watchers: set[asyncio.Event] = set()
@@ -43,6 +45,8 @@ class EventLog:
 
     def append(self, notice: Notify) -> None:
         """Number the planner's notice and wake the watchers. The oldest event may be forgotten."""
+        if notice.change is BlockChange.REMOVED:
+            self.num_removed[notice.tier, notice.reason] += len(notice.prefix_hashes)
         self._last_sequence += 1
         self._ring.append(
             BlockEvent(

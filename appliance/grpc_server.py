@@ -117,6 +117,7 @@ class GrpcServer:
         with_reflection: bool,
     ) -> None:
         self._clock = service.appliance.clock
+        self._rpcs = service.rpcs
         self._doors = doors
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=max_concurrent_rpcs,
@@ -201,10 +202,12 @@ class GrpcServer:
         takes = message_factory.GetMessageClass(method.input_type).FromString
         gives = message_factory.GetMessageClass(method.output_type).SerializeToString
         if method.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream, takes, gives)
+            streamed = self._rpcs.timed_stream(method.name, stream)
+            return grpc.unary_stream_rpc_method_handler(streamed, takes, gives)
+        timed = self._rpcs.timed(method.name, unary)
         if method.client_streaming:
-            return grpc.stream_unary_rpc_method_handler(unary, takes, gives)
-        return grpc.unary_unary_rpc_method_handler(unary, takes, gives)
+            return grpc.stream_unary_rpc_method_handler(timed, takes, gives)
+        return grpc.unary_unary_rpc_method_handler(timed, takes, gives)
 
     def _caller(self, context: Context, right: Right) -> Caller:
         """Return who calls. Raises AccessError when that is nobody, or nobody who may."""

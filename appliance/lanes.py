@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..tiers.base import Copier, CopyItem, CopyOutcome
 from ..tiers.block import Tier
 from .core.instructions import STAGING, Copy
+from .histogram import Histogram
 from .meter import Meter
 
 MIN_BATCH_BYTES = 256 << 10  # cutting finer costs more in hand-over than it gains in sharing
@@ -52,6 +53,7 @@ class EdgeStatistics:
     num_bytes: int
     bandwidth_bytes_per_s: float
     latency_s: float
+    seconds: Histogram  # of batches; the lane's own, it goes on counting
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class Lane:
     num_copies: int = 0
     num_failed: int = 0
     meter: Meter = field(default_factory=Meter)
+    seconds: Histogram = field(default_factory=Histogram)  # of batches, from begin to end
     measured_at: float = float("-inf")
 
     def enqueue(self, job: Job, sequence: Iterator[int]) -> None:
@@ -140,4 +143,5 @@ class Lane:
             self.meter.num_bytes,
             self.meter.bandwidth_bytes_per_s,
             self.meter.latency_s,
+            self.seconds,
         )

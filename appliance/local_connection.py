@@ -15,16 +15,20 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 from google.protobuf.message import Message
 
-from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, encode
+from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode
 from .appliance import Replies
 from .callers import Caller
-from .errors import ApplianceError, error, to_detail
+from .errors import REASONS, ApplianceError, error, to_detail
+from .rpcs import LOCAL, OK, Rpcs
 
 log = logging.getLogger(__name__)
+
+NAMES = {method: "".join(map(str.capitalize, method.name.split("_"))) for method in Method}
 
 RECEIVE_BYTES = 256 << 10
 MAX_UNSENT_BYTES = 2 * MAX_PAYLOAD_BYTES
@@ -40,6 +44,7 @@ class LocalConnection:
         connection: socket.socket,
         answer: Callable[["LocalConnection", Frame], None],
         on_close: Callable[["LocalConnection", str], None],
+        rpcs: Rpcs,
     ) -> None:
         self.caller = Caller()  # without a client until it attached
         self.pid, self.uid, self.gid = peer_of(connection)
@@ -48,6 +53,8 @@ class LocalConnection:
         self._socket = connection
         self._answer = answer
         self._on_close = on_close
+        self._rpcs = rpcs
+        self._began: dict[int, float] = {}  # calls that are not answered, by number
         self._decoder = Decoder()
         self._frames: deque[Frame] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
@@ -85,7 +92,9 @@ class LocalConnection:
     def _serve(self) -> None:
         """Answer what has arrived whole, then send all answers together."""
         while self._frames and not self._num_pauses and not self.closed:
-            self._answer(self, self._frames.popleft())
+            frame = self._frames.popleft()
+            self._began[frame.call] = perf_counter()
+            self._answer(self, frame)
         self.flush()
 
     def pause(self) -> None:
@@ -111,9 +120,14 @@ class LocalConnection:
 
     def reply_error(self, frame: Frame, problem: ApplianceError) -> None:
         """Queue an error as the last answer to `frame`."""
-        self._queue(frame, Flag.LAST | Flag.ERROR, to_detail(problem).SerializeToString())
+        code = REASONS[problem.reason].code.name
+        self._queue(frame, Flag.LAST | Flag.ERROR, to_detail(problem).SerializeToString(), code=code)
 
-    def _queue(self, frame: Frame, flags: Flag, payload: bytes, fds: Sequence[int] = ()) -> None:
+    def _queue(
+        self, frame: Frame, flags: Flag, payload: bytes, fds: Sequence[int] = (), code: str = OK
+    ) -> None:
+        if flags & Flag.LAST and (began_at := self._began.pop(frame.call, None)) is not None:
+            self._rpcs.ended(NAMES[frame.method], LOCAL, code, perf_counter() - began_at)
         if self.closed or frame.flags & Flag.NO_REPLY:
             return
         if len(payload) > MAX_PAYLOAD_BYTES:
@@ -183,6 +197,7 @@ class LocalConnection:
         self._socket.close()
         for task in self._streams:
             task.cancel()
+        self._began.clear()
         self._frames.clear()
         self._unsent.clear()
         self._num_unsent_bytes = 0

@@ -136,7 +136,7 @@ class LocalServer:
             self.counters["too many connections"] += 1
             accepted.close()
             return
-        connection = LocalConnection(accepted, self._answer, self._closed)
+        connection = LocalConnection(accepted, self._answer, self._closed, self._service.rpcs)
         self.connections.add(connection)
         loop = asyncio.get_running_loop()
         loop.call_later(ATTACH_TIMEOUT_S, self._expect_attached, connection)

@@ -248,6 +248,7 @@ class Mover:
         lane.num_copies += landed
         lane.num_failed += len(outcomes) - landed
         num_bytes = batch.num_bytes if landed == len(outcomes) else 0
+        lane.seconds.observe(ended_at - batch.began_at)
         if lane.meter.ended(batch.began_at, ended_at, num_bytes):
             self._report(lane, ended_at)
         self._close(batch.job)

@@ -27,6 +27,7 @@ from .core.options import PlannerOptions
 from .core.planner import Planner
 from .errors import error, from_refusal
 from .lanes import Route
+from .rpcs import Rpcs
 
 DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
 
@@ -57,6 +58,7 @@ class Service:
         self._extent_bytes = extent_bytes
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.local_socket_path = local_socket_path
+        self.rpcs = Rpcs()
         self.draining = False
         self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
 

@@ -33,6 +33,7 @@ from .settings_fields import (
     refuse,
     require_multiple,
 )
+from .settings_observe import Observe
 from .settings_policy import Policy
 from .settings_sources import SettingsError
 from .settings_tenants import Access, Tenants, check_access
@@ -285,6 +286,8 @@ class Settings(_Model):
     """What bounds every queue and table."""
     reflection: bool = True
     """Describe the services to tools such as grpcurl."""
+    observe: Observe = Observe()
+    """What the daemon shows of itself, and to whom."""
     access: Access = Access()
     """How callers prove who they are, and who is an administrator."""
     tenants: Tenants = {}

@@ -5,6 +5,7 @@ search. Decoding is the one urgency that is a promise: while it lasts, the block
 kept (invariant 4). Every other urgency is a hint for the policies.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...policies.base import SessionChange
@@ -43,6 +44,13 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def by_activity(self) -> Iterator[Session]:
+        """Iterate over the sessions, the most recently active first."""
+        return reversed(self._sessions.values())
 
     def get(self, session_id: str) -> Session | None:
         """Return a session, None when it is unknown."""

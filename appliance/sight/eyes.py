@@ -1,0 +1,123 @@
+"""Eyes: everything there is to see, in one place, for those who show it.
+
+Reads the planner, the mover, the event log and the clients, and keeps what none of them keeps: telemetry,
+call times, samples. Whoever shows something (snapshot, metrics, readiness) is handed these and nothing else.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...policies.registry import PolicyChoice
+from ...tiers.block import Tier
+from ..event_log import EventLog
+from ..histogram import Histogram
+from ..lanes import EdgeStatistics
+from ..service import Service
+from .census import Census
+from .sampler import INTERVAL_S, Sample, Sampler
+from .telemetry import Telemetry
+
+READY, DRAINING, FAILED = "serving", "draining", "failed"
+
+
+class Eyes:
+    """Owned by the event loop. `choice` and `counters` are the daemon's: what it runs, what it counted."""
+
+    def __init__(
+        self,
+        service: Service,
+        events: EventLog,
+        choice: Callable[[], PolicyChoice],
+        counters: Callable[[], Counter[str]],
+        generation: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self.service = service
+        self.appliance = service.appliance
+        self.planner = service.planner
+        self.clock = service.appliance.clock
+        self.events = events
+        self.epoch = service.epoch
+        self.started_at = self.clock()
+        self.generation = generation
+        self.counters = counters
+        self.rpcs = service.rpcs
+        self.loop_late = Histogram()
+        self.telemetry = Telemetry(self.planner)
+        self.census = Census(self.planner.catalog, self.planner.rooms, self.clock)
+        self.sampler = Sampler(self._look)
+        self._choice = choice
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0
+        self.appliance.observers.append(self.telemetry.stepped)
+
+    def open(self) -> None:
+        """Begin to take samples."""
+        self.sampler.sample()
+        self._due_at = self.clock() + INTERVAL_S
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self.loop_late.observe(max(0.0, self.clock() - self._due_at))
+        self.open()
+
+    def close(self) -> None:
+        """Take no more samples. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def uptime_s(self) -> float:
+        """Return seconds since the daemon began."""
+        return self.clock() - self.started_at
+
+    def state(self) -> str:
+        """Return `serving`, `draining` or `failed`."""
+        if self.appliance.failed.done():
+            return FAILED
+        return DRAINING if self.service.draining else READY
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the planner's numbers."""
+        return self.planner.statistics()
+
+    def edges(self) -> Sequence[EdgeStatistics]:
+        """Return what each edge did."""
+        return self.appliance.mover.statistics()
+
+    def backend(self, tier: Tier) -> str:
+        """Return what holds the bytes of a tier."""
+        return self.appliance.engines[tier].statistics().backend
+
+    def num_clients(self) -> int:
+        """Return how many clients there are."""
+        return len(self.service.clients)
+
+    def policy_names(self) -> dict[str, Any]:
+        """Return which policies run, by tier where that differs."""
+        choice = self._choice()
+        tiers = [tier for tier in self.planner.rooms if tier < Tier.NVME]
+        return {
+            "eviction": {tier.label: choice.eviction_of.get(tier, choice.eviction) for tier in tiers},
+            "admission": {
+                tier.label: choice.admission_of.get(tier, choice.admission) for tier in self.planner.rooms
+            },
+            "prefetch": choice.prefetch or None,
+        }
+
+    def check_integrity(self) -> list[str]:
+        """Audit what is kept here."""
+        return self.telemetry.check_integrity()
+
+    def _look(self) -> Sample:
+        total, residency = self.telemetry.total, self.planner.residency
+        return Sample(
+            self.uptime_s(),
+            total.num_asked,
+            tuple(total.found),
+            total.num_missed,
+            total.num_declined,
+            sum(self.events.num_removed.values()),
+            {tier: residency.resident_bytes[tier] for tier in self.planner.rooms},
+            {f"{edge.source}>{edge.target}": edge.num_bytes for edge in self.edges()},
+        )

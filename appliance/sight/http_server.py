@@ -1,0 +1,204 @@
+"""HttpServer: the one HTTP listener of the daemon. It answers GET and nothing else.
+
+h11 reads and writes HTTP/1.1 (it is sans-IO, pure Python, and one package); asyncio moves the bytes. aiohttp
+and uvicorn with starlette were rejected: eight and five packages for six read-only paths that share the
+planner's loop. Everything is bounded: connections, size of a request, the time it may take to come, and what
+a slow reader makes us keep.
+
+Nobody says who they are here, so the listener is for this host unless told otherwise, nothing can be changed
+through it, and a request that names another host than an address of ours is refused: a page from elsewhere
+could otherwise read us through the visitor's browser (DNS rebinding).
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import h11
+
+from ..errors import StartError
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+REQUEST_TIMEOUT_S = 10.0  # to come whole; also how long an idle connection stays
+WRITE_TIMEOUT_S = 10.0  # for a reader to take what was sent
+RECEIVE_BYTES = 16 << 10
+TEXT = "text/plain; charset=utf-8"
+HEADERS = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+    ("Content-Security-Policy", "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
+)
+
+Query = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a path answers: a body, or with `stream` parts that come as they happen."""
+
+    body: bytes = b""
+    content_type: str = TEXT
+    status: int = 200
+    stream: AsyncIterator[bytes] | None = field(default=None)
+
+
+Path = Callable[[Query], Answer]
+
+
+class BadRequest(ValueError):
+    """Answered with 400 and its sentence."""
+
+
+class HttpServer:
+    """Serves `paths` at `host`:`port`. Owned by the event loop."""
+
+    def __init__(self, host: str, port: int, paths: Mapping[str, Path]) -> None:
+        self.host = host
+        self.port = port  # of the listener once it listens: 0 asks for a free one
+        self._paths = paths
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[Any]] = set()
+
+    @property
+    def address(self) -> str:
+        """The address as text, for people."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen. Raises StartError, naming the setting."""
+        try:
+            self._server = await asyncio.start_server(self._serve, self.host, self.port)
+        except OSError as problem:
+            raise StartError(
+                f"cannot listen at {self.host}:{self.port} ({problem.strerror}); change `observe.http`"
+            ) from problem
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Close the listener and every connection. Idempotent."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    # ------------------------------------------------------------------------------ one connection
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            await self._talk(h11.Connection(h11.SERVER), reader, writer)
+        except (TimeoutError, ConnectionError, h11.LocalProtocolError):
+            pass  # gone, or too slow: their loss
+        except asyncio.CancelledError:
+            pass  # by `stop`; asyncio of 3.11 would complain about a connection that ended so
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _talk(
+        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer requests until one side has had enough."""
+        while True:
+            try:
+                request = await asyncio.wait_for(_next_request(http, reader), REQUEST_TIMEOUT_S)
+            except h11.RemoteProtocolError as problem:
+                if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                    await _send(
+                        http, writer, _error(problem.error_status_hint or 400, "no HTTP request"), False
+                    )
+                return
+            if request is None:
+                return
+            is_head = request.method == b"HEAD"
+            await _send(http, writer, self._answer(request), is_head)
+            if http.our_state is h11.MUST_CLOSE or http.their_state is not h11.DONE:
+                return
+            http.start_next_cycle()
+
+    def _answer(self, request: h11.Request) -> Answer:
+        if request.method not in (b"GET", b"HEAD"):
+            return _error(405, "only GET: this listener is for looking")
+        headers = dict(request.headers)
+        if not is_own_name(headers.get(b"host", b"").decode("latin-1")):
+            return _error(421, "name this host by its address or as localhost")
+        parts = urlsplit(request.target.decode("latin-1"))
+        path = self._paths.get(parts.path)
+        if path is None:
+            return _error(404, f"nothing here; try {', '.join(sorted(self._paths))}")
+        try:
+            return path({key: values[-1] for key, values in parse_qs(parts.query).items()})
+        except BadRequest as problem:
+            return _error(400, str(problem))
+        except Exception:
+            log.exception("http: %s failed", parts.path)
+            return _error(500, "failed inside the daemon; its log says why")
+
+
+def is_own_name(host: str) -> bool:
+    """Whether the Host of a request cannot be another site's: an address, or localhost."""
+    name = urlsplit(f"//{host}").hostname or ""
+    if name == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
+
+
+async def _next_request(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
+    """Return the next request once it came whole, None when the peer has finished. Its body is dropped."""
+    request: h11.Request | None = None
+    while True:
+        event = http.next_event()
+        if event is h11.NEED_DATA:
+            http.receive_data(await reader.read(RECEIVE_BYTES))
+        elif isinstance(event, h11.Request):
+            request = event
+        elif isinstance(event, h11.EndOfMessage):
+            return request
+        elif isinstance(event, h11.ConnectionClosed):
+            return None
+
+
+def _error(status: int, sentence: str) -> Answer:
+    return Answer(f"{sentence}\n".encode(), status=status)
+
+
+async def _send(http: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, is_head: bool) -> None:
+    headers = [("Content-Type", answer.content_type), *HEADERS]
+    if answer.stream is None:
+        headers.append(("Content-Length", str(len(answer.body))))
+    else:
+        headers.append(("Connection", "close"))
+    await _write(writer, http.send(h11.Response(status_code=answer.status, headers=headers)))
+    if answer.stream is not None and not is_head:
+        async with contextlib.aclosing(answer.stream) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                await _write(writer, http.send(h11.Data(data=part)))
+    elif not is_head:
+        await _write(writer, http.send(h11.Data(data=answer.body)))
+    await _write(writer, http.send(h11.EndOfMessage()))
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes | None) -> None:
+    if data:
+        writer.write(data)
+        await asyncio.wait_for(writer.drain(), WRITE_TIMEOUT_S)

@@ -1,0 +1,144 @@
+"""Every number that Prometheus gets, in one table.
+
+    name, kind, labels, what it is, what it is for, where it is read, what must hold
+
+Labels come from closed sets only: never a session, a block, a namespace or text of a client. docs/metrics.md
+is printed from here, and the dashboard and the alert rules are checked against it.
+"""
+
+from . import metrics_sources as sources
+from .metrics import Metric
+
+#: Every label and the closed set its values come from.
+LABELS = {
+    "code": "status codes of gRPC",
+    "method": "rpcs of `proto/kvtier/v1`",
+    "outcome": "named with the metric",
+    "reason": "why a block leaves (words of `appliance/core`), or a reason of the error table",
+    "source": "`staging`, `hbm`, `dram`, `nvme`",
+    "state": "`resident`, `reserved`, `condemned`",
+    "target": "`hbm`, `dram`, `nvme`",
+    "tier": "`hbm`, `dram`, `nvme`",
+    "transport": "`local`, `grpc`",
+    "urgency": "`decoding`, `prefill`, `queued`, `waiting`, `idle`, `ended`",
+    "version": "the one that runs",
+}
+
+
+def _tier(name: str, what: str, use: str, key: str, invariant: str = "") -> Metric:
+    return Metric(f"kvtier_tier_{name}", "gauge", ("tier",), what, use, sources.tier(key), invariant)
+
+
+def _count(name: str, what: str, use: str, key: str, kind: str = "gauge", invariant: str = "") -> Metric:
+    return Metric(f"kvtier_{name}", kind, (), what, use, sources.number(key), invariant)
+
+
+SERVICE = (
+    Metric("kvtier_build_info", "gauge", ("version",), "1, with the version that runs.",
+           "Which nodes run which version during a rollout.", sources.build_info),
+    Metric("kvtier_uptime_seconds", "gauge", (), "Time since the daemon started.",
+           "Restarts: it falls.", sources.uptime),
+    Metric("kvtier_ready", "gauge", (), "1 while calls are served, 0 while draining or failed.",
+           "The same truth as /readyz, for alerts.", sources.ready),
+    Metric("kvtier_policy_generation", "gauge", (), "Number of the policy in force, from 1.",
+           "Whether a new policy has reached every node.", sources.generation),
+    Metric("kvtier_loop_late_seconds", "histogram", (),
+           "How late the event loop came to a timer that was due, once a second.",
+           "A daemon that is busy with something else: every call waits that long.", sources.loop_late),
+    Metric("kvtier_rpc_seconds", "histogram", ("method", "transport", "code"),
+           "Duration of calls inside the daemon, to the last answer.",
+           "Where latency comes from: the daemon, or what is around it.", sources.rpc_seconds),
+    Metric("kvtier_refusals_total", "counter", ("reason",), "Requests the planner refused, by reason.",
+           "TIER_FULL and TOO_MANY_IN_FLIGHT: limits to raise; others: a client to mend.", sources.refusals),
+)  # fmt: skip
+
+TIERS = (
+    _tier("capacity_bytes", "Bytes a tier can hold.", "To divide by.", "capacity_bytes"),
+    Metric("kvtier_tier_bytes", "gauge", ("tier", "state"),
+           "Bytes of a tier: readable, promised to copies, or invisible and still touched.",
+           "How full a tier is, and of what.", sources.tier_bytes,
+           "the sum over `state` is at most `kvtier_tier_capacity_bytes`"),
+    Metric("kvtier_tier_urgency_bytes", "gauge", ("tier", "urgency"),
+           "Readable bytes by the urgency of the session that used them last.",
+           "Whether the fast tiers hold what is needed soon.", sources.urgency_bytes,
+           "the sum over `urgency` is `kvtier_tier_bytes{state=\"resident\"}`"),
+    _tier("pinned_bytes", "Bytes that pins keep at or above a tier.", "Pins that crowd out the rest.",
+          "pinned_bytes"),
+    _tier("fragments", "Readable fragments.", "Mean fragment size; growth of the catalog.", "num_fragments"),
+    Metric("kvtier_tier_offline", "gauge", ("tier",), "1 when a tier stopped working.",
+           "A device to look at. The daemon goes on without it.", sources.tier_offline),
+    Metric("kvtier_evicted_blocks_total", "counter", ("tier", "reason"),
+           "Blocks that left a tier, or part of them did (`late layers`), by reason.",
+           "Who leaves and why; `kvtier why block` says it of one.", sources.evicted),
+    Metric("kvtier_corrupt_fragments_total", "counter", ("tier",),
+           "Fragments that failed verification and were dropped. Nobody has read them.",
+           "A device that goes bad. More than a few: replace it.", sources.corrupt),
+)  # fmt: skip
+
+ASKED = (
+    Metric("kvtier_asked_blocks_total", "counter", (), "Blocks that clients asked to read.",
+           "The denominator of every hit ratio.", sources.asked),
+    Metric("kvtier_lookup_blocks_total", "counter", ("outcome",),
+           "Asked blocks by where they were: `hbm`, `dram`, `nvme`, `missed`, or `declined` (stored, and "
+           "computing is quicker or the client holds its share).",
+           "Hit ratio, and which tier earns it.", sources.lookup_blocks,
+           "the sum over `outcome` is `kvtier_asked_blocks_total`"),
+    Metric("kvtier_read_bytes_total", "counter", (), "Bytes of blocks that clients got to read.",
+           "What the appliance delivers.", sources.read_bytes),
+    Metric("kvtier_stored_blocks_total", "counter", (), "New blocks that puts have stored.",
+           "Writes; against evictions: churn.", sources.stored_blocks),
+    Metric("kvtier_stored_bytes_total", "counter", (), "Bytes of those.", "Writes in bytes.",
+           sources.stored_bytes),
+    Metric("kvtier_saved_seconds_total", "counter", (),
+           "Prefill time that found blocks saved, less their loading, as the cost model has it.",
+           "What the appliance is worth: seconds of GPU per second.", sources.saved),
+    Metric("kvtier_prefetch_begun_blocks_total", "counter", (),
+           "Blocks that began to come up before anyone asked.",
+           "How much is guessed.", sources.prefetch_begun,
+           "it is the sum of `kvtier_prefetch_blocks_total` and `kvtier_prefetch_awaited_blocks`"),
+    Metric("kvtier_prefetch_blocks_total", "counter", ("outcome",),
+           "What became of them: `used`, `late` (asked for on their way), `wasted`, "
+           "`cancelled` (no byte moved).",
+           "Waste above a third: a predictor to change.", sources.prefetch_blocks),
+    _count("prefetch_awaited_blocks", "Prefetched blocks not used yet.", "What guesses hold.", "num_awaited"),
+)  # fmt: skip
+
+COPIES = (
+    Metric("kvtier_copies_total", "counter", ("source", "target", "outcome"),
+           "Fragments copied along an edge: `landed` or `failed`.", "Traffic in fragments; failing devices.",
+           sources.copies),
+    Metric("kvtier_copy_bytes_total", "counter", ("source", "target"), "Bytes copied along an edge.",
+           "Traffic between tiers.", sources.copy_bytes),
+    Metric("kvtier_copy_seconds", "histogram", ("source", "target"),
+           "Duration of batches of copies, from being handed to the device.",
+           "A device that becomes slow.", sources.copy_seconds),
+    Metric("kvtier_copies_in_flight", "gauge", ("source", "target"), "Batches in flight on an edge.",
+           "Saturation: it stands at `limits.max_copies_per_edge`.", sources.copies_in_flight),
+    Metric("kvtier_copies_queued", "gauge", ("source", "target"), "Batches waiting for an edge.",
+           "Demand beyond what the edge can do.", sources.copies_queued),
+    Metric("kvtier_edge_bytes_per_second", "gauge", ("source", "target"),
+           "Bandwidth of an edge while it is busy, as lately measured; 0 before that.",
+           "What load-or-recompute is decided by.", sources.edge_bandwidth),
+    Metric("kvtier_edge_latency_seconds", "gauge", ("source", "target"),
+           "Time an edge takes to begin, as lately measured.", "The same.", sources.edge_latency),
+)  # fmt: skip
+
+HELD = (
+    Metric("kvtier_sessions", "gauge", ("urgency",), "Sessions by urgency.", "Load to come.",
+           sources.sessions),
+    _count("blocks", "Blocks known, in any tier.", "Size of the catalog.", "num_blocks"),
+    _count("namespaces", "Namespaces registered.", "Models and isolation domains in use.", "num_namespaces"),
+    Metric("kvtier_clients", "gauge", (), "Clients connected or within their ttl.",
+           "Who is there.", sources.clients),
+    _count("leases", "Leases held.", "Readers at work. It only grows: a leak in a client.", "num_leases"),
+    _count("pins", "Pins.", "What is kept on demand.", "num_pins"),
+    _count("waiting_requests", "Requests that wait for room.", "A tier too small or slow.", "num_waiting"),
+    _count("overdue_bytes", "Bytes held by leases past their deadline whose client may still read them.",
+           "A client that hangs; its death frees them.", "overdue_bytes"),
+    Metric("kvtier_leases_expired_total", "counter", (), "Leases that ended by their deadline.",
+           "Clients that die or forget.", sources.leases_expired),
+)  # fmt: skip
+
+METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *HELD)
+GROUPS = {"Service": SERVICE, "Tiers": TIERS, "Blocks asked, stored and prefetched": ASKED,
+          "Copies": COPIES, "What is held": HELD}  # fmt: skip

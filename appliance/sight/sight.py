@@ -1,0 +1,54 @@
+"""Sight: opens the eyes and shows what they see, as the settings say. The daemon's one handle on this folder.
+
+Optional parts (traces, events for routers) are imported when they are wanted: without their extras nothing is
+loaded and nothing is paid.
+"""
+
+import logging
+from typing import Any
+
+from ..errors import StartError
+from ..settings_observe import Observe
+from .eyes import Eyes
+from .http_server import HttpServer
+from .snapshot import Snapshots
+from .web import paths
+
+log = logging.getLogger(__name__)
+
+
+class Sight:
+    """Made with the daemon; shows from `start` to `stop`."""
+
+    def __init__(self, eyes: Eyes, settings: Observe) -> None:
+        self.eyes = eyes
+        self.snapshots = Snapshots(eyes)
+        self.http: HttpServer | None = None
+        self._settings = settings
+
+    async def start(self) -> None:
+        """Open the eyes and listen. Raises StartError for an address that was asked for and cannot be had."""
+        self.eyes.open()
+        wanted = self._settings.http_address
+        if wanted is None:
+            return
+        server = HttpServer(wanted.host, wanted.port, paths(self.eyes, self._settings.names))
+        try:
+            await server.start()
+        except StartError as problem:
+            if wanted.is_wanted:
+                raise
+            log.warning("%s; going without metrics and page", problem)
+            return
+        self.http = server
+        log.info("metrics and page at %s", server.address)
+
+    async def stop(self) -> None:
+        """Show nothing any more. Idempotent."""
+        self.eyes.close()
+        if self.http is not None:
+            await self.http.stop()
+
+    def snapshot(self, num_samples: int) -> dict[str, Any]:
+        """Return the appliance now, names included: for administrators."""
+        return self.snapshots.take(num_samples, with_names=True)

@@ -1,0 +1,185 @@
+"""Telemetry: who asked for which blocks, where they were, and what that saved, in total and by session.
+
+Told of every step of the appliance (the event, what the planner answered), so that no service has to remember
+to report and the core does not know of it. An asked block counts where it was when it was asked for:
+
+    asked = hbm + dram + nvme + missed + declined
+
+`declined` blocks are stored, and were not given: computing them is quicker, or the client holds its share.
+Blocks read one-sidedly are asked and found in dram; the client reports them later, with its next message.
+
+Bounded: the MAX_SESSIONS most recently active sessions have books of their own, the total has all.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...tiers.block import Tier
+from ..core.events import AcquireRequested, CommitRequested, Event, ReserveRequested, Touched
+from ..core.planner import Planner
+from ..core.results import AcquireResult, PutOutcome, PutResult, Refusal
+
+MAX_SESSIONS = 4096
+MAX_OPEN_PUTS = 4096
+ALL = ""  # the session of whoever names none
+
+
+@dataclass(slots=True)
+class Books:
+    """What was asked, found and put. Counts are blocks."""
+
+    num_asked: int = 0
+    found: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # by Tier
+    num_missed: int = 0
+    num_declined: int = 0
+    num_stored: int = 0
+    read_bytes: int = 0  # of found blocks
+    loaded_bytes: int = 0  # of those: that had to be brought up first
+    stored_bytes: int = 0
+    saved_s: float = 0.0  # of prefill, less the loading, as the cost model has it
+
+    @property
+    def num_found(self) -> int:
+        """Found in any tier."""
+        return sum(self.found)
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of the asked blocks that were found; None before anything was asked."""
+        return self.num_found / self.num_asked if self.num_asked else None
+
+    def ask(self, tiers: bytes, num_asked: int, num_stored: int, block_bytes: int, saved_s: float) -> None:
+        """Count one request: `tiers` of what was given, `num_stored` of the asked blocks are stored."""
+        self.num_asked += num_asked
+        for tier in Tier:
+            number = tiers.count(tier)
+            self.found[tier] += number
+            if tier > Tier.DRAM:
+                self.loaded_bytes += number * block_bytes
+        self.num_missed += num_asked - max(num_stored, len(tiers))
+        self.num_declined += max(0, num_stored - len(tiers))
+        self.read_bytes += len(tiers) * block_bytes
+        self.saved_s += saved_s
+
+    def put(self, num_stored: int, block_bytes: int) -> None:
+        """Count the new blocks of one put."""
+        self.num_stored += num_stored
+        self.stored_bytes += num_stored * block_bytes
+
+
+class Telemetry:
+    """Hears of every step. Owned by the event loop."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.total = Books()
+        self._planner = planner
+        self._sessions: OrderedDict[str, Books] = OrderedDict()
+        self._puts: dict[int, tuple[str, int]] = {}  # call -> session, bytes of a block
+        self._hear: dict[type, Callable[[Any, Sequence[Any]], None]] = {
+            AcquireRequested: self._asked,
+            Touched: self._touched,
+            CommitRequested: self._committed,
+        }
+        self._reservations: OrderedDict[int, tuple[str, int]] = OrderedDict()
+
+    def stepped(self, event: Event, instructions: Sequence[Any], now: float) -> None:
+        """The planner took in `event` and answered with `instructions`."""
+        hear = self._hear.get(type(event))
+        if hear is not None:
+            hear(event, instructions)
+        elif type(event) is ReserveRequested:
+            self._reserved(event, instructions)
+        if self._puts:
+            self._look_for_puts(instructions)
+
+    def of(self, session_id: str) -> Books:
+        """Return the books of a session; empty ones when it asked for nothing lately."""
+        return self._sessions.get(session_id) or Books()
+
+    def check_integrity(self) -> list[str]:
+        """Audit: every asked block is found, missed or declined, in total and by session."""
+        books = {"total": self.total, **self._sessions}
+        return [
+            f"telemetry of {'a session' if name != 'total' else name}: {b.num_asked} blocks asked, "
+            f"{b.num_found} found, {b.num_missed} missed, {b.num_declined} declined"
+            for name, b in books.items()
+            if b.num_asked != b.num_found + b.num_missed + b.num_declined
+        ]
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _books(self, session_id: str) -> tuple[Books, ...]:
+        if session_id == ALL:
+            return (self.total,)
+        books = self._sessions.get(session_id)
+        if books is None:
+            books = self._sessions[session_id] = Books()
+            if len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        else:
+            self._sessions.move_to_end(session_id)
+        return self.total, books
+
+    def _block_bytes(self, namespace_id: int) -> int:
+        namespace = self._planner.catalog.namespaces.get(namespace_id)
+        return namespace.block_bytes if namespace is not None else 0
+
+    def _asked(self, event: AcquireRequested, instructions: Sequence[Any]) -> None:
+        """The first answer to an acquire comes in the same step."""
+        for instruction in instructions:
+            if getattr(instruction, "call", None) == event.call and isinstance(
+                instruction.result, AcquireResult
+            ):
+                break
+        else:
+            return  # refused
+        result, first = instruction.result, event.first_block
+        num_asked, given = len(event.prefix_hashes) - first, result.tiers[first:]
+        num_stored = max(0, result.num_stored - first)
+        saved_s = max(0.0, result.recompute_s - result.load_s) if given else 0.0
+        block_bytes = self._block_bytes(event.namespace_id)
+        for books in self._books(event.session_id):
+            books.ask(given, num_asked, num_stored, block_bytes, saved_s)
+
+    def _touched(self, event: Touched, _: Sequence[Any]) -> None:
+        """Read one-sidedly: found, in dram. Several chains may be in one report; the price takes them for
+        one."""
+        num, namespace_id = len(event.prefix_hashes), event.namespace_id
+        catalog, costs = self._planner.catalog, self._planner.costs
+        if namespace_id not in catalog.namespaces or not num:
+            return
+        row = catalog.find(namespace_id, event.prefix_hashes[0])
+        position = catalog.position[row] if row >= 0 else 0
+        saved_s = costs.recompute_s(namespace_id, position, num)
+        tiers = bytes([Tier.DRAM]) * num
+        for books in self._books(event.session_id):
+            books.ask(tiers, num, num, self._block_bytes(namespace_id), saved_s)
+
+    def _reserved(self, event: ReserveRequested, instructions: Sequence[Any]) -> None:
+        """A put in two steps names its session in the first and its blocks' fate in the second."""
+        for instruction in instructions:
+            reservation = getattr(getattr(instruction, "result", None), "reservation_id", 0)
+            if reservation:
+                whose = event.session_id, self._block_bytes(event.namespace_id)
+                self._reservations[reservation] = whose
+                if len(self._reservations) > MAX_OPEN_PUTS:
+                    self._reservations.popitem(last=False)
+
+    def _committed(self, event: CommitRequested, _: Sequence[Any]) -> None:
+        whose = self._reservations.pop(event.reservation_id, None)
+        if event.reserve is not None:
+            whose = event.reserve.session_id, self._block_bytes(event.reserve.namespace_id)
+        if whose is not None and len(self._puts) < MAX_OPEN_PUTS:
+            self._puts[event.call] = whose
+
+    def _look_for_puts(self, instructions: Sequence[Any]) -> None:
+        for instruction in instructions:
+            call = getattr(instruction, "call", None)
+            if call in self._puts and isinstance(instruction.result, PutResult | Refusal):
+                session_id, block_bytes = self._puts.pop(call)
+                if isinstance(instruction.result, PutResult):
+                    num_stored = list(instruction.result.outcomes).count(PutOutcome.STORED)
+                    for books in self._books(session_id):
+                        books.put(num_stored, block_bytes)
