@@ -86,6 +86,17 @@ class Clients:
         self._appliance.step(ClientOpened(client.id, name, True, domain))
         return client
 
+    def open_pages(self, owner: Client, routes: Mapping[Tier, Route]) -> Client:
+        """Register what holds leases and makes puts for registered pages of `owner`, which it may outlive:
+        a device may still be copying. `routes` lead out of the pages. Raises BusyError."""
+        self._make_room()
+        client = Client(next(self._local_ids), f"pages of {owner.name or owner.id}", owner.domain, True)
+        client.pid, client.uid = owner.pid, owner.uid
+        self._by_id[client.id] = client
+        self._appliance.mover.attach(client.id, routes)
+        self._appliance.step(ClientOpened(client.id, client.name, True, client.domain))
+        return client
+
     def open_remote(
         self,
         name: str,

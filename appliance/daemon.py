@@ -28,6 +28,7 @@ from .clients import Clients
 from .core.events import DrainStarted
 from .core.planner import Planner
 from .core.results import CountResult
+from .direct import DirectDevice, DirectPath
 from .doors import Doors
 from .errors import StartError
 from .event_log import EventLog
@@ -97,6 +98,7 @@ class Daemon:
         if local_path is not None:
             local = LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
             self.local = LocalServer(self.service, local_path, assembly.staging_routes, local, access)
+        self.direct: DirectPath | None = None  # while there is a device
         self.grpc = GrpcServer(
             self.service,
             Streams(self.service, self.put_buffers),
@@ -135,6 +137,12 @@ class Daemon:
         daemon.learned.begin()
         return daemon
 
+    def serve_pages(self, devices: list[DirectDevice]) -> None:
+        """Let runtimes register pages on these devices. Local clients only."""
+        if self.local is not None:
+            self.direct = DirectPath(self.service, devices, self.assembly.memory_threads)
+            self.local.serve_pages(self.direct)
+
     async def drain(self, grace_s: float, leave: bool = False) -> Drained:
         """Take nothing new, flush what is dirty, seal; with `leave` let the process end. Idempotent."""
         if not self.service.draining:
@@ -168,6 +176,8 @@ class Daemon:
         await self.grpc.stop(CLOSE_GRACE_S)
         if self.local is not None:
             await self.local.stop()
+        if self.direct is not None:
+            await self.direct.close()  # before its leases end: a device may be reading
         for client in self.clients:
             self.clients.close(client.id, "daemon stops")
         await self.learned.close()  # while the directory is still ours
@@ -179,6 +189,8 @@ class Daemon:
     def counters(self) -> Counter[str]:
         """Return what the shell counted, by name."""
         counters = self.appliance.counters + self.learned.counters
+        if self.direct is not None:
+            counters += self.direct.counters
         for reason, number in (self.local.counters if self.local is not None else Counter[str]()).items():
             counters[f"local_closed_{reason.replace(' ', '_')}"] += number
         return counters
@@ -189,6 +201,7 @@ class Daemon:
             *self.planner.check_integrity(),
             *self.appliance.check_integrity(),
             *self.sight.eyes.check_integrity(),
+            *(self.direct.check_integrity() if self.direct is not None else []),
         ]
 
     def _recall(self, learned: bytes) -> None:

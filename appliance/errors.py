@@ -150,6 +150,21 @@ REASONS: dict[str, Row] = {
         "the extent does not exist or belongs to another isolation domain",
         "ask only for extents that an answer named",
     ),
+    "BAD_PAGES": Row(
+        _INVALID,
+        CallerError,
+        "registered pages that cannot be what they are said to be, or a page or event that was not registered",
+        "fix the named field",
+    ),
+    "NO_DEVICE": Row(
+        _PRECONDITION,
+        UnknownError,
+        "the daemon cannot reach the device that pages lie on",
+        "get and put through shared memory",
+    ),
+    "UNKNOWN_PAGES": Row(
+        _NOT_FOUND, UnknownError, "the pages are not registered (any more)", "register them, then retry"
+    ),
     "BAD_TIER": Row(
         _INVALID, CallerError, "the tier cannot do what is asked of it", "name a tier that the message names"
     ),

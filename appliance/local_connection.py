@@ -21,6 +21,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode
+from .answers import Answers
 from .appliance import Replies
 from .callers import Caller
 from .errors import REASONS, ApplianceError, error, to_detail
@@ -167,13 +168,13 @@ class LocalConnection:
             self._loop.remove_writer(self._socket)
             self.resume()
 
-    def stream(self, frame: Frame, replies: Replies[Any]) -> None:
-        """Send the answers of an acquire as they come."""
+    def stream(self, frame: Frame, replies: Replies[Any] | Answers) -> None:
+        """Send the answers of an acquire, or of a get into pages, as they come."""
         task = self._loop.create_task(self._stream(frame, replies))
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
 
-    async def _stream(self, frame: Frame, replies: Replies[Any]) -> None:
+    async def _stream(self, frame: Frame, replies: Replies[Any] | Answers) -> None:
         try:
             async for answer in replies:
                 self.reply(frame, answer, last=replies.is_last)

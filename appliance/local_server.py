@@ -23,13 +23,14 @@ from .. import __version__
 from ..tiers.block import Tier
 from ..tiers.memfd import SharedMemoryError
 from ..tiers.staging import StagingExtent
+from ..v1 import direct_pb2, local_pb2
 from ..v1 import kvcache_pb2 as pb
-from ..v1 import local_pb2
 from ..v1.local import MAX_DESCRIPTORS, Frame, Method
 from ..v1.shm import PAGE_BYTES
 from . import checks
 from .access import Access
 from .callers import Caller, domain_in
+from .direct import DirectPath
 from .errors import ApplianceError, StartError, error
 from .lanes import Route
 from .local_connection import LocalConnection
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 ATTACH_TIMEOUT_S = 5.0
 MAX_DOMAINS = 256
+
+PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
 
 Handler = Callable[[Caller, Any], Any]
 
@@ -73,6 +76,7 @@ class LocalServer:
         self._access = access
         self._domains: set[str] = set()
         self._attaching: set[asyncio.Task[None]] = set()
+        self._direct: DirectPath | None = None
         self._socket: socket.socket | None = None
         self._calls: dict[Method, tuple[Callable[[bytes], Message], Handler]] = {
             Method.REGISTER_NAMESPACE: (pb.RegisterNamespaceRequest.FromString, service.register_namespace),
@@ -89,6 +93,16 @@ class LocalServer:
             Method.UPDATE_SESSION: (pb.UpdateSessionRequest.FromString, service.update_session),
             Method.FORK_SESSION: (pb.ForkSessionRequest.FromString, service.fork_session),
             Method.END_SESSION: (pb.EndSessionRequest.FromString, service.end_session),
+        }
+
+    def serve_pages(self, direct: DirectPath) -> None:
+        """Take calls of the direct path, too."""
+        self._direct = direct
+        self._calls |= {
+            Method.REGISTER_PAGES: (direct_pb2.RegisterPagesRequest.FromString, direct.register_pages),
+            Method.UNREGISTER_PAGES: (direct_pb2.UnregisterPagesRequest.FromString, direct.unregister_pages),
+            Method.CANCEL_PAGES: (direct_pb2.CancelPagesRequest.FromString, direct.cancel_pages),
+            Method.PUT_PAGES: (direct_pb2.PutPagesRequest.FromString, direct.put_pages),
         }
 
     # ------------------------------------------------------------------------------ the socket
@@ -151,6 +165,8 @@ class LocalServer:
         client = connection.caller.client
         if client is not None:
             connection.caller.client = None
+            if self._direct is not None:
+                self._direct.client_gone(client.id)
             self._service.clients.close(client.id, reason)
 
     # -------------------------------------------------------------------------------- dispatch
@@ -168,6 +184,11 @@ class LocalServer:
                 self._map_extents(connection, frame)
             elif frame.method is Method.ACQUIRE:
                 self._acquire(connection, frame)
+            elif frame.method in PAGE_CALLS and self._direct is None:
+                raise error("NO_DEVICE", "the daemon has no GPU; get and put through shared memory")
+            elif frame.method is Method.GET_PAGES and self._direct is not None:
+                request = direct_pb2.GetPagesRequest.FromString(frame.payload)
+                connection.stream(frame, self._direct.get_pages(connection.caller, request))
             else:
                 parse, handler = self._calls[frame.method]
                 answer = handler(connection.caller, parse(frame.payload))

@@ -134,9 +134,11 @@ class Service:
         caller: Caller,
         request: pb.AcquireRequest,
         convert: Callable[[events.AcquireResult], T],
+        device_reader: Client | None = None,
     ) -> Replies[T]:
-        """Start an acquire; its results pass through `convert` (self.acquired for most) as they come."""
-        client = self.client_of(caller, request.client_id)
+        """Start an acquire; its results pass through `convert` (self.acquired for most) as they come. With a
+        `device_reader` the lease is that client's, and what it may read lies in any memory tier."""
+        client = device_reader or self.client_of(caller, request.client_id)
         hashes = self._chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
@@ -162,6 +164,7 @@ class Service:
                 request.first_block,
                 request.load_anyway,
                 retention,
+                device_reader is not None,
             ),
             convert,
         )

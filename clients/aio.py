@@ -17,6 +17,9 @@ from . import gets, leases, puts
 from .aio_handles import AsyncLease, AsyncPin, AsyncSession
 from .aio_link import AsyncLink, open_link
 from .base import Operations, Settings
+from .direct import Exporter
+from .direct_aio import AsyncPages
+from .direct_handles import pages_state
 from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from .errors import CONNECTION_LOST, KvtierError, Unavailable
 from .keys import only_hash
@@ -240,6 +243,31 @@ class AsyncClient:
         await self.run(self.operations.info)
         link = self._link
         return StagingBuffer(num_bytes, link.attachment.staging if link else None)
+
+    async def register_pages(
+        self,
+        namespace: Namespace,
+        preset: str,
+        tensors: Sequence[Any],
+        exporter: Exporter,
+        *,
+        page_tokens: int | None = None,
+        num_events: int = 0,
+        num_event_sets: int = 0,
+    ) -> AsyncPages:
+        """Open paged KV tensors on a device to the daemon, which then fills and reads them itself.
+
+        `preset` says how they lie (page_layouts.PRESETS, or axes), `tensors` are in its order; they must stay
+        alive and where they are. Gets and puts may name any namespace of this one's geometry. `num_events`
+        are made for `after=`; `num_event_sets` gets at a time have an event per layer group. Raises
+        InvalidRequest when the tensors do not fit, PreconditionFailed when the daemon cannot reach their
+        device.
+        """
+        state = pages_state(
+            self.operations, namespace, preset, tensors, exporter, page_tokens, num_events, num_event_sets
+        )
+        await self.run(partial(state.register, namespace))
+        return AsyncPages(self, state)
 
     async def flush(self) -> None:
         """Report blocks read one-sidedly now, instead of with the next call."""

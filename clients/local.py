@@ -8,7 +8,7 @@ import os
 from collections import deque
 from typing import Any
 
-from ..v1 import kvcache_pb2, local_pb2, types_pb2
+from ..v1 import direct_pb2, kvcache_pb2, local_pb2, types_pb2
 from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode
 from ..v1.shm import ONE_SIDED_READS_ARE_SAFE
 from .effects import Answer, Attachment
@@ -27,8 +27,9 @@ def _responses() -> dict[str, tuple[Method, Any]]:
     calls = {}
     for method in Method:
         name = "".join(part.capitalize() for part in method.name.split("_"))
-        module = local_pb2 if method in (Method.ATTACH, Method.MAP_EXTENTS) else kvcache_pb2
-        calls[name] = (method, getattr(module, f"{name}Response"))
+        response = f"{name}Response"
+        module = next(one for one in (kvcache_pb2, local_pb2, direct_pb2) if hasattr(one, response))
+        calls[name] = (method, getattr(module, response))
     return calls
 
 

@@ -16,6 +16,8 @@ from ..v1.addresses import default_target
 from . import gets, leases, puts
 from .base import Operations, Settings
 from .connect import open_link
+from .direct import Exporter
+from .direct_handles import Pages, pages_state
 from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from .errors import CONNECTION_LOST, KvtierError, Unavailable
 from .handles import Lease, Pin, Session
@@ -238,6 +240,31 @@ class Client:
         self.run(self.operations.info)
         link = self._link
         return StagingBuffer(num_bytes, link.attachment.staging if link else None)
+
+    def register_pages(
+        self,
+        namespace: Namespace,
+        preset: str,
+        tensors: Sequence[Any],
+        exporter: Exporter,
+        *,
+        page_tokens: int | None = None,
+        num_events: int = 0,
+        num_event_sets: int = 0,
+    ) -> Pages:
+        """Open paged KV tensors on a device to the daemon, which then fills and reads them itself.
+
+        `preset` says how they lie (page_layouts.PRESETS, or axes), `tensors` are in its order; they must stay
+        alive and where they are. Gets and puts may name any namespace of this one's geometry. `num_events`
+        are made for `after=`; `num_event_sets` gets at a time have an event per layer group. Raises
+        InvalidRequest when the tensors do not fit, PreconditionFailed when the daemon cannot reach their
+        device.
+        """
+        state = pages_state(
+            self.operations, namespace, preset, tensors, exporter, page_tokens, num_events, num_event_sets
+        )
+        self.run(partial(state.register, namespace))
+        return Pages(self, state)
 
     def flush(self) -> None:
         """Report blocks read one-sidedly now, instead of with the next call."""

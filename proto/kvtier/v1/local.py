@@ -35,6 +35,11 @@ class Method(IntEnum):
     UPDATE_SESSION = 15
     FORK_SESSION = 16
     END_SESSION = 17
+    REGISTER_PAGES = 18
+    UNREGISTER_PAGES = 19
+    GET_PAGES = 20
+    CANCEL_PAGES = 21
+    PUT_PAGES = 22
 
 
 class Flag(IntFlag):

@@ -1,0 +1,232 @@
+"""Delivery: one get straight into a runtime's pages, from the lease to the device's word that it is done.
+
+    acquire (the registration's own client) -> fragments as they become readable, first layers first ->
+    scatter on the registration's stream, an event per whole layer group -> last event done -> release, reply
+
+The lease ends when the device says so and not before: not when the copies were enqueued, not when the runtime
+cancels, dies or is silent. A cancelled delivery enqueues nothing more and waits for what it has enqueued;
+only then are its pages the runtime's again, and only then is it answered.
+
+What the device did not confirm is promised to nobody: a failed delivery brought no block.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from itertools import groupby
+
+import numpy as np
+
+from ..tiers.block import Tier
+from ..tiers.gpu.device import DeviceError, DeviceFault, Event
+from ..tiers.gpu.gather import AddressesOf
+from ..tiers.gpu.pages import I64
+from ..v1 import direct_pb2
+from . import checks
+from .answers import Answers
+from .appliance import Appliance, Replies
+from .core.events import ReleaseRequested
+from .core.results import AcquireResult, ReadyFragment
+from .errors import ApplianceError
+from .registrations import Registration
+
+log = logging.getLogger(__name__)
+
+CANCELLED, DEVICE_FAILED = "cancelled", "device_failed"
+
+
+class Delivery:
+    """One get. `ids` are the pages of the blocks from `first_block` on, (blocks, pages per block)."""
+
+    def __init__(
+        self,
+        registration: Registration,
+        appliance: Appliance,
+        replies: Replies[AcquireResult],
+        first_block: int,
+        ids: I64,
+        after: Event | None,
+        event_set: int | None,
+        slots: dict[Tier, AddressesOf],
+        enqueuer: Executor,
+        counters: Counter[str],
+        on_end: Callable[["Delivery"], None],
+    ) -> None:
+        self.answers = Answers()
+        self.event_set = event_set
+        self._registration = registration
+        self._appliance = appliance
+        self._replies = replies
+        self._first_block = first_block
+        self._ids = ids
+        self._after = after
+        self._slots = slots
+        self._enqueuer = enqueuer
+        self._counters = counters
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._cancelled: asyncio.Future[None] = self._loop.create_future()
+        self._given_up: asyncio.Future[None] = self._loop.create_future()
+        self._result: AcquireResult | None = None  # the last one
+        self._first: AcquireResult | None = None  # has what is known of the whole chain
+        self._arrived = np.zeros((len(ids), registration.geometry.num_groups), bool)
+        self._num_announced = 0  # layer groups
+        self._done: Event | None = None  # taken before the stream gets work of ours
+        self._has_lease = False  # fragments were reported under it
+        self._failure = ""
+        self.task = self._loop.create_task(self._run())
+
+    def cancel(self) -> None:
+        """Enqueue nothing more. The delivery ends when the device is done with what it was given.
+        Idempotent."""
+        if not self._cancelled.done():
+            self._cancelled.set_result(None)
+
+    def give_up(self) -> None:
+        """The device was shut down: nothing moves any more."""
+        if not self._given_up.done():
+            self._given_up.set_result(None)
+
+    # ---------------------------------------------------------------------------------------- its life
+
+    async def _run(self) -> None:
+        refusal: ApplianceError | None = None
+        try:
+            while (result := await self._next()) is not None:
+                await self._take(result)
+        except ApplianceError as problem:
+            refusal = problem
+        except DeviceError as problem:
+            self._fail(problem)
+        except Exception:
+            log.exception("delivery into the pages of client %d failed", self._registration.owner)
+            self._failure = DEVICE_FAILED
+        is_quiet = True
+        try:
+            await self._device_done()
+        except DeviceError as problem:
+            self._fail(problem)
+            is_quiet = problem.fault is DeviceFault.LOST
+        if not is_quiet:
+            self._counters["direct_gets_in_doubt"] += 1
+            await self._given_up
+        self._let_go()
+        self._on_end(self)
+        self.answers.push(refusal or self._last_answer())
+
+    async def _next(self) -> AcquireResult | None:
+        """Return the planner's next answer; None when there is none, or nobody wants it any more."""
+        reply = asyncio.ensure_future(anext(self._replies, None))
+        await asyncio.wait({reply, self._cancelled}, return_when=asyncio.FIRST_COMPLETED)
+        if self._cancelled.done():
+            self._failure = CANCELLED
+            if not reply.done():
+                reply.cancel()
+            elif reply.exception() is None:
+                self._note(reply.result())
+            return None
+        return reply.result()
+
+    def _note(self, result: AcquireResult | None) -> None:
+        if result is not None:
+            self._result = result
+            self._first = self._first or result
+            self._has_lease |= bool(result.ready)
+
+    async def _take(self, result: AcquireResult) -> None:
+        """Enqueue what became readable, tell which layer groups are under way as a whole."""
+        self._note(result)
+        for part in result.ready:
+            self._arrived[part.block - self._first_block, part.group] = True
+        wanted = self._arrived[: max(0, result.num_blocks - self._first_block)]
+        whole = wanted.all(axis=0) if len(wanted) else np.zeros(0, bool)
+        num_whole = len(whole) if whole.all() else int(whole.argmin())
+        complete = range(self._num_announced, num_whole)
+        if result.ready or (self.event_set is not None and len(complete)):
+            work = self._loop.run_in_executor(self._enqueuer, self._enqueue, result.ready, complete)
+            await work
+        for group in complete if self.event_set is not None else ():
+            number = self.event_set * self._registration.geometry.num_groups + group
+            answer = direct_pb2.GetPagesResponse(num_blocks=result.num_blocks, group=group, event=number)
+            self.answers.push(answer)
+        self._num_announced = max(self._num_announced, num_whole)
+
+    def _enqueue(self, ready: Sequence[ReadyFragment], complete: range) -> None:
+        """In the enqueuer's thread: scatter fragments, layer group after layer group. Raises DeviceError."""
+        mapping = self._registration.mapping
+        stream, pages = mapping.loads, mapping.pages
+        if self._done is None:
+            self._done = self._registration.events.take()
+            if self._after is not None:
+                stream.wait(self._after)
+        events = mapping.event_sets[self.event_set] if self.event_set is not None else []
+        in_layer_order = sorted(ready, key=lambda part: (part.group, part.tier))
+        recorded = complete.start
+        for (group, tier), run in groupby(in_layer_order, lambda part: (part.group, part.tier)):
+            parts = list(run)
+            for earlier in range(recorded, min(group, complete.stop)) if events else ():
+                stream.record(events[earlier])
+                recorded = earlier + 1
+            sources = self._slots[tier]([part.place for part in parts])
+            rows = np.array([part.block - self._first_block for part in parts])
+            stream.copy(pages.scatter(group, sources, self._ids[rows]))
+        for group in range(recorded, complete.stop) if events else ():
+            stream.record(events[group])
+
+    async def _device_done(self) -> None:
+        """Wait until the device has done everything it was given. Raises DeviceError: of a lost device
+        nothing moves a byte any more; otherwise nobody knows, and the lease stays."""
+        event = self._done
+        if event is None:
+            return
+        mapping = self._registration.mapping
+        done: asyncio.Future[DeviceError | None] = self._loop.create_future()
+
+        def ask() -> None:
+            mapping.loads.record(event)
+            mapping.device.when_done(
+                event, lambda error: self._loop.call_soon_threadsafe(done.set_result, error)
+            )
+
+        await self._loop.run_in_executor(self._enqueuer, ask)
+        error = await done
+        if error is not None:
+            raise error
+        self._registration.events.give(event)
+
+    def _let_go(self) -> None:
+        """End the lease: nothing reads its slots any more."""
+        with suppress(ApplianceError):  # answers that nobody took may name it
+            for result in self._replies.take():
+                self._note(result)
+        if not self._replies.ended:
+            self._appliance.abandon(self._replies)
+        elif self._result is not None and self._has_lease:
+            client = self._registration.client.id
+            self._appliance.step(ReleaseRequested(None, client, [self._result.lease_id]))
+
+    def _fail(self, problem: DeviceError) -> None:
+        if self._failure != DEVICE_FAILED:
+            log.error("delivery into the pages of client %d: %s", self._registration.owner, problem)
+            self._counters[f"direct_get_device_{problem.fault.value}"] += 1
+        self._failure = DEVICE_FAILED
+
+    def _last_answer(self) -> direct_pb2.GetPagesResponse:
+        result, first = self._result, self._first
+        answer = direct_pb2.GetPagesResponse(last=True)
+        if result is None or first is None or self._failure:
+            answer.reason = self._failure
+            self._counters[f"direct_gets_{self._failure or 'unanswered'}"] += 1
+            return answer
+        answer.num_blocks = result.num_blocks
+        answer.tiers = checks.wire_tiers(first.tiers)
+        answer.num_stored = first.num_stored
+        answer.reason = first.reason
+        num_loaded = max(0, result.num_blocks - self._first_block)
+        self._counters["direct_gets"] += 1
+        self._counters["direct_get_blocks"] += num_loaded
+        self._counters["direct_get_bytes"] += num_loaded * self._registration.geometry.block_bytes
+        return answer

@@ -1,0 +1,386 @@
+"""DirectPath: the calls by which a runtime's pages are filled and read without its help (direct.proto).
+
+    RegisterPages -> memory mapped, streams taken, a client of its own opened in the planner
+    GetPages      -> Delivery (deliveries.py)
+    PutPages      -> a put like any other, whose staging extent is the pages (tiers/gpu/gather.py)
+    UnregisterPages, or the end of the connection -> nothing new; given back when the device is quiet
+
+All that talks to a device runs on one thread per device, the enqueuer: handing thousands of copies to a
+driver takes milliseconds, which the event loop does not have.
+
+A second registration of a process waits until the earlier ones that are ending are quiet. So a runtime that
+lost its connection in the middle of a get knows, once it is registered again, that nobody writes its pages
+any more.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from ..tiers.block import HASH_BYTES, NamespaceIdentity, Tier
+from ..tiers.gpu.device import Device, DeviceError, Event
+from ..tiers.gpu.gather import PUT_BYTES, AddressesOf, GatherCopier
+from ..tiers.gpu.layouts import LayoutError, check_layout
+from ..tiers.gpu.own_events import OwnEvents
+from ..tiers.gpu.pages import I64, PageIdError
+from ..v1 import direct_pb2, kvcache_pb2
+from .answers import Answers
+from .callers import Caller
+from .clients import Client
+from .core import events, results
+from .deliveries import Delivery
+from .errors import ApplianceError, error, from_refusal
+from .lanes import Route
+from .registrations import CountedCopier, DeviceOccupied, Registration, find, layout_of, map_pages
+from .service import Service
+
+log = logging.getLogger(__name__)
+
+MAX_REGISTRATIONS = 16
+MAX_EVENTS = 64  # that one runtime may open to us
+MAX_HANDLE_BYTES = 256
+MAX_EVENT_SETS = 16
+MAX_DELIVERIES = 32  # of one registration at a time
+CLOSE_GRACE_S = 5.0
+
+R = TypeVar("R")
+
+
+class DirectDevice(NamedTuple):
+    """A device and the device's addresses of slots: dram's, as far as it is pinned, and its own hbm's."""
+
+    device: Device
+    slots: Mapping[Tier, AddressesOf]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A device with the thread that gives it work."""
+
+    device: Device
+    slots: dict[Tier, AddressesOf]
+    enqueuer: ThreadPoolExecutor
+
+
+class DirectPath:
+    """Handlers of the direct path. Lives on the event loop. `hashers` take checksums of what puts brought."""
+
+    def __init__(self, service: Service, devices: list[DirectDevice], hashers: Executor) -> None:
+        self.counters: Counter[str] = Counter()
+        self._service = service
+        self._hashers = hashers
+        self._loop = asyncio.get_running_loop()
+        self._registrations: list[Registration] = []
+        self._numbers = count(1)
+        self._lanes = {
+            one.device.uuid: _Lane(
+                one.device, dict(one.slots), ThreadPoolExecutor(1, f"kvtier-direct-{one.device.index}")
+            )
+            for one in devices
+        }
+
+    # ------------------------------------------------------------------------------------- registering
+
+    def register_pages(
+        self, caller: Caller, request: direct_pb2.RegisterPagesRequest
+    ) -> "asyncio.Future[direct_pb2.RegisterPagesResponse]":
+        """Map a runtime's pages. Raises CallerError, UnknownError, BusyError."""
+        client = caller.client
+        assert client is not None, "only over the local channel"
+        identity = self._service.identity_of(caller, request.namespace_id)
+        lane = self._lanes.get(request.device_uuid)
+        if lane is None:
+            known = ", ".join(self._lanes) or "none"
+            raise error("NO_DEVICE", f"the daemon has no device {request.device_uuid!r}; it has {known}")
+        if self._service.draining:
+            raise error("DRAINING", "the daemon is shutting down; recompute", retry_after_s=1.0)
+        if len(self._registrations) >= MAX_REGISTRATIONS:
+            raise error("TOO_MANY_CLIENTS", f"{MAX_REGISTRATIONS} runtimes have registered pages", 1.0)
+        if max(len(request.event_handles) - MAX_EVENTS, request.num_event_sets - MAX_EVENT_SETS) > 0:
+            raise error("BAD_PAGES", f"at most {MAX_EVENTS} events and {MAX_EVENT_SETS} event sets are taken")
+        handles = [*(one.handle for one in request.allocations), *request.event_handles]
+        if any(not 0 < len(handle) <= MAX_HANDLE_BYTES for handle in handles):
+            raise error("BAD_PAGES", f"a handle has 1 to {MAX_HANDLE_BYTES} bytes")
+        try:
+            sizes = [allocation.num_bytes for allocation in request.allocations]
+            check_layout(layout_of(request), identity.geometry, sizes)
+        except LayoutError as problem:
+            raise error("BAD_PAGES", str(problem)) from None
+        return self._loop.create_task(self._register(client, lane, identity, request))
+
+    async def _register(
+        self,
+        client: Client,
+        lane: _Lane,
+        identity: NamespaceIdentity,
+        request: direct_pb2.RegisterPagesRequest,
+    ) -> direct_pb2.RegisterPagesResponse:
+        for earlier in [one for one in self._registrations if one.is_ending and one.pid == client.pid]:
+            await asyncio.shield(earlier.ended)
+        geometry, layout = identity.geometry, layout_of(request)
+        make = self._loop.run_in_executor(lane.enqueuer, map_pages, lane.device, layout, geometry, request)
+        try:
+            mapping = await make
+        except DeviceOccupied:
+            message = "all streams of the device are taken; close another runtime's pages"
+            raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0) from None
+        except DeviceError as problem:
+            self.counters[f"direct_register_{problem.fault.value}"] += 1
+            raise error("NO_DEVICE", f"the pages cannot be opened: {problem}") from None
+        own_events = OwnEvents(lane.device)
+        dram = self._service.memory(Tier.DRAM)
+        gather = GatherCopier(
+            mapping.pages,
+            lane.device,
+            mapping.saves,
+            dram,
+            lane.slots[Tier.DRAM],
+            lane.enqueuer,
+            self._hashers,
+            own_events,
+            self._on_trouble,
+        )
+        try:
+            if self._service.clients.get(client.id) is not client:
+                raise error("UNKNOWN_CLIENT", "the client is gone")
+            counted = CountedCopier(gather, lambda by: self._gathering(gather, by))
+            own = self._service.clients.open_pages(client, {Tier.DRAM: Route(counted)})
+        except ApplianceError:
+            await self._loop.run_in_executor(lane.enqueuer, mapping.give_back)
+            raise
+        registration = Registration(
+            next(self._numbers), client.id, client.pid, own, geometry, mapping, gather, own_events
+        )
+        registration.free_sets = list(range(len(mapping.event_sets)))
+        self._registrations.append(registration)
+        self.counters["direct_registrations"] += 1
+        handles = mapping.event_handles
+        return direct_pb2.RegisterPagesResponse(registration_id=registration.id, event_handles=handles)
+
+    def unregister_pages(
+        self, caller: Caller, request: direct_pb2.UnregisterPagesRequest
+    ) -> "asyncio.Future[direct_pb2.UnregisterPagesResponse]":
+        """Forget pages; answered when nothing touches them any more."""
+        registration = self._own(caller, request.registration_id)
+        self._end(registration)
+        return self._answer_after(registration.ended, direct_pb2.UnregisterPagesResponse())
+
+    def client_gone(self, client_id: int) -> None:
+        """A connection ended: end its registrations. Idempotent."""
+        for registration in list(self._registrations):
+            if registration.owner == client_id and not registration.is_ending:
+                self._end(registration)
+
+    # -------------------------------------------------------------------------------------------- gets
+
+    def get_pages(self, caller: Caller, request: direct_pb2.GetPagesRequest) -> Answers:
+        """Start a get into pages; return its answers, now and to come."""
+        registration = self._own(caller, request.registration_id)
+        acquire = request.acquire
+        self._check_geometry(caller, registration, acquire.namespace_id)
+        acquire.client_id, acquire.ttl_ms = 0, 0
+        if acquire.request_id in registration.deliveries:
+            raise error("BAD_REQUEST", f"a get with request_id {acquire.request_id!r} is under way")
+        if len(registration.deliveries) >= MAX_DELIVERIES:
+            raise error("TOO_MANY_IN_FLIGHT", f"{MAX_DELIVERIES} gets into these pages are under way", 0.01)
+        num_blocks = len(acquire.prefix_hashes) // HASH_BYTES - acquire.first_block
+        ids = self._ids(registration, request.page_ids, num_blocks, is_target=True)
+        after = self._event(registration, request.after_event)
+        lane = self._lanes[registration.mapping.device.uuid]
+        replies = self._service.start_acquire(caller, acquire, lambda result: result, registration.client)
+        event_set = None
+        if request.with_events and registration.free_sets:
+            event_set = registration.free_sets.pop()
+
+        def ended(delivery: Delivery) -> None:
+            del registration.deliveries[acquire.request_id]
+            if delivery.event_set is not None:
+                registration.free_sets.append(delivery.event_set)
+            self._look(registration)
+
+        delivery = Delivery(
+            registration,
+            self._service.appliance,
+            replies,
+            acquire.first_block,
+            ids,
+            after,
+            event_set,
+            lane.slots,
+            lane.enqueuer,
+            self.counters,
+            ended,
+        )
+        registration.deliveries[acquire.request_id] = delivery
+        return delivery.answers
+
+    def cancel_pages(
+        self, caller: Caller, request: direct_pb2.CancelPagesRequest
+    ) -> "direct_pb2.CancelPagesResponse | asyncio.Future[direct_pb2.CancelPagesResponse]":
+        """Cancel a get; answered when it touches its pages no more."""
+        registration = self._own(caller, request.registration_id)
+        delivery = registration.deliveries.get(request.request_id)
+        if delivery is None:
+            return direct_pb2.CancelPagesResponse()
+        delivery.cancel()
+        return self._answer_after(delivery.task, direct_pb2.CancelPagesResponse())
+
+    # -------------------------------------------------------------------------------------------- puts
+
+    def put_pages(
+        self, caller: Caller, request: direct_pb2.PutPagesRequest
+    ) -> "asyncio.Future[direct_pb2.PutPagesResponse]":
+        """Store blocks from pages; answered when they are stored and the pages are not read any more."""
+        registration = self._own(caller, request.registration_id)
+        reserve = request.reserve
+        self._check_geometry(caller, registration, reserve.namespace_id)
+        num_blocks, block_bytes = len(reserve.prefix_hashes) // HASH_BYTES, registration.geometry.block_bytes
+        if num_blocks * block_bytes >= PUT_BYTES:
+            raise error("TOO_LARGE", f"{num_blocks} blocks of {block_bytes} bytes; split the put")
+        ids = self._ids(registration, request.page_ids, num_blocks, is_target=False)
+        after = self._event(registration, request.after_event)
+        build = self._service.reservation(caller, registration.client, reserve)
+        first = registration.gather.open_put(ids, after)
+        spans = [(first + block * block_bytes, block_bytes) for block in range(num_blocks)]
+        client, request_id = registration.client.id, reserve.request_id
+        answer = self._service.appliance.ask(
+            lambda call: events.CommitRequested(call, client, request_id, 0, spans, build(call))
+        )
+        return self._loop.create_task(self._put_done(registration, first, answer))
+
+    async def _put_done(
+        self,
+        registration: Registration,
+        first: int,
+        answer: "results.Result | asyncio.Future[results.Result]",
+    ) -> direct_pb2.PutPagesResponse:
+        result = await answer if isinstance(answer, asyncio.Future) else answer
+        registration.gather.close_put(first)
+        if isinstance(result, results.Refusal):
+            raise from_refusal(result)
+        assert isinstance(result, results.PutResult)
+        num_stored = result.outcomes.count(kvcache_pb2.PUT_OUTCOME_STORED)
+        self.counters["direct_puts"] += 1
+        self.counters["direct_put_blocks"] += num_stored
+        self.counters["direct_put_bytes"] += num_stored * registration.geometry.block_bytes
+        return direct_pb2.PutPagesResponse(outcomes=result.outcomes)
+
+    def _gathering(self, gather: GatherCopier, by: int) -> None:
+        """Count batches of puts that a device works on."""
+        for registration in self._registrations:
+            if registration.gather is gather:
+                registration.num_gathering += by
+                self._look(registration)
+
+    # -------------------------------------------------------------------------------------------- ends
+
+    def _end(self, registration: Registration) -> None:
+        """Start nothing new; what is under way decides when it is over."""
+        registration.is_ending = True
+        registration.gather.is_closed = True
+        for delivery in list(registration.deliveries.values()):
+            delivery.cancel()
+        self._look(registration)
+
+    def _look(self, registration: Registration) -> None:
+        """Give an ending registration back when it has become quiet."""
+        if not registration.is_ending or not registration.is_quiet or registration not in self._registrations:
+            return
+        self._registrations.remove(registration)
+        self._service.clients.close(registration.client.id, "pages unregistered")
+        mapping = registration.mapping
+
+        def give_back() -> None:
+            registration.events.close()
+            mapping.give_back()
+
+        work = self._lanes[mapping.device.uuid].enqueuer.submit(give_back)
+        work.add_done_callback(
+            lambda work: self._loop.call_soon_threadsafe(self._gave_back, registration, work)
+        )
+
+    def _gave_back(self, registration: Registration, work: "Future[None]") -> None:
+        if work.exception() is not None:
+            log.error("pages of client %d could not be closed", registration.owner, exc_info=work.exception())
+            self.counters["direct_close_failed"] += 1
+        registration.ended.set_result(None)
+
+    def _on_trouble(self, problem: DeviceError) -> None:
+        """A put met a broken device; on any thread."""
+        log.error("put from registered pages: %s", problem)
+        self._loop.call_soon_threadsafe(self._count_trouble, f"direct_put_device_{problem.fault.value}")
+
+    def _count_trouble(self, name: str) -> None:
+        self.counters[name] += 1
+
+    async def close(self) -> None:
+        """End every registration. What does not become quiet in time is ended by shutting its device down."""
+        ending = list(self._registrations)
+        for registration in ending:
+            if not registration.is_ending:
+                self._end(registration)
+        ended = [registration.ended for registration in ending]
+        if ended and (await asyncio.wait(ended, timeout=CLOSE_GRACE_S))[1]:
+            log.error("registered pages are still being copied; shutting the devices down")
+            for lane in self._lanes.values():
+                await asyncio.to_thread(lane.device.shut_down)
+            for registration in ending:
+                registration.gather.give_up()
+                for delivery in registration.deliveries.values():
+                    delivery.give_up()
+            await asyncio.wait(ended, timeout=CLOSE_GRACE_S)
+        for lane in self._lanes.values():
+            await asyncio.to_thread(lane.enqueuer.shutdown)
+
+    def check_integrity(self) -> list[str]:
+        """Audit: no registration that is over, no event set used twice."""
+        problems = []
+        for one in self._registrations:
+            sets = [
+                *one.free_sets,
+                *(d.event_set for d in one.deliveries.values() if d.event_set is not None),
+            ]
+            if sorted(sets) != list(range(len(one.mapping.event_sets))):
+                problems.append(f"registration {one.id}: event sets {sets} of {len(one.mapping.event_sets)}")
+            if one.is_ending and one.is_quiet:
+                problems.append(f"registration {one.id} is quiet and not given back")
+            if one.num_gathering < 0:
+                problems.append(f"registration {one.id}: {one.num_gathering} batches under way")
+        return problems
+
+    # ---------------------------------------------------------------------------------------- common parts
+
+    def _own(self, caller: Caller, number: int) -> Registration:
+        assert caller.client is not None, "only over the local channel"
+        registration = find(self._registrations, number, caller.client.id)
+        if registration is None:
+            raise error(
+                "UNKNOWN_PAGES", f"this client has no registration {number}; register the pages (again)"
+            )
+        return registration
+
+    def _check_geometry(self, caller: Caller, registration: Registration, namespace_id: int) -> None:
+        if self._service.identity_of(caller, namespace_id).geometry != registration.geometry:
+            raise error("BAD_PAGES", "the namespace has another geometry than the pages were registered for")
+
+    def _ids(self, registration: Registration, packed: bytes, num_blocks: int, *, is_target: bool) -> I64:
+        try:
+            return registration.mapping.pages.ids(packed, max(0, num_blocks), is_target=is_target)
+        except PageIdError as problem:
+            raise error("BAD_PAGES", str(problem)) from None
+
+    def _event(self, registration: Registration, number: int) -> Event | None:
+        known = registration.mapping.runtime_events
+        if number > len(known):
+            raise error("BAD_PAGES", f"event {number} of {len(known)} that were registered")
+        return known[number - 1] if number else None
+
+    def _answer_after(self, future: "asyncio.Future[None]", answer: R) -> "asyncio.Future[R]":
+        later: asyncio.Future[R] = self._loop.create_future()
+        future.add_done_callback(lambda _: None if later.done() else later.set_result(answer))
+        return later

@@ -1,0 +1,170 @@
+"""Registrations: pages that a runtime opened to us, and everything that goes with them.
+
+A registration holds the runtime's memory mapped, two streams (one for gets, one for puts, so that nobody
+waits for a save) and a client of its own in the planner. That client is why leases of the direct path are the
+daemon's: the runtime may die at any moment, and what a device is reading is held until the *device* says that
+it is done (I-6). It also counts against the same limits as any other client's.
+
+Streams are a registration's own for its life. Shared streams were rejected: work waits there for events of
+the runtime, and one whose kernel hangs would stop everybody's.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..tiers.base import Copier, CopyItem, CopyOutcome
+from ..tiers.gpu.device import Device, DeviceError, DeviceMemory, Event, Stream
+from ..tiers.gpu.gather import GatherCopier
+from ..tiers.gpu.layouts import PageLayout, PageTensor, page_table
+from ..tiers.gpu.own_events import OwnEvents
+from ..tiers.gpu.pages import Pages
+from ..v1 import direct_pb2
+from .clients import Client
+
+if TYPE_CHECKING:
+    from ..tiers.block import Geometry
+    from .deliveries import Delivery
+
+MAX_EXPORTED_EVENTS = 256  # of one registration
+
+
+@dataclass(slots=True)
+class Mapping:
+    """What a registration took from a device. `give_back` when nothing touches it any more."""
+
+    device: Device
+    pages: Pages
+    memories: list[DeviceMemory]
+    loads: Stream
+    saves: Stream
+    runtime_events: list[Event]  # recorded by the runtime, waited for by us
+    event_sets: list[list[Event]]  # recorded by us, one event per layer group
+    event_handles: list[bytes]
+
+    def give_back(self) -> None:
+        """Close everything. The caller knows that no stream still touches it. Blocks."""
+        for memory in self.memories:
+            self.device.close(memory)
+        for event in [*self.runtime_events, *(event for events in self.event_sets for event in events)]:
+            self.device.recycle(event)
+        self.device.give_stream(self.loads)
+        self.device.give_stream(self.saves)
+
+
+@dataclass(eq=False, slots=True)
+class Registration:
+    """Pages of one runtime. Lives on the event loop."""
+
+    id: int
+    owner: int  # the runtime's client
+    pid: int
+    client: Client  # who holds the leases and makes the puts
+    geometry: "Geometry"
+    mapping: Mapping
+    gather: GatherCopier
+    events: OwnEvents  # by which its deliveries and puts learn that the device is done
+    deliveries: dict[str, "Delivery"] = field(default_factory=dict)  # by request id
+    num_gathering: int = 0  # batches of puts under way
+    free_sets: list[int] = field(default_factory=list)  # event sets that no delivery uses
+    is_ending: bool = False
+    ended: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no stream touches the pages on our behalf."""
+        return not self.deliveries and not self.num_gathering
+
+
+def layout_of(request: direct_pb2.RegisterPagesRequest) -> PageLayout:
+    """Return the layout that a message describes, unchecked."""
+    tensors = tuple(
+        PageTensor(
+            tensor.allocation,
+            tensor.offset,
+            tensor.first_layer,
+            tensor.num_layers,
+            tensor.layer_stride,
+            tensor.first_plane,
+            tensor.num_planes,
+            tensor.plane_stride,
+        )
+        for tensor in request.tensors
+    )
+    return PageLayout(
+        request.num_pages,
+        request.page_tokens,
+        request.page_stride,
+        request.token_stride,
+        request.head_stride,
+        tensors,
+    )
+
+
+def map_pages(
+    device: Device, layout: PageLayout, geometry: "Geometry", request: direct_pb2.RegisterPagesRequest
+) -> Mapping:
+    """Open a runtime's memory and events. Blocks. Raises DeviceError; then nothing is kept."""
+    undo: list[Callable[[], None]] = []
+    try:
+        streams: list[Stream] = []
+        for _ in range(2):
+            stream = device.take_stream()
+            if stream is None:
+                raise DeviceOccupied
+            streams.append(stream)
+            undo.append(lambda stream=stream: device.give_stream(stream))
+        memories = []
+        for allocation in request.allocations:
+            memory = device.open(allocation.handle, allocation.num_bytes)
+            memories.append(memory)
+            undo.append(lambda memory=memory: device.close(memory))
+        events = []
+        for handle in request.event_handles:
+            event = device.open_event(handle)
+            events.append(event)
+            undo.append(lambda event=event: device.recycle(event))
+        num_sets = min(request.num_event_sets, MAX_EXPORTED_EVENTS // geometry.num_groups)
+        sets: list[list[Event]] = []
+        handles = []
+        for _ in range(num_sets):
+            sets.append([])
+            for _ in range(geometry.num_groups):
+                event, handle = device.export_event()
+                sets[-1].append(event)
+                handles.append(handle)
+                undo.append(lambda event=event: device.recycle(event))
+    except (DeviceError, DeviceOccupied):
+        for step in reversed(undo):
+            step()
+        raise
+    pages = Pages(page_table(layout, geometry, [memory.address for memory in memories]))
+    return Mapping(device, pages, memories, *streams, events, sets, handles)
+
+
+class CountedCopier:
+    """A copier whose batches are counted on the event loop: `on_change(+1)` at the start, `(-1)` at the
+    end."""
+
+    def __init__(self, copier: Copier, on_change: Callable[[int], None]) -> None:
+        self._copier = copier
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
+        """See Copier.start."""
+        self._on_change(+1)
+        future = self._copier.start(items)
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._on_change, -1))
+        return future
+
+
+class DeviceOccupied(Exception):
+    """All streams of the device are taken."""
+
+
+def find(registrations: Sequence[Registration], number: int, owner: int) -> Registration | None:
+    """Return the registration `number` of client `owner`, unless it is ending."""
+    return next((r for r in registrations if (r.id, r.owner) == (number, owner) and not r.is_ending), None)

@@ -1,0 +1,161 @@
+"""AsyncPages and AsyncDelivery: twins of direct_handles.py for AsyncClient."""
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .direct import DeliveryState, LayerGroup, PagesReport, PagesState
+from .namespace import Namespace
+from .words import PutReport, Retention, Urgency
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient
+
+
+class AsyncDelivery:
+    """A get that is under way. Iterating yields layer groups, first layers first; `wait` returns the report.
+
+    Ends with its `async with`: what was not waited for is cancelled.
+    """
+
+    def __init__(self, client: "AsyncClient", state: DeliveryState) -> None:
+        self._client = client
+        self._state = state
+
+    async def __aiter__(self) -> AsyncIterator[LayerGroup]:
+        while (group := await self._client.run(self._state.next_group, repeat=False)) is not None:
+            yield group
+
+    async def wait(self) -> PagesReport:
+        """Wait until everything has arrived or will not."""
+        return await self._client.run(self._state.finish, repeat=False)
+
+    async def cancel(self) -> None:
+        """Give up; returns when the pages are the caller's again. Idempotent."""
+        await self._client.run(self._state.cancel, repeat=False)
+
+    async def __aenter__(self) -> "AsyncDelivery":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.cancel()
+
+
+class AsyncPages:
+    """Paged KV tensors that the daemon fills and reads itself. Ends with its `async with`, or with the
+    client."""
+
+    def __init__(self, client: "AsyncClient", state: PagesState) -> None:
+        self._client = client
+        self._state = state
+
+    @property
+    def events(self) -> tuple[Any, ...]:
+        """Events for the caller's streams to record, for `after`."""
+        return self._state.events
+
+    async def get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        page_ids: Any,
+        *,
+        first_block: int = 0,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        deadline_s: float | None = None,
+        load_anyway: bool = False,
+        after: Any = None,
+    ) -> PagesReport:
+        """Fetch the stored part of a chain into pages; returns when the device has written them.
+
+        `page_ids` are the pages of the blocks from `first_block` on, block after block; none may stand twice.
+        They are written from now until this returns, but not before `after`, one of `events`.
+        """
+
+        state = DeliveryState(self._state, first_block)
+
+        def whole() -> Any:
+            yield from state.open(
+                namespace, hashes, page_ids, session, urgency, deadline_s, load_anyway, after, False
+            )
+            return (yield from state.finish())
+
+        return await self._client.run(whole)  # type: ignore[no-any-return]
+
+    async def begin_get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        page_ids: Any,
+        *,
+        first_block: int = 0,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        deadline_s: float | None = None,
+        load_anyway: bool = False,
+        after: Any = None,
+    ) -> AsyncDelivery:
+        """Start a get and return at once, to begin with the first layers while later ones are on their way.
+
+        Layer groups come with events only where pages were registered with `num_event_sets`.
+        """
+        state = DeliveryState(self._state, first_block)
+        make = partial(
+            state.open,
+            namespace,
+            hashes,
+            page_ids,
+            session,
+            urgency,
+            deadline_s,
+            load_anyway,
+            after,
+            True,
+        )
+        await self._client.run(make)
+        return AsyncDelivery(self._client, state)
+
+    async def put(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        page_ids: Any,
+        *,
+        parent: bytes = b"",
+        session: str = "",
+        deadline_s: float | None = None,
+        prefill_s: float = 0.0,
+        retention: Sequence[Retention] = (),
+        after: Any = None,
+    ) -> PutReport:
+        """Store blocks from pages; returns when they are stored. The pages are read from now until then, but
+        not before `after`, one of `events`. The rest is as in AsyncClient.put."""
+        make = partial(
+            self._state.put,
+            namespace,
+            hashes,
+            page_ids,
+            parent,
+            session,
+            deadline_s,
+            prefill_s,
+            retention,
+            after,
+        )
+        return await self._client.run(make)
+
+    async def unregister(self) -> None:
+        """Let the daemon forget the pages; returns when nothing touches them. Idempotent."""
+        await self._client.run(self._state.unregister, repeat=False)
+
+    async def __aenter__(self) -> "AsyncPages":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.unregister()

@@ -1,0 +1,194 @@
+"""Pages and Delivery: what `Client.register_pages` returns and one holds on to. Twins in direct_aio.py.
+
+    pages = client.register_pages(namespace, "vllm", kv_caches, CudaExporter(device)) report =
+    pages.get(namespace, hashes, page_ids)          # returns when the bytes are in the pages
+    pages.put(namespace, hashes, page_ids, after=event)      # after: recorded behind the kernel that wrote
+    them
+
+A failure is a miss: get raises KvtierError like every call, and a Guard makes that None. What must not happen
+is that a page is used while somebody writes it, so every way out of a call waits for the daemon's word.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .direct import DeliveryState, Exporter, LayerGroup, PagesReport, PagesState
+from .namespace import Namespace
+from .page_layouts import describe
+from .words import PutReport, Retention, Urgency
+
+if TYPE_CHECKING:
+    from .sync import Client
+
+
+class Delivery:
+    """A get that is under way. Iterating yields layer groups, first layers first; `wait` returns the report.
+
+    Ends with its `with`: what was not waited for is cancelled.
+    """
+
+    def __init__(self, client: "Client", state: DeliveryState) -> None:
+        self._client = client
+        self._state = state
+
+    def __iter__(self) -> Iterator[LayerGroup]:
+        while (group := self._client.run(self._state.next_group, repeat=False)) is not None:
+            yield group
+
+    def wait(self) -> PagesReport:
+        """Wait until everything has arrived or will not."""
+        return self._client.run(self._state.finish, repeat=False)
+
+    def cancel(self) -> None:
+        """Give up; returns when the pages are the caller's again. Idempotent."""
+        self._client.run(self._state.cancel, repeat=False)
+
+    def __enter__(self) -> "Delivery":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class Pages:
+    """Paged KV tensors that the daemon fills and reads itself. Ends with its `with`, or with the client."""
+
+    def __init__(self, client: "Client", state: PagesState) -> None:
+        self._client = client
+        self._state = state
+
+    @property
+    def events(self) -> tuple[Any, ...]:
+        """Events for the caller's streams to record, for `after`."""
+        return self._state.events
+
+    def get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        page_ids: Any,
+        *,
+        first_block: int = 0,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        deadline_s: float | None = None,
+        load_anyway: bool = False,
+        after: Any = None,
+    ) -> PagesReport:
+        """Fetch the stored part of a chain into pages; returns when the device has written them.
+
+        `page_ids` are the pages of the blocks from `first_block` on, block after block; none may stand twice.
+        They are written from now until this returns, but not before `after`, one of `events`.
+        """
+
+        state = DeliveryState(self._state, first_block)
+
+        def whole() -> Any:
+            yield from state.open(
+                namespace, hashes, page_ids, session, urgency, deadline_s, load_anyway, after, False
+            )
+            return (yield from state.finish())
+
+        return self._client.run(whole)  # type: ignore[no-any-return]
+
+    def begin_get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        page_ids: Any,
+        *,
+        first_block: int = 0,
+        session: str = "",
+        urgency: Urgency = Urgency.QUEUED,
+        deadline_s: float | None = None,
+        load_anyway: bool = False,
+        after: Any = None,
+    ) -> Delivery:
+        """Start a get and return at once, to begin with the first layers while later ones are on their way.
+
+        Layer groups come with events only where pages were registered with `num_event_sets`.
+        """
+        state = DeliveryState(self._state, first_block)
+        make = partial(
+            state.open,
+            namespace,
+            hashes,
+            page_ids,
+            session,
+            urgency,
+            deadline_s,
+            load_anyway,
+            after,
+            True,
+        )
+        self._client.run(make)
+        return Delivery(self._client, state)
+
+    def put(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes] | bytes,
+        page_ids: Any,
+        *,
+        parent: bytes = b"",
+        session: str = "",
+        deadline_s: float | None = None,
+        prefill_s: float = 0.0,
+        retention: Sequence[Retention] = (),
+        after: Any = None,
+    ) -> PutReport:
+        """Store blocks from pages; returns when they are stored. The pages are read from now until then, but
+        not before `after`, one of `events`. The rest is as in Client.put."""
+        make = partial(
+            self._state.put,
+            namespace,
+            hashes,
+            page_ids,
+            parent,
+            session,
+            deadline_s,
+            prefill_s,
+            retention,
+            after,
+        )
+        return self._client.run(make)
+
+    def unregister(self) -> None:
+        """Let the daemon forget the pages; returns when nothing touches them. Idempotent."""
+        self._client.run(self._state.unregister, repeat=False)
+
+    def __enter__(self) -> "Pages":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unregister()
+
+
+def pages_state(
+    operations: Any,
+    namespace: Namespace,
+    preset: str,
+    tensors: Sequence[Any],
+    exporter: Exporter,
+    page_tokens: int | None,
+    num_events: int,
+    num_event_sets: int,
+) -> PagesState:
+    """Describe the tensors, make the events; nothing is sent. Raises InvalidRequest, PreconditionFailed."""
+    description = describe(preset, tensors, namespace.geometry, page_tokens)
+    made = [exporter.new_event() for _ in range(num_events)]
+    return PagesState(
+        operations,
+        namespace,
+        description,
+        exporter,
+        num_event_sets,
+        tuple(event for event, _ in made),
+        tuple(handle for _, handle in made),
+    )

@@ -1,0 +1,181 @@
+"""GatherCopier: puts whose bytes lie in a runtime's pages. Implements `Copier` for the edge from there to
+dram.
+
+To the planner the pages are one more staging extent of a client: a copy's source is a number, here of a put
+and an offset in its bytes, which `open_put` hands out. The device copies from the pages straight into the
+reserved, pinned slot; when its event says so, host threads hash *the slot*, so what was hashed is what is
+stored, whatever the runtime does meanwhile. Hashing on the device was rejected: xxh3 is made for wide CPU
+registers, and the bytes come by here anyway.
+
+A lost device moves no byte any more: its copies have failed. Any other way of never hearing of a copy leaves
+a question, whether the device still writes. Such slots are kept, their futures open, until it is shut down
+(`give_up`); the planner then hears of a failed copy and reuses them.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import count, groupby
+
+import numpy as np
+
+from ..base import Cause, CopyItem, CopyOutcome, MemoryEngine
+from ..payload import checksum
+from .device import Addresses, Device, DeviceError, DeviceFault, Event, Stream
+from .own_events import OwnEvents
+from .pages import I64, Pages
+
+log = logging.getLogger(__name__)
+
+PUT_BYTES = 1 << 44  # offsets that belong to one put
+
+AddressesOf = Callable[[Sequence[int]], Addresses]
+
+
+class GatherCopier:
+    """Puts of one registration, in the order of their batches on one stream.
+
+    `enqueuer` is the one thread that gives this stream work; `hashers` are shared. `slots` returns the
+    device's addresses of places in `memory`. `on_trouble` hears of a broken device, on any thread.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        device: Device,
+        stream: Stream,
+        memory: MemoryEngine,
+        slots: AddressesOf,
+        enqueuer: Executor,
+        hashers: Executor,
+        events: OwnEvents,
+        on_trouble: Callable[[DeviceError], None],
+    ) -> None:
+        self._pages = pages
+        self._device = device
+        self._stream = stream
+        self._memory = memory
+        self._slots = slots
+        self._enqueuer = enqueuer
+        self._hashers = hashers
+        self._events = events
+        self._on_trouble = on_trouble
+        self._puts: dict[int, I64] = {}
+        self._numbers = count(1)
+        self._in_doubt: list[tuple[Sequence[CopyItem], Future[list[CopyOutcome]]]] = []
+        self.is_closed = False
+
+    def open_put(self, ids: I64, after: Event | None) -> int:
+        """Return the source of byte 0 of a put from pages `ids` (blocks, pages per block), which are not read
+        before `after`. End it with `close_put`."""
+        number = next(self._numbers)
+        self._puts[number] = ids
+        if after is not None:
+            self._enqueuer.submit(self._wait, after)
+        return number * PUT_BYTES
+
+    def close_put(self, source: int) -> None:
+        """Nothing more will be copied from this put."""
+        self._puts.pop(source // PUT_BYTES, None)
+
+    def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
+        """Begin copying `items`; outcomes come in their order, with the checksums of what landed."""
+        future: Future[list[CopyOutcome]] = Future()
+        future.set_running_or_notify_cancel()
+        puts = {item.source // PUT_BYTES for item in items}
+        if self.is_closed or not puts <= self._puts.keys():
+            _end(items, future, Cause.SOURCE_GONE)
+        else:
+            ids = {number: self._puts[number] for number in puts}
+            self._enqueuer.submit(self._enqueue, items, ids, future)
+        return future
+
+    def give_up(self) -> None:
+        """The device was shut down: nothing writes any more. What was in doubt has failed."""
+        in_doubt, self._in_doubt = self._in_doubt, []
+        for items, future in in_doubt:
+            _end(items, future, Cause.IO_ERROR)
+
+    # ---------------------------------------------------------------------------- the enqueuer's thread
+
+    def _wait(self, event: Event) -> None:
+        try:
+            self._stream.wait(event)
+        except DeviceError as error:
+            self.is_closed = True  # without that order nothing may be read
+            self._on_trouble(error)
+
+    def _enqueue(
+        self, items: Sequence[CopyItem], ids: dict[int, I64], future: "Future[list[CopyOutcome]]"
+    ) -> None:
+        """Give the stream the copies of `items`, and ask to be told when they have landed."""
+        event: Event | None = None
+        is_under_way = False
+        try:
+            if self.is_closed:
+                return _end(items, future, Cause.SOURCE_GONE)
+            event = self._events.take()
+            for (number, group), run in groupby(
+                items, lambda item: (item.source // PUT_BYTES, item.label.group)
+            ):
+                is_under_way = True
+                self._copy(list(run), ids[number], group)
+            self._stream.record(event)
+            self._device.when_done(event, partial(self._landed, items, event, future))
+        except DeviceError as error:
+            self._broke(items, future, error, is_under_way)
+        except Exception as defect:  # of ours; reaches the mover through the future
+            future.set_exception(defect)
+        return None
+
+    def _copy(self, items: Sequence[CopyItem], ids: I64, group: int) -> None:
+        """Enqueue items of one put and layer group."""
+        block_bytes = self._pages.table.geometry.block_bytes
+        blocks = np.array([item.source % PUT_BYTES // block_bytes for item in items])
+        targets = self._slots([item.target for item in items])
+        self._stream.copy(self._pages.gather(group, targets, ids[blocks]))
+
+    def _broke(
+        self,
+        items: Sequence[CopyItem],
+        future: "Future[list[CopyOutcome]]",
+        error: DeviceError,
+        may_write: bool,
+    ) -> None:
+        """The device failed. Keep the slots where it may still write them."""
+        self._on_trouble(error)
+        if may_write and error.fault is not DeviceFault.LOST:
+            self._in_doubt.append((items, future))
+        else:
+            _end(items, future, Cause.SOURCE_GONE)
+
+    def _landed(
+        self,
+        items: Sequence[CopyItem],
+        event: Event,
+        future: "Future[list[CopyOutcome]]",
+        error: DeviceError | None,
+    ) -> None:
+        """On a thread of the device's: hand what landed to the hashers."""
+        if error is not None:
+            return self._broke(items, future, error, may_write=True)
+        self._events.give(event)
+        try:
+            self._hashers.submit(self._hash, items, future)
+        except RuntimeError:  # shut down: the daemon is going
+            _end(items, future, Cause.TIER_OFFLINE)
+        return None
+
+    def _hash(self, items: Sequence[CopyItem], future: "Future[list[CopyOutcome]]") -> None:
+        """Take the checksum of every slot, which nobody else reads or writes yet."""
+        try:
+            view = self._memory.view
+            digests = [checksum(view(item.target, item.label.raw_length)) for item in items]
+            future.set_result([CopyOutcome(None, digest) for digest in digests])
+        except Exception as defect:  # reaches the mover through the future
+            future.set_exception(defect)
+
+
+def _end(items: Sequence[CopyItem], future: "Future[list[CopyOutcome]]", cause: Cause) -> None:
+    future.set_result([CopyOutcome(cause)] * len(items))
