@@ -42,6 +42,11 @@ class AsyncLease:
         """Why not all that is stored is loaded; empty when it is."""
         return self._state.reason
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of it is on its way up any more."""
+        return self._state.finished
+
     async def __aiter__(self) -> AsyncIterator[Fragment]:
         while fragments := await self._client.run(self._state.next_fragments, repeat=False):
             for fragment in fragments:

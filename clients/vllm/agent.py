@@ -176,9 +176,10 @@ class Agent:
         adapter = await asyncio.to_thread(adapter_digest, path) if path else b""
         namespaces = await self._registered(question.salt, adapter)
         found = await self._pin(asked, namespaces)
+        if found.num_tokens and not found.is_complete:
+            asked.arriving = _answer_of(found, adapter)
         await self._finder.wait(found, question)
-        cause = "" if found.num_tokens else "misses_nothing_stored"
-        return Answer(found.num_tokens, found.stored, found.tiers, adapter, cause)
+        return _answer_of(found, adapter)
 
     async def _pin(self, asked: Asked, namespaces: list[list[Namespace]]) -> Found:
         """Pin. The daemon lets one client pin a part of its memory only: who finds that used up by others of
@@ -281,3 +282,8 @@ class Agent:
                     self._failed(problem)
                 except Exception:  # hints must not end this task
                     self._counters.add("hook_errors")
+
+
+def _answer_of(found: Found, adapter: bytes) -> Answer:
+    cause = "" if found.num_tokens else "misses_nothing_stored"
+    return Answer(found.num_tokens, found.stored, found.tiers, adapter, cause)

@@ -8,6 +8,7 @@ goes dark: it stays loaded, says why once, and promises and saves nothing. A con
 refused when the engine starts, which is the only time that anything here raises.
 """
 
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._identities: list[NamespaceIdentity] = []
         self._events: list[KVCacheEvent] = []
+        self._step_began_at = 0.0
         events = vllm_config.kv_events_config
         self._has_listeners = events is not None and events.enable_kv_cache_events
         if self._why_dark:
@@ -305,6 +307,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(metadata, KvtierMetadata)
         return metadata.plan
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._step_began_at = time.monotonic()  # of the monotonic clock, in s: the forward pass comes next
+
     @harmless(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker:
@@ -324,7 +330,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         if self._worker:
             try:
-                self._worker.start_saves(self._plan())
+                self._worker.start_saves(self._plan(), time.monotonic() - self._step_began_at)
             except Exception:
                 report(self, "wait_for_save")
                 self._worker.drop_saves(self._plan())

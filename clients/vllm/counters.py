@@ -10,6 +10,7 @@ NAMES: dict[str, str] = {
     "lookups": "Requests whose prefix was asked for.",
     "lookups_crowded": "Lookups that had to wait for others of this engine to let go.",
     "hits": "Requests that load at least one block.",
+    "hits_early": "Those of them that were promised while blocks were still on their way up.",
     "hit_tokens_host": "Tokens promised to the engine from memory.",
     "hit_tokens_disk": "Tokens promised to the engine that came from nvme.",
     "misses_nothing_stored": "Lookups that found nothing beyond the engine's own cache.",

@@ -62,6 +62,11 @@ class Found:
         return [lease for rank in self.chains for chain in rank for _, _, lease in chain.parts]
 
     @property
+    def is_complete(self) -> bool:
+        """Whether nothing is on its way up any more."""
+        return all(lease.is_complete for lease in self.leases)
+
+    @property
     def is_crowded(self) -> bool:
         """Whether more is stored, and worth it, than could be pinned beside what this client holds already.
         Ask before `wait`."""

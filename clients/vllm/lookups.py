@@ -41,6 +41,7 @@ class Asked:
     question: Question
     asked_at: float
     is_pinned: bool = False  # the daemon has answered; blocks may still be on their way up
+    arriving: Answer | None = None  # what `answer` will be, if all that is on its way up arrives
     answer: Answer | None = None
     is_lost: bool = False  # the pin ended before its release
     is_released: bool = field(default=False)  # by the scheduler: nobody wants the answer any more

@@ -37,7 +37,12 @@ class Options:
     save_timeout_s: float = 5.0  # one put
     lease_ttl_s: float = 30.0  # extended while a request waits
     max_early_leases: int = 64  # requests that hold a lease before the scheduler looks at them
+    #: Loads that may begin while their blocks are still on their way up from nvme, so that the copy into the
+    #: engine overlaps with the reading. They hold blocks of the engine meanwhile. 0: none.
+    max_arriving_loads: int = 1
     max_unsaved_fraction: float = 0.5  # of the engine's blocks, held for saves that are under way
+    #: Say how long prompts take to compute: the appliance then leaves out what is slower to load.
+    report_prefill: bool = True
     num_load_threads: int = 1  # of each worker; one moves what a host's memory can
     staging_bytes: int = 64 << 20  # of each worker
 

@@ -30,6 +30,7 @@ class Load:
     session: str
     adapter: bytes = b""
     parts: list[Part] = field(default_factory=list)
+    is_arriving: bool = False  # some of it is still on its way up from nvme: this load has to wait for it
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Save:
     hashes: bytes
     block_ids: list[int]
     adapter: bytes = b""
+    prefill_share: float = 0.0  # of the step's time that computing these blocks took; 0: nobody can tell
 
 
 @dataclass(slots=True)

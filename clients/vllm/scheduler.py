@@ -1,7 +1,8 @@
 """The scheduler's half of the connector: what is promised to the engine, and what is planned for its workers.
 
     on arrival      ask (agent.py): look up, pin, bring up
-    matched_tokens  None until the answer is there, then all of it, asynchronously; 0 when there is doubt
+    matched_tokens  None until the answer is there, then all of it, asynchronously; 0 when there is doubt.
+                    One load at a time may begin while its pinned blocks are still on their way up
     allocated       the promised blocks have places: plan the load
     plan            loads and saves of this step
     update          loads are over: release; saves are over: free their blocks
@@ -24,6 +25,8 @@ from .plan import Acks, Load, Part, Save, StepPlan
 from .saving import Saver, Saving, Stored
 from .sessions import Turn, turn_of
 
+MIN_PREFILL_TOKENS = 256  # of one request in a step whose time says how fast prompts are computed,
+MIN_PREFILL_FRACTION = 0.9  # and of all that the step computes: a few others may decode meanwhile
 GRACE_S = 1.0  # beyond the time that promotions may take
 MAX_QUESTIONS = 3  # per attempt to schedule a request: its lease got lost, or its local blocks did
 MISS = (0, False)
@@ -42,6 +45,9 @@ class Tracked:
     polled_at: float | None = None  # when the scheduler first wanted the answer
     given_up: bool = False  # nothing more is loaded for it
     is_loading: bool = False
+    promised: Answer | None = None
+    may_be_early: bool = True  # promised before all of it has come up
+    is_arriving: bool = False  # such a load is under way
     learned_from: Answer | None = None
     promised_from: int = 0  # tokens that the engine had when it was told
     adapter: bytes = b""
@@ -76,6 +82,7 @@ class SchedulerSide:
         self._is_local = is_local  # whether the engine has a block itself, by hash
         self._tracked: dict[str, Tracked] = {}
         self._loading: dict[str, Tracked] = {}  # until every rank has said that it is over
+        self._num_arriving = 0  # loads that were begun early, and are not over
         self._planned: list[Load] = []
         self._last_saves: list[Save] = []  # of requests that have ended
         self._num_leased = 0
@@ -112,11 +119,12 @@ class SchedulerSide:
             tracked.polled_at = self._clock()
         if asked.answer is None and not asked.is_pinned and self._wait_left_s > 0:
             self._wait_a_little(asked)
-        if asked.answer is None:
+        answer = asked.answer or self._early_answer(tracked, asked)
+        if answer is None:
             if self._is_late(asked, tracked.polled_at):
                 return self._give_up(tracked, "misses_timeout")
             return PENDING
-        return self._promise(tracked, asked.answer, num_computed_tokens)
+        return self._promise(tracked, answer, num_computed_tokens)
 
     def allocated(self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int) -> None:
         """The engine has allocated blocks, `num_external_tokens` of them for what was promised."""
@@ -131,9 +139,13 @@ class SchedulerSide:
         self._planned.append(load)  # first: whatever happens, this load must be reported as over
         tracked.is_loading = True
         self._loading[request.request_id] = tracked
-        answer = tracked.asked.answer if tracked.asked else None
-        if answer is None:
+        answer = tracked.promised if tracked.asked else None
+        if answer is None or tracked.asked is None:
             return
+        if tracked.asked.answer is None:
+            load.is_arriving = tracked.is_arriving = True
+            self._num_arriving += 1
+            self._counters.add("hits_early")
         load.adapter = answer.adapter
         first, end = tracked.promised_from, tracked.promised_from + num_external_tokens
         load.parts = [
@@ -148,7 +160,7 @@ class SchedulerSide:
     def hit_sources(self, request: Any, num_external_tokens: int) -> dict[str, int]:
         """Return the promised tokens by where they were found: "host" or "disk"."""
         tracked = self._tracked.get(request.request_id)
-        answer = tracked.asked.answer if tracked and tracked.asked else None
+        answer = tracked.promised if tracked and tracked.asked else None
         block_tokens = self._groups[0].block_tokens
         num_disk = 0
         if tracked and answer:
@@ -179,7 +191,9 @@ class SchedulerSide:
             if tracked.urgency is not Urgency.DECODING:
                 self._hurry(tracked, num_tokens)
             if num_tokens >= tracked.saving.due_tokens:
-                plan.saves += self._save(tracked, num_tokens, tables)
+                saves = self._save(tracked, num_tokens, tables)
+                self._share_out(saves, tracked, num_tokens, scheduled)
+                plan.saves += saves
 
     def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
         """Every rank has ended these loads; those in `failed` not well."""
@@ -189,8 +203,11 @@ class SchedulerSide:
             if tracked is None:
                 continue
             tracked.is_loading = False
+            was_early, tracked.is_arriving = tracked.is_arriving, False
+            self._num_arriving -= was_early
             if request_id in failures:
-                tracked.given_up = True  # recompute: what fails once may fail for ever
+                tracked.may_be_early = False
+                tracked.given_up = not was_early  # recompute: what fails once may fail for ever
                 self._counters.add("misses_load_failed")
             self._let_go(tracked)
 
@@ -238,6 +255,9 @@ class SchedulerSide:
         num_leased = sum(tracked.asked is not None for tracked in everyone.values())
         if num_leased != self._num_leased:
             problems.append(f"{num_leased} requests have asked, counted {self._num_leased}")
+        num_arriving = sum(tracked.is_arriving for tracked in self._loading.values())
+        if num_arriving != self._num_arriving or num_arriving > self._options.max_arriving_loads:
+            problems.append(f"{num_arriving} loads were begun early, counted {self._num_arriving}")
         problems += [
             f"{name} is loading and does not know" for name, t in self._loading.items() if not t.is_loading
         ]
@@ -277,6 +297,13 @@ class SchedulerSide:
         self._num_leased += 1
         return tracked.asked
 
+    def _early_answer(self, tracked: Tracked, asked: Asked) -> Answer | None:
+        """What is pinned, though some of it is on its way up still: its load then overlaps with that. A
+        request with a deadline waits: what has not come up by then is computed instead."""
+        if not tracked.may_be_early or tracked.turn.deadline_s:
+            return None
+        return asked.arriving if self._num_arriving < self._options.max_arriving_loads else None
+
     def _promise(self, tracked: Tracked, answer: Answer, num_computed_tokens: int) -> tuple[int | None, bool]:
         tracked.adapter = answer.adapter
         if answer.stored and tracked.learned_from is not answer:
@@ -288,7 +315,7 @@ class SchedulerSide:
         gain = min(answer.num_tokens, tracked.request.num_tokens) - num_computed_tokens
         if gain <= 0 or gain < self._options.min_load_tokens:
             return self._give_up(tracked, answer.cause or "misses_nothing_stored")
-        tracked.promised_from = num_computed_tokens
+        tracked.promised, tracked.promised_from = answer, num_computed_tokens
         return gain, True
 
     def _give_up(self, tracked: Tracked, cause: str) -> tuple[int, bool]:
@@ -338,6 +365,19 @@ class SchedulerSide:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._is_local(chain[middle - 1]) else (low, middle - 1)
         return low * group.block_tokens
+
+    def _share_out(
+        self, saves: list[Save], tracked: Tracked, num_tokens: int, scheduled: dict[str, int]
+    ) -> None:
+        """Say which share of this step's time each save's blocks took, where the step is prefill of their
+        request, and of hardly anything else."""
+        if not saves or num_tokens > tracked.request.num_prompt_tokens:
+            return
+        num_own, num_all = scheduled[tracked.request.request_id], sum(scheduled.values())
+        if num_own >= max(MIN_PREFILL_TOKENS, MIN_PREFILL_FRACTION * num_all):
+            for save in saves:
+                num_saved = len(save.block_ids) * self._groups[save.group].block_tokens
+                save.prefill_share = num_saved / num_all
 
     def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any]) -> list[Save]:
         """Plan what the first `num_tokens` tokens of a request have filled and nobody has saved."""

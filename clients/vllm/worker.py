@@ -1,6 +1,7 @@
 """The worker's half of the connector: one in every rank. It moves bytes, on threads of its own.
 
-    loads   copied from the appliance's shared memory straight into the paged cache
+    loads   copied from the appliance's shared memory straight into the paged cache; those that are still
+            on their way up from nvme by a thread of their own, as they arrive
     saves   copied from the paged cache straight into staging memory, in the order of their planning, by
             one thread: a block's parent is stored before it
 
@@ -12,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..breaker import Breaker
 from ..errors import KvtierError
@@ -59,22 +61,27 @@ class WorkerSide:
         self._failed: set[str] = set()
         self._acks = Acks()
         self._loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
-        self._saves: queue.SimpleQueue[tuple[Save, str] | None] = queue.SimpleQueue()
+        self._arriving_loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[Save, str, float] | None] = queue.SimpleQueue()
         self._threads = [run("kvtier-save", self._serve_saves, SAVE_NICENESS)]
-        for i in range(options.num_load_threads):
-            self._threads.append(run(f"kvtier-load-{i}", self._serve_loads, 0))
+        loading = [self._loads] * options.num_load_threads
+        if options.max_arriving_loads:  # these wait for the disk, and would hold up those from memory
+            loading.append(self._arriving_loads)
+        for i, source in enumerate(loading):
+            self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source), 0))
 
     # ---------------------------------------------------------------------- the engine's thread
 
     def start_loads(self, plan: StepPlan) -> None:
         """Start the loads of a step."""
         for load in plan.loads:
-            self._loads.put((load, plan.salt))
+            waits_apart = load.is_arriving and self._options.max_arriving_loads
+            (self._arriving_loads if waits_apart else self._loads).put((load, plan.salt))
 
-    def start_saves(self, plan: StepPlan) -> None:
-        """Start the saves of a step; its blocks are complete."""
+    def start_saves(self, plan: StepPlan, step_s: float = 0.0) -> None:
+        """Start the saves of a step; its blocks are complete. `step_s` is what computing it took."""
         for save in plan.saves:
-            self._saves.put((save, plan.salt))
+            self._saves.put((save, plan.salt, save.prefill_share * step_s))
 
     def fail_loads(self, plan: StepPlan) -> None:
         """Report the loads of a step as over and failed, without trying."""
@@ -103,17 +110,18 @@ class WorkerSide:
 
     def close(self) -> None:
         """End the threads; waits a second for each at most."""
-        for _ in self._threads[1:]:
+        for _ in range(self._options.num_load_threads):
             self._loads.put(None)
+        self._arriving_loads.put(None)
         self._saves.put(None)
         for thread in self._threads:
             thread.join(1.0)
 
     # ------------------------------------------------------------------------------------- loads
 
-    def _serve_loads(self) -> None:
+    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str] | None]") -> None:
         link = self._linked(LOAD_STAGING_BYTES)
-        while (item := self._loads.get()) is not None:
+        while (item := source.get()) is not None:
             load, salt = item
             started_at = time.monotonic()
             is_right = False
@@ -168,12 +176,12 @@ class WorkerSide:
     def _serve_saves(self) -> None:
         link = self._linked(self._options.staging_bytes)
         while (item := self._saves.get()) is not None:
-            save, salt = item
+            save, salt, prefill_s = item
             started_at = time.monotonic()
             ack = Ack(1, 0)
             if self.breaker.allows():
                 try:
-                    ack = self._save(link, save, salt)
+                    ack = self._save(link, save, salt, prefill_s)
                     self.breaker.succeeded()
                 except Exception as problem:  # whatever it is, the blocks must be given back
                     self._failed_call(problem)
@@ -186,7 +194,7 @@ class WorkerSide:
                 self._acks.by_job[save.job] = ack
         link.client.close()
 
-    def _save(self, link: "_Link", save: Save, salt: str) -> Ack:
+    def _save(self, link: "_Link", save: Save, salt: str, prefill_s: float) -> Ack:
         """Store blocks; return how many from the start are stored, and what to try again."""
         group = self._groups[save.group]
         report = link.client.put(
@@ -196,6 +204,7 @@ class WorkerSide:
             parent=save.parent,
             session=save.session,
             deadline_s=self._options.save_timeout_s,
+            prefill_s=prefill_s if self._options.report_prefill else 0.0,
         )
         self._counters.add("save_blocks", len(save.block_ids))
         self._counters.add("save_bytes", len(save.block_ids) * group.block_bytes)

@@ -51,7 +51,7 @@ SCHEDULER, WORKER = KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER
 # All that vLLM 0.32 calls on a connector. What is not ours keeps its default on purpose:
 NOT_OURS = {
     # bookkeeping
-    "bind_connector_metadata", "clear_connector_metadata", "has_connector_metadata", "role",
+    "clear_connector_metadata", "has_connector_metadata", "role",
     "bind_kv_cache_manager",  # ends in bind_gpu_block_pool
     "get_finished", "get_block_ids_with_load_errors",  # get_transfer_results says it by request
     # all cacheable groups; no recurrent state

@@ -38,14 +38,24 @@ class Inline:
 
 
 class InlineAsker:
-    """lookups.Asker that answers in this thread, when `pump` is called."""
+    """lookups.Asker that answers in this thread, when `pump` is called: at once, or, as for blocks that come
+    from a slower tier, after saying what is pinned, by the next pump."""
 
-    def __init__(self, appliance: FakeAppliance, groups: Sequence[Group], identities: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        appliance: FakeAppliance,
+        groups: Sequence[Group],
+        identities: Sequence[Any],
+        randomly: random.Random,
+    ) -> None:
+        self._random = randomly
+        self.arriving_chance = 0.5
         self._loop = asyncio.new_event_loop()
         self._client: AsyncClient = appliance.async_client(name="scheduler")
         self._finder = Finder(self._client, groups, 30.0)
         self._identities = identities
         self._waiting: list[Asked] = []
+        self._arriving: list[Asked] = []
         self._found: dict[Asked, Found] = {}
         self.told: list[tuple[str, Word]] = []
 
@@ -76,6 +86,9 @@ class InlineAsker:
         return len(self._found)
 
     def pump(self) -> None:
+        arriving, self._arriving = self._arriving, []
+        for asked in arriving:
+            self._loop.run_until_complete(self._conclude(asked))
         waiting, self._waiting = self._waiting, []
         for asked in waiting:
             self._loop.run_until_complete(self._answer(asked))
@@ -91,15 +104,32 @@ class InlineAsker:
                 [await self._client.register(salted(i, question.salt, b"")) for i in self._identities]
             ]
             await self._finder.pin(namespaces, question, found)
-            await self._finder.wait(found, question)
         except KvtierError:
             asked.answer = Answer(cause="misses_error")
             return
-        asked.answer = Answer(found.num_tokens, found.stored, found.tiers)
-        if asked.is_released or not found.num_tokens:
+        if asked.is_released:
             await self._release(found)
+            return
+        asked.is_pinned = True
+        self._found[asked] = found
+        if found.num_tokens and self._random.random() < self.arriving_chance:
+            asked.arriving = Answer(found.num_tokens, found.stored, found.tiers)
+            self._arriving.append(asked)
         else:
-            self._found[asked] = found
+            await self._conclude(asked)
+
+    async def _conclude(self, asked: Asked) -> None:
+        found = self._found.get(asked)
+        if found is None:
+            return  # released meanwhile
+        try:
+            await self._finder.wait(found, asked.question)
+            asked.answer = Answer(found.num_tokens, found.stored, found.tiers)
+        except KvtierError:
+            asked.answer = Answer(cause="misses_error")
+        if not asked.answer.num_tokens:
+            del self._found[asked]
+            await self._release(found)
 
     async def _release(self, found: Found) -> None:
         for lease in found.leases:
@@ -131,7 +161,7 @@ class Simulation:
             )
             for g in groups
         ]
-        self.asker = InlineAsker(appliance, groups, identities)
+        self.asker = InlineAsker(appliance, groups, identities, randomly)
         saver = Saver(groups, 1, int(0.3 * num_blocks), self.pool, self.counters)
         self.inline = Inline()
         self.worker = WorkerSide(
@@ -326,6 +356,8 @@ class Simulation:
         if loads:
             self.worker._loads.put(None)
             self.inline.work["kvtier-load-0"]()
+            self.worker._arriving_loads.put(None)
+            self.inline.work["kvtier-load-1"]()
         if saves:
             self.worker._saves.put(None)
             self.inline.work["kvtier-save"]()

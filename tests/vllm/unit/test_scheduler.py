@@ -173,6 +173,79 @@ def test_a_hit_is_loaded_under_its_lease_until_every_rank_is_done(scene: Scene) 
     assert len(scene.asker.released) == 1
 
 
+def arrive(scene: Scene, one: Request, num_tokens: int = 40) -> Asked:
+    """A request whose blocks are pinned and on their way up."""
+    scene.side.arrived(one)
+    asked = scene.asker.asked[-1]
+    asked.is_pinned, asked.arriving = True, hit(num_tokens, tiers=(Tier.NVME,) * 5)
+    return asked
+
+
+def test_one_load_may_begin_while_its_blocks_are_on_their_way_up(scene: Scene) -> None:
+    first, second = request(name="a"), request(name="b")
+    asked = arrive(scene, first)
+    arrive(scene, second)
+    assert scene.side.matched_tokens(first, 0) == (40, True)
+    assert scene.side.matched_tokens(second, 0) == (40, True), "nothing is begun before it is allocated"
+    scene.side.allocated(first, ([1, 2, 3, 4, 5],), 40)
+    assert scene.side.hit_sources(first, 40) == {"disk": 40}
+    assert scene.side.matched_tokens(second, 0) == PENDING
+    plan = scene.plan(first, 0, [])
+    (load,) = plan.loads
+    assert (load.is_arriving, len(load.parts)) == (True, 1)
+    asked.answer = hit(40)
+    assert scene.side.matched_tokens(second, 0) == PENDING, "the load is not over"
+    assert not scene.asker.released
+    scene.side.loaded({"a"}, set())
+    assert scene.asker.released == [asked]
+    assert scene.side.matched_tokens(second, 0) == (40, True)
+    assert scene.side.check_integrity() == []
+    assert scene.counters.take()["hits_early"] == 1
+
+
+def test_an_early_load_that_fails_is_asked_for_again_and_waited_for(scene: Scene) -> None:
+    """A record may turn out damaged: what is before it is still worth a load."""
+    one = request()
+    arrive(scene, one)
+    scene.side.matched_tokens(one, 0)
+    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    scene.side.loaded({"r"}, {"r"})
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    again = scene.asker.asked[1]
+    again.is_pinned, again.arriving = True, hit(40)
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    again.answer = hit(16)
+    assert scene.side.matched_tokens(one, 0) == (16, True)
+    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 16)
+    scene.side.loaded({"r"}, {"r"})
+    assert scene.side.matched_tokens(one, 0) == MISS
+    assert len(scene.asker.asked) == 2
+
+
+def test_what_has_a_deadline_or_may_not_be_early_waits_for_all_of_it(scene: Scene) -> None:
+    hurried = request()
+    hurried.kv_transfer_params = {"kvtier_deadline_s": 0.5}
+    arrive(scene, hurried)
+    assert scene.side.matched_tokens(hurried, 0) == PENDING
+    scene = Scene(max_arriving_loads=0)
+    one = request()
+    arrive(scene, one)
+    assert scene.side.matched_tokens(one, 0) == PENDING
+
+
+def test_an_aborted_early_load_makes_room_for_the_next_when_it_is_over(scene: Scene) -> None:
+    first, second = request(name="a"), request(name="b")
+    arrive(scene, first)
+    scene.side.matched_tokens(first, 0)
+    scene.side.allocated(first, ([1, 2, 3, 4, 5],), 40)
+    scene.side.finished(first, ([],))
+    arrive(scene, second)
+    assert scene.side.matched_tokens(second, 0) == PENDING
+    scene.side.loaded({"a"}, set())
+    assert scene.side.matched_tokens(second, 0) == (40, True)
+    assert scene.side.check_integrity() == []
+
+
 def test_a_failed_load_is_not_tried_again(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
@@ -321,6 +394,31 @@ def test_hits_are_told_by_tier(scene: Scene) -> None:
     scene.asker.asked[0].answer = hit(40, tiers=(Tier.DRAM, Tier.DRAM, Tier.NVME, Tier.NVME, Tier.OBJECT))
     scene.side.matched_tokens(one, 8)
     assert scene.side.hit_sources(one, 32) == {"host": 8, "disk": 24}
+
+
+def test_a_step_that_is_prefill_of_one_request_says_what_its_blocks_took(scene: Scene) -> None:
+    def shares(one: Request, num_tokens: int, *others: int) -> list[float]:
+        plan, scheduled = StepPlan(), {one.request_id: num_tokens}
+        scheduled |= {f"other {number}": others[number] for number in range(len(others))}
+        scene.side.plan(plan, scheduled, lambda _: [list(range(1, 200))])
+        one.num_computed_tokens += num_tokens
+        for save in plan.saves:
+            scene.side.saved(Acks({save.job: Ack(1, len(save.block_ids))}))
+        return [save.prefill_share for save in plan.saves]
+
+    scene = Scene()
+    scene.side._saver._max_blocks = 200
+    long = request(1000, "long")
+    scene.side.arrived(long)
+    assert shares(long, 400) == [1.0]
+    assert shares(long, 380, 10, 10) == [pytest.approx(376 / 400)], "the last 4 tokens fill no block"
+    assert shares(long, 64) == [0.0], "too few to tell"
+    long.tokens += range(8)
+    assert shares(long, 164) == [0.0], "the last ones are decoded"
+    shared = request(1000, "shared")
+    shared.tokens[0] = 7
+    scene.side.arrived(shared)
+    assert shares(shared, 400, 100) == [0.0], "others took too much of it"
 
 
 def test_a_window_loads_its_end_only() -> None:

@@ -1,5 +1,6 @@
 """The agent's thread and the worker's threads as they run in an engine, against a FakeAppliance."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.clients import Urgency
+from kvtier.clients import Client, Urgency
 from kvtier.clients.errors import Overloaded
 from kvtier.clients.vllm import finding
 from kvtier.clients.vllm.agent import Agent
@@ -315,6 +316,30 @@ def test_only_the_latest_word_about_a_session_is_sent(appliance: FakeAppliance, 
     assert appliance.calls.count("UpdateSession") <= 3
 
 
+def test_what_is_pinned_is_known_before_it_has_come_up(
+    appliance: FakeAppliance, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent says it as soon as the daemon has pinned, the answer comes when all of it is readable."""
+    store(appliance, GROUPS[0], 4)
+    may_come = threading.Event()
+
+    async def wait(finder: Any, found: Any, question: Question) -> None:
+        await asyncio.to_thread(may_come.wait, WAIT_S)
+
+    monkeypatch.setattr(finding.Finder, "wait", wait)
+    monkeypatch.setattr(finding.Found, "is_complete", False)
+    here = scene()
+    asked = here.agent.ask(Question("session", HASHES))
+    wait_for(lambda: asked.arriving is not None)
+    assert asked.answer is None
+    assert asked.arriving is not None
+    assert (asked.arriving.num_tokens, asked.arriving.stored) == (32, (4,))
+    may_come.set()
+    wait_for(lambda: answered(asked))
+    assert told(asked) == (32, (4,))
+    here.agent.release(asked)
+
+
 # --------------------------------------------------------------------------------------- the worker
 
 
@@ -388,6 +413,25 @@ def test_saved_blocks_come_back_into_other_pages(worker: Worker) -> None:
     assert worker.counters.take()["load_blocks"] == 4
 
 
+def test_a_load_whose_blocks_still_arrive_holds_up_no_other(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.save(save_of(1, 0, [3]))
+    have_arrived, load_all = threading.Event(), worker.side._load_all
+
+    def load_when_arrived(link: Any, load: Load, salt: str) -> bool:
+        assert not load.is_arriving or have_arrived.wait(WAIT_S)
+        return load_all(link, load, salt)
+
+    monkeypatch.setattr(worker.side, "_load_all", load_when_arrived)
+    slow = load_of("slow", 0, [8])
+    slow.is_arriving = True
+    worker.side.start_loads(StepPlan(loads=[slow]))
+    assert worker.load(load_of("quick", 0, [9])) == ({"quick"}, set())
+    have_arrived.set()
+    wait_for(lambda: worker.side.take_loaded() == ({"slow"}, set()))
+
+
 def test_a_load_of_what_is_not_there_fails(worker: Worker) -> None:
     worker.save(save_of(1, 0, [3]))
     assert worker.load(load_of("too much", 0, [8, 9])) == ({"too much"}, {"too much"})
@@ -400,6 +444,22 @@ def test_a_load_that_breaks_off_fails(appliance: FakeAppliance, worker: Worker) 
     assert worker.load(load_of("gone", 0, [8])) == ({"gone"}, {"gone"})
     bad = Load("bad", "s", parts=[Part(0, b"".join(NAMES[:1]), 0, [99])])
     assert worker.load(bad) == ({"bad"}, {"bad"})
+
+
+def test_the_appliance_is_told_what_prefill_took(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    put = Client.put
+
+    def note(client: Client, *arguments: Any, **named: Any) -> Any:
+        told.append(named["prefill_s"])
+        return put(client, *arguments, **named)
+
+    monkeypatch.setattr(Client, "put", note)
+    half, nothing = save_of(1, 0, [3, 5]), save_of(2, 2, [7])
+    half.prefill_share = 0.5
+    worker.side.start_saves(StepPlan(saves=[half, nothing]), step_s=3.0)
+    wait_for(lambda: len(told) == 2)
+    assert told == [1.5, 0.0]
 
 
 def test_orphans_and_a_gone_appliance_are_told_apart(appliance: FakeAppliance, worker: Worker) -> None:
