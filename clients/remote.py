@@ -14,10 +14,11 @@ from typing import Any
 import grpc
 
 from ..v1 import kvcache_pb2 as pb
+from ..v1.channels import open_channel
 from ..v1.kvcache_pb2_grpc import KVCacheServiceStub
 from .base import Settings
 from .effects import Answer, Attachment
-from .errors import CONNECTION_LOST, KvtierError, Unavailable, from_status
+from .errors import CONNECTION_LOST, InvalidRequest, KvtierError, Unavailable, from_status
 from .extents import ExtentTable
 from .options import service_config
 from .words import ServerInfo
@@ -36,6 +37,14 @@ def channel_options(settings: Settings) -> list[tuple[str, Any]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
+
+
+def connect(settings: Settings) -> grpc.Channel:
+    """Return a channel, with what the environment says to show. Raises InvalidRequest."""
+    try:
+        return open_channel(settings.target, channel_options(settings))
+    except ValueError as problem:
+        raise InvalidRequest(str(problem), reason="BAD_CREDENTIALS") from None
 
 
 def problem_of(error: grpc.RpcError) -> KvtierError:
@@ -67,7 +76,7 @@ class GrpcLink:
         self._grace_s = settings.timeout.grace_s
         self._tickets = itertools.count(1)
         self._calls: dict[int, Any] = {}
-        self._channel = grpc.insecure_channel(settings.target, options=channel_options(settings))
+        self._channel = connect(settings)
         self._stub = KVCacheServiceStub(self._channel)
         self._stop = threading.Event()
         timeout_s = settings.timeout.connect_s
@@ -149,7 +158,7 @@ class GrpcLink:
 
 def local_socket_path(settings: Settings) -> str:
     """Ask the daemon where its local channel is; empty when it has none. Raises Unavailable."""
-    with grpc.insecure_channel(settings.target) as channel:
+    with connect(settings) as channel:
         try:
             stub = KVCacheServiceStub(channel)
             info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=settings.timeout.connect_s)

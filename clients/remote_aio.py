@@ -9,10 +9,11 @@ import grpc
 import grpc.aio
 
 from ..v1 import kvcache_pb2 as pb
+from ..v1.channels import open_aio_channel
 from ..v1.kvcache_pb2_grpc import KVCacheServiceStub
 from .base import Settings
 from .effects import Answer, Attachment
-from .errors import CONNECTION_LOST, Unavailable
+from .errors import CONNECTION_LOST, InvalidRequest, Unavailable
 from .remote import STREAMS, channel_options, open_request, problem_of, remote_attachment
 
 
@@ -28,7 +29,10 @@ class AsyncGrpcLink:
         self._calls: dict[int, Any] = {}
         self._posts: set[asyncio.Future[Any]] = set()
         self._keeper: asyncio.Task[None] | None = None
-        self._channel = grpc.aio.insecure_channel(settings.target, options=channel_options(settings))
+        try:
+            self._channel = open_aio_channel(settings.target, channel_options(settings))
+        except ValueError as problem:
+            raise InvalidRequest(str(problem), reason="BAD_CREDENTIALS") from None
         self._stub: Any = KVCacheServiceStub(self._channel)
 
     async def attach(self, settings: Settings) -> None:

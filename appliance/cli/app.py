@@ -14,6 +14,7 @@ from .replay import replay
 from .serve import serve
 from .status import status
 from .story import story
+from .tenant import tenant
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -32,5 +33,5 @@ def cli() -> None:
     """
 
 
-for command in (serve, status, inspect, doctor, bench, evict, drain, story, record, replay, policy):
+for command in (serve, status, inspect, doctor, bench, evict, drain, story, record, replay, policy, tenant):
     cli.add_command(command)

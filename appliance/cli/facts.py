@@ -23,7 +23,7 @@ from ...v1.admin_pb2_grpc import AdminServiceStub
 from ..settings import Settings
 from . import probes
 from .probes import Node
-from .target import TIMEOUT_S, failure
+from .target import TIMEOUT_S, connect, failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def gather_directory(path: Path) -> Directory:
 
 def gather_daemon(target: str, was_named: bool) -> Daemon:
     """Ask a daemon for its status and its audits."""
-    with grpc.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
+    with connect(target) as channel:
         stub = AdminServiceStub(channel)
         try:
             status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)

@@ -18,7 +18,7 @@ from ...v1.shm import HASH_BYTES
 from ..replay.recording import Recorder
 from ..units import format_duration, parse_duration
 from .output import talk
-from .target import Failed, failure, resolve, target_option
+from .target import Failed, connect, failure, resolve, target_option
 
 #: Compression of the file: the least that still finds repeated prompts.
 GZIP_LEVEL = 6
@@ -50,7 +50,7 @@ def record(out: Path, duration: str, target: str | None) -> None:
         raise Failed(f"{out} is there already; name another file") from error
     except OSError as error:
         raise Failed(f"cannot write {out}: {error.strerror}") from error
-    with file, grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+    with file, connect(address) as channel:
         compressed = gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=GZIP_LEVEL, mtime=0)
         with io.TextIOWrapper(compressed, encoding="utf-8") as text:
             recorder = Recorder(text)

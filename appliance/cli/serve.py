@@ -27,7 +27,7 @@ def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], 
     Example:
       kvtier serve
       kvtier serve --policy /etc/kvtier/policy.yaml --set tiers.dram.capacity=64GiB
-      kvtier serve --listen unix:///tmp/kvtier.sock --listen 127.0.0.1:50051
+      kvtier serve --listen 127.0.0.1:50051 --set access.insecure=true
       kvtier serve --policy policy.yaml --check
     """
     if listen:

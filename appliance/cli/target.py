@@ -15,6 +15,7 @@ import grpc
 from ...v1 import types_pb2
 from ...v1.addresses import check_address, default_target
 from ...v1.admin_pb2_grpc import AdminServiceStub
+from ...v1.channels import open_channel
 from . import EXIT_FAILED, EXIT_UNREACHABLE
 
 DETAIL_KEY = "kvtier-error-bin"
@@ -57,11 +58,18 @@ def resolve(target: str | None) -> str:
         raise click.UsageError(f"--target {error}") from error
 
 
+def connect(address: str) -> grpc.Channel:
+    """Return a channel to the daemon at `address`, with what the environment says to show."""
+    try:
+        return open_channel(address, [("grpc.enable_http_proxy", 0)])
+    except ValueError as error:
+        raise Failed(str(error)) from error
+
+
 @contextmanager
 def admin(address: str) -> Iterator[AdminServiceStub]:
     """Connect to the daemon at `address`; gRPC errors inside become exits with a sentence."""
-    options = [("grpc.enable_http_proxy", 0)]
-    with grpc.insecure_channel(address, options) as channel:
+    with connect(address) as channel:
         try:
             yield AdminServiceStub(channel)
         except grpc.RpcError as error:

@@ -192,6 +192,8 @@ def test_serve_check_prints_settings_that_read_back(tmp_path: Path) -> None:
         "localhost:1",
         "--set",
         "reflection=false",
+        "--set",
+        "access.insecure=true",
     )
     assert first.exit_code == 0
     assert "- unix:///a.sock\n- localhost:1\n" in first.stdout

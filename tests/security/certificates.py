@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Authority:
 
     def sign(self, *names: str) -> Pair:
         """Return a certificate for names of the form dns:..., uri:..., ip:... or mail:...."""
-        kinds = {
+        kinds: dict[str, Callable[[str], x509.GeneralName]] = {
             "dns": x509.DNSName,
             "uri": x509.UniformResourceIdentifier,
             "mail": x509.RFC822Name,

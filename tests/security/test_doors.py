@@ -262,8 +262,8 @@ def test_clients_of_one_identity_are_no_others(tmp_path: Path) -> None:
         tmp_path, access={"tokens": str(tmp_path / "tokens")}, tenants={"acme": {"tokens": ["one", "two"]}}
     )
     with DaemonThread(settings) as served, grpc.insecure_channel(served.daemon.grpc.addresses[0]) as channel:
-        one, two = ([("authorization", f"Bearer {token}")] for token in tokens.values())
-        stub = KVCacheServiceStub(channel)
+        one, two = ((("authorization", f"Bearer {token}"),) for token in tokens.values())
+        stub: Any = KVCacheServiceStub(channel)
         request = pb.OpenClientRequest(request_id="same")
         mine = stub.OpenClient(request, metadata=one).client_id
         assert stub.OpenClient(request, metadata=one).client_id == mine, "a retry is the same request"

@@ -150,7 +150,7 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
 def outcome(stub: Any, method: str, request: Any) -> str:
     """Return "answered", the reason of the daemon's refusal, or gRPC's own status."""
     try:
-        answer = getattr(stub, method)(request, timeout=TIMEOUT_S)
+        answer = getattr(stub, method)(request, timeout=0.3 if method == "Watch" else TIMEOUT_S)
         if method in ("Watch", "WatchAccesses"):
             next(answer)
             answer.cancel()
@@ -159,6 +159,8 @@ def outcome(stub: Any, method: str, request: Any) -> str:
     except grpc.RpcError as failed:
         beside: Any = failed.trailing_metadata() or ()
         packed = dict(beside).get(DETAIL_KEY)
+        if packed is None and failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "answered"  # by Watch, which waits for something to happen
         if packed is None:
             return failed.code().name
         detail = types_pb2.ErrorDetail.FromString(packed)
@@ -194,7 +196,7 @@ def test_call(world: World, request: pytest.FixtureRequest, caller: str, name: s
     victim = Victim(1, 1, 1, 1) if is_draining else request.getfixturevalue("victim")
     found = outcome(world.stub(caller, service), method, requests(victim)[method]())
     if is_draining and method in ("Inspect", "GetStory", "Watch"):
-        assert found in ("answered", "NOTHING_THERE", "DEADLINE_EXCEEDED")
+        assert found in ("answered", "NOTHING_THERE")
         return
     assert found == expected(caller, name)
     if caller not in ("tenant", "admin"):

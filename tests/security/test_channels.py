@@ -1,0 +1,118 @@
+"""What clients and the command line show of themselves, at a daemon that asks for it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import kvtier
+from kvtier.appliance.cli.app import cli
+from kvtier.appliance.tokens import hash_of, make_token, parse
+from kvtier.clients.errors import InvalidRequest, KvtierError, PermissionDenied
+from kvtier.v1.channels import credentials_for
+
+from ..appliance.conftest import small_settings
+from ..appliance.loops import DaemonThread
+from .certificates import Authority, write_server_files
+
+VARIABLES = ("KVTIER_TLS_CA", "KVTIER_TLS_CERTIFICATE", "KVTIER_TLS_KEY", "KVTIER_TOKEN_FILE")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def version_over(target: str) -> str:
+    with kvtier.Client(target, shared_memory=False) as client:
+        return client.info.version
+
+
+def status(target: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["status", "--target", target])
+    return result.exit_code, result.output
+
+
+def test_certificates_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority("ours")
+    settings = small_settings(
+        tmp_path,
+        access={"tls": write_server_files(tmp_path, authority), "admin": {"sans": ["dns:ops"]}},
+        tenants={"acme": {"sans": ["dns:rt.acme"]}},
+    ).model_copy(update={"listen": ["127.0.0.1:0"]})
+    with DaemonThread(settings) as served:
+        target = served.daemon.grpc.addresses[0]
+        with pytest.raises(KvtierError):
+            version_over(target)
+        monkeypatch.setenv("KVTIER_TLS_CA", str(tmp_path / "client_ca.pem"))
+        for name, is_admin in (("dns:rt.acme", False), ("dns:ops", True)):
+            pair = authority.sign(name)
+            for variable, content in (("CERTIFICATE", pair.certificate), ("KEY", pair.key)):
+                (tmp_path / variable).write_bytes(content)
+                monkeypatch.setenv(f"KVTIER_TLS_{variable}", str(tmp_path / variable))
+            code, output = status(target)
+            if is_admin:
+                assert code == 0
+                with pytest.raises(PermissionDenied, match="NO_TENANT"):
+                    version_over(target)
+            else:
+                assert "NOT_ADMIN" in output
+                assert version_over(target) == kvtier.__version__
+                assert served.wait(_aio_version(target)) == kvtier.__version__
+
+
+async def _aio_version(target: str) -> str:
+    async with kvtier.AsyncClient(target, shared_memory=False) as client:
+        return (await client.info).version
+
+
+def test_a_token_from_a_file_over_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = make_token()
+    (tmp_path / "tokens").write_text(f"ops {hash_of(token)}\n")
+    (tmp_path / "mine").write_text(f"{token}\n")
+    access = {"tokens": str(tmp_path / "tokens"), "admin": {"tokens": ["ops"]}}
+    with DaemonThread(small_settings(tmp_path, access=access)) as served:
+        target = served.daemon.grpc.addresses[0]
+        assert "NOT_ADMIN" in status(target)[1]
+        monkeypatch.setenv("KVTIER_TOKEN_FILE", str(tmp_path / "mine"))
+        assert status(target)[0] == 0
+        assert version_over(target) == kvtier.__version__
+        assert served.wait(_aio_version(target)) == kvtier.__version__
+        (tmp_path / "mine").write_text("kvt_wrong")
+        assert "NOT_AUTHENTICATED" in status(target)[1]
+        with pytest.raises(PermissionDenied, match="NOT_AUTHENTICATED"):
+            version_over(target)
+
+
+def test_what_cannot_be_used_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("kvt_secret")
+    there, missing = str(tmp_path / "file"), str(tmp_path / "missing")
+    for environment, message in (
+        ({"KVTIER_TOKEN_FILE": there}, "open to readers"),
+        ({"KVTIER_TOKEN_FILE": missing}, "cannot read"),
+        ({"KVTIER_TLS_CA": missing}, "KVTIER_TLS_CA: cannot read"),
+        ({"KVTIER_TLS_CA": there, "KVTIER_TLS_KEY": there}, "belong together"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            credentials_for("localhost:1", environment)
+        assert "kvt_secret" not in str(caught.value)
+    assert credentials_for("localhost:1", {}) is None
+    monkeypatch.setenv("KVTIER_TOKEN_FILE", there)
+    with pytest.raises(InvalidRequest, match="BAD_CREDENTIALS"):
+        version_over("127.0.0.1:1")
+    with pytest.raises(InvalidRequest, match="BAD_CREDENTIALS"):
+        asyncio.run(_aio_version("127.0.0.1:1"))
+    code, output = status("127.0.0.1:1")
+    assert (code, "open to readers" in output) == (1, True)
+
+
+def test_the_command_that_makes_a_token_says_each_part_once() -> None:
+    result = CliRunner().invoke(cli, ["tenant", "token", "ci"])
+    token = result.stdout.strip()
+    assert parse(result.stderr) == {"ci": hash_of(token)}
+    assert token not in result.stderr
+    assert CliRunner().invoke(cli, ["tenant", "token", "A/B"]).exit_code == 2
