@@ -27,6 +27,7 @@ from .core.instructions import (
     CancelCopy,
     Copy,
     FreeSegment,
+    GiveBack,
     HastenCopy,
     Instruction,
     Notify,
@@ -78,6 +79,14 @@ class StorePort(Protocol):
 
     def free(self, segment: int) -> None:
         """Forget a segment durably."""
+        ...
+
+    def resize(self, num_segments: int) -> None:
+        """Have the files of so many segments; what is beyond stays until it is given back."""
+        ...
+
+    def give_back(self, number: int) -> None:
+        """Remove the file of a free segment, unless it is wanted again meanwhile."""
         ...
 
     def store_namespace(self, identity: NamespaceIdentity) -> None:
@@ -195,6 +204,7 @@ class Appliance:
             RetractRun: self._retract_run,
             SealSegment: self._seal,
             FreeSegment: self._free,
+            GiveBack: self._give_back,
             StoreNamespace: self._store_namespace,
             Notify: events.append,
         }
@@ -297,6 +307,15 @@ class Appliance:
         assert self._store is not None
         segment = instruction.segment
         self._keep_house("free", self._store.free, segment, lambda _: self.step(SegmentFreed(segment)))
+
+    def _give_back(self, instruction: GiveBack) -> None:
+        engine: Any = self.engines[instruction.tier]  # only tiers that can are ever asked to shrink
+        self._keep_house("give_back", engine.give_back, instruction.number, lambda _: None)
+
+    async def resize_store(self, num_segments: int) -> None:
+        """Let the cold store have the files of so many segments. Raises what the store raises."""
+        assert self._store is not None
+        await asyncio.wrap_future(self._housekeeper.submit(self._store.resize, num_segments))
 
     def _store_namespace(self, instruction: StoreNamespace) -> None:
         """No record may reach the store before its namespace has: copies into it wait meanwhile."""

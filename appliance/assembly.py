@@ -21,7 +21,7 @@ from ..tiers.edges import Viewable
 from ..tiers.index import Indexes
 from ..tiers.log import SegmentLog
 from ..tiers.memfd import SharedMemoryError
-from ..tiers.memory import ExtentEngine
+from ..tiers.memory import MAX_NUMBERS, ExtentEngine
 from ..tiers.nvme import ColdStore
 from ..tiers.ownership import ColdStoreError
 from ..tiers.recovery import Recovered
@@ -118,7 +118,6 @@ def assemble(settings: Settings, epoch: int) -> Assembly:
 
 def _open_memory(assembly: Assembly, settings: Settings) -> None:
     hbm, dram = settings.tiers.hbm, settings.tiers.dram
-    first_extent = 0
     for tier, part in ((Tier.HBM, hbm), (Tier.DRAM, dram)):
         if part is None:
             continue
@@ -127,12 +126,11 @@ def _open_memory(assembly: Assembly, settings: Settings) -> None:
             room,
             assembly.indexes,
             tier=tier,
-            first_extent=first_extent,
+            first_extent=tier * MAX_NUMBERS,
             huge_pages=dram.hugepages != "off",
             numa_nodes=dram.numa_nodes if tier is Tier.DRAM else (),
         )
         assembly.rooms[tier], assembly.engines[tier] = room, engine
-        first_extent += part.num_extents
     if dram.hugepages == "on" and not assembly.dram.reports()[0].huge_pages:
         raise StartError("tiers.dram.hugepages is on, but the host has too few free 2MiB pages; write auto")
 
@@ -152,10 +150,9 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     bounds[Edge(None, Tier.DRAM)] = num_memory_threads
     for source in memories:
         for target in memories:
-            if source is not target:
-                edge = Edge(source.tier, target.tier)
-                routes[edge] = Route(HostCopier(source, target, assembly.memory_threads, num_tasks=1))
-                bounds[edge] = num_memory_threads
+            edge = Edge(source.tier, target.tier)  # inside one tier, too: when it shrinks
+            routes[edge] = Route(HostCopier(source, target, assembly.memory_threads, num_tasks=1))
+            bounds[edge] = num_memory_threads
     store = assembly.store
     if store is None:
         return

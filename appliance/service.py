@@ -414,7 +414,7 @@ class Service:
     def engine_of_extent(self, number: int) -> ExtentEngine | None:
         """Return the memory tier that has extent `number`."""
         for engine in self.appliance.engines.values():
-            if isinstance(engine, ExtentEngine) and 0 <= number - engine.first_extent < engine.num_extents:
+            if isinstance(engine, ExtentEngine) and engine.owns(number):
                 return engine
         return None
 

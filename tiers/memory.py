@@ -23,13 +23,16 @@ from .memfd import SharedMemoryError
 from .payload import copy, copy_and_checksum, copy_and_checksum_many
 from .slots import SlotPool
 
+#: Numbers of extents a tier may use up in one life of the daemon, growing and shrinking.
+MAX_NUMBERS = 1 << 20
+
 
 class ExtentEngine:
     """Implements `MemoryEngine` over the places of `room`.
 
-    `first_extent` is the number of this engine's first extent among all extents of the daemon. Extents are
-    made when first touched, or ahead of that by `prefault`. Raises SharedMemoryError at once when the
-    host cannot give the first one as configured.
+    `first_extent` is the number of this engine's first extent among all extents of the daemon; up to
+    MAX_NUMBERS follow, so that the tier can grow. Extents are made when first touched, or ahead of that by
+    `prefault`. Raises SharedMemoryError at once when the host cannot give the first one as configured.
     """
 
     def __init__(
@@ -44,13 +47,13 @@ class ExtentEngine:
     ) -> None:
         self.tier = tier
         self.first_extent = first_extent
-        self.num_extents = room.num_extents
         self._room = room
         self._indexes = indexes
         self._huge_pages = huge_pages
         self._numa_nodes = tuple(numa_nodes)
-        self._extents: list[Extent | None] = [None] * room.num_extents
-        self._index_of_extent: list[IndexWriter | None] = [None] * room.num_extents
+        self._extents: dict[int, Extent] = {}  # by number; those made so far and not given back
+        self._given_back: set[int] = set()
+        self._index_of_extent: dict[int, IndexWriter] = {}
         self._published: dict[int, int] = {}  # place -> tag
         self._generations = itertools.count(2, 2)  # never repeats: a recycled slot cannot look as before
         self._lock = threading.Lock()  # extents being made, statistics
@@ -58,7 +61,16 @@ class ExtentEngine:
         self._stop = threading.Event()
         backend = "sealed memfd" if tier is not Tier.HBM else "host memory (sealed memfd)"
         self._statistics = EngineStatistics(backend)
-        self._extents[0] = self._make(0)
+        self._make(0)
+
+    @property
+    def num_extents(self) -> int:
+        """Number of extents the tier has now, without those that leave."""
+        return self._room.num_extents
+
+    def owns(self, extent_number: int) -> bool:
+        """Whether an extent of this number is or was one of this tier."""
+        return 0 <= extent_number - self.first_extent < MAX_NUMBERS
 
     # ------------------------------------------------------------------------------ bytes (any thread)
 
@@ -70,6 +82,10 @@ class ExtentEngine:
         assert 0 < length <= self._room.slot_bytes_of(place), f"{length} bytes are more than the slot has"
         offset = self._room.offset_of(place)
         return self._extent(extent_of(place)).data[offset : offset + length]
+
+    def data_of(self, number: int) -> Buffer:
+        """Return all bytes of slots of this tier's extent `number`, made now if need be. Raises CopyError."""
+        return self._extent(number).data
 
     def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
         """Copy `payload` into the unpublished slot at `place`; see Engine.write."""
@@ -171,7 +187,7 @@ class ExtentEngine:
         headers.fill(slot, label, self._room.offset_of(place), next(self._generations))
         tag = tag_of(label.prefix_hash, label.namespace_id, label.group)
         self._published[place] = tag
-        index = self._index_of_extent[number] or self._index_of(number)
+        index = self._index_of_extent.get(number) or self._index_of(number)
         if index is not None:
             index.insert(tag, place_of(self.first_extent + number, slot))
 
@@ -185,7 +201,7 @@ class ExtentEngine:
             if extent_of(place) != number:
                 number = extent_of(place)
                 fill = self._extent(number).headers.fill
-                index = self._index_of_extent[number] or self._index_of(number)
+                index = self._index_of_extent.get(number) or self._index_of(number)
                 slot_bytes = self._room.slot_bytes_of(place)
                 first_place = place_of(self.first_extent + number, 0)
             slot = slot_of(place)
@@ -200,8 +216,7 @@ class ExtentEngine:
         if tag is None:
             return
         number, slot = extent_of(place), slot_of(place)
-        extent, index = self._extents[number], self._index_of_extent[number]
-        assert extent is not None
+        extent, index = self._extents[number], self._index_of_extent.get(number)
         extent.headers.empty(slot)
         if index is not None:
             index.remove(tag, place_of(self.first_extent + number, slot))
@@ -217,7 +232,8 @@ class ExtentEngine:
 
     def domain_of(self, extent_number: int) -> int | None:
         """Return the isolation domain of an extent; None when it is unused or not of this tier."""
-        return self._room.domain_of_extent(extent_number - self.first_extent)
+        number = extent_number - self.first_extent
+        return None if number in self._given_back else self._room.domain_of_extent(number)
 
     def descriptor(self, extent_number: int) -> int:
         """Return the sealed descriptor of an extent of this tier. It stays the engine's: do not close it."""
@@ -235,16 +251,29 @@ class ExtentEngine:
         Blocks for seconds without the GIL: call it in a thread. Ends early when the engine is closed.
         Raises SharedMemoryError when the host has less memory than the tier is configured for.
         """
-        with self._prefaulting:
-            for number in range(self.num_extents):
+        for number in self._room.extents():
+            with self._prefaulting:
                 if self._stop.is_set():
                     return
-                extent = self._extents[number] or self._make(number)
-                extent.prefault(self._stop)
+                if number not in self._given_back:
+                    (self._extents.get(number) or self._make(number)).prefault(self._stop)
+
+    def give_back(self, number: int) -> None:
+        """Unmap and close an extent that the room has no use for any more, a number of the room's.
+
+        Clients that map it keep its memory until they let go of it. Its number is never used again. Takes
+        milliseconds, and waits for an extent that is being prefaulted: call it in a thread.
+        """
+        with self._prefaulting, self._lock:
+            self._given_back.add(number)
+            self._index_of_extent.pop(number, None)
+            extent = self._extents.pop(number, None)
+        if extent is not None:
+            extent.close()
 
     def reports(self) -> list[ExtentReport]:
         """Say what the extents made so far got from the host."""
-        return [extent.report() for extent in self._extents if extent is not None]
+        return [extent.report() for _, extent in sorted(self._extents.items())]
 
     def statistics(self) -> EngineStatistics:
         """Return counters; a copy."""
@@ -258,9 +287,7 @@ class ExtentEngine:
         """Audit: a slot's generation is even iff it is published, and published slots are taken."""
         problems = []
         seen: set[int] = set()
-        for number, extent in enumerate(self._extents):
-            if extent is None:
-                continue
+        for number, extent in sorted(self._extents.items()):
             headers = extent.headers.table()
             even = {place_of(number, int(slot)) for slot in np.flatnonzero(headers["generation"] % 2 == 0)}
             published = {place for place in self._published if extent_of(place) == number}
@@ -284,19 +311,18 @@ class ExtentEngine:
         with self._prefaulting:
             for place in list(self._published):
                 self.retract(place)
-            for number, extent in enumerate(self._extents):
-                if extent is not None:
-                    extent.close()
-                self._extents[number] = None
+            for extent in self._extents.values():
+                extent.close()
+            self._extents.clear()
 
     # ------------------------------------------------------------------------------------------ private
 
     def _extent(self, number: int) -> Extent:
         """Return extent `number` of this tier, made now if need be. Raises CopyError."""
-        extent = self._extents[number]
+        extent = self._extents.get(number)
         if extent is not None:
             return extent
-        if self._stop.is_set():
+        if self._stop.is_set() or number in self._given_back:
             raise CopyError(Cause.TIER_OFFLINE, f"tier {self.tier.label} is closed")
         try:
             return self._make(number)
@@ -305,7 +331,7 @@ class ExtentEngine:
 
     def _make(self, number: int) -> Extent:
         with self._lock:
-            extent = self._extents[number]
+            extent = self._extents.get(number)
             if extent is None:
                 extent = Extent(
                     f"kvtier-{self.tier.label}-{self.first_extent + number}",

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,8 +39,6 @@ from .footer import (
     MAX_NAMESPACES,
     Entries,
     Footer,
-    FooterError,
-    check_entries,
     footer_bytes_for,
     pack_footer,
     pack_tombstone,
@@ -50,9 +48,11 @@ from .log import record_bytes
 from .manifest import Kind, namespace_event, segment_event
 from .manifest_file import Manifest
 from .opening import Durability, open_directory
-from .ownership import DirectoryLock
+from .ownership import ColdStoreError, DirectoryLock
 from .record import ENTRY, RecordHeader, pack_header
 from .recovery import Found, Recovered, SegmentFile, assemble, examine
+from .segment_files import open_segment_files, segment_path
+from .segment_life import NO_FILE, SegmentLife, check_lives
 from .transfer import finish_read, scratch_bytes, stage_read, stage_write
 
 log = logging.getLogger(__name__)
@@ -61,18 +61,6 @@ TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, who, bytes
 
 _COUNTER_BITS = 40  # of a sequence number; the owner epoch stands above them
 _MAX_RECOVERY_THREADS = 8
-
-
-@dataclass(slots=True)
-class _Segment:
-    """One segment's present life. `epoch` is 0 while it is free."""
-
-    fd: int
-    epoch: int = 0
-    sealed: bool = False
-    suspect: bool = False  # a flush failed: no footer, ever
-    entries: bytearray = field(default_factory=bytearray)  # of the records written, until sealed
-    namespaces: dict[bytes, int] = field(default_factory=dict)
 
 
 class ColdStore:
@@ -104,7 +92,7 @@ class ColdStore:
         self._io = io
         self._manifest = manifest
         self._reasons = reasons
-        self._segments = [_Segment(fd) for fd in fds]
+        self._segments, self._num_wanted = [SegmentLife(fd) for fd in fds], len(fds)
         for number, life in manifest.state.lives.items():
             self._segments[number].epoch = life.epoch
             self._segments[number].sealed = True  # until recover() has looked: not to be appended to
@@ -141,18 +129,14 @@ class ColdStore:
         """Store one record; see Engine.write."""
         outcome = self.write_batch([(place, label, payload)])[0]
         if outcome.cause is not None:
-            raise CopyError(
-                outcome.cause, f"segment {segment_of(place)}, page {offset_of(place) // PAGE_BYTES}"
-            )
+            raise CopyError(outcome.cause, _where(place))
         return outcome.checksum
 
     def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
         """Fill `into` with one record's payload; see Engine.read."""
         outcome = self.read_batch([(place, label, into)])[0]
         if outcome.cause is not None:
-            raise CopyError(
-                outcome.cause, f"segment {segment_of(place)}, page {offset_of(place) // PAGE_BYTES}"
-            )
+            raise CopyError(outcome.cause, _where(place))
 
     def write_batch(self, items: Sequence[TransferItem]) -> list[CopyOutcome]:
         """Store records; neighbours share a system call. Outcomes in the order of `items`; never raises
@@ -214,7 +198,7 @@ class ColdStore:
                 return
             self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
             tombstone = pack_tombstone(number, segment.epoch)
-            self._segments[number] = _Segment(segment.fd)
+            self._segments[number] = SegmentLife(segment.fd)
             try:
                 self._write_aligned(segment.fd, tombstone, self.data_pages * PAGE_BYTES, durable=False)
             except CopyError as error:  # the second witness only; the manifest knows
@@ -227,6 +211,34 @@ class ColdStore:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
             if identity.digest not in self._manifest.state.namespaces:
                 self._manifest.append(namespace_event(identity))
+
+    def resize(self, num_segments: int) -> None:
+        """Have the files of `num_segments` segments. Those beyond stay until they are given back. Raises
+        ColdStoreError, naming the fix, when the disk has no room for them; nothing changes then."""
+        with self._busy() as is_open:
+            if not is_open:
+                raise ColdStoreError("the cold store is closed")
+            known = len(self._segments)
+            missing = [n for n in range(num_segments) if n >= known or self._segments[n].fd == NO_FILE]
+            files = open_segment_files(self.directory, self._io, missing, self.segment_bytes)
+            self._segments += [SegmentLife(NO_FILE) for _ in range(num_segments - known)]
+            for number, fd in zip(missing, files.fds, strict=True):
+                self._segments[number] = SegmentLife(fd)
+            self._num_wanted = self._manifest.state.num_segments = num_segments
+
+    def give_back(self, number: int) -> None:
+        """Remove the file of a free segment, unless it is wanted again meanwhile. Never raises."""
+        with self._busy() as is_open:
+            segment = self._segments[number]
+            if not is_open or number < self._num_wanted or segment.fd == NO_FILE:
+                return
+            assert segment.epoch == 0, f"segment {number} is in use"
+            self._segments[number] = SegmentLife(NO_FILE)
+            self._io.close(segment.fd)
+            try:
+                segment_path(self.directory, number).unlink()
+            except OSError as error:
+                log.warning("segment %d: its file stays until the next start (%s)", number, error.strerror)
 
     def recover(self) -> Recovered:
         """Return everything a former owner sealed, or wrote completely before it died. Segments found
@@ -252,15 +264,7 @@ class ColdStore:
     def statistics(self) -> EngineStatistics:
         """Return a copy of the counters."""
         with self._lock:
-            now = self._statistics
-            return EngineStatistics(
-                now.backend,
-                now.num_reads,
-                now.num_writes,
-                now.read_bytes,
-                now.written_bytes,
-                dict(now.failures),
-            )
+            return replace(self._statistics, failures=dict(self._statistics.failures))
 
     def suspect_segments(self) -> list[int]:
         """Return the segments a flush of which failed in this life."""
@@ -273,20 +277,7 @@ class ColdStore:
         if not self._closed and not self._directory_lock.still_ours():
             problems.append(f"{self.directory}: the lock file was replaced; another owner may be at work")
         lives = dict(self._manifest.state.lives)
-        for number, segment in enumerate(self._segments):
-            life = lives.get(number)
-            if segment.epoch != (life.epoch if life else 0):
-                problems.append(f"segment {number}: its epoch is not the manifest's")
-            if life and life.sealed and not segment.sealed:
-                problems.append(f"segment {number}: sealed in the manifest only")
-            with self._lock:
-                entries = np.frombuffer(bytes(segment.entries), ENTRY)
-                num_namespaces = len(segment.namespaces)
-            try:
-                check_entries(entries[np.argsort(entries["page"])], num_namespaces, self.data_pages)
-            except FooterError as error:
-                problems.append(f"segment {number}: {error}")
-        return problems
+        return problems + check_lives(self._segments, lives, self.data_pages, self._lock)
 
     def inspect_segment(self, number: int) -> dict[str, Any]:
         """Return what the files say about a segment; see inspection.inspect_segment."""
@@ -301,7 +292,8 @@ class ColdStore:
             self._idle.wait_for(lambda: self._num_busy == 0)
         self._manifest.close()
         for segment in self._segments:
-            self._io.close(segment.fd)
+            if segment.fd != NO_FILE:
+                self._io.close(segment.fd)
         self._io.shut_down()
         self._directory_lock.release()
 
@@ -388,7 +380,7 @@ class ColdStore:
             for i in run:
                 outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)
 
-    def _life(self, number: int) -> _Segment:
+    def _life(self, number: int) -> SegmentLife:
         """Return a segment that may be appended to, begun anew when it was free. Raises CopyError."""
         segment = self._segments[number]
         if segment.epoch == 0:
@@ -401,7 +393,7 @@ class ColdStore:
         assert not segment.sealed, f"segment {number} is sealed; it must be freed before it is written again"
         return segment
 
-    def _namespace_index(self, segment: _Segment, digest: bytes) -> int:
+    def _namespace_index(self, segment: SegmentLife, digest: bytes) -> int:
         """Return the namespace's index in the segment's table. Raises CopyError when that is full."""
         index = segment.namespaces.get(digest)
         if index is None:
@@ -494,6 +486,10 @@ class ColdStore:
                 for outcome in outcomes:
                     if outcome.cause is not None:
                         failures[outcome.cause] = failures.get(outcome.cause, 0) + 1
+
+
+def _where(place: int) -> str:
+    return f"segment {segment_of(place)}, page {offset_of(place) // PAGE_BYTES}"
 
 
 def _runs(items: Sequence[TransferItem]) -> Iterator[list[int]]:

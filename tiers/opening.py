@@ -48,7 +48,7 @@ def open_directory(
         _fit_geometry(state, segment_bytes, num_segments, reasons)
         io = io or _choose_io(directory)
         try:
-            files = open_segment_files(directory, io, num_segments, segment_bytes)
+            files = open_segment_files(directory, io, range(num_segments), segment_bytes)
         except ColdStoreError:
             io.shut_down()
             raise

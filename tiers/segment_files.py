@@ -6,6 +6,7 @@ a copy at night.
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ PATTERN = "segment-??????"
 
 @dataclass(slots=True)
 class OpenedFiles:
-    """File descriptors by segment number, and which files were not as they had been left."""
+    """File descriptors in the order of the numbers asked for, and which files were not as they were left."""
 
     fds: list[int]
     missing: set[int]  # created now
@@ -29,26 +30,28 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / f"segment-{number:06d}"
 
 
-def open_segment_files(directory: Path, io: DirectIo, num_segments: int, segment_bytes: int) -> OpenedFiles:
-    """Open `num_segments` files of `segment_bytes`, creating and preallocating what is missing.
+def open_segment_files(
+    directory: Path, io: DirectIo, numbers: Sequence[int], segment_bytes: int
+) -> OpenedFiles:
+    """Open the files of these segments, each of `segment_bytes`, creating and preallocating what is missing.
 
     Raises ColdStoreError; files created by this call are then removed again.
     """
     opened = OpenedFiles([], set(), set())
     try:
-        for number in range(num_segments):
+        for number in numbers:
             path = segment_path(directory, number)
             existed = path.exists()
             opened.fds.append(io.open(path))
             if not existed:
                 opened.missing.add(number)
-            _make_size(io, opened, number, segment_bytes)
+            _make_size(io, opened, opened.fds[-1], number, segment_bytes)
     except OSError as error:
         for fd in opened.fds:
             io.close(fd)
         for number in opened.missing:
             segment_path(directory, number).unlink(missing_ok=True)
-        raise ColdStoreError(_explain(error, directory, num_segments, segment_bytes)) from error
+        raise ColdStoreError(_explain(error, directory, len(numbers), segment_bytes)) from error
     return opened
 
 
@@ -61,8 +64,7 @@ def remove_surplus(directory: Path, num_segments: int) -> int:
     return len(surplus)
 
 
-def _make_size(io: DirectIo, opened: OpenedFiles, number: int, segment_bytes: int) -> None:
-    fd = opened.fds[number]
+def _make_size(io: DirectIo, opened: OpenedFiles, fd: int, number: int, segment_bytes: int) -> None:
     status = os.fstat(fd)
     if status.st_size != segment_bytes:
         if number not in opened.missing:

@@ -1,0 +1,49 @@
+"""One segment's present life, as the engine of the cold store knows it, and the audit of all of them."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .footer import FooterError, check_entries
+from .manifest import Life
+from .record import ENTRY
+
+NO_FILE = -1  # descriptor of a segment whose file was given back
+
+
+@dataclass(slots=True)
+class SegmentLife:
+    """`epoch` is 0 while the segment is free."""
+
+    fd: int
+    epoch: int = 0
+    sealed: bool = False
+    suspect: bool = False  # a flush failed: no footer, ever
+    entries: bytearray = field(default_factory=bytearray)  # of the records written, until sealed
+    namespaces: dict[bytes, int] = field(default_factory=dict)
+
+
+def check_lives(
+    segments: Sequence[SegmentLife], lives: Mapping[int, Life], data_pages: int, lock: threading.Lock
+) -> list[str]:
+    """Audit: lives agree with the manifest's, no two records of an unsealed segment overlap. `lock` guards
+    entries and namespaces."""
+    problems = []
+    for number, segment in enumerate(segments):
+        life = lives.get(number)
+        if segment.epoch != (life.epoch if life else 0):
+            problems.append(f"segment {number}: its epoch is not the manifest's")
+        if segment.epoch and segment.fd == NO_FILE:
+            problems.append(f"segment {number}: in use without a file")
+        if life and life.sealed and not segment.sealed:
+            problems.append(f"segment {number}: sealed in the manifest only")
+        with lock:
+            entries = np.frombuffer(bytes(segment.entries), ENTRY)
+            num_namespaces = len(segment.namespaces)
+        try:
+            check_entries(entries[np.argsort(entries["page"])], num_namespaces, data_pages)
+        except FooterError as error:
+            problems.append(f"segment {number}: {error}")
+    return problems
