@@ -29,7 +29,8 @@ PLUGIN_BUG = "PLUGIN_BUG"  # cause of a miss: the plug-in itself is wrong; the l
 
 
 def harmless(default: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Make a hook of an object that has a `guard` return `default(*its arguments)` instead of raising.
+    """Make a hook return `default(*its arguments)` instead of raising. Its object has a `guard`: a Guard, or
+    Defects.
 
     The last net under a plug-in: what is expected to go wrong never gets that far.
     """
@@ -48,6 +49,26 @@ def harmless(default: Callable[..., Any]) -> Callable[[Callable[..., T]], Callab
     return decorate
 
 
+class Defects:
+    """Defects of a plug-in itself: `count` is called for each, the log gets one trace a minute per place."""
+
+    def __init__(
+        self, log: logging.Logger, count: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log = log
+        self._count = count
+        self._clock = clock
+        self._silent_until: dict[str, float] = {}
+
+    def defect(self, what: str) -> None:
+        """Note the exception being handled."""
+        self._count()
+        now = self._clock()
+        if now >= self._silent_until.get(what, now):
+            self._silent_until[what] = now + LOG_PERIOD_S
+            self._log.exception("%s failed; going on as if kvtier had nothing", what)
+
+
 class Guard:
     """Asks on behalf of a plug-in. Thread-safe. `causes` counts what went wrong, by reason."""
 
@@ -55,9 +76,8 @@ class Guard:
         self, name: str, breaker: Breaker | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.breaker = breaker or Breaker()
-        self._clock = clock
-        self._silent_until: dict[str, float] = {}
         self._logger = logging.getLogger(name)
+        self._defects = Defects(self._logger, lambda: self.count(PLUGIN_BUG), clock)
         self._causes: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -84,11 +104,7 @@ class Guard:
 
     def defect(self, what: str) -> None:
         """Note the exception being handled: a defect of the plug-in itself. Told once a minute per place."""
-        self.count(PLUGIN_BUG)
-        now = self._clock()
-        if now >= self._silent_until.get(what, now):
-            self._silent_until[what] = now + LOG_PERIOD_S
-            self._logger.exception("%s failed; going on as if kvtier had nothing", what)
+        self._defects.defect(what)
 
     def count(self, cause: str, number: int = 1) -> None:
         """Note that something was lost, and why."""

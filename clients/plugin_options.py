@@ -5,7 +5,7 @@ A plug-in's options are a frozen dataclass of strings and numbers with defaults.
 a misspelt setting that is silently ignored costs an administrator a day.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
@@ -14,8 +14,13 @@ from .errors import InvalidRequest
 Options = TypeVar("Options")
 
 
-def options_from(kind: type[Options], settings: Mapping[str, Any], what: str) -> Options:
-    """Return options of `kind`, a dataclass. Raises InvalidRequest naming the setting and what it may be."""
+def options_from(
+    kind: type[Options], settings: Mapping[str, Any], what: str, may_be_zero: Collection[str] = ()
+) -> Options:
+    """Return options of `kind`, a dataclass. Raises InvalidRequest naming the setting and what it may be.
+
+    Numbers must be above 0, those named in `may_be_zero` not below.
+    """
     hints = get_type_hints(kind)
     for name, given in settings.items():
         if name not in hints:
@@ -25,8 +30,9 @@ def options_from(kind: type[Options], settings: Mapping[str, Any], what: str) ->
         is_right = isinstance(given, (int, float) if wanted is float else wanted)
         if not is_right or (isinstance(given, bool) and wanted is not bool):
             raise bad_option(f"{name} of {what} must be {wanted.__name__}, is {given!r}")
-        if wanted in (int, float) and given <= 0:
-            raise bad_option(f"{name} of {what} must be above 0, is {given!r}")
+        if wanted in (int, float) and given <= 0 and (given < 0 or name not in may_be_zero):
+            least = "at least 0" if name in may_be_zero else "above 0"
+            raise bad_option(f"{name} of {what} must be {least}, is {given!r}")
     return kind(**settings)
 
 
@@ -36,14 +42,14 @@ def check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
         raise bad_option(f"{name} must be one of {', '.join(choices)}, is {given!r}")
 
 
-def digest_from(text: str) -> bytes:
+def digest_from(text: str, name: str = "weights_digest") -> bytes:
     """Return the digest that `text` is in hexadecimal. Raises InvalidRequest unless it is 16 to 64 bytes."""
     try:
         digest = bytes.fromhex(text)
     except ValueError:
-        raise bad_option(f"weights_digest must be hexadecimal, is {text!r}") from None
+        raise bad_option(f"{name} must be hexadecimal, is {text!r}") from None
     if not 16 <= len(digest) <= 64:
-        raise bad_option(f"weights_digest must be 16 to 64 bytes, is {len(digest)}")
+        raise bad_option(f"{name} must be 16 to 64 bytes, is {len(digest)}")
     return digest
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...v1.addresses import default_target
 from ..errors import InvalidRequest
 from ..options import Limits, Timeout
+from ..plugin_options import options_from
 from ..sync import Client
 from ..weights import checkpoint_digest, find_checkpoint
 
@@ -27,16 +28,8 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
         """Check what was given. Raises InvalidRequest naming what is unknown."""
-        unknown = sorted(set(given) - {"target", "domain", "weights"})
-        if unknown:
-            raise InvalidRequest(f"unknown options {', '.join(unknown)}; known are target, domain, weights")
-        for name, value in given.items():
-            if not isinstance(value, str):
-                raise InvalidRequest(f"option {name} must be a string, is {value!r}")
-        return cls(
-            given.get("target") or default_target(os.environ),
-            *(given.get(k, "") for k in ("domain", "weights")),
-        )
+        target = given.get("target") or default_target(os.environ)
+        return options_from(cls, {**given, "target": target}, "kvtier's LMCache plug-in")
 
     def client(self, what: str, *, puts: bool) -> Client:
         """Return a client, not connected yet."""

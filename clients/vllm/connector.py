@@ -33,6 +33,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..aio import AsyncClient
 from ..errors import KvtierError
+from ..guard import Defects, harmless
 from ..namespace import NamespaceIdentity
 from ..options import Timeout
 from .agent import Agent
@@ -40,7 +41,6 @@ from .counters import Counters
 from .describe import describe_groups
 from .events import event_of
 from .groups import groups_of, why_not
-from .guard import harmless, report
 from .metrics import KvtierPromMetrics, KvtierStats
 from .options import Options
 from .pages import LayerView, PagedGroup
@@ -116,6 +116,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self.options = Options.from_config(transfer.kv_connector_extra_config or {})
         self.counters = Counters()
         self.log = init_logger(f"vllm.kvtier.{role.name.lower()}")
+        self.guard = Defects(self.log, partial(self.counters.add, "hook_errors"))
         if transfer.kv_load_failure_policy != "recompute":
             self.log.warning(
                 "kvtier: kv_load_failure_policy is set to recompute: a lost block costs time only"
@@ -155,7 +156,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         except (KvtierError, OSError) as problem:
             self._go_dark(str(problem))
         except Exception as problem:  # a kind of cache that nobody has thought of
-            report(self, "register_kv_caches")
+            self.guard.defect("register_kv_caches")
             self._go_dark(f"{type(problem).__name__}: {problem}")
 
     def _serve_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -173,11 +174,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         make_client = partial(client_of, self.options, f"vllm-{self._engine}")
         self._worker = WorkerSide(self.options, paged, self._identities, make_client, self.counters)
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return KvtierHandshake(self._identities if not self._why_dark else [], self._why_dark)
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
@@ -224,21 +225,21 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ------------------------------------------------------------------------- scheduler's side
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def on_new_request(self, request: Any) -> None:
         if self._scheduler:
             self._scheduler.arrived(request)
 
-    @harmless(lambda: MISS)
+    @harmless(lambda *_, **__: MISS)
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduler.matched_tokens(request, num_computed_tokens) if self._scheduler else MISS
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._scheduler:
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
-    @harmless(dict)
+    @harmless(lambda *_: {})
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
@@ -259,10 +260,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
                 lambda request_id: scheduler_output.kv_connector_block_state.get_block_ids(request_id),
             )
         except Exception:
-            report(self, "build_connector_meta")
+            self.guard.defect("build_connector_meta")
         return KvtierMetadata(plan)
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def update_connector_output(self, connector_output: Any) -> None:
         if not self._scheduler:
             return
@@ -273,11 +274,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
                 if self._has_listeners:
                     self._events.append(event_of(stored, self._groups[stored.group]))
 
-    @harmless(lambda: (False, None))
+    @harmless(lambda *_, **__: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
-    @harmless(lambda: (False, None))
+    @harmless(lambda *_, **__: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -285,16 +286,16 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.finished(request, block_ids)
         return False, None
 
-    @harmless(tuple)
+    @harmless(lambda *_: ())
     def take_events(self) -> Iterable[KVCacheEvent]:
         events, self._events = self._events, []
         return events
 
-    @harmless(lambda: False)
+    @harmless(lambda *_, **__: False)
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.is_busy
 
-    @harmless(lambda: False)
+    @harmless(lambda *_, **__: False)
     def reset_cache(self) -> bool | None:
         if self._scheduler:
             self._scheduler.reset(uuid.uuid4().hex)
@@ -311,13 +312,13 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_connector_metadata(connector_metadata)
         self._step_began_at = time.monotonic()  # of the monotonic clock, in s: the forward pass comes next
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker:
             try:
                 self._worker.start_loads(self._plan())
             except Exception:
-                report(self, "start_load_kv")
+                self.guard.defect("start_load_kv")
                 self._worker.fail_loads(self._plan())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -326,30 +327,30 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         return
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def wait_for_save(self) -> None:
         if self._worker:
             try:
                 self._worker.start_saves(self._plan(), time.monotonic() - self._step_began_at)
             except Exception:
-                report(self, "wait_for_save")
+                self.guard.defect("wait_for_save")
                 self._worker.drop_saves(self._plan())
 
-    @harmless(KVConnectorTransferResults)
+    @harmless(lambda *_: KVConnectorTransferResults())
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if not self._worker:
             return KVConnectorTransferResults()
         finished, failed = self._worker.take_loaded()
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         acks = self._worker.take_acks() if self._worker else Acks()
         return KvtierWorkerMetadata(acks) if acks.by_job else None
 
     # -------------------------------------------------------------------------------- both sides
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def get_kv_connector_stats(self) -> KvtierStats | None:
         counted = self.counters.take()
         return KvtierStats(data=counted) if counted else None
@@ -362,7 +363,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def build_prom_metrics(cls, *arguments: Any) -> KvtierPromMetrics:
         return KvtierPromMetrics(*arguments)
 
-    @harmless(lambda: None)
+    @harmless(lambda *_, **__: None)
     def shutdown(self) -> None:
         for side in (self._agent, self._worker):
             if side is not None:

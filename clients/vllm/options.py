@@ -6,13 +6,22 @@ a part of a step, is ever waited for inside schedule().
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 from ...v1.addresses import default_target
-from ..errors import InvalidRequest
+from ..plugin_options import bad_option, check_choice, digest_from, options_from
 
+WHAT = "kv_connector_extra_config"
 SAVES = ("all", "prompt", "none")
+MAX_TIMEOUT_S = 600.0
+MAY_BE_ZERO = (
+    "layers_per_group",
+    "min_load_tokens",
+    "answer_wait_s",
+    "max_early_leases",
+    "max_arriving_loads",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +58,25 @@ class Options:
     @classmethod
     def from_config(cls, extra: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "Options":
         """Read the engine's extra config. Raises InvalidRequest naming the key and the fix."""
-        kinds: dict[str, Any] = get_type_hints(cls)
-        known = [field.name for field in fields(cls)]
-        chosen: dict[str, Any] = {}
-        for name, value in extra.items():
-            if name not in kinds:
-                raise _bad(f"unknown key {name!r}; known are {', '.join(known)}")
-            chosen[name] = _converted(name, value, kinds[name])
-        chosen["target"] = chosen.get("target") or default_target(environment)
-        options = cls(**chosen)
+        given = {**extra, "target": extra.get("target") or default_target(environment)}
+        options = options_from(cls, given, WHAT, MAY_BE_ZERO)
         options._check()
         return options
 
     def _check(self) -> None:
-        if self.save not in SAVES:
-            raise _bad(f"save is {self.save!r}; use one of {', '.join(SAVES)}")
+        check_choice("save", self.save, SAVES)
         for name in ("answer_timeout_s", "promote_timeout_s", "load_timeout_s", "save_timeout_s"):
-            if not 0.0 < float(getattr(self, name)) <= 600.0:
-                raise _bad(f"{name} must be above 0 and at most 600 seconds, is {getattr(self, name)}")
-        if not 1 <= self.lease_ttl_s <= 600:
-            raise _bad(f"lease_ttl_s must be between 1 and 600 seconds, is {self.lease_ttl_s}")
-        if not 0 < self.max_unsaved_fraction <= 0.9:
-            raise _bad(
-                f"max_unsaved_fraction must be above 0 and at most 0.9, is {self.max_unsaved_fraction}"
+            if getattr(self, name) > MAX_TIMEOUT_S:
+                raise bad_option(
+                    f"{name} must be at most {MAX_TIMEOUT_S:.0f} seconds, is {getattr(self, name)}"
+                )
+        if not 1 <= self.lease_ttl_s <= MAX_TIMEOUT_S:
+            raise bad_option(
+                f"lease_ttl_s must be between 1 and {MAX_TIMEOUT_S:.0f} seconds, is {self.lease_ttl_s}"
             )
-        if not 1 <= int(self.num_load_threads) <= 64:
-            raise _bad(f"num_load_threads must be between 1 and 64, is {self.num_load_threads}")
-        try:
-            length = len(bytes.fromhex(self.model_digest))
-        except ValueError:
-            raise _bad(f"model_digest must be hexadecimal, is {self.model_digest!r}") from None
-        if self.model_digest and not 16 <= length <= 64:
-            raise _bad(f"model_digest must be 16 to 64 bytes in hexadecimal, has {length}")
-
-
-def _converted(name: str, value: Any, kind: Any) -> Any:
-    converted: Any = float(value) if kind is float and type(value) is int else value
-    if type(converted) is not kind:
-        raise _bad(f"{name} must be {kind.__name__}, is {value!r}")
-    if kind in (int, float) and converted < 0:
-        raise _bad(f"{name} must not be negative, is {value}")
-    return converted
-
-
-def _bad(message: str) -> InvalidRequest:
-    return InvalidRequest(f"kv_connector_extra_config: {message}", reason="BAD_OPTION")
+        if self.max_unsaved_fraction > 0.9:
+            raise bad_option(f"max_unsaved_fraction must be at most 0.9, is {self.max_unsaved_fraction}")
+        if self.num_load_threads > 64:
+            raise bad_option(f"num_load_threads must be at most 64, is {self.num_load_threads}")
+        if self.model_digest:
+            digest_from(self.model_digest, "model_digest")

@@ -8,7 +8,7 @@ import pytest
 
 from kvtier.clients import NotFound, Unavailable
 from kvtier.clients.breaker import Breaker
-from kvtier.clients.guard import BREAKER_OPEN, LOG_PERIOD_S, PLUGIN_BUG, Guard, harmless
+from kvtier.clients.guard import BREAKER_OPEN, LOG_PERIOD_S, PLUGIN_BUG, Defects, Guard, harmless
 from kvtier.testing import FakeAppliance
 
 
@@ -57,7 +57,7 @@ def test_a_broken_plugin_opens_the_breaker_too() -> None:
 class _Plugin:
     """Something with hooks."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard | Defects) -> None:
         self.guard = guard
 
     @harmless(lambda number, *_: -number)
@@ -67,14 +67,23 @@ class _Plugin:
 
 def test_a_hook_returns_its_default_instead_of_raising(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
-    plugin = _Plugin(Guard("test", clock=lambda: now_s))
+    guard = Guard("test", clock=lambda: now_s)
+    plugin = _Plugin(guard)
     assert plugin.hook(3) == 5
     assert [plugin.hook(1) for _ in range(4)] == [-1] * 4
-    assert plugin.guard.causes == {PLUGIN_BUG: 4}
+    assert guard.causes == {PLUGIN_BUG: 4}
     assert [record.message for record in caplog.records] == ["hook failed; going on as if kvtier had nothing"]
     now_s = LOG_PERIOD_S
     plugin.hook(1)
     assert len(caplog.records) == 2
+
+
+def test_defects_alone_are_enough_for_hooks(caplog: pytest.LogCaptureFixture) -> None:
+    """A plug-in that counts in its own way, and whose threads have breakers of their own."""
+    counted: list[None] = []
+    plugin = _Plugin(Defects(logging.getLogger("test"), lambda: counted.append(None)))
+    assert [plugin.hook(1) for _ in range(3)] == [-1] * 3
+    assert (len(counted), len(caplog.records)) == (3, 1)
 
 
 def _raise(problem: BaseException) -> None:

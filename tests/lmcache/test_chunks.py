@@ -82,9 +82,11 @@ def test_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTIER_TARGET", "unix:///run/elsewhere.sock")
     assert Options.of({}).target == "unix:///run/elsewhere.sock"
     assert Options.of({"target": "host:1", "domain": "d"}) == Options("host:1", "d")
-    with pytest.raises(InvalidRequest, match="unknown options tarjet; known are target, domain, weights"):
+    with pytest.raises(
+        InvalidRequest, match="unknown setting 'tarjet' of kvtier's LMCache plug-in; it knows target, "
+    ):
         Options.of({"tarjet": "host:1"})
-    with pytest.raises(InvalidRequest, match="option domain must be a string, is 7"):
+    with pytest.raises(InvalidRequest, match="domain of kvtier's LMCache plug-in must be str, is 7"):
         Options.of({"domain": 7})
 
 

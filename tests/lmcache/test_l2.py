@@ -237,7 +237,7 @@ def test_the_daemon_dies_between_lookup_and_load(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
-    [({"tarjet": "x"}, "unknown options tarjet"), ({"weights": "nobody/knows"}, "neither a local path")],
+    [({"tarjet": "x"}, "unknown setting 'tarjet'"), ({"weights": "nobody/knows"}, "neither a local path")],
 )
 def test_what_cannot_work_is_refused(parameters: dict[str, str], message: str, daemon: Daemon) -> None:
     def use() -> None:

@@ -175,7 +175,7 @@ def test_an_unknown_version_is_refused_at_the_start(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_wrong_option_is_refused_at_the_start() -> None:
-    with pytest.raises(InvalidRequest, match="unknown key 'tagret'"):
+    with pytest.raises(InvalidRequest, match="unknown setting 'tagret'"):
         make(tagret="unix:///x")
 
 
