@@ -86,6 +86,7 @@ check: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.generated --check
+	$(BIN)/python -m tests.audit
 
 # Regenerates what is generated: wire stubs, the state diagram, the API reference.
 proto docs: $(VENV)/.ready

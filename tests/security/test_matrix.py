@@ -136,6 +136,10 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         "Get": lambda: pb.GetRequest(acquire=pb.AcquireRequest(**mine)),
         "GetStatus": admin_pb2.GetStatusRequest,
         "Inspect": lambda: admin_pb2.InspectRequest(lease_id=v.lease),
+        "Explain": lambda: admin_pb2.ExplainRequest(
+            block=admin_pb2.BlockName(namespace_id=v.namespace, prefix_hash=BLOCKS[0])
+        ),
+        "GetSnapshot": admin_pb2.GetSnapshotRequest,
         "GetStory": lambda: admin_pb2.GetStoryRequest(
             block=admin_pb2.BlockName(namespace_id=v.namespace, prefix_hash=BLOCKS[0])
         ),
