@@ -7,6 +7,8 @@ from pathlib import Path
 
 from kvtier.tiers.base import Engine, Room
 from kvtier.tiers.block import Tier
+from kvtier.tiers.gpu.fake import FakeDevice
+from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.index import Indexes
 from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.memory import ExtentEngine
@@ -44,6 +46,20 @@ def _memory(tier: Tier) -> Factory:
 
 
 @contextmanager
+def _device(directory: Path) -> Iterator[Case]:
+    del directory
+    room = SlotPool(4, 2 << 20)
+    device = FakeDevice(is_live=True)
+    engine = HbmEngine(device, room)
+    try:
+        yield Case(engine, room)
+    finally:
+        engine.close()
+        assert device.check_integrity() == []
+        assert not device.memory.regions
+
+
+@contextmanager
 def _cold(directory: Path) -> Iterator[Case]:
     store = ColdStore.open(directory / "cold", 4 << 20, 4)
     try:
@@ -55,5 +71,6 @@ def _cold(directory: Path) -> Iterator[Case]:
 FACTORIES: dict[str, Factory] = {
     "dram": _memory(Tier.DRAM),
     "hbm in host memory": _memory(Tier.HBM),
+    "hbm on a device": _device,
     "nvme": _cold,
 }

@@ -119,8 +119,8 @@ class CudaStream:
         """See Stream.copy. One call of the driver where it has batches, one per piece otherwise."""
         with self.device.calling() as runtime:
             if self.device.has_batches:
-                columns = (np.ascontiguousarray(column) for column in (pieces.sources, pieces.targets))
-                status = driver.copy_batch(Pieces(*columns, pieces.lengths), self.pointer)
+                sources, targets = np.ascontiguousarray(pieces.sources), np.ascontiguousarray(pieces.targets)
+                status = driver.copy_batch(Pieces(sources, targets, pieces.lengths), self.pointer)
                 if status != driver.SUCCESS:
                     raise self.device.error(status, "copying a batch")
                 return

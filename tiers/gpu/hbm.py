@@ -1,0 +1,228 @@
+"""HbmEngine: the engine of a GPU's memory. One slab, slots by the room's arithmetic, identity kept on the
+host.
+
+Nothing about a fragment is written into device memory but its bytes: labels and generations are here, so that
+a publish costs no copy and a lost device loses no books. Clients on the host cannot read this tier
+(`is_shared` is False: no extents, no index); they get its blocks by way of dram, or on the device through the
+direct path.
+
+The slab is one plain allocation, made at start: a pool of the library's would hand out what another process
+cannot open, and one allocation per slot would cost a synchronisation of the device each.
+
+Bytes move by DeviceCopier, asynchronously. `write` and `read` are the contract's synchronous ways, through a
+small pinned bounce buffer; the rare edge from hbm straight to nvme uses them."""
+
+import itertools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from ...v1.shm import CHECKSUM_BYTES, extent_of
+from ..base import Buffer, Cause, CopyError, EngineStatistics
+from ..block import FragmentLabel, Tier
+from ..payload import checksum
+from ..slots import SlotPool
+from .bounce import Bounce
+from .device import Device, DeviceError, DeviceFault
+from .flights import Flights
+from .pinned import as_copy_error
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 10.0  # how long `close` waits for copies under way
+
+
+class HbmEngine:
+    """Implements `Engine` over the places of `room`, in the memory of `device`, which it owns from now on.
+
+    Raises DeviceError (OUT_OF_MEMORY) when the slab does not fit. `on_lost` is called once, from any thread,
+    when the device turns out to be lost."""
+
+    tier = Tier.HBM
+    is_shared = False
+
+    def __init__(self, device: Device, room: SlotPool) -> None:
+        self.device = device
+        self.flights = Flights()
+        self.on_lost: Callable[[str], None] | None = None
+        self.before_close: list[Callable[[], None]] = []  # whoever holds something of the device
+        self._room = room
+        self._slab = device.allocate(room.num_extents * room.extent_bytes)
+        self._published: dict[int, tuple[int, FragmentLabel]] = {}  # place -> generation, who
+        self._generations = itertools.count(2, 2)
+        self._quarantine: set[int] = set()  # places whose copy was never known to have ended
+        self._statistics = EngineStatistics(f"device memory ({device.name})")
+        self._failures: Counter[Cause] = Counter()
+        self._lost = ""
+        self._is_closed = False
+        self._lock = threading.Lock()
+        try:
+            self._bounce = Bounce(device)
+        except DeviceError:
+            device.free(self._slab)
+            raise
+
+    # ------------------------------------------------------------------------------ bytes (any thread)
+
+    def address_of(self, place: int) -> int:
+        """Return the device address of the slot at `place`. Raises CopyError when the tier is gone."""
+        if self._lost or self._is_closed:
+            raise CopyError(Cause.TIER_OFFLINE, self._lost or "the tier is closed")
+        if place in self._quarantine:
+            raise CopyError(Cause.TIER_OFFLINE, f"place {place:#x} is quarantined")
+        return self._slab.address + extent_of(place) * self._room.extent_bytes + self._room.offset_of(place)
+
+    def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
+        """Store `payload` and wait until it is there; see Engine.write."""
+        assert len(payload) == label.raw_length
+        assert place not in self._published, "a published slot must be retracted before it is written"
+        try:
+            digest = self._bounce.store(self.address_of(place), payload)
+        except DeviceError as error:
+            raise self._failed(as_copy_error(error), error) from error
+        except CopyError as error:
+            raise self._failed(error) from error
+        self.count_writes(1, len(payload))
+        return label.checksum or digest
+
+    def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
+        """Fetch the fragment at `place`, its identity compared before and after, and its checksum: a device
+        may have lost a bit that no ECC noticed. Raises CopyError."""
+        assert len(into) == label.raw_length
+        generation = self.verify(place, label)
+        try:
+            self._bounce.fetch(self.address_of(place), into)
+        except DeviceError as error:
+            raise self._failed(as_copy_error(error), error) from error
+        except CopyError as error:
+            raise self._failed(error) from error
+        self.verify(place, label, generation)
+        if label.checksum and checksum(into) != label.checksum:
+            raise self._failed(CopyError(Cause.WRONG_CHECKSUM, f"slot {place:#x}"))
+        self.count_reads(1, len(into))
+
+    def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
+        """Return the generation of the published fragment at `place`. Raises CopyError (WRONG_IDENTITY) when
+        it is not that of `label`, not published, or not of `generation` any more."""
+        found = self._published.get(place)
+        if found is None or not _is_same(found[1], label):
+            raise self._failed(
+                CopyError(Cause.WRONG_IDENTITY, f"slot {place:#x} holds another fragment or none")
+            )
+        if generation is not None and found[0] != generation:
+            raise self._failed(
+                CopyError(Cause.WRONG_IDENTITY, f"slot {place:#x} was recycled during the copy")
+            )
+        return found[0]
+
+    # --------------------------------------------------------------------------- labels (event loop only)
+
+    def publish(self, place: int, label: FragmentLabel) -> None:
+        """Make the fragment at `place` readable under its label."""
+        assert place not in self._published, "published twice"
+        assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
+        assert place not in self._quarantine, "published though its copy never ended"
+        self._published[place] = (next(self._generations), label)
+
+    def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
+        """The same as `publish` for each."""
+        for place, label in zip(places, labels, strict=True):
+            self.publish(place, label)
+
+    def retract(self, place: int) -> None:
+        """Make `place` unreadable. No effect when it is not published."""
+        self._published.pop(place, None)
+
+    # ------------------------------------------------------------------------------------------- failure
+
+    def lost(self, detail: str, places: Iterable[int] = ()) -> None:
+        """The device is lost; what was on its way into `places` was never known to end. Idempotent."""
+        with self._lock:
+            self._quarantine.update(places)
+            is_news, self._lost = not self._lost, self._lost or detail
+        if is_news:
+            log.error("hbm is lost: %s", detail)
+            if self.on_lost is not None:
+                self.on_lost(detail)
+
+    def count_reads(self, num_reads: int, num_bytes: int) -> None:
+        """Count fragments that left."""
+        with self._lock:
+            self._statistics.num_reads += num_reads
+            self._statistics.read_bytes += num_bytes
+
+    def count_writes(self, num_writes: int, num_bytes: int) -> None:
+        """Count fragments that came."""
+        with self._lock:
+            self._statistics.num_writes += num_writes
+            self._statistics.written_bytes += num_bytes
+
+    def _failed(self, error: CopyError, device_error: DeviceError | None = None) -> CopyError:
+        """Count a failure; return it."""
+        with self._lock:
+            self._failures[error.cause] += 1
+        if device_error is not None and device_error.fault is DeviceFault.LOST:
+            self.lost(str(device_error))
+        return error
+
+    # ------------------------------------------------------------------------------------------ the rest
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Bytes of slots that stay unused until the device is shut down."""
+        return sum(self._room.slot_bytes_of(place) for place in self._quarantine)
+
+    def statistics(self) -> EngineStatistics:
+        """Return counters; a copy."""
+        with self._lock:
+            s = self._statistics
+            return EngineStatistics(
+                s.backend, s.num_reads, s.num_writes, s.read_bytes, s.written_bytes, dict(self._failures)
+            )
+
+    def check_integrity(self) -> list[str]:
+        """Audit: what is published is taken, fits its slot, is not quarantined, and has a generation of its
+        own."""
+        problems = [*self.flights.check_integrity(), *getattr(self.device, "check_integrity", list)()]
+        seen: set[int] = set()
+        for place, (generation, label) in self._published.items():
+            if not self._room.is_taken(place):
+                problems.append(f"slot {place:#x} is published and free")
+            elif label.raw_length > self._room.slot_bytes_of(place):
+                problems.append(f"slot {place:#x}: {label.raw_length} bytes are more than it has")
+            if place in self._quarantine:
+                problems.append(f"slot {place:#x} is published and quarantined")
+            if generation in seen:
+                problems.append(f"slot {place:#x}: generation {generation} is not unique")
+            seen.add(generation)
+        return problems
+
+    def close(self) -> None:
+        """Wait for what is under way, then give everything back and shut the device down. Idempotent.
+
+        Must come before the warm tier's: it unpins that tier's memory. What a device does not end in time
+        keeps its memory, pinned and mapped, until the process ends: freeing it would let the device write
+        into somebody else's."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self.flights.wait_until_quiet(QUIET_S):
+            log.error("hbm: copies are still under way after %.0f s; their memory is not given back", QUIET_S)
+            return
+        for close in self.before_close:
+            close()
+        self._bounce.close()
+        self._published.clear()
+        self.device.free(self._slab)
+        self.device.shut_down()
+
+
+def _is_same(held: FragmentLabel, asked: FragmentLabel) -> bool:
+    """Whether two labels name the same fragment."""
+    return (
+        held.prefix_hash == asked.prefix_hash
+        and held.group == asked.group
+        and held.namespace_digest == asked.namespace_digest
+        and held.raw_length == asked.raw_length
+    )
