@@ -12,6 +12,7 @@ from . import checks
 from .callers import Caller
 from .core import events
 from .errors import error, from_refusal
+from .sight.sight import Sight
 from .service import Service
 
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
@@ -32,10 +33,12 @@ class Admin:
         service: Service,
         drain: Callable[[float, bool], Awaitable[Drained]],
         counters: Callable[[], Counter[str]],
+        sight: Sight,
     ) -> None:
         self._service = service
         self._drain = drain
         self._counters = counters
+        self._sight = sight
         self._started_at = service.appliance.clock()
 
     def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
@@ -107,6 +110,21 @@ class Admin:
         return pb.GetStoryResponse(
             lines=[pb.StoryLine(at_s=line.at - since, what=line.what, why=line.why) for line in lines]
         )
+
+    def explain(self, caller: Caller, request: pb.ExplainRequest) -> pb.ExplainResponse:
+        what = request.WhichOneof("what")
+        if what == "block":
+            found = self._sight.why.block(request.block.namespace_id, _name(request.block))
+        elif what == "session_id":
+            found = self._sight.why.session(request.session_id)
+        else:
+            raise error("BAD_REQUEST", "name a block or a session")
+        if found is None:
+            raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
+        return found.message(self._started_at)
+
+    def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
+        return pb.GetSnapshotResponse(json=json.dumps(self._sight.snapshot(request.num_samples)))
 
     async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
         tier = checks.tier("tier", request.tier)

@@ -99,18 +99,18 @@ class Daemon:
             local = LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
             self.local = LocalServer(self.service, local_path, assembly.staging_routes, local, access)
         self.direct: DirectPath | None = None  # while there is a device
+        eyes = Eyes(self.service, self.events, settings.policy.choice, self.counters)
+        self.sight = Sight(eyes, settings.observe)
         self.grpc = GrpcServer(
             self.service,
             Streams(self.service, self.put_buffers),
-            Admin(self.service, self.drain, self.counters),
+            Admin(self.service, self.drain, self.counters, self.sight),
             self.events,
             self.accesses,
             Doors(settings.listen, access, settings.access.tls, settings.socket_mode),
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
-        eyes = Eyes(self.service, self.events, settings.policy.choice, self.counters)
-        self.sight = Sight(eyes, settings.observe)
         self.leaving = asyncio.Event()
         self._drained: Drained | None = None
         self._sweeper: asyncio.TimerHandle | None = None

@@ -59,6 +59,8 @@ RIGHTS: dict[str, Right] = {
     "AdminService/GetStatus": _ADMIN,
     "AdminService/Inspect": _ADMIN,
     "AdminService/GetStory": _ADMIN,
+    "AdminService/Explain": _ADMIN,
+    "AdminService/GetSnapshot": _ADMIN,
     "AdminService/Evict": _ADMIN,
     "AdminService/Drain": _ADMIN,
     "AdminService/CheckIntegrity": _ADMIN,

@@ -14,6 +14,8 @@ from .replay import replay
 from .serve import serve
 from .status import status
 from .story import story
+from .top import top
+from .why import why
 from .tenant import tenant
 
 
@@ -33,5 +35,5 @@ def cli() -> None:
     """
 
 
-for command in (serve, status, inspect, doctor, bench, evict, drain, story, record, replay, policy, tenant):
+for command in (serve, status, inspect, doctor, bench, evict, drain, story, why, top, record, replay, policy, tenant):
     cli.add_command(command)

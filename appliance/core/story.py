@@ -7,7 +7,7 @@ milliseconds and never happens on the way of a request.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
@@ -85,13 +85,24 @@ class Story:
         """Return what is remembered about a block or session, oldest first."""
         return [_line(entry) for entry in self._lines if entry[1] == subject]
 
-    def decisions(self, words: frozenset[str], limit: int, max_lines: int = 20_000) -> list[Decision]:
+    def starting_with(self, prefix: bytes) -> set[bytes]:
+        """Return the blocks that are remembered under a hash that begins so."""
+        return {s for _, s, *_ in self._lines if isinstance(s, bytes) and s.startswith(prefix)}
+
+    def decisions(
+        self,
+        words: frozenset[str],
+        limit: int,
+        max_lines: int = 20_000,
+        about: Container[bytes | str] | None = None,
+    ) -> list[Decision]:
         """Return the last `limit` decisions whose `what` is one of `words`, newest first; blocks that went
-        together are one decision. Looks at the last `max_lines` lines at most."""
+        together are one decision. Looks at the last `max_lines` lines at most, and `about` some subjects
+        only when that is given."""
         found: list[Decision] = []
         kind: tuple[object, ...] = ()
         for entry in islice(reversed(self._lines), max_lines):
-            if entry[2] not in words:
+            if entry[2] not in words or (about is not None and entry[1] not in about):
                 continue
             if (entry[0], entry[2], entry[3], entry[6]) == kind:
                 found[-1] = found[-1]._replace(num_blocks=found[-1].num_blocks + 1)

@@ -13,6 +13,7 @@ from .eyes import Eyes
 from .http_server import HttpServer
 from .snapshot import Snapshots
 from .web import paths
+from .why import Why
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class Sight:
     def __init__(self, eyes: Eyes, settings: Observe) -> None:
         self.eyes = eyes
         self.snapshots = Snapshots(eyes)
+        self.why = Why(eyes.planner, eyes.telemetry)
         self.http: HttpServer | None = None
         self._settings = settings
 

@@ -8,7 +8,9 @@ to report and the core does not know of it. An asked block counts where it was w
 `declined` blocks are stored, and were not given: computing them is quicker, or the client holds its share.
 Blocks read one-sidedly are asked and found in dram; the client reports them later, with its next message.
 
-Bounded: the MAX_SESSIONS most recently active sessions have books of their own, the total has all.
+Bounded: the MAX_SESSIONS most recently active sessions have books of their own, the total has all. The names
+of the chain a session used last are kept for as many sessions as MAX_NAMES allow: `kvtier why session` asks
+for blocks that the catalog has forgotten.
 """
 
 from collections import OrderedDict
@@ -23,6 +25,7 @@ from ..core.results import AcquireResult, PutOutcome, PutResult, Refusal
 
 MAX_SESSIONS = 4096
 MAX_OPEN_PUTS = 4096
+MAX_NAMES = 200_000
 ALL = ""  # the session of whoever names none
 
 
@@ -69,6 +72,19 @@ class Books:
         self.stored_bytes += num_stored * block_bytes
 
 
+@dataclass(slots=True)
+class Chain:
+    """The blocks a session used last: a chain it asked for, and what it put behind that."""
+
+    namespace_id: int
+    parts: list[Sequence[bytes]]
+
+    @property
+    def num_names(self) -> int:
+        """How many there are, those twice in it counted twice."""
+        return sum(map(len, self.parts))
+
+
 class Telemetry:
     """Hears of every step. Owned by the event loop."""
 
@@ -83,6 +99,8 @@ class Telemetry:
             CommitRequested: self._committed,
         }
         self._reservations: OrderedDict[int, tuple[str, int]] = OrderedDict()
+        self._chains: OrderedDict[str, Chain] = OrderedDict()
+        self._num_names = 0
 
     def stepped(self, event: Event, instructions: Sequence[Any], now: float) -> None:
         """The planner took in `event` and answered with `instructions`."""
@@ -97,6 +115,13 @@ class Telemetry:
     def of(self, session_id: str) -> Books:
         """Return the books of a session; empty ones when it asked for nothing lately."""
         return self._sessions.get(session_id) or Books()
+
+    def chain_of(self, session_id: str) -> tuple[int, list[bytes]]:
+        """Return namespace and names of the chain a session used last; no names when that is not known."""
+        chain = self._chains.get(session_id)
+        if chain is None:
+            return 0, []
+        return chain.namespace_id, list(dict.fromkeys(name for part in chain.parts for name in part))
 
     def check_integrity(self) -> list[str]:
         """Audit: every asked block is found, missed or declined, in total and by session."""
@@ -135,6 +160,7 @@ class Telemetry:
                 break
         else:
             return  # refused
+        self._uses(event.session_id, event.namespace_id, event.prefix_hashes, goes_on=False)
         result, first = instruction.result, event.first_block
         num_asked, given = len(event.prefix_hashes) - first, result.tiers[first:]
         num_stored = max(0, result.num_stored - first)
@@ -150,6 +176,9 @@ class Telemetry:
         catalog, costs = self._planner.catalog, self._planner.costs
         if namespace_id not in catalog.namespaces or not num:
             return
+        chain = self._chains.get(event.session_id)
+        if chain is None or chain.parts[0][0] != event.prefix_hashes[0]:  # else it is known, and longer
+            self._uses(event.session_id, namespace_id, event.prefix_hashes, goes_on=False)
         row = catalog.find(namespace_id, event.prefix_hashes[0])
         position = catalog.position[row] if row >= 0 else 0
         saved_s = costs.recompute_s(namespace_id, position, num)
@@ -159,6 +188,7 @@ class Telemetry:
 
     def _reserved(self, event: ReserveRequested, instructions: Sequence[Any]) -> None:
         """A put in two steps names its session in the first and its blocks' fate in the second."""
+        self._puts_behind(event)
         for instruction in instructions:
             reservation = getattr(getattr(instruction, "result", None), "reservation_id", 0)
             if reservation:
@@ -170,9 +200,30 @@ class Telemetry:
     def _committed(self, event: CommitRequested, _: Sequence[Any]) -> None:
         whose = self._reservations.pop(event.reservation_id, None)
         if event.reserve is not None:
+            self._puts_behind(event.reserve)
             whose = event.reserve.session_id, self._block_bytes(event.reserve.namespace_id)
         if whose is not None and len(self._puts) < MAX_OPEN_PUTS:
             self._puts[event.call] = whose
+
+    def _puts_behind(self, event: ReserveRequested) -> None:
+        chain = self._chains.get(event.session_id)
+        goes_on = chain is not None and bool(event.parent_hash) and event.parent_hash in chain.parts[-1][-1:]
+        self._uses(event.session_id, event.namespace_id, event.prefix_hashes, goes_on)
+
+    def _uses(self, session_id: str, namespace_id: int, names: Sequence[bytes], goes_on: bool) -> None:
+        """Note the chain a session uses now, or that it `goes_on` with these blocks."""
+        if session_id == ALL or not names:
+            return
+        before = self._chains.pop(session_id, None)
+        if before is not None and goes_on:
+            before.parts.append(names)
+            self._chains[session_id] = before
+        else:
+            self._num_names -= before.num_names if before is not None else 0
+            self._chains[session_id] = Chain(namespace_id, [names])
+        self._num_names += len(names)
+        while self._num_names > MAX_NAMES:
+            self._num_names -= self._chains.popitem(last=False)[1].num_names
 
     def _look_for_puts(self, instructions: Sequence[Any]) -> None:
         for instruction in instructions:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvtier.v1 import types_pb2 as kvtier_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/admin.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xc6\x01\n\nTierStatus\x12\x1d\n\x04tier\x18\x01 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x04\x12\x17\n\x0f\x63ondemned_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x07 \x01(\x04\x12\x15\n\rnum_fragments\x18\x08 \x01(\x04\"\xc0\x01\n\nEdgeStatus\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\nnum_copies\x18\x03 \x01(\x04\x12\x12\n\nnum_failed\x18\x04 \x01(\x04\x12\x15\n\rnum_in_flight\x18\x05 \x01(\x04\x12\x12\n\nnum_queued\x18\x06 \x01(\x04\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x08 \x01(\x01\x12\x11\n\tlatency_s\x18\t \x01(\x01\"\x12\n\x10GetStatusRequest\"\xfd\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12$\n\x05tiers\x18\x05 \x03(\x0b\x32\x15.kvtier.v1.TierStatus\x12$\n\x05\x65\x64ges\x18\x06 \x03(\x0b\x32\x15.kvtier.v1.EdgeStatus\x12\x12\n\nnum_blocks\x18\x07 \x01(\x04\x12\x14\n\x0cnum_sessions\x18\x08 \x01(\x04\x12\x12\n\nnum_leases\x18\t \x01(\x04\x12\x13\n\x0bnum_clients\x18\n \x01(\x04\x12\x16\n\x0enum_namespaces\x18\x0b \x01(\x04\x12<\n\x08\x63ounters\x18\x0c \x03(\x0b\x32*.kvtier.v1.GetStatusResponse.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"|\n\x0eInspectRequest\x12%\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x14.kvtier.v1.BlockNameH\x00\x12\x14\n\nsession_id\x18\x02 \x01(\tH\x00\x12\x12\n\x08lease_id\x18\x03 \x01(\x04H\x00\x12\x11\n\x07segment\x18\x04 \x01(\rH\x00\x42\x06\n\x04what\"6\n\tBlockName\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x02 \x01(\x0c\"\x1f\n\x0fInspectResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"V\n\x0fGetStoryRequest\x12%\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x14.kvtier.v1.BlockNameH\x00\x12\x14\n\nsession_id\x18\x02 \x01(\tH\x00\x42\x06\n\x04what\"4\n\tStoryLine\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"7\n\x10GetStoryResponse\x12#\n\x05lines\x18\x01 \x03(\x0b\x32\x14.kvtier.v1.StoryLine\"<\n\x0c\x45victRequest\x12\x1d\n\x04tier\x18\x01 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"2\n\rEvictResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\".\n\x0c\x44rainRequest\x12\x0c\n\x04\x65xit\x18\x01 \x01(\x08\x12\x10\n\x08grace_ms\x18\x02 \x01(\x04\"E\n\rDrainResponse\x12\x18\n\x10num_leases_ended\x18\x01 \x01(\x04\x12\x1a\n\x12num_blocks_flushed\x18\x02 \x01(\x04\"\x17\n\x15\x43heckIntegrityRequest\"*\n\x16\x43heckIntegrityResponse\x12\x10\n\x08problems\x18\x01 \x03(\t2\xac\x03\n\x0c\x41\x64minService\x12\x46\n\tGetStatus\x12\x1b.kvtier.v1.GetStatusRequest\x1a\x1c.kvtier.v1.GetStatusResponse\x12@\n\x07Inspect\x12\x19.kvtier.v1.InspectRequest\x1a\x1a.kvtier.v1.InspectResponse\x12\x43\n\x08GetStory\x12\x1a.kvtier.v1.GetStoryRequest\x1a\x1b.kvtier.v1.GetStoryResponse\x12:\n\x05\x45vict\x12\x17.kvtier.v1.EvictRequest\x1a\x18.kvtier.v1.EvictResponse\x12:\n\x05\x44rain\x12\x17.kvtier.v1.DrainRequest\x1a\x18.kvtier.v1.DrainResponse\x12U\n\x0e\x43heckIntegrity\x12 .kvtier.v1.CheckIntegrityRequest\x1a!.kvtier.v1.CheckIntegrityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/admin.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xc6\x01\n\nTierStatus\x12\x1d\n\x04tier\x18\x01 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x04\x12\x17\n\x0f\x63ondemned_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x07 \x01(\x04\x12\x15\n\rnum_fragments\x18\x08 \x01(\x04\"\xc0\x01\n\nEdgeStatus\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\nnum_copies\x18\x03 \x01(\x04\x12\x12\n\nnum_failed\x18\x04 \x01(\x04\x12\x15\n\rnum_in_flight\x18\x05 \x01(\x04\x12\x12\n\nnum_queued\x18\x06 \x01(\x04\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x08 \x01(\x01\x12\x11\n\tlatency_s\x18\t \x01(\x01\"\x12\n\x10GetStatusRequest\"\xfd\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12$\n\x05tiers\x18\x05 \x03(\x0b\x32\x15.kvtier.v1.TierStatus\x12$\n\x05\x65\x64ges\x18\x06 \x03(\x0b\x32\x15.kvtier.v1.EdgeStatus\x12\x12\n\nnum_blocks\x18\x07 \x01(\x04\x12\x14\n\x0cnum_sessions\x18\x08 \x01(\x04\x12\x12\n\nnum_leases\x18\t \x01(\x04\x12\x13\n\x0bnum_clients\x18\n \x01(\x04\x12\x16\n\x0enum_namespaces\x18\x0b \x01(\x04\x12<\n\x08\x63ounters\x18\x0c \x03(\x0b\x32*.kvtier.v1.GetStatusResponse.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"|\n\x0eInspectRequest\x12%\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x14.kvtier.v1.BlockNameH\x00\x12\x14\n\nsession_id\x18\x02 \x01(\tH\x00\x12\x12\n\x08lease_id\x18\x03 \x01(\x04H\x00\x12\x11\n\x07segment\x18\x04 \x01(\rH\x00\x42\x06\n\x04what\"6\n\tBlockName\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x02 \x01(\x0c\"\x1f\n\x0fInspectResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"V\n\x0fGetStoryRequest\x12%\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x14.kvtier.v1.BlockNameH\x00\x12\x14\n\nsession_id\x18\x02 \x01(\tH\x00\x42\x06\n\x04what\"4\n\tStoryLine\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"7\n\x10GetStoryResponse\x12#\n\x05lines\x18\x01 \x03(\x0b\x32\x14.kvtier.v1.StoryLine\"U\n\x0e\x45xplainRequest\x12%\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x14.kvtier.v1.BlockNameH\x00\x12\x14\n\nsession_id\x18\x02 \x01(\tH\x00\x42\x06\n\x04what\"\xbf\x01\n\x04\x45xit\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0c\n\x04tier\x18\x02 \x01(\t\x12\x0c\n\x04what\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x06 \x01(\x0c\x12\x12\n\x05price\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nnext_price\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tnext_hash\x18\t \x01(\x0c\x42\x08\n\x06_priceB\r\n\x0b_next_price\"\xb7\x01\n\x0f\x45xplainResponse\x12=\n\nnum_blocks\x18\x01 \x03(\x0b\x32).kvtier.v1.ExplainResponse.NumBlocksEntry\x12\x1e\n\x05\x65xits\x18\x02 \x03(\x0b\x32\x0f.kvtier.v1.Exit\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x0c\x1a\x30\n\x0eNumBlocksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\")\n\x12GetSnapshotRequest\x12\x13\n\x0bnum_samples\x18\x01 \x01(\r\"#\n\x13GetSnapshotResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"<\n\x0c\x45victRequest\x12\x1d\n\x04tier\x18\x01 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"2\n\rEvictResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\".\n\x0c\x44rainRequest\x12\x0c\n\x04\x65xit\x18\x01 \x01(\x08\x12\x10\n\x08grace_ms\x18\x02 \x01(\x04\"E\n\rDrainResponse\x12\x18\n\x10num_leases_ended\x18\x01 \x01(\x04\x12\x1a\n\x12num_blocks_flushed\x18\x02 \x01(\x04\"\x17\n\x15\x43heckIntegrityRequest\"*\n\x16\x43heckIntegrityResponse\x12\x10\n\x08problems\x18\x01 \x03(\t2\xbc\x04\n\x0c\x41\x64minService\x12\x46\n\tGetStatus\x12\x1b.kvtier.v1.GetStatusRequest\x1a\x1c.kvtier.v1.GetStatusResponse\x12@\n\x07Inspect\x12\x19.kvtier.v1.InspectRequest\x1a\x1a.kvtier.v1.InspectResponse\x12\x43\n\x08GetStory\x12\x1a.kvtier.v1.GetStoryRequest\x1a\x1b.kvtier.v1.GetStoryResponse\x12@\n\x07\x45xplain\x12\x19.kvtier.v1.ExplainRequest\x1a\x1a.kvtier.v1.ExplainResponse\x12L\n\x0bGetSnapshot\x12\x1d.kvtier.v1.GetSnapshotRequest\x1a\x1e.kvtier.v1.GetSnapshotResponse\x12:\n\x05\x45vict\x12\x17.kvtier.v1.EvictRequest\x1a\x18.kvtier.v1.EvictResponse\x12:\n\x05\x44rain\x12\x17.kvtier.v1.DrainRequest\x1a\x18.kvtier.v1.DrainResponse\x12U\n\x0e\x43heckIntegrity\x12 .kvtier.v1.CheckIntegrityRequest\x1a!.kvtier.v1.CheckIntegrityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._loaded_options = None
   _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_EXPLAINRESPONSE_NUMBLOCKSENTRY']._loaded_options = None
+  _globals['_EXPLAINRESPONSE_NUMBLOCKSENTRY']._serialized_options = b'8\001'
   _globals['_TIERSTATUS']._serialized_start=60
   _globals['_TIERSTATUS']._serialized_end=258
   _globals['_EDGESTATUS']._serialized_start=261
@@ -56,18 +58,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STORYLINE']._serialized_end=1214
   _globals['_GETSTORYRESPONSE']._serialized_start=1216
   _globals['_GETSTORYRESPONSE']._serialized_end=1271
-  _globals['_EVICTREQUEST']._serialized_start=1273
-  _globals['_EVICTREQUEST']._serialized_end=1333
-  _globals['_EVICTRESPONSE']._serialized_start=1335
-  _globals['_EVICTRESPONSE']._serialized_end=1385
-  _globals['_DRAINREQUEST']._serialized_start=1387
-  _globals['_DRAINREQUEST']._serialized_end=1433
-  _globals['_DRAINRESPONSE']._serialized_start=1435
-  _globals['_DRAINRESPONSE']._serialized_end=1504
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=1506
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=1529
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=1531
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=1573
-  _globals['_ADMINSERVICE']._serialized_start=1576
-  _globals['_ADMINSERVICE']._serialized_end=2004
+  _globals['_EXPLAINREQUEST']._serialized_start=1273
+  _globals['_EXPLAINREQUEST']._serialized_end=1358
+  _globals['_EXIT']._serialized_start=1361
+  _globals['_EXIT']._serialized_end=1552
+  _globals['_EXPLAINRESPONSE']._serialized_start=1555
+  _globals['_EXPLAINRESPONSE']._serialized_end=1738
+  _globals['_EXPLAINRESPONSE_NUMBLOCKSENTRY']._serialized_start=1690
+  _globals['_EXPLAINRESPONSE_NUMBLOCKSENTRY']._serialized_end=1738
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=1740
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1781
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_start=1783
+  _globals['_GETSNAPSHOTRESPONSE']._serialized_end=1818
+  _globals['_EVICTREQUEST']._serialized_start=1820
+  _globals['_EVICTREQUEST']._serialized_end=1880
+  _globals['_EVICTRESPONSE']._serialized_start=1882
+  _globals['_EVICTRESPONSE']._serialized_end=1932
+  _globals['_DRAINREQUEST']._serialized_start=1934
+  _globals['_DRAINREQUEST']._serialized_end=1980
+  _globals['_DRAINRESPONSE']._serialized_start=1982
+  _globals['_DRAINRESPONSE']._serialized_end=2051
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=2053
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=2076
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=2078
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=2120
+  _globals['_ADMINSERVICE']._serialized_start=2123
+  _globals['_ADMINSERVICE']._serialized_end=2695
 # @@protoc_insertion_point(module_scope)

@@ -345,6 +345,180 @@ class GetStoryResponse(_message.Message):
 Global___GetStoryResponse: _TypeAlias = GetStoryResponse  # noqa: Y015
 
 @_typing.final
+class ExplainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    @_builtins.property
+    def block(self) -> Global___BlockName: ...
+    def __init__(
+        self,
+        *,
+        block: Global___BlockName | None = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "session_id", b"session_id", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "session_id", b"session_id", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["block", "session_id"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class Exit(_message.Message):
+    """Blocks that left a tier together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_S_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    PRICE_FIELD_NUMBER: _builtins.int
+    NEXT_PRICE_FIELD_NUMBER: _builtins.int
+    NEXT_HASH_FIELD_NUMBER: _builtins.int
+    at_s: _builtins.float
+    """seconds since the daemon started"""
+    tier: _builtins.str
+    what: _builtins.str
+    """a word of the story"""
+    why: _builtins.str
+    num_blocks: _builtins.int
+    prefix_hash: _builtins.bytes
+    """of one of them"""
+    price: _builtins.float
+    """absent: nobody was priced"""
+    next_price: _builtins.float
+    """absent: nobody else could go"""
+    next_hash: _builtins.bytes
+    """of the block that would have been next"""
+    def __init__(
+        self,
+        *,
+        at_s: _builtins.float = ...,
+        tier: _builtins.str = ...,
+        what: _builtins.str = ...,
+        why: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        prefix_hash: _builtins.bytes = ...,
+        price: _builtins.float | None = ...,
+        next_price: _builtins.float | None = ...,
+        next_hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_price", b"_next_price", "_price", b"_price", "next_price", b"next_price", "price", b"price"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_price", b"_next_price", "_price", b"_price", "at_s", b"at_s", "next_hash", b"next_hash", "next_price", b"next_price", "num_blocks", b"num_blocks", "prefix_hash", b"prefix_hash", "price", b"price", "tier", b"tier", "what", b"what", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_price: _TypeAlias = _typing.Literal["next_price"]  # noqa: Y015
+    _WhichOneofArgType__next_price: _TypeAlias = _typing.Literal["_next_price", b"_next_price"]  # noqa: Y015
+    _WhichOneofReturnType__price: _TypeAlias = _typing.Literal["price"]  # noqa: Y015
+    _WhichOneofArgType__price: _TypeAlias = _typing.Literal["_price", b"_price"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_price) -> _WhichOneofReturnType__next_price | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__price) -> _WhichOneofReturnType__price | None: ...
+
+Global___Exit: _TypeAlias = Exit  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NumBlocksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    EXITS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    prefix_hash: _builtins.bytes
+    """of the block that was asked about"""
+    @_builtins.property
+    def num_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by the fastest tier that has all of a block, or "gone" """
+
+    @_builtins.property
+    def exits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exit]:
+        """newest first"""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        exits: _abc.Iterable[Global___Exit] | None = ...,
+        prefix_hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exits", b"exits", "num_blocks", b"num_blocks", "prefix_hash", b"prefix_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class GetSnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    num_samples: _builtins.int
+    """of the past, one a second"""
+    def __init__(
+        self,
+        *,
+        num_samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_samples", b"num_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSnapshotRequest: _TypeAlias = GetSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class GetSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    json: _builtins.str
+    def __init__(
+        self,
+        *,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSnapshotResponse: _TypeAlias = GetSnapshotResponse  # noqa: Y015
+
+@_typing.final
 class EvictRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

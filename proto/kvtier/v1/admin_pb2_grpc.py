@@ -49,6 +49,16 @@ class AdminServiceStub:
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.GetStoryRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_admin__pb2.GetStoryResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/kvtier.v1.AdminService/Explain',
+                request_serializer=kvtier_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.GetSnapshot = channel.unary_unary(
+                '/kvtier.v1.AdminService/GetSnapshot',
+                request_serializer=kvtier_dot_v1_dot_admin__pb2.GetSnapshotRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_admin__pb2.GetSnapshotResponse.FromString,
+                _registered_method=True)
         self.Evict = channel.unary_unary(
                 '/kvtier.v1.AdminService/Evict',
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.EvictRequest.SerializeToString,
@@ -85,6 +95,20 @@ class AdminServiceServicer:
 
     def GetStory(self, request, context):
         """Everything remembered about one block or session, oldest first, with the reasons. No effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSnapshot(self, request, context):
+        """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,6 +152,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetStory,
                     request_deserializer=kvtier_dot_v1_dot_admin__pb2.GetStoryRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_admin__pb2.GetStoryResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=kvtier_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
+            'GetSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSnapshot,
+                    request_deserializer=kvtier_dot_v1_dot_admin__pb2.GetSnapshotRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_admin__pb2.GetSnapshotResponse.SerializeToString,
             ),
             'Evict': grpc.unary_unary_rpc_method_handler(
                     servicer.Evict,
@@ -226,6 +260,60 @@ class AdminService:
             '/kvtier.v1.AdminService/GetStory',
             kvtier_dot_v1_dot_admin__pb2.GetStoryRequest.SerializeToString,
             kvtier_dot_v1_dot_admin__pb2.GetStoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.AdminService/Explain',
+            kvtier_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+            kvtier_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.AdminService/GetSnapshot',
+            kvtier_dot_v1_dot_admin__pb2.GetSnapshotRequest.SerializeToString,
+            kvtier_dot_v1_dot_admin__pb2.GetSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

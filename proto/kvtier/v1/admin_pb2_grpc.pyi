@@ -37,6 +37,10 @@ class AdminServiceStub:
     """One block, session, lease or segment in detail. NOT_FOUND when there is none. No effect."""
     GetStory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]
     """Everything remembered about one block or session, oldest first, with the reasons. No effect."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]
+    """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect."""
+    GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
+    """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]
     """Drops unpinned blocks of a tier, coldest first, until `bytes` are free."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
@@ -53,6 +57,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """One block, session, lease or segment in detail. NOT_FOUND when there is none. No effect."""
     GetStory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]  # type: ignore[assignment]
     """Everything remembered about one block or session, oldest first, with the reasons. No effect."""
+    Explain: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect."""
+    GetSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]  # type: ignore[assignment]
+    """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _aio.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]  # type: ignore[assignment]
     """Drops unpinned blocks of a tier, coldest first, until `bytes` are free."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
@@ -84,6 +92,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStoryResponse, _abc.Awaitable[_admin_pb2.GetStoryResponse]]:
         """Everything remembered about one block or session, oldest first, with the reasons. No effect."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _admin_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ExplainResponse, _abc.Awaitable[_admin_pb2.ExplainResponse]]:
+        """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect."""
+
+    @_abc_1.abstractmethod
+    def GetSnapshot(
+        self,
+        request: _admin_pb2.GetSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetSnapshotResponse, _abc.Awaitable[_admin_pb2.GetSnapshotResponse]]:
+        """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
 
     @_abc_1.abstractmethod
     def Evict(

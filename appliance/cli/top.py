@@ -1,0 +1,221 @@
+"""`kvtier top`: the appliance live in the terminal.
+
+Asks for a snapshot over the admin API once an interval and draws it: the same value as the page in the
+browser (docs/web-api.md), so both say the same. What does not fit the screen is cut, never scrolled.
+"""
+
+import json
+import math
+import threading
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ...v1 import admin_pb2
+from ..units import about_bytes, format_duration
+from .output import console, print_json
+from .target import TIMEOUT_S, admin, json_option, resolve, target_option
+
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.2, 3600.0
+HISTORY = 60  # samples shown, one a second
+BAR_CELLS, MIN_TIER_CELLS, FLOW_CELLS = 48, 6, 12
+SPARKS = "▁▂▃▄▅▆▇█"
+URGENCY_STYLES = {
+    "decoding": "bright_red",
+    "prefill": "yellow",
+    "queued": "green",
+    "waiting": "cyan",
+    "idle": "blue",
+    "ended": "bright_black",
+}
+
+
+@click.command()
+@click.option("--interval", default=1.0, show_default=True, metavar="SECONDS", help="Between two looks.",
+              type=click.FloatRange(MIN_INTERVAL_S, MAX_INTERVAL_S))  # fmt: skip
+@click.option("--once", is_flag=True, help="Draw once and leave.")
+@target_option
+@json_option
+def top(interval: float, once: bool, target: str | None, as_json: bool) -> None:
+    """Watch tiers, traffic, sessions and decisions as they happen. Ctrl-C leaves.
+
+    \b
+    Example:
+      kvtier top
+      kvtier top --once
+      kvtier top --once --json | jq .totals.hit_ratio
+    """
+    address = resolve(target)
+    request = admin_pb2.GetSnapshotRequest(num_samples=HISTORY)
+    with admin(address) as stub:
+
+        def look() -> Any:
+            return json.loads(stub.GetSnapshot(request, timeout=TIMEOUT_S).json)
+
+        screen = console()
+        if as_json:
+            print_json(look())
+        elif once or not screen.is_terminal:
+            screen.print(picture(look(), screen.width))
+        else:
+            _watch(screen, look, interval)
+
+
+def _watch(screen: Console, look: Any, interval_s: float) -> None:
+    """Draw until somebody presses Ctrl-C."""
+    pause = threading.Event()
+    try:
+        with Live(picture(look(), screen.width), console=screen, screen=True, auto_refresh=False) as live:
+            while not pause.wait(interval_s):
+                live.update(picture(look(), screen.width), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def picture(snapshot: dict[str, Any], width: int) -> Group:
+    """Return the snapshot as it is drawn on a screen of `width` columns."""
+    return Group(
+        _headline(snapshot),
+        _tiers(snapshot["tiers"], min(BAR_CELLS, max(16, width - 60))),
+        _legend(),
+        Text(),
+        _flows(snapshot["edges"]),
+        Text(),
+        _sessions(snapshot["sessions"]["latest"][:8]),
+        Text(),
+        _decisions(snapshot["decisions"][:8], snapshot["uptime_s"]),
+    )
+
+
+def tier_cells(tiers: list[dict[str, Any]], cells: int) -> list[int]:
+    """Return how wide each tier's bar is: to scale as far as that can be seen, the widest has all `cells`."""
+    widest = max((tier["capacity_bytes"] for tier in tiers), default=0) or 1
+    return [max(MIN_TIER_CELLS, round(cells * tier["capacity_bytes"] / widest)) for tier in tiers]
+
+
+def spread(sizes: list[int], capacity: int, cells: int) -> list[int]:
+    """Return how many of `cells` each size gets; what is there at all gets one, the rest stays free."""
+    counts = [math.ceil(size * cells / capacity) if size else 0 for size in sizes]
+    while sum(counts) > cells:
+        counts[counts.index(max(counts))] -= 1
+    return counts
+
+
+def sparks(values: list[float | None]) -> str:
+    """Return shares of 0 to 1 as a line of small bars; a space where there is none."""
+    return "".join(" " if v is None else SPARKS[min(len(SPARKS) - 1, int(v * len(SPARKS)))] for v in values)
+
+
+def _headline(snapshot: dict[str, Any]) -> Text:
+    totals, counts = snapshot["totals"], snapshot["counts"]
+    state = snapshot["state"]
+    text = Text.assemble(("kvtier ", "bold"), (snapshot["version"], "bold"))
+    text.append(f"  {state}", "green" if state == "serving" else "bold red")
+    text.append(
+        f"  up {format_duration(round(snapshot['uptime_s']))}, policy {snapshot['policy']['generation']}"
+    )
+    text.append(
+        f", {counts['blocks']:,} blocks, {counts['clients']:,} clients, {counts['sessions']:,} sessions\n"
+    )
+    ratio = totals["hit_ratio"]
+    text.append("hits ").append(f"{ratio:.1%}" if ratio is not None else "–", "bold")
+    text.append(f" of {totals['asked']:,} blocks ")
+    text.append(sparks(snapshot["history"]["hit_ratio"]), "green")
+    text.append(
+        f"  saved {format_duration(round(totals['saved_s']))} of prefill, {totals['evicted']:,} evicted\n"
+    )
+    return text
+
+
+def _tiers(tiers: list[dict[str, Any]], cells: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(no_wrap=True)
+    for _ in range(2):
+        table.add_column(justify="right", no_wrap=True)
+    for tier, width in zip(tiers, tier_cells(tiers, cells), strict=True):
+        by_urgency = tier["bytes_by_urgency"]
+        taken = tier["used_bytes"] + tier["reserved_bytes"] + tier["condemned_bytes"]
+        counts = spread([*by_urgency.values(), taken - tier["used_bytes"]], tier["capacity_bytes"], width)
+        styles = [*(URGENCY_STYLES[urgency] for urgency in by_urgency), "magenta"]
+        bar = Text.assemble(*[("█" * count, style) for count, style in zip(counts, styles, strict=True)])
+        bar.append("·" * (width - sum(counts)), "dim")
+        table.add_row(
+            tier["tier"] + (" OFFLINE" if tier["is_offline"] else ""),
+            bar,
+            f"{taken / (tier['capacity_bytes'] or 1):.0%}",
+            f"{about_bytes(taken)} of {about_bytes(tier['capacity_bytes'])}",
+        )
+    return table
+
+
+def _legend() -> Text:
+    text = Text("      ")
+    for urgency, style in URGENCY_STYLES.items():
+        text.append("█", style).append(f" {urgency}  ")
+    return text.append("█", "magenta").append(" moving  ").append("·", "dim").append(" free")
+
+
+def _flows(edges: list[dict[str, Any]]) -> Table:
+    """Return the edges, arrows as long as their traffic is a share of the busiest."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("edge", no_wrap=True)
+    table.add_column("traffic", no_wrap=True)
+    for name in ("now", "so far", "queued", "p99"):
+        table.add_column(name, justify="right", no_wrap=True)
+    busiest = max((edge["bytes_per_s"] for edge in edges), default=0) or 1
+    for edge in edges:
+        cells = math.ceil(FLOW_CELLS * edge["bytes_per_s"] / busiest)
+        table.add_row(
+            f"{edge['source']} → {edge['target']}",
+            Text("━" * (cells - 1) + "▶" if cells else "", "cyan"),
+            f"{about_bytes(edge['bytes_per_s'])}/s" if edge["bytes_per_s"] else "–",
+            about_bytes(edge["bytes"]),
+            f"{edge['num_queued']:,}",
+            f"{edge['p99_s'] * 1e3:.3g} ms" if edge["p99_s"] is not None else "–",
+        )
+    return table
+
+
+def _sessions(sessions: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("session", no_wrap=True, max_width=28)
+    table.add_column("urgency", no_wrap=True)
+    for name in ("hbm", "dram", "nvme", "gone", "hits", "read", "saved", "silent"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for session in sessions:
+        ratio = session["hit_ratio"]
+        table.add_row(
+            Text(session.get("name", f"#{session['number']}")),
+            Text(session["urgency"], URGENCY_STYLES[session["urgency"]]),
+            *[f"{session['blocks'][tier]:,}" for tier in ("hbm", "dram", "nvme", "gone")],
+            f"{ratio:.0%}" if ratio is not None else "–",
+            about_bytes(session["read_bytes"]),
+            f"{session['saved_s']:.3g} s",
+            format_duration(round(session["idle_s"])),
+        )
+    return table
+
+
+def _decisions(decisions: list[dict[str, Any]], uptime_s: float) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("ago", justify="right", no_wrap=True)
+    table.add_column("decision", no_wrap=True)
+    table.add_column("blocks", justify="right", no_wrap=True)
+    table.add_column("because", no_wrap=True)
+    table.add_column("price", justify="right", no_wrap=True)
+    table.add_column("next", justify="right", no_wrap=True)
+    for decision in decisions:
+        prices = [f"{p:.4g}" if p is not None else "–" for p in (decision["price"], decision["next_price"])]
+        table.add_row(
+            format_duration(round(max(0.0, uptime_s - decision["at_s"]))),
+            decision["what"],
+            f"{decision['num_blocks']:,}",
+            Text(decision["why"]),
+            *prices,
+        )
+    return table

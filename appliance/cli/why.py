@@ -1,0 +1,95 @@
+"""`kvtier why`: who left which tier, and over whom it was chosen, with both prices."""
+
+import click
+from rich.table import Table
+
+from ...v1 import admin_pb2
+from .names import parse_block
+from .output import console, plain, print_json
+from .target import TIMEOUT_S, admin, json_option, resolve, target_option
+
+SHORT_BYTES = 4  # of a hash: what the commands take, too
+ORDER = ("hbm", "dram", "nvme", "gone")
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["block", "session"]))
+@click.argument("name")
+@target_option
+@json_option
+def why(kind: str, name: str, target: str | None, as_json: bool) -> None:
+    """Say why a block, or the blocks of a session, are where they are.
+
+    NAME is a session's id, or NAMESPACE:HASH for a block, with the first 8 hex digits of its prefix
+    hash or more. Answers from the decision log: who left which tier, why, at which price, and which
+    block would have been next at which price. Small prices leave first.
+
+    \b
+    Example:
+      kvtier why session agent-42
+      kvtier why block 1:5f3a9c01 --json
+    """
+    request = admin_pb2.ExplainRequest()
+    if kind == "block":
+        request.block.CopyFrom(parse_block(name))
+    else:
+        request.session_id = name
+    with admin(resolve(target)) as stub:
+        answer = stub.Explain(request, timeout=TIMEOUT_S)
+    if as_json:
+        print_json(_plain(answer))
+        return
+    screen = console()
+    screen.print(headline(kind, name, answer), markup=False, soft_wrap=True)
+    if answer.exits:
+        screen.print(_table(answer))
+
+
+def headline(kind: str, name: str, answer: admin_pb2.ExplainResponse) -> str:
+    """Return where the blocks are, in a sentence."""
+    where = [(tier, answer.num_blocks[tier]) for tier in ORDER if tier in answer.num_blocks]
+    if kind == "block":
+        tier = where[0][0]
+        place = "is in no tier any more" if tier == "gone" else f"is in {tier}"
+        left = "" if answer.exits else "; nothing is remembered of it leaving a tier"
+        return f"block {answer.prefix_hash[:SHORT_BYTES].hex()} {place}{left}"
+    total = sum(count for _, count in where)
+    parts = ", ".join(f"{count:,} {'gone' if tier == 'gone' else f'in {tier}'}" for tier, count in where)
+    return f"session {name}: of the {total:,} blocks of its last chain, {parts}"
+
+
+def _plain(answer: admin_pb2.ExplainResponse) -> dict[str, object]:
+    """Return the answer for programs; what was not priced is null, not 0."""
+    values = plain(answer)
+    for exit_, entry in zip(answer.exits, values["exits"], strict=True):
+        for price in ("price", "next_price"):
+            if not exit_.HasField(price):
+                entry[price] = None
+    return values
+
+
+def _table(answer: admin_pb2.ExplainResponse) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("at", "right"), ("blocks", "right"), ("left", "left"), ("because", "left")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("price", justify="right", no_wrap=True)
+    table.add_column("chosen over", no_wrap=True)
+    for exit_ in answer.exits:
+        table.add_row(
+            f"{exit_.at_s:.3f} s",
+            f"{exit_.num_blocks:,}",
+            exit_.tier,
+            exit_.why.replace("[", r"\["),
+            f"{exit_.price:.4g}" if exit_.HasField("price") else "–",
+            _over(exit_),
+        )
+    return table
+
+
+def _over(exit_: admin_pb2.Exit) -> str:
+    """Return the runner-up and its price."""
+    if not exit_.HasField("price"):
+        return "–"
+    if not exit_.HasField("next_price"):
+        return "nobody else could go"
+    return f"{exit_.next_hash[:SHORT_BYTES].hex() or 'another'} at {exit_.next_price:.4g}"

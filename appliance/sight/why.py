@@ -1,0 +1,98 @@
+"""Why: what the decision log says about where a block is, or the blocks of a session are.
+
+The log is the story: bounded, newest kept. So an answer may say less than happened, never something else. A
+session is answered for by the blocks of the chain it used last (telemetry.py); which of them are gone, the
+catalog no longer knows.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...tiers.block import HASH_BYTES
+from ...v1 import admin_pb2 as pb
+from ..core.catalog import NO_ROW
+from ..core.planner import Planner
+from ..core.story import Decision
+from .telemetry import Telemetry
+
+TIERS, VERBS = ("hbm", "dram", "nvme"), ("evicted", "trimmed", "condemned")
+TIER_OF = {f"{verb}_{tier}": tier for verb in VERBS for tier in TIERS}
+EXITS = frozenset(TIER_OF)
+GONE = "gone"
+MAX_EXITS = 100
+MAX_LINES = 1 << 20  # all that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Where the blocks are, and who left what, newest first."""
+
+    num_blocks: Counter[str]
+    exits: Sequence[Decision]
+    prefix_hash: bytes = b""
+
+    def message(self, started_at: float) -> pb.ExplainResponse:
+        """Return it for the wire; times count from the start of the daemon."""
+        answer = pb.ExplainResponse(num_blocks=self.num_blocks, prefix_hash=self.prefix_hash)
+        for line, num_blocks in self.exits:
+            price, next_price, next_block = line.verdict
+            assert isinstance(line.subject, bytes)
+            exit_ = answer.exits.add(
+                at_s=line.at - started_at,
+                tier=TIER_OF[line.what],
+                what=line.what,
+                why=line.why.partition("; price")[0],
+                num_blocks=num_blocks,
+                prefix_hash=line.subject,
+                next_hash=next_block,
+            )
+            if not math.isnan(price):
+                exit_.price = price
+            if not math.isnan(next_price):
+                exit_.next_price = next_price
+        return answer
+
+
+class Why:
+    """Answers from the planner's story."""
+
+    def __init__(self, planner: Planner, telemetry: Telemetry) -> None:
+        self._planner = planner
+        self._telemetry = telemetry
+
+    def block(self, namespace_id: int, prefix: bytes) -> Answer | None:
+        """Return what is remembered of a block named by its hash or a unique beginning; None: nothing is."""
+        name = self._name_of(namespace_id, prefix)
+        where = self._where(namespace_id, [name])
+        exits = self._exits({name})
+        return Answer(where, exits, name) if exits or GONE not in where else None
+
+    def session(self, session_id: str) -> Answer | None:
+        """Return what became of the chain that a session used last; None: it is not known."""
+        namespace_id, names = self._telemetry.chain_of(session_id)
+        if not names:
+            return None
+        return Answer(self._where(namespace_id, names), self._exits(set(names)))
+
+    def _exits(self, names: set[bytes]) -> list[Decision]:
+        return self._planner.story.decisions(EXITS, MAX_EXITS, MAX_LINES, names)
+
+    def _where(self, namespace_id: int, names: Sequence[bytes]) -> Counter[str]:
+        catalog = self._planner.catalog
+        known = namespace_id in catalog.namespaces
+        rows = [catalog.find(namespace_id, name) if known else NO_ROW for name in names]
+        tiers = [catalog.tier_of(row) if row != NO_ROW else None for row in rows]
+        return Counter(tier.label if tier is not None else GONE for tier in tiers)
+
+    def _name_of(self, namespace_id: int, prefix: bytes) -> bytes:
+        """Return the whole hash: the catalog's, or that of the only block remembered that begins so."""
+        found = self._planner.inspection.block(namespace_id, prefix)
+        if found is not None:
+            return bytes.fromhex(found["prefix_hash"])
+        if len(prefix) < HASH_BYTES:
+            names = self._planner.story.starting_with(prefix)
+            if len(names) == 1:
+                return names.pop()
+        return prefix.ljust(HASH_BYTES, b"\0")
