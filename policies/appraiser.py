@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .ages import EDGES_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of
+from .ages import EDGES_S, F64, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of
 from .hazard import Hazards, Observations
 from .stretches import NUM_PRICES, Stretches
 from .visits import (
@@ -25,6 +25,7 @@ from .visits import (
     NUM_VALUES,
     PRIVATE,
     PUBLIC,
+    Past,
     Visit,
     features_of,
     gap_bins_of,
@@ -75,12 +76,13 @@ class Appraiser:
                 return max(price, KEPT_CHANCE / (max(0.0, -overdue_s) + spread_s))
         return price
 
-    def price_of_new(self, visit: Visit, kind: int, num_uses: int, age_s: float) -> float:
-        """Return the price of blocks that would join a visit now; for the rest see `features_of`."""
-        features = features_of(visit, kind, num_uses, age_s)
-        gap_bins = gap_bins_of(visit, kind, math.nan)
-        hazards = self._hazards.hazards(np.array([kind]), np.array([features]), np.array([gap_bins]))
-        return float(index_at(hazards, np.zeros((1, 1), np.int64))[0, 0])
+    def prices_of_new(self, visit: Visit, parts: Sequence[tuple[int, Past]]) -> F64:
+        """Return the price that blocks of each (kind, past) would have if they joined a visit now."""
+        kinds = [kind for kind, _ in parts]
+        features = [features_of(visit, kind, past.num_uses, past.age_s) for kind, past in parts]
+        gap_bins = [gap_bins_of(visit, kind, past.mean_log_gap) for kind, past in parts]
+        hazards = self._hazards.hazards(np.array(kinds), np.array(features), np.array(gap_bins))
+        return index_at(hazards, np.zeros((len(parts), 1), np.int64))[:, 0]
 
     def price_of_unknown(self, age_s: float) -> float:
         """Return the price of blocks of which only the last use is known."""

@@ -13,15 +13,18 @@ runs), idle (a user thinks) and the length of the answer are features, so what t
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..tiers.block import Urgency
 from .ages import STEP_EDGES_S, step_of
 from .appraiser import SLACK_S, Appraiser
 from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
 from .stretches import UNKNOWN, Stretches
-from .visits import NEW, PRIVATE, TAIL, Visit, kind_of
+from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
 
 NAME = "forecast"
 MAX_GHOSTS = 131_072  # about 30 MB
@@ -48,7 +51,8 @@ class _Priced(NamedTuple):
     session: int
     position: int
     visit: Visit
-    price: float
+    ends: list[int]  # positions at which its parts end
+    prices: list[float]  # of the parts
 
 
 class Forecast(Observer):
@@ -122,29 +126,45 @@ class Forecast(Observer):
         return self._appraiser.price(stretch, now)
 
     def price_of_new(self, newcomer: Newcomer) -> float:
-        """Return the price that new blocks will have once they are stored."""
+        """Return the price that the first of these new blocks will have once they are stored.
+
+        The parts of a put have pasts of their own: a beginning that many share, a turn that was given up,
+        what is new. Those before a dear part are worth as much as that one, which needs them.
+        """
         priced = self._priced
         if (
-            priced is not None
-            and priced.now == newcomer.now
-            and priced.session == newcomer.session
-            and priced.position <= newcomer.position
+            priced is None
+            or priced.now != newcomer.now
+            or priced.session != newcomer.session
+            or priced.position > newcomer.position
         ):
-            return priced.price
-        use = Use(newcomer.now, newcomer.session, newcomer.num_blocks, newcomer.urgency)
+            priced = self._priced = self._price_parts(newcomer)
+        part = bisect_right(priced.ends, newcomer.position)
+        return priced.prices[min(part, len(priced.prices) - 1)]
+
+    def _price_parts(self, newcomer: Newcomer) -> _Priced:
+        now, position = newcomer.now, newcomer.position
+        use = Use(now, newcomer.session, newcomer.num_blocks, newcomer.urgency)
         visit = self._visit_before(newcomer.parent, newcomer.prefix_hashes, use)
-        visit.num_blocks = max(visit.num_blocks, newcomer.position + newcomer.num_blocks)
+        visit.num_blocks = max(visit.num_blocks, position + newcomer.num_blocks)
         stretches = self._stretches
-        ghost = stretches.ghosts.get(newcomer.prefix_hashes[0]) if newcomer.prefix_hashes else None
-        if ghost is not None and stretches.visit[ghost] is not visit:
-            num_forks = stretches.num_forks[ghost] + (0 if visit.turn else 1)
-            kind, num_uses = kind_of(num_forks), stretches.num_uses[ghost] + 1
-            age_s = newcomer.now - stretches.used_at[ghost]
-        else:
-            kind, num_uses, age_s = NEW, 0, -1.0
-        price = self._appraiser.price_of_new(visit, kind, num_uses, age_s)
-        self._priced = _Priced(newcomer.now, newcomer.session, newcomer.position, visit, price)
-        return price
+        ends, parts = [position + newcomer.num_blocks], [(NEW, NO_PAST)]
+        if newcomer.prefix_hashes:
+            ends, parts = [], []
+        for first, end, ghost in stretches.ghost_runs(newcomer.prefix_hashes):
+            if ghost and stretches.visit[ghost] is not visit:
+                past = self._past(ghost, now)
+                parts.append((visit.kind_of(past), past))
+            else:
+                is_last = end == newcomer.num_blocks
+                if is_last and end - first > 1:
+                    ends.append(position + end - 1)
+                    parts.append((NEW, NO_PAST))
+                parts.append((TAIL if is_last else NEW, NO_PAST))
+            ends.append(position + end)
+        prices = self._appraiser.prices_of_new(visit, parts)
+        needed = np.maximum.accumulate(prices[::-1])[::-1]
+        return _Priced(now, newcomer.session, position, visit, ends, needed.tolist())
 
     def declined(self, newcomer: Newcomer) -> None:
         """The newcomer that was priced last was not let in: its names are remembered, to notice a return."""
@@ -255,23 +275,21 @@ class Forecast(Observer):
 
     def _take(self, visit: Visit, rows: Sequence[int], runs: Iterable[tuple[int, int, int]]) -> None:
         """Blocks that were used again leave their stretches for ones of this visit."""
-        stretches, now = self._stretches, visit.used_at
-        num_more = 0 if visit.turn else 1
+        stretches = self._stretches
         last = UNKNOWN
         for first, end, before in runs:
-            past = self._past(before, now)
+            past = self._past(before, visit.used_at)
             if before:
-                self._appraiser.count_use(before, now, end - first)
-            num_forks, num_uses, age_s, mean = past
-            if not last or kind_of(num_forks + num_more) != stretches.kind[last]:
-                last = self._open(visit, kind_of(num_forks + num_more), num_forks, num_uses, age_s, mean)
+                self._appraiser.count_use(before, visit.used_at, end - first)
+            if not last or visit.kind_of(past) != stretches.kind[last]:
+                last = self._open(visit, visit.kind_of(past), past)
             stretches.put(rows[first:end], last)
 
-    def _past(self, stretch: int, now: float) -> tuple[int, int, float, float]:
-        """Return (forks, uses, seconds since the last use, mean log gap) of blocks that are used now."""
+    def _past(self, stretch: int, now: float) -> Past:
+        """Return the past of a stretch's blocks, which are used now."""
         stretches = self._stretches
         if stretch == UNKNOWN:
-            return 0, 1, -1.0, math.nan
+            return Past(0, 1, -1.0, math.nan)
         age_s = now - stretches.used_at[stretch]
         num_forks = stretches.num_forks[stretch]
         visit = stretches.visit[stretch]
@@ -280,11 +298,13 @@ class Forecast(Observer):
         log_gap = math.log2(max(age_s, 0.01))
         mean = stretches.mean_log_gap[stretch]
         mean = log_gap if mean != mean else mean + OWN_GAP_WEIGHT * (log_gap - mean)
-        return num_forks, stretches.num_uses[stretch] + 1, age_s, mean
+        return Past(num_forks, stretches.num_uses[stretch] + 1, age_s, mean)
 
-    def _open(self, visit: Visit, kind: int, num_forks: int, num_uses: int, age_s: float, mean: float) -> int:
+    def _open(self, visit: Visit, kind: int, past: Past = NO_PAST) -> int:
         stretches = self._stretches
-        stretch = stretches.open(visit, visit.used_at, kind, num_forks, num_uses, age_s, mean)
+        stretch = stretches.open(
+            visit, visit.used_at, kind, past.num_forks, past.num_uses, past.age_s, past.mean_log_gap
+        )
         visit.stretches.append(stretch)
         self._appraiser.watch(stretch)
         return stretch
@@ -337,27 +357,22 @@ class Forecast(Observer):
         for stretch in visit.stretches:
             if self._stretches.kind[stretch] == kind:
                 return stretch
-        return self._open(visit, kind, 0, 0, -1.0, math.nan)
+        return self._open(visit, kind)
 
     def _remember(self, visit: Visit, names: Sequence[bytes], now: float) -> None:
         """Make ghosts of blocks that were asked for and not kept."""
         stretches = self._stretches
-        for name in names:
-            ghost = stretches.ghosts.get(name, UNKNOWN)
+        for first, end, ghost in stretches.ghost_runs(names):
             if ghost and stretches.visit[ghost] is visit:
                 continue
-            if not ghost:
-                stretches.haunt(name, self._stretch_of_kind(visit, NEW))
-                continue
-            num_forks, num_uses, age_s, mean = self._past(ghost, now)
-            self._appraiser.count_use(ghost, now, 1)
-            kind = kind_of(num_forks + (0 if visit.turn else 1))
-            for stretch in visit.stretches:
-                if stretches.kind[stretch] == kind:
-                    break
+            if ghost:
+                past = self._past(ghost, now)
+                self._appraiser.count_use(ghost, now, end - first)
+                stretch = self._open(visit, visit.kind_of(past), past)
             else:
-                stretch = self._open(visit, kind, num_forks, num_uses, age_s, mean)
-            stretches.haunt(name, stretch)
+                stretch = self._stretch_of_kind(visit, NEW)
+            for name in names[first:end]:
+                stretches.haunt(name, stretch)
 
 
 def forecast_of(surroundings: Surroundings) -> Forecast:

@@ -15,7 +15,7 @@ look at every object again and again.
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -154,6 +154,16 @@ class Stretches:
         stretch = self.ghosts.pop(name)
         self.num_ghosts[stretch] -= 1
         self.close_if_empty(stretch)
+
+    def ghost_runs(self, names: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
+        """Yield (first, last + 1, stretch) of the parts of a chain whose names are remembered in one stretch
+        each, or not at all (UNKNOWN). What is remembered may change between two of them."""
+        end = 0
+        while end < len(names):
+            first, stretch = end, self.ghosts.get(names[end], UNKNOWN)
+            while end < len(names) and self.ghosts.get(names[end], UNKNOWN) == stretch:
+                end += 1
+            yield first, end, stretch
 
     def __len__(self) -> int:
         return len(self.used_at) - len(self._free)

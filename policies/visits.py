@@ -12,6 +12,7 @@ blocks below, each with a base hazard of its own, and features of the conversati
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..tiers.block import Urgency
 from .ages import NUM_BINS, bin_of
@@ -103,6 +104,23 @@ class Visit:
         if self.turn:
             return min(NEXT + self.turn - 1, FORK - 1)
         return FORK if self.num_known > 1 else FIRST
+
+    def kind_of(self, past: "Past") -> int:
+        """Return the kind of blocks that it uses again: a fork is one more."""
+        return kind_of(past.num_forks + (0 if self.turn else 1))
+
+
+class Past(NamedTuple):
+    """What is known of blocks when a visit uses them, beside the visit itself."""
+
+    num_forks: int  # before this visit
+    num_uses: int
+    age_s: float  # since the use before; negative: they are new
+    mean_log_gap: float  # log2 of seconds between their uses, running mean; NaN: used once
+
+
+#: Of blocks that nobody asked for before.
+NO_PAST = Past(0, 0, -1.0, math.nan)
 
 
 def kind_of(num_forks: int) -> int:

@@ -138,19 +138,20 @@ class PutJob:
         num_placed = len(places) // namespace.num_groups
         missing = num_blocks - num_placed
         if missing:
-            newcomer = self._newcomer(num_blocks).after(num_placed)
+            newcomer = self._newcomer().after(num_placed)
             step = self._pressure.make_room(Tier.DRAM, missing, newcomer)
             self._is_declined = step is Step.DECLINED
             places += reserve_many(namespace.domain, namespace.fragment_bytes, missing)
         return places
 
-    def _newcomer(self, num_blocks: int) -> Newcomer:
-        """Say who wants to come in: this many blocks from the one to be decided next."""
+    def _newcomer(self) -> Newcomer:
+        """Say who wants to come in: all blocks from the one to be decided next. What the last ones are says
+        what the first ones are worth, so the policy hears of all of them, whatever fits in one step."""
         parent = self._parent if self._parent is not None else NO_ROW
         position = self._residency.catalog.position[parent] + 1 if parent != NO_ROW else 0
-        names = self.request.prefix_hashes[self._next : self._next + num_blocks]
+        names = self.request.prefix_hashes[self._next :]
         return Newcomer(
-            self._residency.now, parent, position, num_blocks, self.session, Urgency.PREFILL, names
+            self._residency.now, parent, position, len(names), self.session, Urgency.PREFILL, names
         )
 
     def _decline_rest(self) -> None:
@@ -228,7 +229,7 @@ class PutJob:
             place = residency.put_room.reserve(domain, length)
             if place is None:
                 if all_absent:
-                    step = self._pressure.make_room(Tier.DRAM, 1, self._newcomer(1))
+                    step = self._pressure.make_room(Tier.DRAM, 1, self._newcomer())
                     self._is_declined = step is Step.DECLINED
                 if self._is_declined:
                     return False
