@@ -20,8 +20,9 @@ from itertools import groupby
 
 import numpy as np
 
+from ..tiers.base import CopyError
 from ..tiers.block import Tier
-from ..tiers.gpu.device import DeviceError, DeviceFault, Event
+from ..tiers.gpu.device import DeviceError, DeviceFault, Event, Pieces
 from ..tiers.gpu.gather import AddressesOf
 from ..tiers.gpu.pages import I64
 from ..v1 import direct_pb2
@@ -101,6 +102,9 @@ class Delivery:
             refusal = problem
         except DeviceError as problem:
             self._fail(problem)
+        except CopyError as problem:  # a slot that cannot be pinned
+            self._counters[f"direct_get_{problem.cause.value}"] += 1
+            self._failure = DEVICE_FAILED
         except Exception:
             log.exception("delivery into the pages of client %d failed", self._registration.owner)
             self._failure = DEVICE_FAILED
@@ -110,7 +114,13 @@ class Delivery:
         except DeviceError as problem:
             self._fail(problem)
             is_quiet = problem.fault is DeviceFault.LOST
+        except Exception:
+            log.exception(
+                "nobody knows when the copies into pages of client %d end", self._registration.owner
+            )
+            is_quiet = False
         if not is_quiet:
+            self._failure = DEVICE_FAILED
             self._counters["direct_gets_in_doubt"] += 1
             await self._given_up
         self._let_go()
@@ -155,26 +165,31 @@ class Delivery:
         self._num_announced = max(self._num_announced, num_whole)
 
     def _enqueue(self, ready: Sequence[ReadyFragment], complete: range) -> None:
-        """In the enqueuer's thread: scatter fragments, layer group after layer group. Raises DeviceError."""
+        """In the enqueuer's thread: scatter fragments, layer group after layer group. Raises DeviceError,
+        CopyError."""
         mapping = self._registration.mapping
-        stream, pages = mapping.loads, mapping.pages
+        stream = mapping.loads
+        in_layer_order = sorted(ready, key=lambda part: (part.group, part.tier))
+        runs = groupby(in_layer_order, lambda part: (part.group, part.tier))
+        copies = [(group, self._pieces(group, tier, list(run))) for (group, tier), run in runs]
         if self._done is None:
             self._done = self._registration.events.take()
             if self._after is not None:
                 stream.wait(self._after)
         events = mapping.event_sets[self.event_set] if self.event_set is not None else []
-        in_layer_order = sorted(ready, key=lambda part: (part.group, part.tier))
-        recorded = complete.start
-        for (group, tier), run in groupby(in_layer_order, lambda part: (part.group, part.tier)):
-            parts = list(run)
-            for earlier in range(recorded, min(group, complete.stop)) if events else ():
-                stream.record(events[earlier])
-                recorded = earlier + 1
-            sources = self._slots[tier]([part.place for part in parts])
-            rows = np.array([part.block - self._first_block for part in parts])
-            stream.copy(pages.scatter(group, sources, self._ids[rows]))
-        for group in range(recorded, complete.stop) if events else ():
+        waiting = list(complete) if events else []
+        for group, pieces in copies:
+            while waiting and waiting[0] < group:
+                stream.record(events[waiting.pop(0)])
+            stream.copy(pieces)
+        for group in waiting:
             stream.record(events[group])
+
+    def _pieces(self, group: int, tier: Tier, parts: Sequence[ReadyFragment]) -> Pieces:
+        """Return the copies of fragments of one layer group and tier. Raises CopyError."""
+        sources = self._slots[tier]([part.place for part in parts])
+        rows = np.array([part.block - self._first_block for part in parts])
+        return self._registration.mapping.pages.scatter(group, sources, self._ids[rows])
 
     async def _device_done(self) -> None:
         """Wait until the device has done everything it was given. Raises DeviceError: of a lost device

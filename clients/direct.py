@@ -18,8 +18,8 @@ import numpy as np
 from ..v1 import direct_pb2, kvcache_pb2
 from ..v1.shm import HASH_BYTES
 from .base import Operations, milliseconds
-from .effects import Attachment, Forget, Operation, Receive
-from .errors import InvalidRequest, KvtierError, PreconditionFailed
+from .effects import Attach, Attachment, Forget, Operation, Receive
+from .errors import CONNECTION_LOST, InvalidRequest, KvtierError, PreconditionFailed, Unavailable
 from .gets import Chain, check_first_block
 from .keys import pack
 from .namespace import Namespace
@@ -124,6 +124,8 @@ class PagesState:
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             request = direct_pb2.UnregisterPagesRequest(registration_id=self.registration_id)
+            if (yield Attach(connect=False)) is not attachment:
+                return
             with suppress(KvtierError):
                 timeout_s = self.operations.deadline(None)
                 yield from self.operations.call(attachment, "UnregisterPages", request, timeout_s)
@@ -295,6 +297,8 @@ class DeliveryState:
         """Return the next layer group that is under way as a whole; None when the get is over."""
         if self.report is not None:
             return None
+        if (yield Attach(connect=False)) is not self._attachment:
+            raise Unavailable("the connection was lost during the call", reason=CONNECTION_LOST)
         try:
             message = (yield Receive(self._ticket)).message
         except KvtierError:
@@ -329,6 +333,8 @@ class DeliveryState:
         request = direct_pb2.CancelPagesRequest(
             registration_id=self._pages.registration_id, request_id=self._request_id
         )
+        if (yield Attach(connect=False)) is not attachment:
+            return
         with suppress(KvtierError):
             yield Forget(self._ticket)
             timeout_s = self._pages.operations.deadline(None)

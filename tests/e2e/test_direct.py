@@ -1,113 +1,490 @@
 """The direct path end to end: a daemon with a fake GPU, runtimes whose pages it fills and reads."""
 
-import hashlib
+import asyncio
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from kvtier.clients import Client, Geometry, NamespaceIdentity
-from kvtier.clients.direct_handles import Pages
+from kvtier.appliance import direct
+from kvtier.appliance.registrations import Registration
+from kvtier.clients import AsyncClient, Client, PutOutcome
+from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
+from kvtier.tiers.gpu.device import DeviceError, DeviceFault
 from kvtier.tiers.gpu.fake import FakeDevice
+from kvtier.v1 import direct_pb2
+from kvtier.v1.local import Method
 
-from ..appliance.conftest import small_settings
-from ..appliance.loops import DaemonThread
-from .direct_device import FakeExporter, direct_device
+from ..appliance.raw_client import RawClient, Refused
+from .direct_device import FakeExporter
+from .direct_scene import GEOMETRY, IDENTITY, NUM_PAGES, Runtime, Served, names, runtime_at
 
-GEOMETRY = Geometry(4, 2, 16, 4, "bfloat16", layers_per_group=1)
-IDENTITY = NamespaceIdentity(hashlib.sha256(b"direct").digest(), GEOMETRY)
-NUM_PAGES = 32
-
-
-def names(label: str, number: int) -> list[bytes]:
-    return [hashlib.sha256(f"{label}/{i}".encode()).digest() for i in range(number)]
-
-
-class Served:
-    """A daemon whose GPU is `device`."""
-
-    def __init__(self, folder: Path, *, nvme: bool = False, **options: Any) -> None:
-        self.device = FakeDevice(**{"is_live": True, "num_streams": 8, "seed": 1} | options)
-        self.thread = DaemonThread(small_settings(folder, nvme=nvme))
-
-    @property
-    def target(self) -> str:
-        return self.thread.daemon.settings.listen[0]
-
-    def __enter__(self) -> "Served":
-        self.thread.__enter__()
-        daemon = self.thread.daemon
-        self.thread.call(lambda: daemon.serve_pages([direct_device(self.device, daemon.appliance.engines)]))
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.thread.__exit__(*raised)
-        self.device.shut_down()
-        if raised[0] is None:
-            assert self.device.check_integrity() == []
-
-
-class Runtime:
-    """A runtime with paged tensors on a fake GPU, in vLLM's order: one view per layer, [page, head, token,
-    C]."""
-
-    def __init__(self, target: str, **options: Any) -> None:
-        self.client = Client(target, name="runtime")
-        self.device = FakeDevice(is_live=True, seed=2)
-        self.exporter = FakeExporter(self.device)
-        shape = (GEOMETRY.num_layers, NUM_PAGES, 4, 2, 32)  # NHD: token before head
-        memory = self.exporter.tensor(int(np.prod(shape)) * 2)
-        self.whole = memory.view(np.uint16).reshape(shape)
-        self.tensors = [layer.swapaxes(1, 2) for layer in self.whole]
-        self.namespace = self.client.register(IDENTITY)
-        self.pages: Pages = self.client.register_pages(
-            self.namespace, "vllm", self.tensors, self.exporter, **options
-        )
-
-    def fill(self, seed: int) -> None:
-        self.whole[:] = np.random.default_rng(seed).integers(0, 1 << 16, self.whole.shape, np.uint16)
-
-    def read(self, ids: list[int]) -> bytes:
-        """The bytes of pages in an order of our own."""
-        return b"".join(self.whole[:, page].tobytes() for page in ids)
-
-    def close(self) -> None:
-        self.pages.unregister()
-        self.client.close()
-        self.device.shut_down()
-        assert self.device.check_integrity() == []
-
-
-@contextmanager
-def runtime_at(target: str, **options: Any) -> Iterator[Runtime]:
-    runtime = Runtime(target, **options)
-    yield runtime
-    runtime.close()
+CHAIN = names("chain", 8)
+IDS = [5, 2, 30, 11, 7, 19, 3, 28]
+OTHERS = [1, 4, 6, 8, 9, 10, 12, 13]
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     with Served(tmp_path) as running:
         yield running
+        running.assert_at_rest()
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Iterator[Served]:
+    """Its device does nothing unless it is pumped."""
+    with Served(tmp_path, device=FakeDevice(num_streams=8, seed=3)) as running:
+        yield running
+        running.assert_at_rest()
+
+
+# ------------------------------------------------------------------------------------------- round trips
 
 
 def test_what_is_put_from_pages_comes_back_into_other_pages(served: Served) -> None:
     with runtime_at(served.target) as one, runtime_at(served.target) as two:
         one.fill(1)
-        rng = random.Random(1)
-        ids, others = rng.sample(range(NUM_PAGES), 8), rng.sample(range(NUM_PAGES), 8)
-        chain = names("a", 8)
-        assert one.pages.put(one.namespace, chain, ids).num_stored == 8
-        report = two.pages.get(
-            two.namespace, [*chain, *names("b", 1)], [*others, 0 if 0 not in others else 1]
-        )
+        before = two.whole.copy()
+        assert one.pages.put(one.namespace, CHAIN, IDS).num_stored == 8
+        more = [*CHAIN, *names("unknown", 1)]
+        report = two.pages.get(two.namespace, more, [*OTHERS, 0])
         assert (report.num_blocks, report.num_loaded, report.num_stored) == (8, 8, 8)
-        assert two.read(others) == one.read(ids)
-        report = two.pages.get(two.namespace, chain, others[:3], first_block=5)
-        assert report.num_loaded == 3
-        assert two.read(others[:3]) == one.read(ids[5:])
-    assert served.thread.call(served.thread.daemon.counters)["direct_get_blocks"] == 11
+        assert two.read(OTHERS) == one.read(IDS)
+        untouched = [page for page in range(NUM_PAGES) if page not in OTHERS]
+        assert (two.whole[:, untouched] == before[:, untouched]).all()
+        assert two.pages.get(two.namespace, CHAIN, OTHERS[:3], first_block=5).num_loaded == 3
+        assert two.read(OTHERS[:3]) == one.read(IDS[5:])
+        assert two.pages.get(two.namespace, names("unknown", 2), [0, 1]).num_blocks == 0
+    assert served.count("direct_get_blocks") == 11
+
+
+def test_what_came_by_one_way_leaves_by_the_other(served: Served) -> None:
+    """Pages and shared memory hold the same bytes of a block."""
+    with runtime_at(served.target) as runtime, Client(served.target) as client:
+        runtime.fill(2)
+        namespace = client.register(IDENTITY)
+        runtime.pages.put(runtime.namespace, CHAIN, IDS)
+        data = client.get(namespace, CHAIN).data.view(np.uint16)
+        blocks = data.reshape(8, 4, 2, 4, 2, 16)  # layer, plane, token, head, dim
+        for block, page in enumerate(IDS):  # token, head, K and V in the pages
+            expected = runtime.whole[:, page].reshape(4, 4, 2, 2, 16).transpose(0, 3, 1, 2, 4)
+            assert (blocks[block] == expected).all()
+        client.put(namespace, names("x", 8), data)
+        runtime.whole[:] = 0
+        assert runtime.pages.get(runtime.namespace, names("x", 8), OTHERS).num_loaded == 8
+        assert runtime.pages.put(runtime.namespace, names("y", 8), OTHERS).num_stored == 8
+        assert (client.get(namespace, names("y", 8)).data.view(np.uint16) == data).all()
+
+
+def test_a_put_answers_per_block(served: Served) -> None:
+    with runtime_at(served.target) as runtime:
+        put = runtime.pages.put
+        assert put(runtime.namespace, CHAIN[:4], IDS[:4]).num_stored == 4
+        again = put(runtime.namespace, CHAIN, IDS).outcomes
+        assert again == [PutOutcome.DEDUPLICATED] * 4 + [PutOutcome.STORED] * 4
+        orphan = put(runtime.namespace, names("z", 1), IDS[:1], parent=names("nobody", 1)[0]).outcomes
+        assert orphan == [PutOutcome.PARENT_MISSING]
+        assert put(runtime.namespace, [], []).outcomes == []
+        assert put(runtime.namespace, names("tail", 2), [0, 0], parent=CHAIN[-1]).num_stored == 2
+
+
+def test_layer_groups_are_told_with_events_in_layer_order(stalled: Served) -> None:
+    with runtime_at(stalled.target, num_event_sets=2) as one:
+        one.fill(3)
+        stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+        stored = one.read(IDS)
+        one.whole[:] = 0
+        with one.pages.begin_get(one.namespace, CHAIN, IDS) as delivery:
+            groups = []
+            for group in delivery:  # told before the device has done anything
+                groups.append((group.group, group.num_blocks))
+                assert not group.event.is_done()
+                if len(groups) == GEOMETRY.num_groups:
+                    assert not one.whole.any()
+                    break
+            assert groups == [(0, 8), (1, 8), (2, 8), (3, 8)]
+            stream = stalled.device._streams[0]
+            while not group.event.is_done():
+                assert stream.can_go_on
+                stalled.device.step()
+            assert one.read(IDS) == stored  # the last event vouches for all layers
+            report = stalled.let_finish(one.start(delivery.wait))
+        assert report.num_loaded == 8
+        assert stalled.thread.call(stalled.daemon.check_integrity) == []
+
+
+def test_the_first_layer_s_event_vouches_for_it(stalled: Served) -> None:
+    with runtime_at(stalled.target, num_event_sets=1) as one:
+        one.fill(4)
+        stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+        kept = one.whole.copy()
+        one.whole[:] = 0
+        with one.pages.begin_get(one.namespace, CHAIN, IDS) as delivery:
+            first = next(iter(delivery))
+            while not first.event.is_done():
+                assert stalled.device.step()
+            assert (one.whole[0][IDS] == kept[0][IDS]).all()
+            assert not (one.whole[3][IDS] == kept[3][IDS]).all()  # seed 3: the last layer was not done yet
+            stalled.let_finish(one.start(delivery.wait))
+
+
+def test_the_asyncio_client_does_the_same(served: Served) -> None:
+    device = FakeDevice(is_live=True)
+    exporter = FakeExporter(device)
+    whole = exporter.tensor(4 * NUM_PAGES * 4 * 2 * 64).view(np.uint16).reshape(4, NUM_PAGES, 2, 4, 32)
+
+    async def main() -> None:
+        async with AsyncClient(served.target) as client:
+            namespace = await client.register(IDENTITY)
+            async with await client.register_pages(
+                namespace, "vllm", list(whole), exporter, num_event_sets=1
+            ) as pages:
+                whole[:] = np.arange(whole.size, dtype=np.uint32).astype(np.uint16).reshape(whole.shape)
+                assert (await pages.put(namespace, CHAIN, IDS)).num_stored == 8
+                assert (await pages.get(namespace, CHAIN, OTHERS)).num_loaded == 8
+                async with await pages.begin_get(namespace, CHAIN, [14, 15, *range(20, 26)]) as delivery:
+                    assert [group.group async for group in delivery] == [0, 1, 2, 3]
+                    assert (await delivery.wait()).num_loaded == 8
+                assert (whole[:, IDS] == whole[:, OTHERS]).all()
+
+    asyncio.run(main())
+    device.shut_down()
+
+
+# ------------------------------------------------------------------------------------------------- order
+
+
+def test_a_put_reads_what_the_kernel_before_its_event_wrote(stalled: Served) -> None:
+    with runtime_at(stalled.target, is_live=False, num_events=1) as one, runtime_at(stalled.target) as two:
+        one.fill(5)
+        event = one.pages.events[0]
+        one.kernel(6, event)
+        put = one.start(one.pages.put, one.namespace, CHAIN, IDS, after=event)
+        stalled.until(lambda: stalled.has_copies)
+        stalled.device.run()  # all that may be done before the event: nothing
+        one.device.run()
+        written = one.read(IDS)
+        assert stalled.let_finish(put).num_stored == 8
+        stalled.let_finish(two.start(two.pages.get, two.namespace, CHAIN, OTHERS))
+        assert two.read(OTHERS) == written
+
+
+def test_a_get_does_not_write_pages_that_a_kernel_before_its_event_still_uses(stalled: Served) -> None:
+    with runtime_at(stalled.target, is_live=False, num_events=1) as one:
+        one.fill(7)
+        stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+        stored = one.read(IDS)
+        event = one.pages.events[0]
+        one.kernel(8, event)
+        get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS, after=event)
+        stalled.until(lambda: stalled.has_copies)
+        stalled.device.run()
+        one.device.run()  # the kernel overwrites everything; had the get been before it, it would be lost
+        assert stalled.let_finish(get).num_loaded == 8
+        assert one.read(OTHERS) == stored
+
+
+def test_the_lease_holds_until_the_device_is_done(stalled: Served) -> None:
+    """Not until the copies were enqueued: what they read must not be evicted, nor written by a later put."""
+    with runtime_at(stalled.target) as one:
+        one.fill(9)
+        stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+        stored = one.read(IDS)
+        get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS)
+        stalled.until(lambda: stalled.has_copies)
+        assert stalled.thread.call(stalled.num_leases) == 1
+        stalled.evict()
+        with Client(stalled.target) as client:  # as much as dram holds, over and over
+            namespace = client.register(IDENTITY)
+            filler = np.full(8 * GEOMETRY.block_bytes, 0xEE, np.uint8)
+            for number in range(8 << 20 // filler.nbytes):
+                client.put(namespace, names(f"filler {number}", 8), filler)
+        assert stalled.thread.call(stalled.num_leases) == 1
+        assert stalled.let_finish(get).num_loaded == 8
+        assert one.read(OTHERS) == stored
+        assert stalled.thread.call(stalled.num_leases) == 0
+
+
+def test_a_put_is_not_visible_before_its_bytes_have_landed(stalled: Served) -> None:
+    with runtime_at(stalled.target) as one, Client(stalled.target) as client:
+        one.fill(10)
+        namespace = client.register(IDENTITY)
+        put = one.start(one.pages.put, one.namespace, CHAIN, IDS)
+        stalled.until(lambda: stalled.has_copies)
+        assert client.lookup(namespace, CHAIN).num_blocks == 0
+        assert stalled.let_finish(put).num_stored == 8
+        assert client.lookup(namespace, CHAIN).num_blocks == 8
+
+
+# -------------------------------------------------------------------------------------- cancel, end, loss
+
+
+def test_cancel_returns_when_the_pages_are_the_caller_s_again(stalled: Served) -> None:
+    with runtime_at(stalled.target) as one:
+        one.fill(11)
+        stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+        delivery = one.pages.begin_get(one.namespace, CHAIN, OTHERS)
+        stalled.until(lambda: stalled.has_copies)
+        cancel = one.start(delivery.cancel)
+        stalled.until(lambda: next(iter(registration_of(stalled).deliveries.values()))._cancelled.done())
+        assert not cancel.done()
+        assert stalled.thread.call(stalled.num_leases) == 1
+        stalled.let_finish(cancel)
+        assert not stalled.has_copies
+        assert delivery.wait().num_loaded == 0
+    assert stalled.count("direct_gets_cancelled") == 1
+
+
+def registration_of(served: Served) -> Registration:
+    """The one that there is."""
+    [registration] = served.daemon.direct._registrations
+    assert isinstance(registration, Registration)
+    return registration
+
+
+def test_a_cancelled_task_waits_for_the_device_too(stalled: Served) -> None:
+    device = FakeDevice(is_live=True)
+    exporter = FakeExporter(device)
+    whole = exporter.tensor(4 * NUM_PAGES * 4 * 2 * 64).view(np.uint16).reshape(4, NUM_PAGES, 2, 4, 32)
+
+    async def main() -> None:
+        async with AsyncClient(stalled.target) as client:
+            namespace = await client.register(IDENTITY)
+            pages = await client.register_pages(namespace, "vllm", list(whole), exporter)
+            await pump(asyncio.create_task(pages.put(namespace, CHAIN, IDS)))
+            get = asyncio.create_task(pages.get(namespace, CHAIN, OTHERS))
+            while not stalled.has_copies:
+                await asyncio.sleep(0)
+            get.cancel()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert not get.done()
+            await pump(get)
+            assert get.cancelled()
+            assert not stalled.has_copies
+
+    async def pump(task: "asyncio.Task[object]") -> None:
+        while not task.done():
+            stalled.device.run()
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+    device.shut_down()
+
+
+def test_unregistering_waits_for_the_device(stalled: Served) -> None:
+    one = Runtime(stalled.target)
+    one.fill(12)
+    stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+    one.pages.begin_get(one.namespace, CHAIN, OTHERS)
+    stalled.until(lambda: stalled.has_copies)
+    end = one.start(one.pages.unregister)
+    stalled.until(lambda: registration_of(stalled).is_ending)
+    assert not end.done()
+    assert stalled.opened() == 1
+    stalled.let_finish(end)
+    assert stalled.opened() == 0
+    one.client.close()
+
+
+def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(stalled: Served) -> None:
+    """A call that timed out leaves its pages in doubt; being registered again settles it."""
+    one = Runtime(stalled.target, call_s=0.2)
+    one.fill(13)
+    stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN[:1], IDS[:1], deadline_s=20.0))
+    lost = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=0.1)
+    assert "NO_ANSWER" in str(lost.exception(20.0))
+    assert stalled.has_copies
+    stalled.until(lambda: registration_of(stalled).is_ending)
+    one.client.operations.settings = one.client.operations.settings.__class__(stalled.target)
+    again = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=20.0)
+    assert stalled.let_finish(again).num_loaded == 1
+    assert one.read(OTHERS[:1]) == one.read(IDS[:1])
+    one.pages.unregister()
+    one.client.close()
+
+
+def test_a_lost_device_is_a_miss_and_the_daemon_lives(tmp_path: Path) -> None:
+    device = FakeDevice(num_streams=8, seed=3)
+    with Served(tmp_path, device=device) as served:
+        one = Runtime(served.target)
+        one.fill(14)
+        served.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+        get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS)
+        served.until(lambda: served.has_copies)
+        device.lose("fell off the bus")
+        report = served.let_finish(get)
+        assert (report.num_loaded, report.reason) == (0, "device_failed")
+        report = served.let_finish(one.start(one.pages.get, one.namespace, CHAIN, OTHERS))
+        assert (report.num_loaded, report.reason) == (0, "device_failed")
+        late = served.let_finish(one.start(one.pages.put, one.namespace, names("late", 8), IDS))
+        assert late.outcomes == [PutOutcome.FAILED] * 8
+        assert served.thread.call(served.num_leases) == 0
+        assert one.client.get(one.namespace, CHAIN).num_loaded == 8  # by shared memory, as ever
+        assert served.count("direct_get_device_lost") == 2
+        assert served.count("direct_put_device_lost") >= 1
+        one.client.close()
+        served.assert_at_rest()
+
+
+class Mute(FakeDevice):
+    """A device that answers `when_done` with an error that says nothing about the bytes."""
+
+    is_mute = False
+
+    def when_done(self, event: object, call: object) -> None:
+        if self.is_mute:
+            call(DeviceError(DeviceFault.REFUSED, "no"))  # type: ignore[operator]
+        else:
+            super().when_done(event, call)  # type: ignore[arg-type]
+
+
+def test_memory_that_a_device_may_still_touch_is_kept_until_it_is_shut_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "CLOSE_GRACE_S", 0.1)
+    device = Mute(num_streams=8, seed=3)
+    with Served(tmp_path, device=device) as served:
+        one = Runtime(served.target, call_s=0.5)
+        one.fill(15)
+        served.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS, deadline_s=20.0))
+        device.is_mute = True
+        get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS, deadline_s=0.2)
+        assert get.exception(20.0) is not None
+        assert served.thread.call(served.num_leases) == 1
+        device.run()
+        assert served.thread.call(served.num_leases) == 1  # nobody knows; so it stays
+        assert served.count("direct_gets_in_doubt") == 1
+        assert one.client.get(one.namespace, CHAIN).num_loaded == 8
+        one.client.close()
+        served.thread.wait(served.daemon.direct.close())
+        assert served.thread.call(served.num_leases) == 0
+
+
+# ---------------------------------------------------------------------------------------- hostile callers
+
+
+def registration(**changes: object) -> direct_pb2.RegisterPagesRequest:
+    request = direct_pb2.RegisterPagesRequest(
+        device_uuid=FakeDevice().uuid,
+        num_pages=4,
+        page_tokens=16,
+        page_stride=16 * 256,
+        token_stride=256,
+        head_stride=128,
+        allocations=[direct_pb2.Allocation(handle=b"x" * 64, num_bytes=1 << 20)],
+        tensors=[
+            direct_pb2.PageTensor(num_layers=2, layer_stride=1 << 17, num_planes=2, plane_stride=1 << 16)
+        ],
+    )
+    for name, value in changes.items():
+        if isinstance(value, list):
+            del getattr(request, name)[:]
+            getattr(request, name).extend(value)
+        else:
+            setattr(request, name, value)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "NO_DEVICE"),  # well formed, but nobody's handle
+        ({"device_uuid": "nobody"}, "NO_DEVICE"),
+        ({"num_pages": 1 << 31}, "BAD_PAGES"),
+        ({"page_stride": (1 << 64) - 1}, "BAD_PAGES"),
+        ({"allocations": []}, "BAD_PAGES"),
+        ({"allocations": [direct_pb2.Allocation(handle=b"", num_bytes=1 << 20)]}, "BAD_PAGES"),
+        ({"allocations": [direct_pb2.Allocation(handle=b"y" * 4096, num_bytes=1 << 20)]}, "BAD_PAGES"),
+        ({"event_handles": [b"e" * 64] * 65}, "BAD_PAGES"),
+        ({"event_handles": [b""]}, "BAD_PAGES"),
+        ({"num_event_sets": 1 << 31}, "BAD_PAGES"),
+        ({"namespace_id": 77}, "UNKNOWN_NAMESPACE"),
+    ],
+)
+def test_a_hostile_registration_is_refused(served: Served, changes: dict[str, object], reason: str) -> None:
+    with RawClient(served.daemon.service.local_socket_path) as client:
+        client.attach()
+        request = registration(**{"namespace_id": client.register().namespace_id} | changes)
+        with pytest.raises(Refused) as refused:
+            client.call(Method.REGISTER_PAGES, request, direct_pb2.RegisterPagesResponse)
+        assert refused.value.detail.reason == reason
+    served.assert_at_rest()
+    assert len(served.device._free_streams) == 8
+
+
+def test_a_client_that_says_its_memory_is_larger_than_it_is(served: Served) -> None:
+    """The copy would fault and take the device from everybody."""
+    with runtime_at(served.target) as one:
+
+        class Liar(FakeExporter):
+            def export(self, address: int):  # type: ignore[no-untyped-def]
+                return super().export(address)._replace(num_bytes=1 << 30)
+
+        liar = Liar(one.device)
+        liar.memories = one.exporter.memories
+        with pytest.raises(PreconditionFailed, match="bytes asked for"):
+            one.client.register_pages(one.namespace, "vllm", one.tensors, liar)
+        assert len(served.daemon.direct._registrations) == 1
+
+
+def test_nobody_uses_another_one_s_pages(served: Served) -> None:
+    with runtime_at(served.target) as one, runtime_at(served.target) as two:
+        two.pages._state.registration_id = one.pages._state.registration_id
+        with pytest.raises(NotFound, match="register"):
+            two.pages.get(two.namespace, CHAIN, IDS)
+        with pytest.raises(NotFound, match="register"):
+            two.pages.put(two.namespace, CHAIN, IDS)
+        two.pages._state.registration_id += 1
+
+
+def test_wrong_calls_are_refused_with_the_fix(served: Served) -> None:
+    with runtime_at(served.target, num_events=1) as one:
+        get, put = one.pages.get, one.pages.put
+        with pytest.raises(InvalidRequest, match="twice"):
+            get(one.namespace, CHAIN[:2], [3, 3])
+        with pytest.raises(InvalidRequest, match="2 blocks need 2 ids"):
+            get(one.namespace, CHAIN[:2], [3])
+        with pytest.raises(InvalidRequest, match="32 pages"):
+            put(one.namespace, CHAIN[:1], [NUM_PAGES])
+        with pytest.raises(InvalidRequest, match="one of `events`"):
+            get(one.namespace, CHAIN[:1], [1], after=object())
+        with pytest.raises(InvalidRequest, match="parent"):
+            put(one.namespace, CHAIN[:1], [1], parent=b"short")
+        other = one.client.register(replace(IDENTITY, geometry=replace(GEOMETRY, num_layers=2)))
+        with pytest.raises(InvalidRequest, match="another geometry"):
+            get(other, CHAIN[:1], [1])
+
+
+def test_streams_are_a_limit_that_says_so(served: Served) -> None:
+    runtimes = [Runtime(served.target) for _ in range(4)]  # two streams each, of eight
+    with pytest.raises(Overloaded, match="all streams"):
+        Runtime(served.target)
+    for runtime in runtimes:
+        runtime.close()
+    with runtime_at(served.target):
+        pass
+
+
+def test_without_a_device_the_direct_path_says_so(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        served.thread.call(lambda: setattr(served.daemon.local, "_direct", None))
+        with pytest.raises(PreconditionFailed, match="no GPU"):
+            Runtime(served.target)
+
+
+def test_ids_in_random_order_over_many_gets(served: Served) -> None:
+    rng = random.Random(5)
+    with runtime_at(served.target) as one:
+        for turn in range(12):
+            one.fill(turn)
+            number = rng.randrange(1, 9)
+            ids = rng.sample(range(NUM_PAGES), 2 * number)
+            chain = names(f"turn {turn}", number)
+            assert one.pages.put(one.namespace, chain, ids[:number]).complete
+            assert one.pages.get(one.namespace, chain, ids[number:]).num_loaded == number
+            assert one.read(ids[:number]) == one.read(ids[number:])

@@ -20,9 +20,9 @@ from itertools import count, groupby
 
 import numpy as np
 
-from ..base import Cause, CopyItem, CopyOutcome, MemoryEngine
+from ..base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
 from ..payload import checksum
-from .device import Addresses, Device, DeviceError, DeviceFault, Event, Stream
+from .device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
 from .own_events import OwnEvents
 from .pages import I64, Pages
 
@@ -31,6 +31,11 @@ log = logging.getLogger(__name__)
 PUT_BYTES = 1 << 44  # offsets that belong to one put
 
 AddressesOf = Callable[[Sequence[int]], Addresses]
+
+
+def addresses_by(address_of: Callable[[int], int]) -> AddressesOf:
+    """Return what looks up the addresses of many places, given what looks up one."""
+    return lambda places: np.array([address_of(place) for place in places], np.uint64)
 
 
 class GatherCopier:
@@ -110,31 +115,36 @@ class GatherCopier:
         self, items: Sequence[CopyItem], ids: dict[int, I64], future: "Future[list[CopyOutcome]]"
     ) -> None:
         """Give the stream the copies of `items`, and ask to be told when they have landed."""
-        event: Event | None = None
         is_under_way = False
         try:
             if self.is_closed:
                 return _end(items, future, Cause.SOURCE_GONE)
+            runs = groupby(items, lambda item: (item.source // PUT_BYTES, item.label.group))
+            copies = [self._pieces(list(run), ids[number], group) for (number, group), run in runs]
             event = self._events.take()
-            for (number, group), run in groupby(
-                items, lambda item: (item.source // PUT_BYTES, item.label.group)
-            ):
-                is_under_way = True
-                self._copy(list(run), ids[number], group)
+            is_under_way = True
+            for pieces in copies:
+                self._stream.copy(pieces)
             self._stream.record(event)
             self._device.when_done(event, partial(self._landed, items, event, future))
         except DeviceError as error:
             self._broke(items, future, error, is_under_way)
-        except Exception as defect:  # of ours; reaches the mover through the future
-            future.set_exception(defect)
+        except CopyError as error:  # a slot that cannot be pinned
+            _end(items, future, error.cause)
+        except Exception:  # a defect; the memory is what matters now
+            log.exception("put from registered pages failed")
+            if is_under_way:
+                self._in_doubt.append((items, future))
+            else:
+                _end(items, future, Cause.IO_ERROR)
         return None
 
-    def _copy(self, items: Sequence[CopyItem], ids: I64, group: int) -> None:
-        """Enqueue items of one put and layer group."""
+    def _pieces(self, items: Sequence[CopyItem], ids: I64, group: int) -> Pieces:
+        """Return the copies of items of one put and layer group. Raises CopyError."""
         block_bytes = self._pages.table.geometry.block_bytes
         blocks = np.array([item.source % PUT_BYTES // block_bytes for item in items])
         targets = self._slots([item.target for item in items])
-        self._stream.copy(self._pages.gather(group, targets, ids[blocks]))
+        return self._pages.gather(group, targets, ids[blocks])
 
     def _broke(
         self,
