@@ -10,7 +10,7 @@ not change while a place is taken, so no lock is shared with the event loop.
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -57,6 +57,8 @@ class ExtentEngine:
         self._published: dict[int, int] = {}  # place -> tag
         self._generations = itertools.count(2, 2)  # never repeats: a recycled slot cannot look as before
         self._lock = threading.Lock()  # extents being made, statistics
+        #: Told an extent's number before it is unmapped: whoever registered it with a device.
+        self.before_unmap: Callable[[int], None] = lambda number: None
         self._prefaulting = threading.Lock()
         self._stop = threading.Event()
         backend = "sealed memfd" if tier is not Tier.HBM else "host memory (sealed memfd)"
@@ -269,6 +271,7 @@ class ExtentEngine:
             self._index_of_extent.pop(number, None)
             extent = self._extents.pop(number, None)
         if extent is not None:
+            self.before_unmap(number)
             extent.close()
 
     def reports(self) -> list[ExtentReport]:
@@ -311,7 +314,8 @@ class ExtentEngine:
         with self._prefaulting:
             for place in list(self._published):
                 self.retract(place)
-            for extent in self._extents.values():
+            for number, extent in self._extents.items():
+                self.before_unmap(number)
                 extent.close()
             self._extents.clear()
 

@@ -1,4 +1,4 @@
-"""DeviceCopier: copies between pinned warm memory and a GPU's, one direction each, completed by events.
+"""DeviceCopier: copies between places that a device can address, one edge each, completed by events.
 
 A batch is one call: its fragments become columns of addresses, neighbours become one piece, and the device's
 own DMA does the rest while no thread of ours does anything. The order of things is what matters here:
@@ -14,13 +14,14 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...v1.shm import extent_of
 from ..base import Cause, CopyError, CopyItem, CopyOutcome
-from ..block import Tier
+from ..block import FragmentLabel, Tier
 from ..payload import checksum
 from .device import DeviceError, DeviceFault, Event, Pieces, Stream
 from .flights import Flight, keys
@@ -28,6 +29,23 @@ from .hbm import HbmEngine
 from .pinned import Pinned, as_copy_error
 
 log = logging.getLogger(__name__)
+
+
+class End(Protocol):
+    """A tier whose places the device addresses: pinned warm memory, or the device's own."""
+
+    @property
+    def tier(self) -> Tier:
+        """Which tier it is."""
+        ...
+
+    def address_of(self, place: int) -> int:
+        """Return where the slot at `place` begins. Raises CopyError."""
+        ...
+
+    def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
+        """Return the generation of what is published there under `label`. Raises CopyError."""
+        ...
 
 
 class _Batch:
@@ -54,29 +72,29 @@ class _Batch:
 
 
 class DeviceCopier:
-    """Implements `Copier` from `warm` into `engine` (`target` HBM) or back (`target` DRAM).
+    """Implements `Copier` for the edge from `source` to `target`, on the device of `engine`.
 
     `enqueuer` runs what a batch costs the host, tens of microseconds (milliseconds where warm memory must be
-    registered first). With `hashers` every fragment that landed in dram is hashed there and compared before
-    it counts. Keeps `num_streams` streams of the device until the engine is closed. Raises DeviceError
-    (REFUSED) when there are none left."""
+    registered first). With `hashers` every fragment that landed in `target`, which is warm memory then, is
+    hashed there and compared before it counts. Keeps `num_streams` streams of the device until the engine is
+    closed. Raises DeviceError (REFUSED) when there are none left."""
 
     def __init__(
         self,
         engine: HbmEngine,
-        warm: Pinned,
-        target: Tier,
+        source: End,
+        target: End,
         enqueuer: Executor,
         *,
         hashers: Executor | None = None,
         num_streams: int = 2,
     ) -> None:
-        assert target in (Tier.HBM, Tier.DRAM)
+        assert hashers is None or isinstance(target, Pinned), "only what lies in host memory can be hashed"
         self._engine = engine
-        self._warm = warm
-        self._is_up = target is Tier.HBM
+        self._source = source
+        self._target = target
         self._enqueuer = enqueuer
-        self._hashers = hashers if target is Tier.DRAM else None
+        self._hashers = hashers
         self._streams: list[Stream] = []
         self._next = 0
         engine.before_close.append(self._give_streams)
@@ -116,20 +134,17 @@ class DeviceCopier:
 
     def _open(self, batch: _Batch) -> Pieces | None:
         """Compare identities and find addresses; None when no item is left."""
-        verify = self._warm.engine.verify if self._is_up else self._engine.verify
-        columns: list[tuple[int, int, int, int]] = []
+        columns: list[tuple[int, int, int, int, int]] = []
         for position, item in enumerate(batch.items):
             try:
-                generation = verify(item.source, item.label)
-                if self._is_up:
-                    source, target = self._warm.address_of(item.source), self._engine.address_of(item.target)
-                else:
-                    source, target = self._engine.address_of(item.source), self._warm.address_of(item.target)
+                generation = self._source.verify(item.source, item.label)
+                source = self._source.address_of(item.source)
+                target = self._target.address_of(item.target)
             except CopyError as error:
                 batch.outcomes[position] = CopyOutcome(error.cause)
                 continue
-            region = extent_of(item.source if self._is_up else item.target)
-            columns.append((source, target, item.label.raw_length, region))
+            length = item.label.raw_length
+            columns.append((source, target, length, extent_of(item.source), extent_of(item.target)))
             batch.opened.append(position)
             batch.generations.append(generation)
         return coalesce(np.array(columns, np.uint64)) if columns else None
@@ -137,9 +152,8 @@ class DeviceCopier:
     def _enqueue(self, batch: _Batch, stream: Stream, event: Event, pieces: Pieces) -> None:
         """From here on the device may touch the places; only `_landed` ends that."""
         device, flights, items = self._engine.device, self._engine.flights, batch.begun
-        above, below = (Tier.DRAM, Tier.HBM) if self._is_up else (Tier.HBM, Tier.DRAM)
-        reads = keys(above, (item.source for item in items))
-        writes = keys(below, (item.target for item in items))
+        reads = keys(self._source.tier, (item.source for item in items))
+        writes = keys(self._target.tier, (item.target for item in items))
         flight = Flight(stream, event, reads, writes)
         refused: DeviceError | None = None
         flights.begin(flight)
@@ -176,14 +190,13 @@ class DeviceCopier:
     def _settle(self, batch: _Batch) -> None:
         """Take over what landed, after a second look at each source and, if wanted, at each copy."""
         try:
-            verify = self._warm.engine.verify if self._is_up else self._engine.verify
             num_bytes = 0
             for position, generation in zip(batch.opened, batch.generations, strict=True):
                 source, target, label = batch.items[position]
                 try:
-                    verify(source, label, generation)
+                    self._source.verify(source, label, generation)
                     if self._hashers is not None:
-                        landed = self._warm.engine.view(target, label.raw_length)
+                        landed = cast(Pinned, self._target).engine.view(target, label.raw_length)
                         if checksum(landed) != label.checksum:
                             raise CopyError(Cause.WRONG_CHECKSUM, f"hbm slot {source:#x}")
                     batch.outcomes[position] = CopyOutcome(None, label.checksum)
@@ -191,8 +204,10 @@ class DeviceCopier:
                 except CopyError as error:
                     log.warning("copy from or to hbm: %s", error)
                     batch.outcomes[position] = CopyOutcome(error.cause)
-            count = self._engine.count_writes if self._is_up else self._engine.count_reads
-            count(len(batch.opened), num_bytes)
+            if self._source.tier is Tier.HBM:
+                self._engine.count_reads(len(batch.opened), num_bytes)
+            if self._target.tier is Tier.HBM:
+                self._engine.count_writes(len(batch.opened), num_bytes)
             batch.future.set_result(batch.outcomes)
         except BaseException as bug:
             batch.future.set_exception(bug)
@@ -200,7 +215,8 @@ class DeviceCopier:
     def _fail(self, batch: _Batch, error: DeviceError | None) -> None:
         assert error is not None
         if error.fault is DeviceFault.LOST:
-            hot = (item.target if self._is_up else item.source for item in batch.begun)
+            hot = [item.source for item in batch.begun if self._source.tier is Tier.HBM]
+            hot += [item.target for item in batch.begun if self._target.tier is Tier.HBM]
             self._engine.lost(str(error), hot)
         else:
             log.warning("copy from or to hbm: %s", error)
@@ -212,12 +228,13 @@ class DeviceCopier:
 
 
 def coalesce(columns: NDArray[np.uint64]) -> Pieces:
-    """Merge neighbours: rows of (source, target, length, region) whose bytes follow each other in source
-    *and* target become one piece, but never across regions, which are registered one by one."""
-    source, target, length, region = columns[np.argsort(columns[:, 0], kind="stable")].T
-    is_first = np.ones(len(source), bool)
+    """Merge neighbours: rows of (source, target, length, source extent, target extent) whose bytes follow
+    each other in source *and* target become one piece, but never across extents, which are registered one by
+    one."""
+    source, target, length, *extents = columns[np.argsort(columns[:, 0], kind="stable")].T
     follows = (source[1:] == source[:-1] + length[:-1]) & (target[1:] == target[:-1] + length[:-1])
-    is_first[1:] = ~(follows & (region[1:] == region[:-1]))
-    first = np.flatnonzero(is_first)
+    for extent in extents:
+        follows &= extent[1:] == extent[:-1]
+    first = np.flatnonzero(np.concatenate(([True], ~follows)))
     lengths = np.add.reduceat(length, first).astype(np.int64)
     return Pieces(np.ascontiguousarray(source[first]), np.ascontiguousarray(target[first]), lengths)

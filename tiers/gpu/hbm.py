@@ -7,7 +7,9 @@ a publish costs no copy and a lost device loses no books. Clients on the host ca
 direct path.
 
 The slab is one plain allocation, made at start: a pool of the library's would hand out what another process
-cannot open, and one allocation per slot would cost a synchronisation of the device each.
+cannot open, and one allocation per slot would cost a synchronisation of the device each. Extents that a
+growing tier adds later are allocations of their own; those of the slab stay until the end, also of a tier
+that shrank.
 
 Bytes move by DeviceCopier, asynchronously. `write` and `read` are the contract's synchronous ways, through a
 small pinned bounce buffer; the rare edge from hbm straight to nvme uses them."""
@@ -18,13 +20,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from ...v1.shm import CHECKSUM_BYTES, extent_of
 from ..base import Buffer, Cause, CopyError, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..payload import checksum
 from ..slots import SlotPool
 from .bounce import Bounce
-from .device import Device, DeviceError, DeviceFault
+from .device import Addresses, Device, DeviceError, DeviceFault, DeviceMemory
 from .flights import Flights
 from .pinned import as_copy_error
 
@@ -49,6 +53,8 @@ class HbmEngine:
         self.before_close: list[Callable[[], None]] = []  # whoever holds something of the device
         self._room = room
         self._slab = device.allocate(room.num_extents * room.extent_bytes)
+        self._num_in_slab = room.num_extents
+        self._grown: dict[int, DeviceMemory] = {}  # extent -> its own allocation
         self._published: dict[int, tuple[int, FragmentLabel]] = {}  # place -> generation, who
         self._generations = itertools.count(2, 2)
         self._quarantine: set[int] = set()  # places whose copy was never known to have ended
@@ -71,7 +77,24 @@ class HbmEngine:
             raise CopyError(Cause.TIER_OFFLINE, self._lost or "the tier is closed")
         if place in self._quarantine:
             raise CopyError(Cause.TIER_OFFLINE, f"place {place:#x} is quarantined")
-        return self._slab.address + extent_of(place) * self._room.extent_bytes + self._room.offset_of(place)
+        return self._start_of(extent_of(place)) + self._room.offset_of(place)
+
+    def addresses_of(self, places: Sequence[int]) -> Addresses:
+        """Return `address_of` of each. Raises CopyError."""
+        return np.array([self.address_of(place) for place in places], np.uint64)
+
+    def _start_of(self, number: int) -> int:
+        """Return where extent `number` begins; one that came later is allocated now."""
+        if number < self._num_in_slab:
+            return self._slab.address + number * self._room.extent_bytes
+        with self._lock:
+            memory = self._grown.get(number)
+            if memory is None:
+                try:
+                    memory = self._grown[number] = self.device.allocate(self._room.extent_bytes)
+                except DeviceError as error:
+                    raise as_copy_error(error) from error
+            return memory.address
 
     def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
         """Store `payload` and wait until it is there; see Engine.write."""
@@ -133,6 +156,13 @@ class HbmEngine:
     def retract(self, place: int) -> None:
         """Make `place` unreadable. No effect when it is not published."""
         self._published.pop(place, None)
+
+    def give_back(self, number: int) -> None:
+        """Free an extent that the room has no use for any more. Waits for the device: call it in a thread."""
+        with self._lock:
+            memory = self._grown.pop(number, None)
+        if memory is not None:
+            self.device.free(memory)
 
     # ------------------------------------------------------------------------------------------- failure
 
@@ -214,7 +244,8 @@ class HbmEngine:
             close()
         self._bounce.close()
         self._published.clear()
-        self.device.free(self._slab)
+        for memory in (self._slab, *self._grown.values()):
+            self.device.free(memory)
         self.device.shut_down()
 
 

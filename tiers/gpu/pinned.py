@@ -12,14 +12,18 @@ read-only and must say so (`is_read_only`)."""
 import logging
 import resource
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ...v1.shm import extent_of
 from ..base import Cause, CopyError
+from ..block import FragmentLabel, Tier
 from ..memory import ExtentEngine
 from ..slots import SlotPool
-from .device import Device, DeviceError, DeviceFault
+from .device import Addresses, Device, DeviceError, DeviceFault
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +45,11 @@ class PinnedReport:
 class Pinned:
     """Addresses of the places of `engine`, for `Pieces` of `device`. Thread-safe.
 
-    Registers an extent when one of its places is first asked for, or ahead of that by `pin_all`. `close` must
-    come before the engine's: memory is unregistered while it is still mapped.
+    Registers an extent when one of its places is first asked for, or ahead of that by `pin_all`; unregisters
+    it before the engine unmaps it, when the tier shrinks or is closed. `close` comes before the device's end.
     """
+
+    tier = Tier.DRAM
 
     def __init__(self, device: Device, engine: ExtentEngine, room: SlotPool) -> None:
         self.engine = engine
@@ -53,6 +59,15 @@ class Pinned:
         self._refused = ""
         self._is_closed = False
         self._lock = threading.Lock()
+        engine.before_unmap = self.unpin
+
+    def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
+        """See ExtentEngine.verify."""
+        return self.engine.verify(place, label, generation)
+
+    def addresses_of(self, places: Sequence[int]) -> Addresses:
+        """Return `address_of` of each. Raises CopyError."""
+        return np.array([self.address_of(place) for place in places], np.uint64)
 
     def address_of(self, place: int) -> int:
         """Return the address of the slot at `place`. May register its extent, which takes milliseconds.
@@ -82,10 +97,17 @@ class Pinned:
                 self._addresses[number] = address
             return address
 
+    def unpin(self, number: int) -> None:
+        """Unregister extent `number`, of which no slot is taken. No effect when it is not registered."""
+        with self._lock:
+            address = self._addresses.pop(number, None)
+            if address is not None:
+                self._device.unregister_host(address)
+
     def pin_all(self) -> None:
         """Register every extent, in the order in which they come into use. Blocks; call it in a thread, after
         `prefault`. What the device refuses is logged once; copies to it will fail and be counted."""
-        for number in range(self.engine.num_extents):
+        for number in self._room.extents():
             try:
                 self.pin(number)
             except CopyError:
@@ -105,7 +127,7 @@ class Pinned:
             )
 
     def close(self) -> None:
-        """Unregister everything. Idempotent. The caller knows that no stream touches it."""
+        """Unregister everything, for good. Idempotent. The caller knows that no stream touches it."""
         with self._lock:
             self._is_closed = True
             for address in self._addresses.values():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtier.tiers.base import CopyItem, CopyOutcome
-from kvtier.tiers.block import FragmentLabel, Tier
+from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.gpu.copier import DeviceCopier
 from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.gpu.hbm import HbmEngine
@@ -45,9 +45,10 @@ class Hot:
         self.warm = ExtentEngine(self.warm_room, self.indexes)
         self.hot = HbmEngine(device, self.hot_room)
         self.pinned = Pinned(device, self.warm, self.warm_room)
-        self.up = DeviceCopier(self.hot, self.pinned, Tier.HBM, Inline())
+        self.up = DeviceCopier(self.hot, self.pinned, self.hot, Inline())
         hashers = Inline() if verifies else None
-        self.down = DeviceCopier(self.hot, self.pinned, Tier.DRAM, Inline(), hashers=hashers)
+        self.down = DeviceCopier(self.hot, self.hot, self.pinned, Inline(), hashers=hashers)
+        self.across = DeviceCopier(self.hot, self.hot, self.hot, Inline(), num_streams=1)
         self.hot.before_close.append(self.pinned.close)
 
     def put(self, number: int, length: int = LENGTH) -> tuple[int, FragmentLabel]:

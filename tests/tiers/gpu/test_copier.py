@@ -194,6 +194,28 @@ def test_without_an_event_nothing_is_begun() -> None:
     hot.close()
 
 
+def test_a_tier_that_grows_and_shrinks() -> None:
+    """Extents that come later are memory of their own; what leaves is unpinned before it is unmapped."""
+    with opened(num_extents=1) as hot:
+        old = [hot.promoted(number) for number in range(32)]
+        hot.warm_room.grow(2)
+        hot.hot_room.grow(2)
+        place, label = hot.promoted(99)
+        assert place not in [place for place, _ in old]
+        other = hot.hot_place()
+        assert hot.copy(hot.across, [CopyItem(place, other, label)]) == [CopyOutcome(None, label.checksum)]
+        assert hot.device.peek(hot.hot.address_of(other), LENGTH) == make_payload(99, LENGTH)
+        hot.hot.retract(place)
+        for slot in (place, other):
+            hot.hot_room.release(slot, LENGTH)
+        before = len(hot.device.memory.regions)
+        hot.hot_room.retire([1])
+        hot.hot.give_back(*hot.hot_room.take_gone())
+        hot.warm_room.retire([0])
+        hot.warm.give_back(*hot.warm_room.take_gone())
+        assert before - len(hot.device.memory.regions) == 2
+
+
 def test_pinning_has_a_limit_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     device = FakeDevice(max_registered_bytes=EXTENT_BYTES + (4 << 20))  # one extent, and the bounce buffer
     hot = Hot(device)
@@ -265,14 +287,14 @@ rows = st.lists(
 @given(rows)
 def test_coalescing_changes_no_byte(rows: list[tuple[int, int, int, int]]) -> None:
     """Every byte goes where it went before, and no piece spans two regions."""
-    columns = np.array([(16 * r + s, t, n, r) for s, t, n, r in rows], np.uint64)
+    columns = np.array([(16 * r + s, t, n, r, 0) for s, t, n, r in rows], np.uint64)
     merged = coalesce(columns)
 
     def bytes_of(triples: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
         return sorted((s + i, t + i) for s, t, n in triples for i in range(n))
 
     after = list(zip(*(column.tolist() for column in merged), strict=True))
-    assert bytes_of(after) == bytes_of([(s, t, n) for s, t, n, _ in columns.tolist()])
+    assert bytes_of(after) == bytes_of([(s, t, n) for s, t, n, *_ in columns.tolist()])
     assert all(s // 16 == (s + n - 1) // 16 for s, _, n in after)
 
 
