@@ -32,6 +32,7 @@ class Cause(Enum):
     WRONG_IDENTITY = "wrong_identity"  # the record there is another one
     WRONG_CHECKSUM = "wrong_checksum"  # the record there is this one, its bytes are not
     NO_SPACE = "no_space"
+    DOES_NOT_FIT = "does_not_fit"  # encoded it is longer than its place: to be stored as it is
     CANCELLED = "cancelled"
     SOURCE_GONE = "source_gone"  # the staging extent or device went away with its client
     TIER_OFFLINE = "tier_offline"

@@ -17,6 +17,7 @@ import xxhash
 from ..v1.shm import PAGE_BYTES
 from .base import CopyError
 from .block import NamespaceIdentity
+from .codecs.registry import KNOWN_CODECS
 from .direct import DirectIo, read_fully
 from .footer import (
     Entries,
@@ -53,8 +54,21 @@ RECORD = np.dtype(
         ("group", "<u4"),
         ("place", "<i8"),
         ("raw_length", "<u8"),
+        ("stored_length", "<u8"),
         ("checksum", "V16"),
+        ("codec", "<u2"),
     ]
+)
+#: Fields that a record has from its entry, as they are.
+COPIED = (
+    "prefix_hash",
+    "parent_hash",
+    "position",
+    "group",
+    "raw_length",
+    "stored_length",
+    "checksum",
+    "codec",
 )
 _FIRST_WORD = np.dtype(
     {
@@ -173,7 +187,8 @@ def scan(file: SegmentFile, reasons: Counter[str]) -> Footer:
                 reasons["header_damaged"] += 1
                 continue
             end = start + 1 + -(-header.stored_length // PAGE_BYTES)
-            if end > file.data_pages or header.codec != CODEC_IDENTITY:
+            is_encoded = header.codec != CODEC_IDENTITY
+            if end > file.data_pages or (header.stored_length != header.raw_length and not is_encoded):
                 reasons["header_damaged"] += 1
                 continue
             if end > page + num_pages:
@@ -261,13 +276,13 @@ def _fill(
 ) -> None:
     """Write one segment's entries into its part of the result; mark those of unknown namespaces."""
     entries: Entries = footer.entries
-    for name in ("prefix_hash", "parent_hash", "position", "group", "raw_length", "checksum"):
+    for name in COPIED:
         records[name] = entries[name]
     records["has_parent"] = has_parent(entries["flags"])
     records["place"] = entries["page"].astype(np.int64) | footer.segment << 32
     table = np.array([known.get(digest, -1) for digest in footer.namespaces], np.int64)
     indexes = table[entries["namespace_index"]]
-    keep[:] = (indexes >= 0) & (entries["codec"] == CODEC_IDENTITY)
+    keep[:] = (indexes >= 0) & np.isin(entries["codec"], sorted(KNOWN_CODECS))
     records["namespace_index"] = np.maximum(indexes, 0)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ...policies.base import DEFAULT_PRIORITY
 from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier, Urgency
+from .encodings import AS_IT_IS, Encodings
 from .states import State
 from .table import BlockTable
 
@@ -50,6 +51,8 @@ class Namespace:
     block_bytes: int
     #: Where the fragment of each layer group begins in a block's payload.
     group_offsets: tuple[int, ...]
+    #: Number of the encoding in which fragments of each layer group enter the cold store from now on.
+    encodings: tuple[int, ...] = ()
 
 
 class Catalog:
@@ -60,6 +63,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self.namespaces: dict[int, Namespace] = {}
+        self.encodings = Encodings()
         self.num_blocks = 0
         # One entry per block row.
         self.prefix_hash: list[bytes] = []
@@ -87,6 +91,9 @@ class Catalog:
         self.place = [array("q") for _ in TIERS]
         self.state = [array("B") for _ in TIERS]
         self.holds = [array("H") for _ in TIERS]
+        self.encoding = array("H")  # of its record in the cold store; AS_IT_IS when there is none
+        #: Fragments whose encoded bytes were too long: their blocks are stored as they are. Sparse.
+        self.unfit: set[int] = set()
         #: Prefix hash of the parent of blocks that recovery found without it: their records name it.
         self.lost_parent: dict[int, bytes] = {}
         #: Priority and until when, of blocks that somebody gave one. Sparse; see retention.py.
@@ -105,6 +112,7 @@ class Catalog:
         offsets = tuple(sum(sizes[:group]) for group in range(len(sizes)))
         number = len(self.namespaces) + 1
         namespace = Namespace(number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets)
+        namespace.encodings = (AS_IT_IS,) * len(sizes)
         self.namespaces[namespace.id] = namespace
         return namespace
 
@@ -149,6 +157,8 @@ class Catalog:
         self.lost_parent.pop(row, None)
         self.retained.pop(row, None)
         self.awaited.pop(row, None)
+        if self.unfit:
+            self.unfit.difference_update(self.fragments(row))
         self.prefix_hash[row] = b""
         self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
         # setdefault: the rows of recovered blocks were never taken from this list.
@@ -175,6 +185,9 @@ class Catalog:
             if hints:
                 for row in rows:
                     hints.pop(row, None)
+        if self.unfit:
+            for row in rows:
+                self.unfit.difference_update(self.fragments(row))
         first_fragment = self.first_fragment
         free = self._free_fragments.setdefault(namespace.num_groups, [])
         free += [first_fragment[row] for row in rows]
@@ -243,6 +256,20 @@ class Catalog:
         row = self.block_of[fragment]
         return self.namespace_of(row).fragment_bytes[fragment - self.first_fragment[row]]
 
+    def stored_length(self, fragment: int, tier: Tier) -> int:
+        """Return the bytes a fragment takes in `tier`, where it is or is about to be."""
+        raw_bytes = self.length_of(fragment)
+        if tier is not Tier.NVME:
+            return raw_bytes
+        return self.encodings.stored_bytes(self.encoding[fragment], raw_bytes)
+
+    def choose_encoding(self, fragment: int, namespace: Namespace) -> int:
+        """Return the number of the encoding in which a fragment that is not in the cold store would enter
+        it."""
+        if fragment in self.unfit:
+            return AS_IT_IS
+        return namespace.encodings[fragment - self.first_fragment[self.block_of[fragment]]]
+
     def label_of(self, fragment: int) -> FragmentLabel:
         """Return who a fragment is, with its checksum once it was taken."""
         return self.labels_of((fragment,))[0]
@@ -276,6 +303,16 @@ class Catalog:
                 )
             )
         return labels
+
+    def tell_encodings(self, labels: Sequence[FragmentLabel], fragments: Sequence[int]) -> None:
+        """Say in the labels of fragments that enter, leave or move inside the cold store how they are stored
+        there."""
+        encodings = self.encodings
+        for label, fragment in zip(labels, fragments, strict=True):
+            number = self.encoding[fragment]
+            if number:
+                label.codec_id = encodings.codec_id(number)
+                label.stored_length = encodings.stored_bytes(number, label.raw_length)
 
     def set_checksum(self, fragment: int, checksum: bytes) -> None:
         """Remember the checksum taken at put."""
@@ -367,7 +404,8 @@ class Catalog:
         first = len(self.block_of)
         num_fragments = num_groups * GROWTH
         _append((self.block_of, *self.place), NO_PLACE, num_fragments)
-        _append((self.checksum_low, self.checksum_high, *self.state, *self.holds), 0, num_fragments)
+        zero = (self.checksum_low, self.checksum_high, *self.state, *self.holds, self.encoding)
+        _append(zero, 0, num_fragments)
         free += range(first + num_fragments - num_groups, first - 1, -num_groups)
 
     # ------------------------------------------------------------------------------------ integrity

@@ -65,6 +65,8 @@ class Copies:
         self._cancelled: set[tuple[int, Tier]] = set()
         #: Records being read, per segment: a segment is not freed under a reader.
         self.num_reads_of_segment: dict[int, int] = {}
+        #: Told of a block of which a fragment was too long once it was encoded: it is to be copied again.
+        self.on_unfit: Callable[[int], object] = lambda row: None
         #: Bytes in flight per (source, target), and those of them that somebody waits for.
         self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
         self.urgent_bytes: dict[tuple[Tier | None, Tier], int] = {}
@@ -88,6 +90,8 @@ class Copies:
         """
         residency = self._residency
         labels = residency.catalog.labels_of([move.fragment for move in moves])
+        if Tier.NVME in (source, target):
+            residency.catalog.tell_encodings(labels, [move.fragment for move in moves])
         _, sources, targets = zip(*moves, strict=True)
         items = list(map(CopyItem._make, zip(sources, targets, labels, strict=True)))
         num_bytes = sum(item.label.raw_length for item in items)
@@ -175,8 +179,8 @@ class Copies:
     def forward_targets(self) -> list[tuple[int, int]]:
         """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""
         forwards = [b for b in self._batches.values() if b.source is Tier.NVME and b.target is Tier.NVME]
-        length_of = self._residency.catalog.length_of
-        return [(move.target, length_of(move.fragment)) for batch in forwards for move in batch.moves]
+        length = self._residency.catalog.stored_length
+        return [(move.target, length(move.fragment, Tier.NVME)) for batch in forwards for move in batch.moves]
 
     def _finish_one(self, batch: _Batch, move: Move, item: CopyItem, outcome: CopyOutcome) -> None:
         residency = self._residency
@@ -191,7 +195,10 @@ class Copies:
             batch.owner.landed(move.fragment, outcome.cause)
         self.tell_listeners(move.fragment, batch.target, outcome.cause)
         if outcome.cause is not None:  # last, because the block may be forgotten by this
+            row = residency.catalog.block_of[move.fragment]
             residency.fail(move.fragment, batch.target, outcome.cause)
+            if outcome.cause is Cause.DOES_NOT_FIT and residency.catalog.prefix_hash[row]:
+                self.on_unfit(row)
 
     def _finish_inside(self, batch: _Batch, move: Move, outcome: CopyOutcome) -> None:
         """A fragment was copied to another place of its tier."""

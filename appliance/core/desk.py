@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ...policies.costs import CostModel
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from .catalog import Namespace
+from .encodings import Compression, NoCompression
 from .events import ClientOpened, NamespaceRegistered
 from .instructions import Reply, StoreNamespace
 from .leases import Client, Leases
@@ -34,6 +35,7 @@ class Desk:
         self._residency = residency
         self._leases = leases
         self._costs = costs
+        self._compression: Compression = NoCompression()
         self.options = options
         self._domains: dict[str, int] = {}
         self._by_digest: dict[bytes, Namespace] = {}
@@ -145,6 +147,17 @@ class Desk:
         sizes = list(namespace.fragment_bytes)
         return self.reply(event.call, NamespaceResult(namespace.id, identity.digest, sizes))
 
+    def compress(self, compression: Compression) -> None:
+        """What enters the cold store from now on is encoded as `compression` says."""
+        self._compression = compression
+        for namespace in self._by_digest.values():
+            self._encode(namespace)
+
+    def _encode(self, namespace: Namespace) -> None:
+        number_of = self._residency.catalog.encodings.number_of
+        chosen = self._compression.encodings_of(namespace.identity)
+        namespace.encodings = tuple(number_of(encoding) for encoding in chosen)
+
     def add_namespace(self, identity: NamespaceIdentity) -> Namespace:
         """Return the namespace of `identity`, made known if need be."""
         namespace = self._by_digest.get(identity.digest)
@@ -152,6 +165,7 @@ class Desk:
             domain = self.domain_number(identity.domain)
             namespace = self._residency.catalog.add_namespace(identity, domain)
             self._by_digest[identity.digest] = namespace
+            self._encode(namespace)
             self._costs.add_namespace(namespace.id, identity.geometry)
         return namespace
 

@@ -17,6 +17,7 @@ from ...policies.costs import PrefillSpeed
 from ...policies.registry import PolicyChoice
 from ...tiers.base import CopyOutcome
 from ...tiers.block import NamespaceIdentity, Tier, Urgency
+from .encodings import Compression
 from .instructions import (
     STAGING as STAGING,
 )
@@ -359,6 +360,8 @@ class PolicyChanged:
     #: New sizes, in extents or segments; tiers that are not named stay as they are. The files of new segments
     #: are there already.
     num_units: Mapping[Tier, int]
+    #: How fragments enter the cold store from now on; None: as before.
+    compression: Compression | None = None
 
 
 @dataclass(slots=True)

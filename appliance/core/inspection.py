@@ -139,7 +139,9 @@ class Inspection:
                     place = catalog.place[Tier.NVME][fragment]
                     if place != NO_PLACE:
                         num_live[extent_of(place)] += 1
-                        live_bytes[extent_of(place)] += record_bytes(catalog.length_of(fragment))
+                        live_bytes[extent_of(place)] += record_bytes(
+                            catalog.stored_length(fragment, Tier.NVME)
+                        )
         for place, length in planner.copies.forward_targets():
             num_live[extent_of(place)] += 1
             live_bytes[extent_of(place)] += record_bytes(length)

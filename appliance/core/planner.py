@@ -27,6 +27,7 @@ from .catalog import NO_ROW, Catalog
 from .changes import Changes
 from .copies import Copies
 from .desk import Desk, unknown_namespace
+from .encodings import Compression
 from .inspection import Inspection
 from .leases import Leases
 from .loads import Loads
@@ -71,6 +72,7 @@ class Planner:
         policies: PolicyChoice | None = None,
         shared: Sequence[Tier] = MEMORY_TIERS,
         future: Future | None = None,
+        compression: Compression | None = None,
     ) -> None:
         assert Tier.DRAM in rooms, "puts land in dram"
         self.options = options
@@ -89,6 +91,7 @@ class Planner:
         assert log is None or isinstance(log, SegmentLog)
         self.reclaim = Reclaim(self.residency, self.copies, log, options)
         self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
+        self.copies.on_unfit = self.pressure.archive
         self.loads = Loads(self.residency, self.copies, self.pressure)
         self.prefetching = Prefetching(
             self.residency, self.copies, self.loads, self.costs, chosen.prefetcher, options
@@ -100,6 +103,8 @@ class Planner:
         self.waiting = Waiting(options.max_waiting_puts)
         self.inspection = Inspection(self)
         self.desk = Desk(self.residency, self.leases, self.costs, options)
+        if compression is not None:
+            self.desk.compress(compression)
         #: Memory tiers that clients on this host read in place; not hbm where it is a GPU's.
         shared = tuple(tier for tier in shared if tier in rooms)
         self.reads = Reads(

@@ -18,11 +18,13 @@ from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS
 from .copies import Copies, Move
 from .early import EarlyLayers
+from .encodings import AS_IT_IS
 from .exits import Exits
 from .options import PlannerOptions
 from .reclaim import Reclaim
 from .residency import MEMORY_TIERS, Residency
 from .states import State
+from .victims import Victims
 
 #: Blocks given up or spilled per event: about a millisecond.
 MAX_STEPS = 64
@@ -126,7 +128,9 @@ class Pressure:
         memory = [tier for tier in MEMORY_TIERS if self._is_in(row, tier)]
         if not memory or self._residency.is_below(row, memory[-1]):  # a hot block in dram is not safe yet
             return False
-        self._to_archive.append(self._residency.catalog.handle(row))
+        handle = self._residency.catalog.handle(row)
+        if not self._to_archive or self._to_archive[-1] != handle:
+            self._to_archive.append(handle)
         return True
 
     def flush(self) -> int:
@@ -268,7 +272,10 @@ class Pressure:
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
                 continue
             if lower is Tier.NVME:
-                place = self._reclaim.place_for(namespace.domain, length)
+                encoding = catalog.choose_encoding(fragment, namespace)
+                stored_bytes = catalog.encodings.stored_bytes(encoding, length)
+                place = self._reclaim.place_for(namespace.domain, stored_bytes)
+                catalog.encoding[fragment] = encoding if place is not None else AS_IT_IS
             else:
                 place = self.place_for(lower, namespace.domain, length)
             if place is None:

@@ -141,7 +141,7 @@ class Reclaim:
         if catalog.num_holds[Tier.NVME][row]:
             return False  # being read, or copied forward already
         assert all(catalog.state[Tier.NVME][f] == State.RESIDENT for f in here)
-        num_bytes = sum(record_bytes(catalog.length_of(f)) for f in here)
+        num_bytes = sum(record_bytes(catalog.stored_length(f, Tier.NVME)) for f in here)
         used_again = catalog.num_uses[row] > 0
         worth_it = (
             used_again
@@ -192,7 +192,7 @@ class Reclaim:
         domain = catalog.namespace_of(row).domain
         moves = []
         for fragment in fragments:
-            place = self._reserve(domain, catalog.length_of(fragment), forward=True)
+            place = self._reserve(domain, catalog.stored_length(fragment, Tier.NVME), forward=True)
             if place is None:
                 break
             moves.append(Move(fragment, catalog.place[Tier.NVME][fragment], place))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ...tiers.block import NO_PLACE, Tier
 from ...tiers.log import SegmentLog
 from .catalog import NO_ROW, TIERS, Catalog, Namespace
+from .encodings import AS_IT_IS, Encoding
 from .residency import Residency
 from .states import State
 
@@ -53,8 +54,9 @@ def _has_right_shape(
     groups = np.minimum(records["group"], namespace.num_groups - 1)
     sizes = np.array(namespace.fragment_bytes, np.uint64)[groups]
     is_right: npt.NDArray[np.bool_] = (records["group"] == groups) & (records["raw_length"] == sizes)
+    is_right &= (records["codec"] == 0) | (_encodings(residency.catalog, records) != AS_IT_IS)
     for record in records[~is_right]:
-        log.release(int(record["place"]), int(record["raw_length"]))
+        log.release(int(record["place"]), int(record["stored_length"]))
     residency.story.count("records_of_wrong_shape", int((~is_right).sum()))
     return is_right
 
@@ -195,6 +197,17 @@ def _extend_fragments(
         _extend(catalog.place[tier], place)
         _extend(catalog.state[tier], state)
         _extend(catalog.holds[tier], np.zeros(num_fragments))
+    encoding = np.zeros(num_fragments, np.uint16)
+    encoding[fragment] = _encodings(catalog, records)
+    _extend(catalog.encoding, encoding)
+
+
+def _encodings(catalog: Catalog, records: Records) -> npt.NDArray[np.uint16]:
+    """Return the number of each record's encoding."""
+    forms, which = np.unique(records[["codec", "stored_length"]], return_inverse=True)
+    number_of = catalog.encodings.number_of
+    numbers = [number_of(Encoding(*form) if form[0] else None) for form in forms.tolist()]
+    return np.array(numbers, np.uint16)[which]
 
 
 def _count(
@@ -217,8 +230,7 @@ def _count(
         (catalog.num_children_placed[Tier.NVME], children),
     ):
         np.frombuffer(column, column.typecode)[first_row:] = counts
-    sizes = np.array(namespace.fragment_bytes)[records["group"]]
-    residency.resident_bytes[Tier.NVME] += int(sizes.sum())
+    residency.resident_bytes[Tier.NVME] += int(records["stored_length"].sum())
     residency.num_resident[Tier.NVME] += len(records)
     segments = records["place"] >> 32
     order = np.argsort(segments, kind="stable")

@@ -21,6 +21,7 @@ from ...tiers.log import SegmentLog
 from ...v1.shm import extent_of
 from .audience import Audience
 from .catalog import NO_ROW, TIERS, Catalog
+from .encodings import AS_IT_IS
 from .instructions import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
 from .states import NEXT, InvalidTransition, State, Step
 from .story import NO_VERDICT, Story, Verdict
@@ -77,7 +78,7 @@ class Residency:
             catalog.num_children_placed[tier][catalog.parent[row]] += 1
         if tier is Tier.NVME:
             self.in_segment[extent_of(place)].append(fragment)
-        self.arriving_bytes[tier] += catalog.length_of(fragment)
+        self.arriving_bytes[tier] += catalog.stored_length(fragment, tier)
         self.hold(fragment, tier)
 
     def land(self, fragment: int, tier: Tier, label: FragmentLabel) -> None:
@@ -87,7 +88,7 @@ class Residency:
         self._step(fragment, tier, Step.LAND)
         catalog.set_checksum(fragment, label.checksum)
         row = catalog.block_of[fragment]
-        length = label.raw_length
+        length = label.raw_length if tier is not Tier.NVME else catalog.stored_length(fragment, tier)
         self.arriving_bytes[tier] -= length
         self.resident_bytes[tier] += length
         self.num_resident[tier] += 1
@@ -109,7 +110,9 @@ class Residency:
         """The bytes will not arrive: the place goes back. Gives the copy's hold back."""
         catalog = self.catalog
         row = catalog.block_of[fragment]
-        self.arriving_bytes[tier] -= catalog.length_of(fragment)
+        self.arriving_bytes[tier] -= catalog.stored_length(fragment, tier)
+        if cause is Cause.DOES_NOT_FIT:
+            catalog.unfit.add(fragment)
         self._give_hold(fragment, tier)
         assert catalog.holds[tier][fragment] == 0, "a fragment that never landed has no readers"
         self._step(fragment, tier, Step.FAIL)
@@ -129,7 +132,7 @@ class Residency:
         freed = 0
         for fragment in self.catalog.fragments(row):
             if self.catalog.state[tier][fragment] == State.RESIDENT:
-                freed += self.catalog.length_of(fragment)
+                freed += self.catalog.stored_length(fragment, tier)
                 self._leave(fragment, tier, Step.EVICT)
                 self._vacate(fragment, tier)
         self._notify(BlockChange.REMOVED, row, tier, reason)
@@ -164,7 +167,7 @@ class Residency:
             return
         row = catalog.block_of[fragment]
         self._leave(fragment, tier, Step.CONDEMN)
-        self.condemned_bytes[tier] += catalog.length_of(fragment)
+        self.condemned_bytes[tier] += catalog.stored_length(fragment, tier)
         self._notify(BlockChange.REMOVED, row, tier, reason)
         self.story.tell(self.now, catalog.prefix_hash[row], f"condemned_{tier.label}", reason)
         if catalog.holds[tier][fragment] == 0:
@@ -184,7 +187,7 @@ class Residency:
         old = catalog.place[tier][fragment]
         if tier in MEMORY_TIERS:
             self.out.append(Retract(tier, old))
-        self.rooms[tier].release(old, catalog.length_of(fragment))
+        self.rooms[tier].release(old, catalog.stored_length(fragment, tier))
         catalog.place[tier][fragment] = place
         if tier in MEMORY_TIERS:
             self.out.append(Publish(tier, place, catalog.label_of(fragment)))
@@ -197,7 +200,7 @@ class Residency:
         stays."""
         if tier not in MEMORY_TIERS:
             self._settle(tier, place)
-        self.rooms[tier].release(place, self.catalog.length_of(fragment))
+        self.rooms[tier].release(place, self.catalog.stored_length(fragment, tier))
 
     # --------------------------------------------------------------------------------------- holds
 
@@ -326,7 +329,7 @@ class Residency:
         catalog = self.catalog
         self._step(fragment, tier, step)
         catalog.num_resident[tier][catalog.block_of[fragment]] -= 1
-        self.resident_bytes[tier] -= catalog.length_of(fragment)
+        self.resident_bytes[tier] -= catalog.stored_length(fragment, tier)
         self.num_resident[tier] -= 1
         if tier in MEMORY_TIERS:
             self.out.append(Retract(tier, catalog.place[tier][fragment]))
@@ -335,8 +338,10 @@ class Residency:
         """Give the place back; the fragment is ABSENT here."""
         catalog = self.catalog
         row = catalog.block_of[fragment]
-        self.rooms[tier].release(catalog.place[tier][fragment], catalog.length_of(fragment))
+        self.rooms[tier].release(catalog.place[tier][fragment], catalog.stored_length(fragment, tier))
         catalog.place[tier][fragment] = NO_PLACE
+        if tier is Tier.NVME:
+            catalog.encoding[fragment] = AS_IT_IS
         catalog.num_placed[tier][row] -= 1
         if catalog.num_placed[tier][row]:
             return
@@ -350,7 +355,7 @@ class Residency:
 
     def _quiet(self, fragment: int, tier: Tier) -> None:
         self._step(fragment, tier, Step.QUIET)
-        self.condemned_bytes[tier] -= self.catalog.length_of(fragment)
+        self.condemned_bytes[tier] -= self.catalog.stored_length(fragment, tier)
         row = self.catalog.block_of[fragment]
         self._vacate(fragment, tier)
         self.forget_if_nowhere(row)
@@ -445,7 +450,7 @@ class Residency:
                 for row in namespace.rows.values():
                     for fragment in catalog.fragments(row):
                         state = State(catalog.state[tier][fragment])
-                        by_state[state] += catalog.length_of(fragment)
+                        by_state[state] += catalog.stored_length(fragment, tier)
                         place = catalog.place[tier][fragment]
                         if place != NO_PLACE and seen.setdefault(place, fragment) != fragment:
                             problems.append(f"{tier.label}: place {place:#x} belongs to two fragments")

@@ -58,7 +58,8 @@ class Changes:
         if config.num_segments and rng.random() < 0.6:
             sizes[Tier.NVME] = config.num_segments = rng.choice((3, 4, 8))
             daemon.cold.resize(config.num_segments)
-        change = ev.PolicyChanged(options, policies, sizes)
+        compression = drawn.compression if rng.random() < 0.5 else None
+        change = ev.PolicyChanged(options, policies, sizes, compression)
         problems = daemon.planner.changes.objections(change)
         assert not [p for p in problems if "pinned" not in p], problems
         if problems:  # refused whole, as the daemon would
@@ -66,6 +67,7 @@ class Changes:
                 self._restore(daemon, tier)
             return
         config.options, config.policies = options, policies
+        config.compression = compression or config.compression
         self._world.counts["policy_changed"] += 1
         daemon.step(change)
 

@@ -12,9 +12,10 @@ import numpy as np
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import FragmentLabel, NamespaceIdentity
 from kvtier.tiers.footer import Footer
+from kvtier.tiers.log import record_bytes
 from kvtier.tiers.record import ENTRY
 from kvtier.tiers.recovery import Found, Recovered, assemble
-from kvtier.v1.shm import extent_of, slot_of
+from kvtier.v1.shm import PAGE_BYTES, extent_of, slot_of
 
 from .oracle import Contents, checksum_of
 from .world import Violation, World
@@ -85,9 +86,12 @@ class VirtualColdStore:
         if segment.epoch == 0:
             self._epochs += 1
             segment.epoch = self._epochs
-        if page in segment.written:
+        pages = range(page, page + record_bytes(label.stored_length or label.raw_length) // PAGE_BYTES)
+        if not segment.written.isdisjoint(pages):
             raise Violation("cold store", f"record {place:#x} is overwritten")
-        segment.written.add(page)
+        segment.written.update(pages)
+        if label.codec_id and self._fault("does_not_fit"):
+            return Cause.DOES_NOT_FIT
         self._sequence += 1
         record = Record(label, page, segment.epoch, self._sequence, token)
         if self._fault("write_error"):
@@ -138,6 +142,8 @@ class VirtualColdStore:
             or found.position != label.position
             or found.parent_hash != label.parent_hash
             or found.raw_length != label.raw_length
+            or found.codec_id != label.codec_id
+            or found.stored_length != label.stored_length
         ):
             return Cause.WRONG_IDENTITY
         if label.checksum and record.checksum != label.checksum:
@@ -262,12 +268,12 @@ def _entry(record: Record, table: dict[bytes, int]) -> tuple[bytes | int, ...]:
         record.checksum,
         record.sequence,
         label.raw_length,
-        label.raw_length,
+        label.stored_length or label.raw_length,
         record.page,
         label.position,
         label.group,
         table[label.namespace_digest],
-        0,
+        label.codec_id,
         1 if label.parent_hash else 0,
         b"",
     )

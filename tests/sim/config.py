@@ -8,10 +8,11 @@ that need it to be absent.
 from dataclasses import dataclass, field
 from random import Random
 
+from kvtier.appliance.core.encodings import Compression, Encoding, NoCompression
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.policies.costs import PrefillSpeed
 from kvtier.policies.registry import EVICTION, PREFETCH, PolicyChoice
-from kvtier.tiers.block import Geometry
+from kvtier.tiers.block import Geometry, NamespaceIdentity
 
 SENSELESS_EVICTION = "tests.sim.policies:SenselessEviction"
 SENSELESS_PREFETCH = "tests.sim.expectations:SenselessPrefetch"
@@ -57,6 +58,7 @@ FAULTS = {
     "seal_error": 0.1,  # per segment
     "no_place": 0.05,  # per reservation in a room: the allocator fails although there is room
     "staging_changed": 0.05,  # per put
+    "does_not_fit": 0.5,  # per encoded record
     "retry": 0.25,  # per request: sent again with the same id
     "late_retry": 0.1,  # per request: arrives again long after its answer
     "never_released": 0.1,  # per lease of a local client
@@ -64,6 +66,32 @@ FAULTS = {
 }
 #: Lies of the medium. Only verification can see them, so they are left out where nothing is verified.
 MEDIA_FAULTS = {"misdirected_write": 0.03, "bit_rot": 0.05, "stale_read": 0.03}
+
+
+@dataclass(frozen=True, slots=True)
+class SimCompression:
+    """Encodes as much as `share` says; every other layer group stays as it is when `is_mixed`."""
+
+    codec_id: int
+    share: float
+    is_mixed: bool
+
+    def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
+        """See Compression."""
+        geometry = identity.geometry
+        return tuple(
+            None
+            if self.is_mixed and group % 2
+            else Encoding(self.codec_id, max(1, int(geometry.fragment_bytes(group) * self.share)))
+            for group in range(geometry.num_groups)
+        )
+
+
+def draw_compression(rng: Random) -> Compression:
+    """Draw how fragments enter the cold store."""
+    if rng.random() < 0.5:
+        return NoCompression()
+    return SimCompression(rng.choice((1, 2, 4)), rng.choice((0.05, 0.4, 0.73)), rng.random() < 0.3)
 
 
 @dataclass(slots=True)
@@ -95,6 +123,7 @@ class Config:
     policies: PolicyChoice = field(default_factory=PolicyChoice)
     prefill_speeds: list[PrefillSpeed | None] = field(default_factory=list)  # by namespace
     hint_rate: float = 0.0  # of puts, acquires and session updates: says more than it must
+    compression: Compression = field(default_factory=NoCompression)
     min_run: int = 2  # blocks of a put that are admitted and landed in columns
     audit_every: int = 64
 
@@ -170,6 +199,7 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         policies=_draw_policies(rng),
         prefill_speeds=[rng.choice((None, None, PrefillSpeed(1e9), PrefillSpeed(1e4))) for _ in geometries],
         hint_rate=rng.choice((0.0, 0.2, 0.7)),
+        compression=draw_compression(rng),
     )
 
 

@@ -68,7 +68,13 @@ class Daemon:
         self.was_offline = False
         self.rooms = _rooms(config, self._no_place)
         shared = MEMORY_TIERS if config.hbm_is_shared else (Tier.DRAM,)
-        self.planner = Planner(config.options, self.rooms, policies=config.policies, shared=shared)
+        self.planner = Planner(
+            config.options,
+            self.rooms,
+            policies=config.policies,
+            shared=shared,
+            compression=config.compression,
+        )
         self.memories = {
             tier: VirtualMemory(tier, room, contents)
             for tier, room in self.rooms.items()

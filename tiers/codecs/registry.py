@@ -28,6 +28,8 @@ _BY_ID: Final[dict[int, Callable[[], Codec]]] = {
     Lz4.codec_id: Lz4,
     Zstd.codec_id: Zstd,
 }
+#: Codecs whose records this version reads.
+KNOWN_CODECS: Final = frozenset(_BY_ID)
 
 
 def codec_named(name: str) -> Codec:
