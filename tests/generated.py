@@ -19,6 +19,9 @@ from grpc_tools import protoc
 
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
+from kvtier.appliance.sight.alerts import alerts_yaml
+from kvtier.appliance.sight.dashboard import dashboard_json
+from kvtier.appliance.sight.exposition import reference_markdown as metrics_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -97,7 +100,31 @@ def api_reference() -> Iterator[tuple[Path, bytes]]:
     yield ROOT / "docs" / "api.md", "".join(parts).encode()
 
 
-GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [wire_stubs, state_diagram, api_reference]
+def metrics_reference() -> Iterator[tuple[Path, bytes]]:
+    """Yield docs/metrics.md, printed from the table that is exported."""
+    text = f"""# Metrics
+
+Generated from `appliance/sight/metrics_table.py` by `make docs`. Served at `/metrics` of `observe.http`
+(by default `127.0.0.1:9464`) in Prometheus's text format. The dashboard and the alert rules that come with
+kvtier (`helm/kvtier/files/`) use nothing else; a test checks every expression.
+{metrics_markdown()}"""
+    yield ROOT / "docs" / "metrics.md", text.encode()
+
+
+def dashboards() -> Iterator[tuple[Path, bytes]]:
+    """Yield the Grafana dashboard and the Prometheus alert rules."""
+    folder = ROOT / "helm" / "kvtier" / "files"
+    yield folder / "dashboard.json", dashboard_json().encode()
+    yield folder / "alerts.yaml", alerts_yaml().encode()
+
+
+GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
+    wire_stubs,
+    state_diagram,
+    api_reference,
+    metrics_reference,
+    dashboards,
+]
 
 
 def stale() -> list[Path]:

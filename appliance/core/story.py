@@ -119,9 +119,9 @@ class Story:
 
 
 def _line(entry: _Entry) -> Line:
-    at, subject, what, why, *verdict = entry
-    told = Verdict(*verdict)
-    return Line(at, subject, what, _with_prices(why, told), told)
+    at, subject, what, why, price, next_price, next_block = entry
+    verdict = Verdict(price, next_price, next_block)
+    return Line(at, subject, what, _with_prices(why, verdict), verdict)
 
 
 def _with_prices(why: str, verdict: Verdict) -> str:
