@@ -123,6 +123,8 @@ class Delivery:
             self._failure = DEVICE_FAILED
             self._counters["direct_gets_in_doubt"] += 1
             await self._given_up
+        if self._cancelled.done():
+            self._failure = self._failure or CANCELLED
         self._let_go()
         self._on_end(self)
         self.answers.push(refusal or self._last_answer())
@@ -132,7 +134,6 @@ class Delivery:
         reply = asyncio.ensure_future(anext(self._replies, None))
         await asyncio.wait({reply, self._cancelled}, return_when=asyncio.FIRST_COMPLETED)
         if self._cancelled.done():
-            self._failure = CANCELLED
             if not reply.done():
                 reply.cancel()
             elif reply.exception() is None:

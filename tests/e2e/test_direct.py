@@ -257,8 +257,7 @@ def test_a_cancelled_task_waits_for_the_device_too(stalled: Served) -> None:
             pages = await client.register_pages(namespace, "vllm", list(whole), exporter)
             await pump(asyncio.create_task(pages.put(namespace, CHAIN, IDS)))
             get = asyncio.create_task(pages.get(namespace, CHAIN, OTHERS))
-            while not stalled.has_copies:
-                await asyncio.sleep(0)
+            await asyncio.to_thread(stalled.until, lambda: stalled.has_copies)
             get.cancel()
             for _ in range(50):
                 await asyncio.sleep(0)
