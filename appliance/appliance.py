@@ -347,12 +347,18 @@ class Appliance:
                 return
             log.error("cold store: %s(%s) failed", verb, argument, exc_info=failure)
             self.counters[f"{verb}_failed"] += 1
-            self.step(TierLost(Tier.NVME, True, f"{verb} failed: {failure}"))
-            self.mover.refuse(Tier.NVME)
+            self.lose_tier(Tier.NVME, f"{verb} failed: {failure}")
 
         self._num_housekeeping += 1
         future = self._housekeeper.submit(function, argument)
         future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
+
+    def lose_tier(self, tier: Tier, reason: str) -> None:
+        """A tier is gone for good: nothing is copied into it any more, and what it held is a miss."""
+        log.error("tier %s is lost: %s", tier.label, reason)
+        self.counters[f"{tier.label}_lost"] += 1
+        self.step(TierLost(tier, True, reason))
+        self.mover.refuse(tier)
 
     # ------------------------------------------------------------------------------- the clock
 

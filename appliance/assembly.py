@@ -18,6 +18,7 @@ from ..tiers.base import CopyError, Engine, Room
 from ..tiers.block import Tier
 from ..tiers.copiers import HostCopier
 from ..tiers.edges import Viewable
+from ..tiers.gpu.device import Device
 from ..tiers.index import Indexes
 from ..tiers.log import SegmentLog
 from ..tiers.memfd import SharedMemoryError
@@ -29,6 +30,7 @@ from ..tiers.slots import SlotPool
 from ..v1.shm import MIN_SLOT_BYTES
 from .errors import StartError
 from .forward import ForwardCopier
+from .hot_tier import MAX_IN_FLIGHT, HotTier, open_device
 from .lanes import Edge, Route
 from .learned_file import read_learned
 from .settings import NvmeTier, Settings
@@ -52,6 +54,7 @@ class Assembly:
     recovered: Recovered | None = None
     learned: bytes = b""  # what the policies of the last owner of the cold store knew
     pools: list[ThreadPoolExecutor] = field(default_factory=list)
+    hot: HotTier | None = None  # where hbm is a GPU's
 
     @property
     def dram(self) -> ExtentEngine:
@@ -81,6 +84,8 @@ class Assembly:
                     engine.prefault()
                 except SharedMemoryError as problem:
                     log.error("tier %s: %s", engine.tier.label, problem)
+        if self.hot is not None:
+            self.hot.pinned.pin_all()
         log.info("memory in place after %.1f s", time.monotonic() - began_at)
 
     def close(self) -> None:
@@ -92,8 +97,9 @@ class Assembly:
         self.indexes.close()
 
 
-def assemble(settings: Settings, epoch: int) -> Assembly:
-    """Build the tiers that `settings` ask for. Blocks. Raises StartError, naming the setting to change."""
+def assemble(settings: Settings, epoch: int, device: Device | None = None) -> Assembly:
+    """Build the tiers that `settings` ask for; hbm in the memory of `device`, when one is given. Blocks.
+    Raises StartError, naming the setting to change."""
     tiers = settings.tiers
     memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
     if len({part.extent_bytes for part in memory.values()}) > 1:
@@ -103,23 +109,24 @@ def assemble(settings: Settings, epoch: int) -> Assembly:
     threads = ThreadPoolExecutor(num_threads, "kvtier-copy")
     assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
     try:
-        _open_memory(assembly, settings)
+        _open_memory(assembly, settings, device)
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme)
+        _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
     except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
         assembly.close()
         raise StartError(str(problem)) from problem
     except StartError:
         assembly.close()
         raise
-    _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
     return assembly
 
 
-def _open_memory(assembly: Assembly, settings: Settings) -> None:
+def _open_memory(assembly: Assembly, settings: Settings, device: Device | None) -> None:
     hbm, dram = settings.tiers.hbm, settings.tiers.dram
+    is_on_device = hbm is not None and (device is not None or hbm.backend != "host")
     for tier, part in ((Tier.HBM, hbm), (Tier.DRAM, dram)):
-        if part is None:
+        if part is None or (tier is Tier.HBM and is_on_device):
             continue
         room = SlotPool(part.num_extents, part.extent_bytes)
         engine = ExtentEngine(
@@ -133,6 +140,19 @@ def _open_memory(assembly: Assembly, settings: Settings) -> None:
         assembly.rooms[tier], assembly.engines[tier] = room, engine
     if dram.hugepages == "on" and not assembly.dram.reports()[0].huge_pages:
         raise StartError("tiers.dram.hugepages is on, but the host has too few free 2MiB pages; write auto")
+    if hbm is not None and is_on_device:
+        _open_hot(assembly, device or open_device(hbm), SlotPool(hbm.num_extents, hbm.extent_bytes))
+
+
+def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
+    """Put the hot tier on a device. It stands before dram, which it has pinned: what is closed goes in this
+    order."""
+    dram_room = assembly.rooms[Tier.DRAM]
+    assert isinstance(dram_room, SlotPool)
+    assembly.hot = hot = HotTier(device, room, assembly.dram, dram_room)
+    assembly.rooms = {Tier.HBM: room, **assembly.rooms}
+    assembly.engines = {Tier.HBM: hot.engine, **assembly.engines}
+    assembly.pools.append(hot.enqueuer)
 
 
 def _open_store(assembly: Assembly, nvme: NvmeTier) -> None:
@@ -153,7 +173,11 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
             edge = Edge(source.tier, target.tier)  # inside one tier, too: when it shrinks
             routes[edge] = Route(HostCopier(source, target, assembly.memory_threads, num_tasks=1))
             bounds[edge] = num_memory_threads
-    store = assembly.store
+    hot, store = assembly.hot, assembly.store
+    if hot is not None:
+        hot_routes = hot.routes(assembly.memory_threads)
+        routes.update(hot_routes)
+        bounds.update(dict.fromkeys(hot_routes, MAX_IN_FLIGHT))
     if store is None:
         return
     reading = ThreadPoolExecutor(num_store_threads, "kvtier-load")
@@ -165,5 +189,8 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
         routes[load] = Route(HostCopier(store, memory, reading, num_tasks=1))
         routes[spill] = Route(HostCopier(memory, store, writing, num_tasks=1))
         bounds[load] = bounds[spill] = num_store_threads
+    if hot is not None:
+        spill = Edge(Tier.HBM, Tier.NVME)
+        routes[spill], bounds[spill] = hot.spill_route(store, writing), num_store_threads
     routes[Edge(Tier.NVME, Tier.NVME)] = Route(ForwardCopier(store, forwarding))
     bounds[Edge(Tier.NVME, Tier.NVME)] = 1

@@ -18,6 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 from .. import __version__
+from ..tiers.block import Tier
+from ..tiers.gpu.device import Device
 from ..v1.addresses import socket_path
 from .access import Access
 from .access_log import AccessLog
@@ -73,6 +75,9 @@ class Daemon:
             self.events,
         )
         self.accesses = AccessLog(self.appliance, self.planner, limits.max_block_events)
+        if assembly.hot is not None:
+            soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
+            assembly.hot.when_lost(lambda reason: soon(lose, Tier.HBM, reason))
         self._recall(assembly.learned)
         nvme = settings.tiers.nvme
         self.learned = LearnedFile(nvme.path if nvme is not None else None, self._what_was_learned)
@@ -117,16 +122,19 @@ class Daemon:
         self._prefaulting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings) -> "Daemon":
-        """Assemble, recover, listen. Raises StartError, naming what to change."""
+    async def start(cls, settings: Settings, device: Device | None = None) -> "Daemon":
+        """Assemble, recover, listen. Raises StartError, naming what to change. With a `device`, hbm is in its
+        memory."""
         epoch = secrets.randbits(63) | 1
-        assembly = await asyncio.to_thread(assemble, settings, epoch)
+        assembly = await asyncio.to_thread(assemble, settings, epoch, device)
         daemon = cls(settings, assembly, epoch)
         try:
             for address in settings.listen:
                 _make_folder(socket_path(address), is_shared=bool(settings.tenants))
             await daemon.sight.start()
             await daemon.grpc.start()
+            if assembly.hot is not None:
+                daemon.serve_pages([assembly.hot.direct])
             if daemon.local is not None:
                 daemon.local.start()  # last: whoever can connect here finds everything there
         except StartError:

@@ -91,10 +91,13 @@ class _MemoryTier(_Model):
 
 
 class HbmTier(_MemoryTier):
-    """The hot tier: memory that stands for a GPU's."""
+    """The hot tier: a GPU's memory, or memory that stands for it."""
 
-    backend: Literal["host"] = "host"
-    """What holds the bytes. `host` is ordinary memory of this process."""
+    backend: Literal["host", "cuda"] = "host"
+    """What holds the bytes. `host` is ordinary memory of this process, which clients read in place; `cuda` is the
+    memory of an NVIDIA GPU, which is read on the GPU or by way of dram, and needs `pip install kvtier[gpu]`."""
+    device: int = Field(default=0, ge=0, le=255)
+    """Which GPU, as this process numbers them (CUDA_VISIBLE_DEVICES). Only for `cuda`."""
 
 
 class DramTier(_MemoryTier):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from kvtier.appliance.daemon import Daemon
 from kvtier.appliance.settings import Settings
+from kvtier.tiers.gpu.device import Device
 
 T = TypeVar("T")
 
@@ -61,9 +62,10 @@ class DaemonThread:
     (`wait`): grpc.aio shares one queue between all loops of a process, and a loop that ends first breaks it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, device: Device | None = None) -> None:
         self.daemon: Daemon
         self._settings = settings
+        self._device = device
         self._loop = asyncio.new_event_loop()
         self._loop.set_debug(True)
         self._loop.slow_callback_duration = SLOW_CALLBACK_S
@@ -87,7 +89,7 @@ class DaemonThread:
         self._slow.__enter__()
         self._thread.start()
         try:
-            self.daemon = self.wait(Daemon.start(self._settings))
+            self.daemon = self.wait(Daemon.start(self._settings, self._device))
         except BaseException:
             self._end()
             raise

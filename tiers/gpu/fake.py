@@ -56,7 +56,7 @@ class FakeDevice:
         *,
         capacity_bytes: int = 256 << 20,
         max_registered_bytes: int = UNLIMITED,
-        num_streams: int = 8,
+        num_streams: int = 16,
         num_events: int = 64,
         seed: int = 0,
         is_live: bool = False,

@@ -16,6 +16,7 @@ small pinned bounce buffer; the rare edge from hbm straight to nvme uses them.""
 
 import itertools
 import logging
+import mmap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -49,7 +50,7 @@ class HbmEngine:
     def __init__(self, device: Device, room: SlotPool) -> None:
         self.device = device
         self.flights = Flights()
-        self.on_lost: Callable[[str], None] | None = None
+        self.on_lost: Callable[[str], object] | None = None
         self.before_close: list[Callable[[], None]] = []  # whoever holds something of the device
         self._room = room
         self._slab = device.allocate(room.num_extents * room.extent_bytes)
@@ -114,15 +115,19 @@ class HbmEngine:
         may have lost a bit that no ECC noticed. Raises CopyError."""
         assert len(into) == label.raw_length
         generation = self.verify(place, label)
+        self.fetch(place, into)
+        self.verify(place, label, generation)
+        if label.checksum and checksum(into) != label.checksum:
+            raise self._failed(CopyError(Cause.WRONG_CHECKSUM, f"slot {place:#x}"))
+
+    def fetch(self, place: int, into: Buffer) -> None:
+        """Fill `into` with what is at `place`, whatever it is. Blocks. Raises CopyError."""
         try:
             self._bounce.fetch(self.address_of(place), into)
         except DeviceError as error:
             raise self._failed(as_copy_error(error), error) from error
         except CopyError as error:
             raise self._failed(error) from error
-        self.verify(place, label, generation)
-        if label.checksum and checksum(into) != label.checksum:
-            raise self._failed(CopyError(Cause.WRONG_CHECKSUM, f"slot {place:#x}"))
         self.count_reads(1, len(into))
 
     def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
@@ -257,3 +262,21 @@ def _is_same(held: FragmentLabel, asked: FragmentLabel) -> bool:
         and held.namespace_digest == asked.namespace_digest
         and held.raw_length == asked.raw_length
     )
+
+
+class Fetched:
+    """An HbmEngine as a source that shows its bytes: each view is a copy in host memory, made now."""
+
+    def __init__(self, engine: HbmEngine) -> None:
+        self._engine = engine
+
+    def view(self, place: int, length: int) -> Buffer:
+        """Return the `length` bytes at `place`, page-aligned, as the cold store likes them. Blocks. Raises
+        CopyError."""
+        into: Buffer = memoryview(mmap.mmap(-1, length))
+        self._engine.fetch(place, into)
+        return into
+
+    def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
+        """See HbmEngine.verify."""
+        return self._engine.verify(place, label, generation)

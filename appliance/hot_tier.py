@@ -1,0 +1,111 @@
+"""The hot tier on a GPU: its device, its engine, warm memory pinned for it, and the ways to and from it.
+
+Beside assembly.py, which knows nothing of devices: a daemon without a GPU imports this and no driver. The
+device comes from the settings, or from a test that brings its own.
+
+Two things are different from the host-memory hot tier. Clients on the host cannot read it, so it is no shared
+tier. And the cold store cannot read or write it: the rare block that is archived straight from hbm is fetched
+into host memory first, and nothing is ever loaded from nvme into hbm but by way of dram."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ..tiers.base import CopyError
+from ..tiers.block import Tier
+from ..tiers.copiers import HostCopier
+from ..tiers.gpu.copier import DeviceCopier, End
+from ..tiers.gpu.cuda import CudaDevice
+from ..tiers.gpu.device import Device, DeviceError, DeviceFault
+from ..tiers.gpu.hbm import Fetched, HbmEngine
+from ..tiers.gpu.pinned import Pinned, limits
+from ..tiers.memory import ExtentEngine
+from ..tiers.nvme import ColdStore
+from ..tiers.slots import SlotPool
+from .direct import DirectDevice
+from .errors import StartError
+from .lanes import Edge, Route
+from .settings import HbmTier
+from .units import format_bytes
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 4  # batches per edge: two streams that never run dry
+
+
+def open_device(hbm: HbmTier) -> Device:
+    """Return the device that `hbm` asks for. Raises StartError."""
+    try:
+        return CudaDevice(hbm.device)
+    except DeviceError as problem:
+        raise StartError(f"tiers.hbm.backend is {hbm.backend}: {problem}") from problem
+
+
+class HotTier:
+    """Owns `device` from the start: it is shut down with the engine, or here when that cannot be made.
+
+    Raises StartError, naming the setting to change.
+    """
+
+    def __init__(self, device: Device, room: SlotPool, dram: ExtentEngine, dram_room: SlotPool) -> None:
+        self.device = device
+        self.enqueuer = ThreadPoolExecutor(1, "kvtier-gpu")
+        try:
+            self.engine = HbmEngine(device, room)
+            self.pinned = Pinned(device, dram, dram_room)
+            self.engine.before_close.append(self.pinned.close)
+            self.pinned.pin(0)  # what is refused now would be refused for ever
+        except (DeviceError, CopyError) as problem:
+            device.shut_down()
+            self.enqueuer.shutdown()
+            raise StartError(_advice(problem, room, device)) from problem
+
+    def routes(self, hashers: ThreadPoolExecutor) -> dict[Edge, Route]:
+        """Return the ways between hbm and dram, and inside hbm, for a tier that shrinks. Raises
+        StartError."""
+        ends: dict[Tier, End] = {Tier.HBM: self.engine, Tier.DRAM: self.pinned}
+        routes = {}
+        for edge, is_hashed in (
+            (Edge(Tier.DRAM, Tier.HBM), False),
+            (Edge(Tier.HBM, Tier.DRAM), True),
+            (Edge(Tier.HBM, Tier.HBM), False),
+        ):
+            assert edge.source is not None
+            try:
+                copier = DeviceCopier(
+                    self.engine,
+                    ends[edge.source],
+                    ends[edge.target],
+                    self.enqueuer,
+                    hashers=hashers if is_hashed else None,
+                )
+            except DeviceError as problem:
+                raise StartError(f"tiers.hbm: {problem}") from problem
+            routes[edge] = Route(copier)
+        return routes
+
+    def spill_route(self, store: ColdStore, threads: ThreadPoolExecutor) -> Route:
+        """Return the way from hbm straight to the cold store."""
+        return Route(HostCopier(Fetched(self.engine), store, threads, num_tasks=1))
+
+    @property
+    def direct(self) -> DirectDevice:
+        """The device and where its slots are, for the direct path."""
+        slots = {Tier.HBM: self.engine.addresses_of, Tier.DRAM: self.pinned.addresses_of}
+        return DirectDevice(self.device, slots)
+
+    def when_lost(self, call: Callable[[str], object]) -> None:
+        """Call `call(why)` once, on any thread, when the device turns out to be lost."""
+        self.engine.on_lost = call
+
+
+def _advice(problem: Exception, room: SlotPool, device: Device) -> str:
+    """Return what an administrator can do about a hot tier that cannot be made."""
+    capacity = format_bytes(room.num_extents * room.extent_bytes)
+    if isinstance(problem, DeviceError) and problem.fault is DeviceFault.OUT_OF_MEMORY:
+        return (
+            f"tiers.hbm.capacity: {capacity} do not fit on device {device.index} ({device.name}), {problem}; "
+            "lower it, or the share that the runtime takes (vLLM: --gpu-memory-utilization)"
+        )
+    hints = "; ".join(limits()) or "no limit of the host was found"
+    return f"tiers.hbm: warm memory cannot be pinned, {problem} ({hints}); use backend: host"
