@@ -5,7 +5,7 @@ loaded and nothing is paid.
 """
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StartError
 from ..settings_observe import Observe
@@ -14,6 +14,9 @@ from .http_server import HttpServer
 from .snapshot import Snapshots
 from .web import paths
 from .why import Why
+
+if TYPE_CHECKING:
+    from .kv_events import KvEvents
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +29,16 @@ class Sight:
         self.snapshots = Snapshots(eyes)
         self.why = Why(eyes.planner, eyes.telemetry)
         self.http: HttpServer | None = None
+        self.kv_events: KvEvents | None = None
         self._settings = settings
 
     async def start(self) -> None:
         """Open the eyes and listen. Raises StartError for an address that was asked for and cannot be had."""
         self.eyes.open()
+        self._publish_events()
+        await self._listen()
+
+    async def _listen(self) -> None:
         wanted = self._settings.http_address
         if wanted is None:
             return
@@ -48,8 +56,26 @@ class Sight:
     async def stop(self) -> None:
         """Show nothing any more. Idempotent."""
         self.eyes.close()
+        if self.kv_events is not None:
+            await self.kv_events.stop()
+            self.kv_events = None
         if self.http is not None:
             await self.http.stop()
+
+    def _publish_events(self) -> None:
+        settings = self._settings
+        if settings.kv_events == "off":
+            return
+        try:
+            from .kv_events import KvEvents
+        except ImportError as missing:
+            raise StartError(
+                f"`observe.kv_events` needs {missing.name}: pip install 'kvtier[events]'"
+            ) from missing
+        replay = "" if settings.kv_events_replay == "off" else settings.kv_events_replay
+        self.kv_events = KvEvents(self.eyes.planner.catalog, settings.kv_events, replay)
+        self.kv_events.start()
+        self.eyes.appliance.observers.append(self.kv_events.stepped)
 
     def snapshot(self, num_samples: int) -> dict[str, Any]:
         """Return the appliance now, names included: for administrators."""

@@ -103,7 +103,7 @@ def test_an_expression_asks_for_what_is_exported(query: str) -> None:
 def test_the_check_finds_what_it_is_for(query: str, what: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(what)):
         check(query)
-    with pytest.raises(ValueError, match="parse"):
+    with pytest.raises(ValueError, match="unclosed"):
         promql.parse("sum by (")
 
 
