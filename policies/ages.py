@@ -2,7 +2,8 @@
 
 Gaps between uses span five orders of magnitude, and what one learns about them scales with the gap: a
 second matters after ten seconds, not after an hour. With geometric bins nothing here has a time scale of its
-own. Prices are kept on a grid twice as fine (`steps`), because they fall quickly where returns are likely.
+own. Prices are kept on a grid twice as fine (`steps`), because they fall quickly where returns are likely,
+and are read between its points: who is a second older is a bit cheaper.
 Rejected: bins fitted to observed quantiles (they move, and everything counted per bin with them).
 """
 
@@ -34,8 +35,15 @@ def bin_of(age_s: float) -> int:
     return min(NUM_BINS - 1, 1 + int(2.0 * math.log2(age_s / FIRST_EDGE_S)))
 
 
-def step_of(age_s: float) -> int:
-    """Return the step of an age; the last one is open-ended."""
+def step_of(age_s: float) -> float:
+    """Return the step of an age, and how far into it the age is; the last step is open-ended."""
     if age_s < FIRST_EDGE_S:
-        return 0 if age_s < FIRST_EDGE_S / 2 else 1
-    return min(NUM_STEPS - 1, STEPS_PER_BIN + int(2.0 * STEPS_PER_BIN * math.log2(age_s / FIRST_EDGE_S)))
+        return STEPS_PER_BIN * max(0.0, age_s) / FIRST_EDGE_S
+    return min(NUM_STEPS - 1.0, STEPS_PER_BIN + 2.0 * STEPS_PER_BIN * math.log2(age_s / FIRST_EDGE_S))
+
+
+def steps_of(ages_s: F64) -> F64:
+    """Return the steps of many ages."""
+    later = np.log2(np.maximum(ages_s, FIRST_EDGE_S) / FIRST_EDGE_S)
+    steps: F64 = STEPS_PER_BIN * (np.clip(ages_s / FIRST_EDGE_S, 0.0, 1.0) + 2.0 * later)
+    return np.minimum(steps, NUM_STEPS - 1.0, out=steps)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..tiers.block import Urgency
-from .ages import STEP_EDGES_S, step_of
-from .appraiser import SLACK_S, Appraiser
+from .ages import F64
+from .appraiser import Appraiser
 from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
-from .stretches import UNKNOWN, Stretches
+from .stretches import I32, UNKNOWN, Stretches
 from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
 
 NAME = "forecast"
@@ -118,12 +118,24 @@ class Forecast(Observer):
     # ------------------------------------------------------------------------------- what is asked
 
     def price(self, row: int, now: float) -> float:
-        """Return the expected uses per second of keeping this block, at best. About a microsecond."""
+        """Return the expected uses per second of keeping this block, at best. About two microseconds."""
         stretches = self._stretches
         stretch = stretches.of_row[row] if row < len(stretches.of_row) else UNKNOWN
         if stretch == UNKNOWN:
-            return self._appraiser.price_of_unknown(now - self._facts.last_used[row])
+            age_s = np.array([now - self._facts.last_used[row]])
+            return float(self._appraiser.prices_of_unknown(age_s)[0])
         return self._appraiser.price(stretch, now)
+
+    def prices(self, rows: I32, now: float) -> F64:
+        """Return the same for many blocks."""
+        stretches = self._stretches.of(rows)
+        prices = self._appraiser.prices(stretches, now)
+        if not stretches.all():
+            unknown = np.flatnonzero(stretches == UNKNOWN)
+            last_used = self._facts.last_used
+            ages_s = np.array([now - last_used[row] for row in rows[unknown].tolist()])
+            prices[unknown] = self._appraiser.prices_of_unknown(ages_s)
+        return prices
 
     def price_of_new(self, newcomer: Newcomer) -> float:
         """Return the price that the first of these new blocks will have once they are stored.
@@ -172,16 +184,6 @@ class Forecast(Observer):
         if priced is not None and priced.now == newcomer.now:
             self._remember(priced.visit, newcomer.prefix_hashes, newcomer.now)
             self._appraiser.describe(priced.visit)
-
-    def next_change_at(self, row: int, now: float) -> float:
-        """Return when the price of a block changes next if nothing happens."""
-        stretches = self._stretches
-        stretch = stretches.of_row[row] if row < len(stretches.of_row) else UNKNOWN
-        used_at = stretches.used_at[stretch] if stretch else self._facts.last_used[row]
-        visit = stretches.visit[stretch]
-        if visit is not None and now < visit.back_at < math.inf:
-            return now + max(SLACK_S, 0.1 * (visit.back_at - now))
-        return used_at + float(STEP_EDGES_S[step_of(now - used_at) + 1])
 
     def dump(self) -> dict[str, Any]:
         """Return what was learned (not who is where), to be loaded after a restart."""

@@ -18,17 +18,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from .visits import NUM_FEATURES, NUM_GAPS, Visit
 
+I32 = npt.NDArray[np.int32]
 #: The stretch of blocks whose past is not known (they were restored after a restart).
 UNKNOWN = 0
 GROWTH = 1024
 #: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
 GHOSTS_PER_BLOCK = 32
 MIN_BLOCKS = 16
-#: Steps of age that a stretch is priced for at a time: those of its bin, and as many for being late.
-NUM_PRICES = 4
+#: Steps of age that a stretch is priced at: both ends of those of its bin, and two more for being late.
+NUM_PRICES = 5
 
 
 class Stretches:
@@ -51,6 +53,9 @@ class Stretches:
         self.visit: list[Visit | None] = []
         self.features: list[tuple[int, ...]] = []
         self.gap_bins: list[tuple[int, ...]] = []
+        self.share = array("d")  # of the price that its hints leave
+        self.said_at = array("d")
+        self.back_at = array("d")  # announced; inf: not, or not believed
         self.priced_from = array("b")  # step of age of the first price
         self.prices = np.zeros((GROWTH, NUM_PRICES), np.float32)  # from there on, a step each
         self.num_blocks = 0  # rows that are in a stretch
@@ -86,6 +91,7 @@ class Stretches:
         self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
         self.age_s[number], self.mean_log_gap[number] = age_s, mean_log_gap
         self.num_rows[number] = self.num_ghosts[number] = self.bin[number] = 0
+        self.share[number], self.said_at[number], self.back_at[number] = 1.0, 0.0, math.inf
         self.renew(number)
         return number
 
@@ -115,14 +121,19 @@ class Stretches:
 
     def runs(self, rows: Sequence[int]) -> Iterable[tuple[int, int, int]]:
         """Yield (first, last + 1, stretch) of the parts of a chain that lie in one stretch each."""
-        of_row = self.of_row
-        if rows and max(rows) >= len(of_row):
-            of_row.extend([UNKNOWN] * (max(rows) + GROWTH - len(of_row)))
-        found = np.frombuffer(of_row, np.int32)[np.array(rows, np.int32)]
+        found = self.of(np.array(rows, np.int32))
         ends = [*(np.flatnonzero(np.diff(found)) + 1).tolist(), len(rows)]
         stretches = found[[end - 1 for end in ends]].tolist()
-        del found
         return zip([0, *ends], ends, stretches, strict=False)
+
+    def of(self, rows: I32) -> I32:
+        """Return the stretches of rows."""
+        of_row = self.of_row
+        highest = int(rows.max(initial=0))
+        if highest >= len(of_row):
+            of_row.extend([UNKNOWN] * (highest + GROWTH - len(of_row)))
+        found: I32 = np.frombuffer(of_row, np.int32)[rows]
+        return found
 
     def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
         """Rows become ghosts. Blocks whose past is not known are forgotten."""
@@ -208,5 +219,8 @@ class Stretches:
             self.num_rows,
             self.num_ghosts,
             self.bin,
+            self.share,
+            self.said_at,
+            self.back_at,
             self.priced_from,
         ]

@@ -6,9 +6,8 @@ of two, by the option `objective`:
     tokens    (default) every token counts the same: hit ratio
     seconds   prefill time of the block at its position in the chain: late blocks are dearer (attention)
 
-Prices fall while nothing happens and jump when something does, so the lazy heap of priced.py is not enough: a
-candidate is looked at again when its price changes next, a bounded number per call. In between its price is
-at most one step of age (a factor of 2**0.25) old.
+Prices fall while nothing happens and jump when something does, so candidates are not kept in an order: a
+portion of them is priced when a victim is wanted (pool.py).
 
 Admission (`urgency`) lets a block in when it is worth more than the victim that would leave for it: three
 quarters of chat blocks are used once.
@@ -17,16 +16,16 @@ quarters of chat blocks are used once.
 import math
 from collections.abc import Sequence
 
-from .base import AdmissionPolicy, Newcomer, Surroundings, Use, Victim
-from .candidates import Candidates
+import numpy as np
+
+from .ages import F64
+from .base import AdmissionPolicy, EvictionPolicy, Newcomer, SessionChange, Surroundings, Use, Victim
 from .forecast import forecast_of
 from .options import BadPolicyOption
-from .priced import MAX_REFRESHES, PricedEviction
+from .pool import I32, Pool
 
 NAME = "urgency"
 OBJECTIVES = ("tokens", "seconds")
-#: Candidates whose price is brought up to date per `choose`.
-MAX_UPDATES = 64
 
 
 class Values:
@@ -47,6 +46,14 @@ class Values:
         """Return tokens, or seconds of prefill, per byte."""
         return self.at(row, self._facts.position[row])
 
+    def of_all(self, rows: I32) -> F64 | float:
+        """Return the same for many rows; one number when it is the same for all."""
+        if not self._is_for_seconds:
+            namespace_ids = np.asarray(self._facts.namespace_id)[rows]
+            if (namespace_ids == namespace_ids[0]).all():
+                return self.of(int(rows[0]))
+        return np.array([self.of(row) for row in rows.tolist()])
+
     def at(self, row: int, position: int) -> float:
         """Return the same for a block of this row's namespace at a position."""
         namespace_id = self._facts.namespace_id[row]
@@ -58,72 +65,61 @@ class Values:
         return self._tokens_per_byte[namespace_id]
 
 
-class UrgencyEviction(PricedEviction):
+class UrgencyEviction(EvictionPolicy):
     """Price: expected uses per second of keeping, times tokens (or seconds) per byte."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        super().__init__(surroundings)
         self._values = Values(surroundings)
         self._forecast = forecast_of(surroundings)
-        self._due = Candidates()  # the same rows, by the time at which their price changes
+        self._pool = Pool(self._prices)
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """Prices are others now."""
+        self._pool.reprice()
+
+    def stored(self, rows: Sequence[int], use: Use) -> None:
+        """As above."""
+        self._pool.reprice()
+
+    def session_changed(self, change: SessionChange) -> None:
+        """As above."""
+        self._pool.reprice()
 
     def forgotten(self, rows: Sequence[int]) -> None:
         """Rows may name other blocks from now on."""
         self.left(rows)
 
-    def used(self, rows: Sequence[int], use: Use) -> None:
-        """The last block may be a leaf; its price is another one now."""
-        if rows[-1] in self._candidates:
-            self.offer(rows[-1:], use.now)
-
-    def stored(self, rows: Sequence[int], use: Use) -> None:
-        """As above."""
-        self.used(rows, use)
-
     def offer(self, rows: Sequence[int], now: float) -> None:
-        """Add candidates, or bring their prices up to date."""
+        """Add candidates."""
+        pool = self._pool
         for row in rows:
-            self._candidates.add(row, self.price(row, now))
-            self._due.add(row, self._forecast.next_change_at(row, now))
+            if pool.is_ready(now):
+                pool.add_priced(row, self.price(row, now))
+            else:
+                pool.add(row)
 
     def price(self, row: int, now: float) -> float:
         """Return what keeping the block is worth per second and byte."""
         return self._forecast.price(row, now) * self._values.of(row)
 
     def choose(self, now: float) -> Victim | None:
-        """Remove and return the candidate with the lowest price."""
-        self._update(now)
-        candidates = self._candidates
-        for _ in range(MAX_REFRESHES):
-            entry = candidates.pop()
-            if entry is None:
-                return None
-            price, row = entry
-            current = self.price(row, now)
-            if current <= price:
-                break
-            self.offer((row,), now)  # it was used meanwhile, or its session was heard of
-        else:
-            entry = candidates.pop()
-            assert entry is not None, "the last one that was looked at went back"
-            price, row = entry
-        self._due.discard(row)
-        following = candidates.lowest()
+        """Remove and return the cheapest of the candidates that are looked at."""
+        found = self._pool.pop(now)
+        if found is None:
+            return None
+        (price, row), following = found
         return Victim(row, price, *(following or (math.nan, -1)))
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left this tier."""
         for row in rows:
-            self._candidates.discard(row)
-            self._due.discard(row)
+            self._pool.discard(row)
 
-    def _update(self, now: float) -> None:
-        """Look again at candidates whose price changed since they were offered."""
-        for _ in range(MAX_UPDATES):
-            first = self._due.lowest()
-            if first is None or first[0] > now:
-                return
-            self.offer(first[1:], now)
+    def __len__(self) -> int:
+        return len(self._pool)
+
+    def _prices(self, rows: I32, now: float) -> F64:
+        return self._forecast.prices(rows, now) * self._values.of_all(rows)
 
 
 class UrgencyAdmission(AdmissionPolicy):

@@ -6,7 +6,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from kvtier.policies.ages import EDGES_S, NUM_BINS, NUM_STEPS, STEP_EDGES_S, STEP_WIDTHS_S, bin_of, step_of
+from kvtier.policies.ages import (
+    EDGES_S,
+    NUM_BINS,
+    NUM_STEPS,
+    STEP_EDGES_S,
+    STEP_WIDTHS_S,
+    bin_of,
+    step_of,
+    steps_of,
+)
 from kvtier.policies.base import Newcomer, SessionChange, Use, Victim
 from kvtier.policies.forecast import Forecast, forecast_of
 from kvtier.policies.hazard import MAX_AT_RISK, Hazards, Observations
@@ -26,7 +35,8 @@ NO_GAPS = np.zeros((1, 1), np.int64)
 
 @pytest.mark.parametrize("age_s", [0.0, 0.1, 0.25, 0.49, 0.5, 0.7071, 3.0, 100.0, 31_000.0, 1e9])
 def test_ages_are_in_their_bins_and_steps(age_s: float) -> None:
-    number, step = bin_of(age_s), step_of(age_s)
+    number, step = bin_of(age_s), int(step_of(age_s) + 1e-12)
+    assert steps_of(np.array([age_s]))[0] == pytest.approx(step_of(age_s))
     assert EDGES_S[number] <= age_s
     assert age_s < EDGES_S[number + 1] or number == NUM_BINS - 1
     assert STEP_EDGES_S[step] <= age_s
