@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..tiers.base import CopyError, Engine, Room
 from ..tiers.block import Tier
-from ..tiers.copiers import HostCopier
+from ..tiers.copiers import HostCopier, make_pool
 from ..tiers.edges import Viewable
 from ..tiers.gpu.device import Device
 from ..tiers.index import Indexes
@@ -106,7 +106,7 @@ def assemble(settings: Settings, epoch: int, device: Device | None = None) -> As
         raise StartError("tiers.hbm.extent must equal tiers.dram.extent: clients learn one size for both")
     num_places = sum(part.num_extents * part.extent_bytes // MIN_SLOT_BYTES for part in memory.values())
     num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
-    threads = ThreadPoolExecutor(num_threads, "kvtier-copy")
+    threads = make_pool(num_threads)
     assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
     try:
         _open_memory(assembly, settings, device)
@@ -180,8 +180,8 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
         bounds.update(dict.fromkeys(hot_routes, MAX_IN_FLIGHT))
     if store is None:
         return
-    reading = ThreadPoolExecutor(num_store_threads, "kvtier-load")
-    writing = ThreadPoolExecutor(num_store_threads, "kvtier-spill")
+    reading = make_pool(num_store_threads, "kvtier-load")
+    writing = make_pool(num_store_threads, "kvtier-spill")
     forwarding = ThreadPoolExecutor(1, "kvtier-forward")
     assembly.pools += [reading, writing, forwarding]
     for memory in memories:

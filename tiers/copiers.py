@@ -16,9 +16,18 @@ from .edges import Readable, Run, Viewable, Writable, edge
 TASK_BYTES = 2 << 20  # least a task should carry, unless the batch is smaller
 
 
-def make_pool(num_threads: int) -> ThreadPoolExecutor:
-    """Return threads for the copiers of a daemon to share. What waits for them is bounded by the mover."""
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="kvtier-copy")
+def make_pool(num_threads: int, name: str = "kvtier-copy") -> ThreadPoolExecutor:
+    """Return threads for the copiers of a daemon to share. What waits for them is bounded by the mover.
+
+    All of them run when this returns. The executor alone would start each with the first work it gets, the
+    event loop waiting for every one: with busy processors that took 80 ms of a first load's 200.
+    """
+    pool = ThreadPoolExecutor(num_threads, name)
+    all_there = threading.Barrier(num_threads + 1)
+    for _ in range(num_threads):
+        pool.submit(all_there.wait)
+    all_there.wait()
+    return pool
 
 
 class HostCopier:

@@ -226,3 +226,9 @@ def test_after_shutdown_everything_is_cancelled() -> None:
         assert HostCopier(staging, engine, threads).start(items).result(10) == [CopyOutcome(Cause.CANCELLED)]
         assert HostCopier(staging, engine, threads).start([]).result(10) == []
     staging.close()
+
+
+def test_a_pools_threads_run_before_there_is_work() -> None:
+    with make_pool(3, "early"):
+        names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("early"))
+        assert names == ["early_0", "early_1", "early_2"]
