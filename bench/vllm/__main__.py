@@ -43,6 +43,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--niceness", type=int, help="of engines and appliance while a sample is taken; negative needs root"
     )
+    parser.add_argument(
+        "--lock", type=Path, metavar="FILE", help="take no sample while somebody else holds this lock"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     args = parser.parse_args(arguments)
     if unknown := set(args.sections) - set(TITLES):
@@ -53,7 +56,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    use_priority(args.niceness)
+    use_priority(args.niceness, args.lock)
     where = machine()
     for label, value in where.items():
         print(f"{label:9}{value}")

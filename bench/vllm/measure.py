@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import sys
@@ -23,12 +24,14 @@ def machine() -> dict[str, str]:
 
 
 _priority: int | None = None
+_lock: Path | None = None
 
 
-def use_priority(niceness: int | None) -> None:
-    """Take samples at this niceness from now on; None leaves processes as they are."""
-    global _priority
-    _priority = niceness
+def use_priority(niceness: int | None, lock: Path | None = None) -> None:
+    """Take samples at this niceness from now on; None leaves processes as they are. Only one of those that
+    name the same `lock` file takes a sample at a time."""
+    global _priority, _lock
+    _priority, _lock = niceness, lock
 
 
 @contextmanager
@@ -37,15 +40,26 @@ def sampling(*sessions: int) -> Iterator[None]:
 
     Where others work, too, waiting for a turn of the processor is most of a short answer's time.
     """
-    if _priority is None:
+    with _alone():
+        if _priority is None:
+            yield
+            return
+        change = _priority - os.getpriority(os.PRIO_PROCESS, 0)
+        _renice(sessions, change)
+        try:
+            yield
+        finally:
+            _renice(sessions, -change)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    if _lock is None:
         yield
         return
-    change = _priority - os.getpriority(os.PRIO_PROCESS, 0)
-    _renice(sessions, change)
-    try:
+    with _lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
         yield
-    finally:
-        _renice(sessions, -change)
 
 
 def _renice(sessions: tuple[int, ...], change: int) -> None:

@@ -1,8 +1,8 @@
 """What the connector costs when nothing is ever found: throughput with it and without it.
 
-Two engines take turns, and swap who is first; each pair of neighbours gives one ratio, and the median of
-them is the answer. Wall time on a shared machine moves by more than the bar; the CPU seconds of engine and
-appliance together say how much work was added.
+Two engines take turns, A B B A and then B A A B; each such round gives one ratio, and the median of them,
+with a bootstrap interval, is the answer. Wall time on a shared machine moves by more than the bar; the CPU
+seconds of engine and appliance together say how much work was added.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess
 from bench.vllm.ttft import MID, warm_up
 
-PROMPT_TOKENS, NEW_TOKENS, NUM_REQUESTS = 400, 48, 8
+PROMPT_TOKENS, NEW_TOKENS, NUM_REQUESTS = 400, 48, 24  # requests of one leg, a quarter of a round
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Seconds of one round: wall and CPU, without the connector and with it."""
+class Round:
+    """Seconds of one round: wall and CPU, without the connector and with it, two legs each."""
 
     plain_s: float
     kvtier_s: float
@@ -46,16 +47,8 @@ def workload(chance: random.Random) -> list[dict[str, Any]]:
     ]
 
 
-def _timed(engine: EngineProcess, others: list[int], asks: list[dict[str, Any]]) -> tuple[float, float]:
-    before_s = sum(cpu_s(one) for one in (engine.pid, *others))
-    with sampling(engine.pid, *others):
-        wall_s = engine.call("generate", requests=asks)["wall_s"]
-    return wall_s, sum(cpu_s(one) for one in (engine.pid, *others)) - before_s
-
-
-def run(is_quick: bool) -> list[Pair]:
-    num_rounds = 2 if is_quick else 6
-    chance, pairs = random.Random(11), []
+def run(is_quick: bool) -> list[Round]:
+    chance, rounds = random.Random(11), []
     with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, Appliance(dram="3GiB") as appliance:
         folder, options = Path(name), replace(MID, max_requests=4)
         with_kvtier = replace(options, connector=kvtier_connector(appliance.target))
@@ -66,34 +59,55 @@ def run(is_quick: bool) -> list[Pair]:
             for engine in (plain, kvtier):
                 warm_up(engine)
                 engine.call("generate", requests=workload(chance)[:4])
-            for number in range(num_rounds):
-                asks = workload(chance)
-                taken = {}
-                for engine in (plain, kvtier) if number % 2 else (kvtier, plain):
-                    others = [appliance.pid] if engine is kvtier else []
-                    taken[engine.name] = _timed(engine, others, asks)
-                pairs.append(
-                    Pair(taken["plain"][0], taken["kvtier"][0], taken["plain"][1], taken["kvtier"][1])
-                )
-    return pairs
+            for number in range(2 if is_quick else 8):
+                order = (plain, kvtier, kvtier, plain) if number % 2 else (kvtier, plain, plain, kvtier)
+                with sampling(plain.pid, kvtier.pid, appliance.pid):
+                    rounds.append(_round(order, appliance, chance))
+    return rounds
 
 
-def report(pairs: list[Pair]) -> str:
-    num_tokens = NUM_REQUESTS * (PROMPT_TOKENS + NEW_TOKENS)
+def _round(order: Sequence[EngineProcess], appliance: Appliance, chance: random.Random) -> Round:
+    """Two legs of each engine, the second pair in the opposite order: what drifts evenly cancels."""
+    legs = [workload(chance) for _ in range(2)]
+    seen = {"plain": 0, "kvtier": 0}
+    wall_s, cpu = dict.fromkeys(seen, 0.0), dict.fromkeys(seen, 0.0)
+    appliance_s = cpu_s(appliance.pid)
+    for engine in order:
+        before_s = cpu_s(engine.pid)
+        wall_s[engine.name] += engine.call("generate", requests=legs[seen[engine.name]])["wall_s"]
+        cpu[engine.name] += cpu_s(engine.pid) - before_s
+        seen[engine.name] += 1
+    cpu["kvtier"] += cpu_s(appliance.pid) - appliance_s  # also what it finished while the other engine ran
+    return Round(wall_s["plain"], wall_s["kvtier"], cpu["plain"], cpu["kvtier"])
+
+
+def interval(ratios: Sequence[float], num_draws: int = 10_000, seed: int = 1) -> tuple[float, float, float]:
+    """Return the median, and the bounds that hold 95 % of the medians of as many rounds drawn from these
+    (the percentile bootstrap of Efron, 1979)."""
+    chance = random.Random(seed)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(num_draws))
+    return statistics.median(ratios), medians[num_draws // 40], medians[num_draws - num_draws // 40 - 1]
+
+
+def report(rounds: list[Round]) -> str:
+    num_tokens = 2 * NUM_REQUESTS * (PROMPT_TOKENS + NEW_TOKENS)
     rows = [
         [
             str(number + 1),
-            f"{num_tokens / pair.plain_s:.0f}",
-            f"{num_tokens / pair.kvtier_s:.0f}",
-            f"{(pair.kvtier_s / pair.plain_s - 1) * 100:+.1f} %",
-            f"{pair.plain_cpu_s:.2f}",
-            f"{pair.kvtier_cpu_s:.2f}",
-            f"{(pair.kvtier_cpu_s / pair.plain_cpu_s - 1) * 100:+.1f} %",
+            f"{num_tokens / one.plain_s:.0f}",
+            f"{num_tokens / one.kvtier_s:.0f}",
+            f"{(one.kvtier_s / one.plain_s - 1) * 100:+.1f} %",
+            f"{one.plain_cpu_s:.1f}",
+            f"{one.kvtier_cpu_s:.1f}",
+            f"{(one.kvtier_cpu_s / one.plain_cpu_s - 1) * 100:+.1f} %",
         ]
-        for number, pair in enumerate(pairs)
+        for number, one in enumerate(rounds)
     ]
-    wall = statistics.median(pair.kvtier_s / pair.plain_s for pair in pairs) - 1
-    work = statistics.median(pair.kvtier_cpu_s / pair.plain_cpu_s for pair in pairs) - 1
-    rows += [[], ["median", "", "", f"{wall * 100:+.1f} %", "", "", f"{work * 100:+.1f} %"]]
+    wall = interval([one.kvtier_s / one.plain_s for one in rounds])
+    work = interval([one.kvtier_cpu_s / one.plain_cpu_s for one in rounds])
+    rows.append([])
+    for label, which in (("median", 0), ("95 % from", 1), ("to", 2)):
+        texts = [f"{(values[which] - 1) * 100:+.1f} %" for values in (wall, work)]
+        rows.append([label, "", "", texts[0], "", "", texts[1]])
     header = ["round", "tokens/s alone", "with kvtier", "time", "CPU s alone", "with kvtier", "work"]
     return render(header, rows)

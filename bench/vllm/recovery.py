@@ -1,17 +1,20 @@
-"""How long an engine suffers when its appliance is killed, and when hits come back.
+"""How long an engine suffers when its appliance is killed, and when hits come back, under one load.
 
-Prompts are drawn from a pool that the engine's own cache cannot hold, so that nearly all hits are the
-appliance's. While they run it gets kill -9 (or SIGSTOP, which is worse: connections stay open and nobody
-answers). From then on the engine has to compute, and the question is when it does so at the rate of an
-engine that never had an appliance.
+Prompts are drawn from a pool, and the engine's own prefix cache is off: every hit is the appliance's. While
+they run it gets kill -9 (or SIGSTOP, which is worse: connections stay open and nobody answers), and some
+seconds later it comes back, the load going on. Between the two the engine has to compute, and the question
+is when it does so at the rate of an engine that never had an appliance. The model is one whose prompts take
+longer to compute than to load, so that the rates with and without hits are far apart.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +23,16 @@ from bench.table import render
 from bench.vllm.appliance import Appliance
 from bench.vllm.measure import sampling, seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
-from bench.vllm.options import EngineOptions, kvtier_connector
+from bench.vllm.options import kvtier_connector
 from bench.vllm.process import Answer, EngineProcess, outputs_of
+from bench.vllm.ttft import MID
 
-TINY = EngineOptions(dtype="bfloat16", num_blocks=96, max_model_tokens=2048, max_requests=4)
-POOL, PROMPT_TOKENS, NEW_TOKENS = 40, 1200, 8
-WINDOW_S = 1.0
-BEFORE_S, AFTER_S = 5.0, 15.0
+ENGINE = replace(MID, max_model_tokens=2048, max_requests=4, prefix_caching=False)
+POOL, PROMPT_TOKENS, NEW_TOKENS = 24, 640, 16
+WINDOW_S, SLOT_S = 1.0, 0.5
+BEFORE_S, GONE_S, AFTER_S = 5.0, 6.0, 6.0
 BACK = 0.9  # of the no-cache rate counts as back
+KINDS = ("kill -9", "SIGSTOP")
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,14 @@ class Blow:
     """One blow to the appliance under load. Rates in tokens of output per second."""
 
     kind: str
-    rate_hits: float
+    rate_hits: float  # before the blow
     rate_alone: float  # of an engine without connector, same prompts
     back_s: float  # from the blow until the rate is back at BACK x alone, over WINDOW_S
-    longest_gap_s: float  # between two tokens, after the blow
+    longest_gap_s: float  # between two tokens, from the blow to the return
     num_failed: int
-    hit_again_s: float  # from the appliance's return to the first hit
+    returned_s: float  # when the appliance was there again
+    hit_again_s: float  # from the appliance's return to the first token of a request that was a hit
+    series: list[float]  # rate in slots of SLOT_S, from BEFORE_S before the blow to the end
 
 
 def _requests(chance: random.Random, pool: list[list[int]], num: int) -> list[dict[str, Any]]:
@@ -65,75 +72,80 @@ def time_until_back(steps: list[tuple[float, int]], blow_at_s: float, rate: floa
     return float("inf")
 
 
+def series_of(steps: list[tuple[float, int]], blow_at_s: float) -> list[float]:
+    """Return tokens per second in slots of SLOT_S, the first one BEFORE_S before the blow."""
+    first_at_s = blow_at_s - BEFORE_S
+    end_s = steps[-1][0] if steps else first_at_s
+    rates = [0.0] * math.floor((end_s - first_at_s) / SLOT_S)
+    for at_s, num in steps:
+        slot = math.floor((at_s - first_at_s) / SLOT_S)
+        if 0 <= slot < len(rates):
+            rates[slot] += num / SLOT_S
+    return rates
+
+
 def _strike(
     kind: str, engine: EngineProcess, appliance: Appliance, pool: list[list[int]], rate_alone: float
 ) -> Blow:
+    """One load from before the blow until well after the appliance's return."""
     chance = random.Random(13)
-    with sampling(engine.pid, appliance.pid):
-        return _measured(kind, engine, appliance, pool, rate_alone, chance)
-
-
-def _measured(
-    kind: str,
-    engine: EngineProcess,
-    appliance: Appliance,
-    pool: list[list[int]],
-    rate_alone: float,
-    chance: random.Random,
-) -> Blow:
-    warm = engine.call("generate", requests=_requests(chance, pool, 4 * POOL), trace=True)
-    rate_hits = _rate(warm)
-    num = int((BEFORE_S * rate_hits + AFTER_S * rate_alone) / NEW_TOKENS)
-    engine.send("generate", requests=_requests(chance, pool, num), trace=True)
+    blow, comes_back = _ways(kind, appliance)
+    warm = engine.call("generate", requests=_requests(chance, pool, 2 * POOL), trace=True)
+    num_tokens = (BEFORE_S + AFTER_S) * _rate(warm) + GONE_S * rate_alone
+    engine.send("generate", requests=_requests(chance, pool, int(num_tokens / NEW_TOKENS)), trace=True)
     time.sleep(BEFORE_S)
     blow_at_s = time.monotonic()
-    if kind == "kill -9":
-        appliance.kill()
-    else:
-        appliance.freeze()
+    blow()
+    time.sleep(GONE_S)
+    comes_back()
+    back_at_s = time.monotonic()
     answer = engine.receive()
-    if kind == "kill -9":
-        appliance.start()
-    else:
-        appliance.thaw()
-    hit_again_s = _until_hit(engine, pool[0])
+    outputs = outputs_of(answer)
     steps = [(at_s, num) for at_s, num in answer["steps"]]
-    times = [blow_at_s, *(at_s for at_s, _ in steps if at_s > blow_at_s)]
-    gap_s = max((late - early for early, late in itertools.pairwise(times)), default=0.0)
-    num_failed = sum(output.finish != "length" for output in outputs_of(answer))
-    back_s = time_until_back(steps, blow_at_s, rate_alone)
-    return Blow(kind, rate_hits, rate_alone, back_s, gap_s, num_failed, hit_again_s)
+    before = [num for at_s, num in steps if blow_at_s - BEFORE_S <= at_s < blow_at_s]
+    times = [blow_at_s, *(at_s for at_s, _ in steps if blow_at_s < at_s < back_at_s)]
+    hits = [output.first_at_s for output in outputs if output.num_cached]
+    return Blow(
+        kind=kind,
+        rate_hits=sum(before) / BEFORE_S,
+        rate_alone=rate_alone,
+        back_s=time_until_back([one for one in steps if one[0] < back_at_s], blow_at_s, rate_alone),
+        longest_gap_s=max((late - early for early, late in itertools.pairwise(times)), default=0.0),
+        num_failed=sum(output.finish != "length" for output in outputs),
+        returned_s=back_at_s - blow_at_s,
+        hit_again_s=min((at_s - back_at_s for at_s in hits if at_s > back_at_s), default=float("inf")),
+        series=series_of(steps, blow_at_s),
+    )
 
 
-def _until_hit(engine: EngineProcess, tokens: list[int]) -> float:
-    began_at_s = time.monotonic()
-    while True:
-        engine.reset()
-        (output,) = engine.generate({"tokens": tokens, "num_new": 1, "logprobs": False})
-        if output.num_cached:
-            return output.first_at_s - began_at_s
-        if time.monotonic() - began_at_s > 120.0:
-            return float("inf")
+def _ways(kind: str, appliance: Appliance) -> tuple[Callable[[], object], Callable[[], object]]:
+    if kind == "kill -9":
+        return appliance.kill, appliance.start
+    return appliance.freeze, appliance.thaw
 
 
 def run(is_quick: bool) -> list[Blow]:
     chance = random.Random(12)
     pool = [[chance.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(PROMPT_TOKENS)] for _ in range(POOL)]
     blows = []
-    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, Appliance() as appliance:
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, Appliance(dram="1GiB") as appliance:
         folder = Path(name)
-        with_kvtier = replace(TINY, connector=kvtier_connector(appliance.target))
+        with_kvtier = replace(ENGINE, connector=kvtier_connector(appliance.target))
         with (
-            EngineProcess(TINY, folder, "plain") as plain,
+            EngineProcess(ENGINE, folder, "plain") as plain,
             EngineProcess(with_kvtier, folder, "kvtier") as kvtier,
         ):
-            for engine in (plain, kvtier):
-                engine.generate(*_requests(chance, pool, 4))
-            for kind in ["kill -9"] if is_quick else ["kill -9", "SIGSTOP"] * 2:
-                with sampling(plain.pid):
-                    alone = plain.call("generate", requests=_requests(chance, pool, 2 * POOL), trace=True)
-                blows.append(_strike(kind, kvtier, appliance, pool, _rate(alone)))
+            plain.generate(*_requests(chance, pool, 4))
+            for kind in KINDS[:1] if is_quick else KINDS * 2:
+                kvtier.generate(*_all(pool))  # all of it is stored
+                with sampling(plain.pid, kvtier.pid, appliance.pid):
+                    alone = plain.call("generate", requests=_requests(chance, pool, POOL), trace=True)
+                    blows.append(_strike(kind, kvtier, appliance, pool, _rate(alone)))
     return blows
+
+
+def _all(pool: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"tokens": tokens, "num_new": 1, "logprobs": False} for tokens in pool]
 
 
 def report(blows: list[Blow]) -> str:
@@ -150,4 +162,15 @@ def report(blows: list[Blow]) -> str:
         for blow in blows
     ]
     header = ["blow", "tokens/s hits", "without", "back after s", "longest gap s", "failed", "hits again s"]
-    return render(header, rows)
+    return "\n\n".join([render(header, rows), *(_series_text(blow) for blow in blows)])
+
+
+def _series_text(blow: Blow) -> str:
+    """The line of time, one number per slot, a new line at the blow and at the return."""
+    cuts = [0, round(BEFORE_S / SLOT_S), round((BEFORE_S + blow.returned_s) / SLOT_S), len(blow.series)]
+    parts = [blow.series[start:end] for start, end in itertools.pairwise(cuts)]
+    labels = [f"{blow.kind}: before", "without it", "it is back"]
+    return "\n".join(
+        f"{label:16} {' '.join(f'{rate:3.0f}' for rate in part)}"
+        for label, part in zip(labels, parts, strict=True)
+    )
