@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from ..v1.shm import MIN_SLOT_BYTES, extent_of, place_of, slot_bytes_for, slot_of
 from .base import RoomStatistics
+from .shares import Share
 
 _UNBOUND = -1
 
@@ -45,6 +46,7 @@ class SlotPool:
         self._gone: set[int] = set()
         self._uncut_unbound = list(range(num_extents - 1, -1, -1))
         self._uncut_of_domain: dict[int, list[int]] = {}
+        self._share_of: dict[int, Share] = {}  # by domain; who is not in it has no limit
         # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.
         self._open: dict[tuple[int, int], dict[int, None]] = {}
         self._taken_bytes = 0
@@ -158,7 +160,24 @@ class SlotPool:
         gone = sorted(number for number in self.leaving if not self._extents[number].taken)
         self.leaving.difference_update(gone)
         self._gone.update(gone)
+        for number in gone:
+            if (share := self._share_of.get(self._extents[number].domain)) is not None:
+                share.num_extents -= 1
         return gone
+
+    def share(self, domain: int, share: Share) -> None:
+        """Bind no more extents to `domain` than `share` has left. Before the domain has any."""
+        assert all(extent.domain != domain for extent in self._extents)
+        self._share_of[domain] = share
+
+    def num_extents_of(self, share: Share) -> int:
+        """Return how many extents the domains of a share have, those that leave included."""
+        domains = {domain for domain, one in self._share_of.items() if one is share}
+        return sum(
+            extent.domain in domains
+            for number, extent in enumerate(self._extents)
+            if number not in self._gone
+        )
 
     def extents(self) -> list[int]:
         """Return the numbers of all extents that are not gone, those that leave included, in the order in
@@ -293,6 +312,11 @@ class SlotPool:
         if of_domain:
             number = of_domain.pop()
         elif self._uncut_unbound:
+            share = self._share_of.get(domain)
+            if share is not None:
+                if share.is_used_up:
+                    return None
+                share.num_extents += 1
             number = self._uncut_unbound.pop()
         else:
             return None

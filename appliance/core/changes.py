@@ -66,6 +66,7 @@ class Changes:
         planner.options = change.options
         for part in (
             planner.desk,
+            planner.desk.quotas,
             planner.leases,
             planner.pins,
             planner.sessions,

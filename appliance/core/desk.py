@@ -16,6 +16,7 @@ from .events import ClientOpened, NamespaceRegistered
 from .instructions import Reply, StoreNamespace
 from .leases import Client, Leases
 from .options import PlannerOptions
+from .quotas import Quotas
 from .residency import Residency
 from .results import NamespaceResult, Refusal, Result
 
@@ -37,6 +38,7 @@ class Desk:
         self._costs = costs
         self._compression: Compression = NoCompression()
         self.options = options
+        self.quotas = Quotas(residency.rooms, options)
         self._domains: dict[str, int] = {}
         self._by_digest: dict[bytes, Namespace] = {}
         self._requests: dict[int, OrderedDict[str, RememberedJob]] = {}  # by client
@@ -171,7 +173,11 @@ class Desk:
 
     def domain_number(self, name: str) -> int:
         """Return the number that rooms know an isolation domain by."""
-        return self._domains.setdefault(name, len(self._domains))
+        number = self._domains.get(name)
+        if number is None:
+            number = self._domains[name] = len(self._domains)
+            self.quotas.introduce(name, number)
+        return number
 
 
 def unknown_namespace(namespace_id: int) -> Refusal:

@@ -3,7 +3,23 @@
 Everything is bounded (invariant 8): beyond a limit the answer is RESOURCE_EXHAUSTED, never a longer queue.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...tiers.block import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one tenant may take of what everybody shares; quotas.py says how it is counted."""
+
+    memory_bytes: Mapping[Tier, int] = field(default_factory=dict)  # tiers not in it have no limit
+    pinned_bytes: int | None = None
+
+
+def tenant_of(domain: str) -> str:
+    """Return the part of an isolation domain's name that quotas are given to."""
+    return domain.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,9 @@ class PlannerOptions:
     #: that such remainders may take.
     early_layers: float = 0.0
     max_early_fraction: float = 0.3
+
+    #: By tenant: the first part of an isolation domain's name.
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
     #: Remembered requests per client for answering a retry like the first try.
     max_remembered_requests: int = 1024

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...tiers.block import Tier
 from .catalog import NO_ROW, TIERS
-from .options import PlannerOptions
+from .options import PlannerOptions, tenant_of
 from .residency import Residency
 
 
@@ -35,6 +35,7 @@ class Pins:
         self._deadlines: list[tuple[float, int]] = []
         self._next_id = 1
         self.pinned_bytes = dict.fromkeys(TIERS, 0)
+        self.bytes_of_tenant: dict[str, int] = {}  # of tenants that have pins
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -58,6 +59,8 @@ class Pins:
         self._pins[pin.id] = pin
         heapq.heappush(self._deadlines, (deadline_at, pin.id))
         self.pinned_bytes[floor] += num_bytes
+        tenant = tenant_of(domain)
+        self.bytes_of_tenant[tenant] = self.bytes_of_tenant.get(tenant, 0) + num_bytes
         for row in rows:
             self._residency.floors.setdefault(row, []).append(floor)
             story = self._residency.story
@@ -75,6 +78,7 @@ class Pins:
         if pin is None:
             return False
         self.pinned_bytes[pin.floor] -= pin.num_bytes
+        self.bytes_of_tenant[tenant_of(pin.domain)] -= pin.num_bytes
         residency = self._residency
         for handle in pin.blocks:
             row = residency.catalog.row_of(handle)
@@ -104,6 +108,11 @@ class Pins:
                 row = self._residency.catalog.row_of(handle)
                 if row != NO_ROW:
                     expected.setdefault(row, []).append(pin.floor)
+        by_tenant = dict.fromkeys(self.bytes_of_tenant, 0)
+        for pin in self._pins.values():
+            by_tenant[tenant_of(pin.domain)] += pin.num_bytes
+        if by_tenant != self.bytes_of_tenant:
+            return [f"pins: {self.bytes_of_tenant} bytes by tenant, their pins have {by_tenant}"]
         actual = {row: sorted(floors) for row, floors in self._residency.floors.items()}
         if actual != {row: sorted(floors) for row, floors in expected.items()}:
             return ["pins: floors of blocks are not those of the living pins"]

@@ -264,6 +264,7 @@ class Planner:
             self.residency.check_integrity,
             self.leases.check_integrity,
             self.pins.check_integrity,
+            self.desk.quotas.check_integrity,
             self.sessions.check_integrity,
             self.retention.check_integrity,
             self.prefetching.check_integrity,

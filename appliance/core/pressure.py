@@ -60,6 +60,7 @@ class Pressure:
         self.admissions = admissions
         self.options = options
         self._exits = Exits(residency)
+        self._victims = Victims(residency)
         self.early = EarlyLayers(residency, options)
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
@@ -80,7 +81,7 @@ class Pressure:
         if place is not None:
             return place
         for _ in range(MAX_STEPS):
-            step, _ = self._give_up(tier, 1)
+            step, _ = self._give_up(tier, 1, domain)
             self._exits.flush()
             if step is Step.NOTHING:
                 break
@@ -93,8 +94,8 @@ class Pressure:
         self._start_spills()
         return place
 
-    def make_room(self, tier: Tier, num_blocks: int, newcomer: Newcomer) -> Step:
-        """Give up about `num_blocks` blocks of a tier for a newcomer, at most MAX_STEPS.
+    def make_room(self, tier: Tier, domain: int, num_blocks: int, newcomer: Newcomer) -> Step:
+        """Give up about `num_blocks` blocks of a tier for a newcomer of `domain`, at most MAX_STEPS.
 
         Returns DECLINED as soon as the tier's admission says that the newcomer is not worth the next
         victim: then whoever left before made room for as much of it as is worth it.
@@ -102,7 +103,7 @@ class Pressure:
         step, num_left = Step.NOTHING, 0
         wanted = min(num_blocks, MAX_STEPS)
         while num_left < wanted:
-            step, num_run = self._give_up(tier, wanted - num_left, newcomer.after(num_left))
+            step, num_run = self._give_up(tier, wanted - num_left, domain, newcomer.after(num_left))
             if step in (Step.NOTHING, Step.DECLINED):
                 break
             num_left += num_run
@@ -145,9 +146,8 @@ class Pressure:
         Returns (blocks, bytes). Dirty blocks go too: an administrator asked for it.
         """
         num_blocks = freed = 0
-        policy = self._residency.evictions[tier]
         while (num_bytes == 0 or freed < num_bytes) and (
-            victim := policy.choose(self._residency.now)
+            victim := self._victims.choose(tier, domain=None)
         ) is not None:
             row = victim.row
             if self._residency.may_leave(row, tier):
@@ -167,8 +167,11 @@ class Pressure:
                 return slower
         return None
 
-    def _give_up(self, tier: Tier, max_blocks: int, newcomer: Newcomer | None = None) -> tuple[Step, int]:
-        """Take one step towards room: evict a run of clean blocks, or decide a spill.
+    def _give_up(
+        self, tier: Tier, max_blocks: int, domain: int | None, newcomer: Newcomer | None = None
+    ) -> tuple[Step, int]:
+        """Take one step towards room for `domain` (None: for all): evict a run of clean blocks, or decide a
+        spill.
 
         Returns what was achieved, and by how many blocks.
         """
@@ -178,7 +181,7 @@ class Pressure:
         trims = self.options.early_layers > 0 and tier is Tier.DRAM and lower is Tier.NVME
         if trims and self.early.is_full and self._evict_oldest():
             return Step.EVICTED, 1
-        while (victim := policy.choose(residency.now)) is not None:
+        while (victim := self._victims.choose(tier, domain)) is not None:
             row = victim.row
             if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends
@@ -320,7 +323,7 @@ class Pressure:
                 return
             if taken_bytes - self._spilling_bytes(tier) <= low_bytes:
                 return  # enough is on its way
-            step, num_blocks = self._give_up(tier, 1)
+            step, num_blocks = self._give_up(tier, 1, domain=None)
             self._exits.flush()
             if step is Step.NOTHING:
                 return

@@ -139,7 +139,7 @@ class PutJob:
         missing = num_blocks - num_placed
         if missing:
             newcomer = self._newcomer().after(num_placed)
-            step = self._pressure.make_room(Tier.DRAM, missing, newcomer)
+            step = self._pressure.make_room(Tier.DRAM, namespace.domain, missing, newcomer)
             self._is_declined = step is Step.DECLINED
             places += reserve_many(namespace.domain, namespace.fragment_bytes, missing)
         return places
@@ -229,7 +229,7 @@ class PutJob:
             place = residency.put_room.reserve(domain, length)
             if place is None:
                 if all_absent:
-                    step = self._pressure.make_room(Tier.DRAM, 1, self._newcomer())
+                    step = self._pressure.make_room(Tier.DRAM, domain, 1, self._newcomer())
                     self._is_declined = step is Step.DECLINED
                 if self._is_declined:
                     return False

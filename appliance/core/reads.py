@@ -150,6 +150,9 @@ class Reads:
         rooms = self._residency.rooms
         capacity = sum(rooms[tier].statistics().capacity_bytes for tier in readable)
         quota = int(self._desk.options.max_pinned_fraction * capacity) - client.held_bytes
+        of_tenant = self._desk.quotas.pinnable_bytes(client, self._leases, self._pins)
+        if of_tenant is not None and of_tenant < quota:
+            quota = of_tenant
         return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
 
     def _use(
@@ -280,6 +283,10 @@ class Reads:
             return desk.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
         catalog = self._residency.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
+        pinnable_bytes = self._desk.quotas.pinnable_bytes(checked[0], self._leases, self._pins)
+        if pinnable_bytes is not None and len(rows) * namespace.block_bytes > pinnable_bytes:
+            message = f"the tenant may pin {pinnable_bytes} bytes more; unpin or release some"
+            return desk.refuse(event.call, "QUOTA_EXCEEDED", message, 1.0)
         if not self._pins.room_for(event.floor, len(rows) * namespace.block_bytes):
             message = f"tier {event.floor.label} holds as many pinned bytes as it may; unpin or enlarge it"
             return desk.refuse(event.call, "TIER_FULL", message, 1.0)
