@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -132,7 +133,8 @@ class Delivery:
     async def _next(self) -> AcquireResult | None:
         """Return the planner's next answer; None when there is none, or nobody wants it any more."""
         reply = asyncio.ensure_future(anext(self._replies, None))
-        await asyncio.wait({reply, self._cancelled}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {reply, self._cancelled}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._cancelled.done():
             if not reply.done():
                 reply.cancel()
@@ -153,13 +155,15 @@ class Delivery:
         for part in result.ready:
             self._arrived[part.block - self._first_block, part.group] = True
         wanted = self._arrived[: max(0, result.num_blocks - self._first_block)]
-        whole = wanted.all(axis=0) if len(wanted) else np.zeros(0, bool)
-        num_whole = len(whole) if whole.all() else int(whole.argmin())
+        whole = [bool(column.all()) for column in wanted.T] if len(wanted) else []
+        num_whole = (*whole, False).index(False)
         complete = range(self._num_announced, num_whole)
         if result.ready or (self.event_set is not None and len(complete)):
             work = self._loop.run_in_executor(self._enqueuer, self._enqueue, result.ready, complete)
             await work
-        for group in complete if self.event_set is not None else ():
+        for group in complete:
+            if self.event_set is None:
+                break
             number = self.event_set * self._registration.geometry.num_groups + group
             answer = direct_pb2.GetPagesResponse(num_blocks=result.num_blocks, group=group, event=number)
             self.answers.push(answer)

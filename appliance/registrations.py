@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..tiers.base import Copier, CopyItem, CopyOutcome
@@ -115,17 +116,17 @@ def map_pages(
             if stream is None:
                 raise DeviceOccupied
             streams.append(stream)
-            undo.append(lambda stream=stream: device.give_stream(stream))
+            undo.append(partial(device.give_stream, stream))
         memories = []
         for allocation in request.allocations:
             memory = device.open(allocation.handle, allocation.num_bytes)
             memories.append(memory)
-            undo.append(lambda memory=memory: device.close(memory))
+            undo.append(partial(device.close, memory))
         events = []
         for handle in request.event_handles:
             event = device.open_event(handle)
             events.append(event)
-            undo.append(lambda event=event: device.recycle(event))
+            undo.append(partial(device.recycle, event))
         num_sets = min(request.num_event_sets, MAX_EXPORTED_EVENTS // geometry.num_groups)
         sets: list[list[Event]] = []
         handles = []
@@ -135,13 +136,13 @@ def map_pages(
                 event, handle = device.export_event()
                 sets[-1].append(event)
                 handles.append(handle)
-                undo.append(lambda event=event: device.recycle(event))
+                undo.append(partial(device.recycle, event))
     except (DeviceError, DeviceOccupied):
         for step in reversed(undo):
             step()
         raise
     pages = Pages(page_table(layout, geometry, [memory.address for memory in memories]))
-    return Mapping(device, pages, memories, *streams, events, sets, handles)
+    return Mapping(device, pages, memories, streams[0], streams[1], events, sets, handles)
 
 
 class CountedCopier:

@@ -122,7 +122,10 @@ def describe(
         )
         for number, view in enumerate(views)
     )
-    return PagesDescription(num_pages, num_tokens, *strides, tensors=placed, keeper=tuple(tensors))
+    page_stride, token_stride, head_stride = strides
+    return PagesDescription(
+        num_pages, num_tokens, page_stride, token_stride, head_stride, placed, tuple(tensors)
+    )
 
 
 def _read(

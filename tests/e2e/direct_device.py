@@ -30,7 +30,7 @@ class FakeExporter:
         memory = self.device.allocate(num_bytes)
         self.memories.append(memory)
         raw = (ctypes.c_ubyte * num_bytes).from_address(memory.address)
-        return np.frombuffer(raw, np.uint8)
+        return np.frombuffer(memoryview(raw), np.uint8)
 
     def export(self, address: int) -> Exported:
         memory = next(m for m in self.memories if m.address <= address < m.address + m.num_bytes)

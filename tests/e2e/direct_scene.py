@@ -88,14 +88,16 @@ class Served:
     def num_leases(self) -> int:
         return int(self.daemon.planner.statistics()["num_leases"])
 
-    def evict(self) -> int:
-        """Evict all that can go from dram; return how many blocks went, those that wait for their copy to the
-        cold store included."""
+    def evict(self, *, at_rest: bool = True) -> int:
+        """Once everything is `at_rest`, evict all that can go from dram; return how many blocks went."""
 
         async def run() -> int:
+            if at_rest:
+                await self.daemon.appliance.settled()
             answer = self.daemon.appliance.ask(lambda call: EvictRequested(call, Tier.DRAM, 0))
             result = await answer if isinstance(answer, Future) or hasattr(answer, "__await__") else answer
-            await self.daemon.appliance.settled()
+            if at_rest:
+                await self.daemon.appliance.settled()
             return int(result.num_blocks)
 
         return self.thread.wait(run())

@@ -197,7 +197,7 @@ def test_the_lease_holds_until_the_device_is_done(stalled: Served) -> None:
         get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS)
         stalled.until(lambda: stalled.has_copies)
         assert stalled.thread.call(stalled.num_leases) == 1
-        stalled.evict()
+        stalled.evict(at_rest=False)
         with Client(stalled.target) as client:  # as much as dram holds, over and over
             namespace = client.register(IDENTITY)
             filler = np.full(8 * GEOMETRY.block_bytes, 0xEE, np.uint8)

@@ -88,7 +88,7 @@ def make(rng: random.Random, preset: str, geometry: Geometry, page_tokens: int, 
     sizes["+"] = num_tensors
     order = [*outer, axes[-1]]
     shape = [sizes[axis] for axis in order]
-    slab = np.frombuffer(rng.randbytes(int(np.prod(shape)) * item(0).itemsize), np.uint8).copy()
+    slab = np.frombuffer(rng.randbytes(int(np.prod(shape)) * np.dtype(item).itemsize), np.uint8).copy()
     whole = slab.view(item).reshape(shape)
     first = np.moveaxis(whole, order.index("+"), 0)
     rest = [axis for axis in order if axis != "+"]

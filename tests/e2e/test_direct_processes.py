@@ -1,0 +1,172 @@
+"""The direct path between processes: bytes from one's pages through nvme into another's, and death on the
+way."""
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvtier.clients import Client
+from kvtier.tiers.gpu.fake import FakeDevice
+from kvtier.tiers.segment_files import segment_path
+
+from .direct_scene import IDENTITY, NUM_PAGES, Runtime, Served, names, runtime_at
+from .scene import repository
+
+
+class Child:
+    """A runtime in another process; see direct_runtime.py."""
+
+    def __init__(self, target: str) -> None:
+        command = [sys.executable, "-m", "tests.e2e.direct_runtime", target]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=repository(), stdin=pipe, stdout=pipe, text=True)
+        assert self.hear() == "ready"
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, *words: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+    def end(self) -> None:
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        if self.process.poll() is None:
+            stdin.write("quit\n")
+        stdin.close()
+        assert self.process.wait(20.0) in (0, -signal.SIGKILL)
+        stdout.close()
+
+
+@contextmanager
+def child_at(target: str) -> Iterator[Child]:
+    child = Child(target)
+    try:
+        yield child
+    finally:
+        child.end()
+
+
+def text(ids: list[int]) -> str:
+    return ",".join(map(str, ids))
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path, device=FakeDevice(num_streams=8, seed=3)) as running:
+        yield running
+        running.assert_at_rest()
+
+
+def test_from_one_process_s_pages_over_nvme_into_another_one_s(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    with Served(tmp_path, nvme=True) as served, child_at(served.target) as child:
+        ids, others = rng.sample(range(NUM_PAGES), 12), rng.sample(range(NUM_PAGES), 12)
+        child.ask("fill", "77")
+        assert child.ask("put", "chain", text(ids)) == "12"
+        stored = child.ask("read", text(ids))
+        child.ask("archive", "chain")
+        served.evict()
+        with runtime_at(served.target, num_event_sets=1) as here:
+            found = here.client.lookup(here.namespace, names("chain", 12))
+            assert {tier.name for tier in found.tiers} == {"NVME"}
+            before = here.whole.copy()
+            with here.pages.begin_get(
+                here.namespace, names("chain", 12), others, load_anyway=True
+            ) as delivery:
+                assert [group.group for group in delivery] == [0, 1, 2, 3]
+                assert delivery.wait().num_loaded == 12
+            untouched = [page for page in range(NUM_PAGES) if page not in others]
+            assert (here.whole[:, untouched] == before[:, untouched]).all()
+            here.pages.put(here.namespace, names("copy", 12), others)
+        assert child.ask("get", "copy", text(others)) == "12 12"
+        assert child.ask("read", text(others)) == stored
+
+
+def test_a_load_that_fails_shortens_what_is_promised(tmp_path: Path) -> None:
+    """One record in nvme is damaged: the blocks before it come, those from it on are not promised."""
+    with Served(tmp_path, nvme=True) as served:
+        with runtime_at(served.target) as one:
+            one.fill(1)
+            ids = list(range(12))
+            one.pages.put(one.namespace, names("chain", 12), ids, session="s")
+            one.client.session("s").end(archive=True)
+            served.evict()
+            damage(tmp_path / "nvme", one.whole[2, 7].tobytes())  # layer 2 of block 7
+            kept = one.read(ids)
+            one.whole[:] = 0
+            report = one.pages.get(one.namespace, names("chain", 12), ids, load_anyway=True)
+            assert report.num_blocks == 7
+            assert one.read(ids[:7]) == kept[: len(kept) * 7 // 12]
+        served.assert_at_rest()
+
+
+def damage(folder: Path, payload: bytes) -> None:
+    """Flip a bit of a record whose payload begins with the K of `payload`'s first token."""
+    rows = payload[:32]  # head 0 of token 0: the K; the record has tokens of one plane after another
+    for number in range(32):
+        path = segment_path(folder, number)
+        if path.exists() and (offset := path.read_bytes().find(rows)) >= 0:
+            with path.open("r+b") as file:
+                file.seek(offset)
+                file.write(bytes([rows[0] ^ 1]))
+            return
+    raise AssertionError("the record was not found")
+
+
+@pytest.mark.parametrize("call", ["get&", "put&"])
+def test_a_runtime_killed_while_its_pages_are_copied(stalled: Served, call: str) -> None:
+    """Its memory stays mapped and what the copies read stays held until the device is done, then all goes
+    back."""
+    child = Child(stalled.target)
+    child.ask("fill", "5")
+    with Client(stalled.target) as client:
+        namespace = client.register(IDENTITY)
+        data = bytes(range(256)) * (8 * namespace.block_bytes // 256)
+        client.put(namespace, names("stored", 8), data)
+        assert child.ask(call, "stored" if call == "get&" else "new", text(list(range(8)))) == "begun"
+        stalled.until(lambda: stalled.has_copies)
+        child.process.send_signal(signal.SIGKILL)
+        child.process.wait(20.0)
+        stalled.until(lambda: stalled.daemon.direct._registrations[0].is_ending)
+        assert stalled.opened() == 1
+        assert stalled.thread.call(stalled.num_leases) == (1 if call == "get&" else 0)
+        stalled.evict(at_rest=False)
+        stalled.assert_at_rest()
+        assert client.get(namespace, names("new", 8)).num_loaded == (0 if call == "get&" else 8)
+    child.end()
+
+
+def test_a_runtime_that_leaves_before_its_event(stalled: Served) -> None:
+    """The daemon lives, others are served; what waits for an event that never comes stays held, and
+    mapped."""
+    with runtime_at(stalled.target) as other:
+        other.fill(1)
+        stalled.let_finish(other.start(other.pages.put, other.namespace, names("a", 4), [0, 1, 2, 3]))
+        stuck = Runtime(stalled.target, is_live=False, num_events=1)
+        stuck.kernel(2, stuck.pages.events[0])
+        event = stuck.pages.events[0]
+        get = stuck.start(
+            stuck.pages.get, stuck.namespace, names("a", 4), [4, 5, 6, 7], after=event, deadline_s=0.1
+        )
+        assert get.exception(20.0) is not None  # gave up, and with it the connection
+        stalled.until(lambda: any(one.is_ending for one in stalled.daemon.direct._registrations))
+        stalled.device.run()
+        get = other.start(other.pages.get, other.namespace, names("a", 4), [4, 5, 6, 7])
+        assert stalled.let_finish(get).num_loaded == 4
+        assert stalled.opened() == 2
+        assert stalled.thread.call(stalled.num_leases) == 1
+        stuck.device.run()  # its event, after all
+        stalled.pump(lambda: stalled.opened() == 1)
+        stuck.client.close()
