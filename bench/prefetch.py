@@ -4,7 +4,8 @@ The production planner on virtual tiers (appliance/replay): dram of a share of t
 over an NVMe that holds everything, Llama-3-8B's 128 KiB a token, copies that queue on edges of stated speed.
 Every request waits --queue seconds for its turn before its prefill begins. Compared:
 
-    arrival     promotion begins when the request arrives (SessionUpdated QUEUED), for all below too
+    arrival     promotion begins when the request arrives (SessionUpdated QUEUED; a request of a session that
+                nobody has heard of names its prompt, PrefetchRequested), for all below too
     announced   sessions say when they will be back after a tool call (gaps up to --tool seconds), and err by
                 a lognormal factor of --error
     turns       the same hints, and what the prefetcher learns of those who say nothing
@@ -34,8 +35,6 @@ from kvtier.appliance.replay.shell import CLIENT
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.traces import Trace
 from kvtier.tiers.block import Tier, Urgency
-
-GROUPS_OF_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,21 @@ class QueuedShell(TimedShell):
 
     def _queue(self, request: int) -> None:
         self._arrive_from(request + 1)
-        if self.case.has_arrivals and self.trace.sessions[request]:
-            self._step(ev.SessionUpdated(CLIENT, self.trace.sessions[request], Urgency.QUEUED))
+        if self.case.has_arrivals:
+            self._announce_arrival(request)
         self.clock.at(self.clock.now + self.arguments.queue, lambda: self._begin(request))
+
+    def _announce_arrival(self, request: int) -> None:
+        session = self.trace.sessions[request]
+        if session and self.planner.sessions.get(session) is not None:
+            self._step(ev.SessionUpdated(CLIENT, session, Urgency.QUEUED))
+            return
+        namespace_id = self.namespace_ids[int(self.trace.namespace[request])]
+        chain = self.chain_of(request)[: int(self.trace.num_asked[request])]
+        deadline_at = self.clock.now + self.arguments.queue
+        call = self.call()
+        self._step(ev.PrefetchRequested(call, CLIENT, namespace_id, chain, deadline_at=deadline_at))
+        del self.results[call]
 
     def _begin(self, request: int) -> None:
         """Count what is there, then do what the timed shell does on arrival (without the next one)."""
@@ -157,7 +168,7 @@ def run(case: Case, arguments: argparse.Namespace) -> tuple[str, dict[str, float
     """Replay the trace once."""
     trace = first_of(read_trace(arguments.trace), arguments.requests)
     trace = replace(trace, sessions=runs_of(trace))
-    shape = Shape(layers_per_group=32 // GROUPS_OF_LAYERS)
+    shape = Shape(layers_per_group=32 // arguments.groups)
     options = PlannerOptions(max_story_lines=1, max_pinned_fraction=1.0)
     capacity = {
         Tier.DRAM: capacity_of(arguments.dram, trace, shape),
@@ -190,10 +201,12 @@ def main() -> int:
     parser.add_argument("--queue", type=float, default=0.1, help="seconds between arrival and prefill")
     parser.add_argument("--tool", type=float, default=60.0, help="longest gap that is a tool call, seconds")
     parser.add_argument("--error", type=float, default=1.3, help="typical factor by which hints are off")
-    parser.add_argument("--only", default="", help="cases, comma-separated")
+    parser.add_argument("--groups", type=int, default=1, help="layer groups a block moves in")
+    parser.add_argument("--only", default="", help="cases by their first word, comma-separated")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    cases = [case for case in CASES if not arguments.only or case.name in arguments.only.split(",")]
+    wanted = arguments.only.split(",") if arguments.only else None
+    cases = [case for case in CASES if wanted is None or case.name.split()[0].strip(",") in wanted]
     command = shlex.join(["python", "-m", "bench.prefetch", *sys.argv[1:]])
     print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": command}.items()))
     print(

@@ -5,8 +5,10 @@ too. This module carries it out within bounds:
 
     never ahead of demand    nothing begins while somebody waits for a load, the mover orders by urgency, and
                              whoever needs a block that is on its way up hastens it
-    bounded                  bytes in flight, bytes not used yet, a share of the edge's bandwidth
-    taken back               queued copies are cancelled when requests wait for room or the session ends
+    bounded                  bytes in flight, bytes not used yet, a share of the edge's bandwidth, and what
+                             the account of its source allows (guesses.py); what cannot fit is not begun
+    taken back               queued copies are cancelled when requests wait for room or the session ends; what
+                             has not begun when its session is served is left to the request itself
     first to go              inside its window a prefetched block has a higher priority than others, after it
                              a lower one than all (`Catalog.retention`)
 
@@ -27,6 +29,7 @@ from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW
 from .copies import Copies
+from .guesses import Guesses
 from .loads import Loads
 from .options import PlannerOptions
 from .residency import Residency
@@ -48,6 +51,7 @@ class _Rest:
     until: float
     reason: str
     urgency: Urgency
+    source: Guesses | None
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class _Begun:
 
     until: float
     num_bytes: int
+    source: Guesses | None  # whose guess it was; None: a client asked
     landed_bytes: int = 0
 
 
@@ -81,6 +86,7 @@ class Prefetching:
         self._windows: list[tuple[float, int]] = []  # (end, handle)
         self._rests: deque[_Rest] = deque()
         self.begun_bytes = 0
+        self._arrivals, self._forecasts = Guesses(), Guesses()
         self._allowance_bytes = 0.0  # of the share of the bandwidth
         self._allowed_at = 0.0
         self._not_before = 0.0
@@ -103,7 +109,13 @@ class Prefetching:
             if due_at is not None and due_at <= now:
                 self._begin_due(now)
 
-    def bring(self, expected: Expected, urgency: Urgency, max_bytes: float = float("inf")) -> int:
+    def bring(
+        self,
+        expected: Expected,
+        urgency: Urgency,
+        max_bytes: float = float("inf"),
+        source: Guesses | None = None,
+    ) -> int:
         """Begin to bring blocks up into dram, parents first; what `max_bytes` cuts off follows when there is
         room for it. Returns how many were begun."""
         residency, catalog = self._residency, self._residency.catalog
@@ -113,7 +125,7 @@ class Prefetching:
                 break
             if num_bytes >= max_bytes:
                 rest = [catalog.handle(later) for later in expected.rows[number:]]
-                self._rests.append(_Rest(rest, expected.until, expected.reason, urgency))
+                self._rests.append(_Rest(rest, expected.until, expected.reason, urgency, source))
                 break
             coming = [f for f in catalog.fragments(row) if catalog.state[Tier.DRAM][f] == State.ABSENT]
             if not coming:
@@ -121,7 +133,7 @@ class Prefetching:
             if not self._loads.promote(row, Tier.DRAM, urgency, expected.until):
                 break  # no room, and what follows is of no use without it
             coming = [f for f in coming if catalog.state[Tier.DRAM][f] != State.ABSENT]
-            self._note(row, expected.until, sum(map(catalog.length_of, coming)))
+            self._note(row, expected.until, sum(map(catalog.length_of, coming)), source)
             residency.story.tell(residency.now, catalog.prefix_hash[row], "prefetch", expected.reason)
             num_blocks, num_bytes = num_blocks + 1, num_bytes + self._begun[row].num_bytes
             if catalog.num_placed[Tier.DRAM][row] < catalog.namespace_of(row).num_groups:
@@ -145,7 +157,8 @@ class Prefetching:
         if cold:
             cold.reverse()
             until = self._residency.now + self.options.prefetch_window_s
-            self.bring(Expected(cold, until, "its session arrived"), Urgency.QUEUED, self._room_bytes())
+            expected = Expected(cold, until, "its session arrived")
+            self._guess(expected, Urgency.QUEUED, self._room_bytes(), self._arrivals)
 
     def next_deadline(self) -> float | None:
         """When a window ends, or something is due and may begin."""
@@ -162,6 +175,8 @@ class Prefetching:
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """A request uses these blocks."""
+        if self._rests:
+            self._serve_rests(rows)
         awaited = self._residency.catalog.awaited
         if not awaited:
             return
@@ -212,6 +227,8 @@ class Prefetching:
         else:
             begun.num_bytes -= length
             self.begun_bytes -= length
+            if begun.source is not None:
+                begun.source.begin(-length)
 
     def landed_run(self, fragments: Sequence[int]) -> None:
         """The copies of many fragments ended well."""
@@ -237,6 +254,11 @@ class Prefetching:
             problems.append(
                 f"prefetch: {self.begun_bytes} bytes begun are not the sum of those of the blocks"
             )
+        for source in (self._arrivals, self._forecasts):
+            if source.out_bytes != sum(b.num_bytes for b in self._begun.values() if b.source is source):
+                problems.append(
+                    f"prefetch: {source.out_bytes} bytes out are not those of the source's blocks"
+                )
         ended = sum(counters.get(f"prefetch_{end}", 0) for end in ("used", "late", "wasted", "cancelled"))
         if counters.get("prefetch_begun", 0) != ended + len(self._begun):
             problems.append(f"prefetch: {counters.get('prefetch_begun', 0)} begun, {ended} ended")
@@ -257,14 +279,46 @@ class Prefetching:
         self._allowed_at = now
         for _ in range(len(self._rests)):
             rest = self._rests.popleft()
-            rows = [self._residency.catalog.row_of(block) for block in rest.blocks]
-            rows = rows[: rows.index(NO_ROW)] if NO_ROW in rows else rows
+            rows = self._rows_of(rest)
             if rest.until > now and rows:
-                self.bring(Expected(rows, rest.until, rest.reason), rest.urgency, self._budget_bytes())
+                expected = Expected(rows, rest.until, rest.reason)
+                self.bring(expected, rest.urgency, self._budget_bytes(), rest.source)
         if self.prefetcher is not None and not self._rests and (budget := self._budget_bytes()) >= 1:
             for expected in self.prefetcher.due(now, int(budget)):
-                self.bring(expected, Urgency.WAITING, self._budget_bytes())
+                self._guess(expected, Urgency.WAITING, self._budget_bytes(), self._forecasts)
         self._not_before = now + max(PAUSE_S, (1 - self._allowance_bytes) / rate)
+
+    def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: Guesses) -> None:
+        """Begin with what nobody asked for, as much of it as can fit and its source is good for."""
+        catalog = self._residency.catalog
+        capacity = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
+        pending = sum(catalog.block_bytes(row) for rest in self._rests for row in self._rows_of(rest))
+        share_bytes = self.options.max_prefetched_fraction * capacity - self.begun_bytes - pending
+        room_bytes = min(share_bytes, source.room_bytes(capacity, self._residency.now) - pending)
+        num_fitting = 0
+        for row in expected.rows:
+            room_bytes -= catalog.block_bytes(row)
+            if room_bytes < 0:
+                break
+            num_fitting += 1
+        if num_fitting < len(expected.rows):
+            self._residency.story.count("prefetch_unfit", len(expected.rows) - num_fitting)
+        if num_fitting:
+            self.bring(expected._replace(rows=expected.rows[:num_fitting]), urgency, max_bytes, source)
+
+    def _serve_rests(self, rows: Sequence[int]) -> None:
+        """Whoever was expected is here and loads the rest of its chain itself: brought up behind its back, it
+        would come too late or twice."""
+        catalog, used = self._residency.catalog, set(rows)
+        for rest in self._rests:
+            first = catalog.row_of(rest.blocks[0]) if rest.blocks else NO_ROW
+            if first != NO_ROW and (first in used or catalog.parent[first] in used):
+                rest.blocks = []
+
+    def _rows_of(self, rest: _Rest) -> list[int]:
+        """Return what still exists of a rest, up to the first block that does not."""
+        rows = [self._residency.catalog.row_of(block) for block in rest.blocks]
+        return rows[: rows.index(NO_ROW)] if NO_ROW in rows else rows
 
     def _budget_bytes(self) -> float:
         return max(0.0, min(self._allowance_bytes, self._room_bytes()))
@@ -276,15 +330,17 @@ class Prefetching:
         limit = self.options.max_prefetched_fraction * capacity
         return max(0, int(min(self.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes)))
 
-    def _note(self, row: int, until: float, num_bytes: int) -> None:
+    def _note(self, row: int, until: float, num_bytes: int, source: Guesses | None) -> None:
         """A block was begun, or more of one that was begun before."""
         catalog = self._residency.catalog
         begun = self._begun.get(row)
         if begun is None:
-            begun = self._begun[row] = _Begun(until, 0)
+            begun = self._begun[row] = _Begun(until, 0, source)
             self._residency.story.count("prefetch_begun")
         begun.num_bytes += num_bytes
         self.begun_bytes += num_bytes
+        if begun.source is not None:
+            begun.source.begin(num_bytes)
         catalog.awaited[row] = begun.until = max(begun.until, until)
         if begun.until != float("inf"):
             heapq.heappush(self._windows, (begun.until, catalog.handle(row)))
@@ -293,6 +349,10 @@ class Prefetching:
         begun = self._begun.pop(row)
         self.begun_bytes -= begun.num_bytes
         residency = self._residency
+        if begun.source is not None:
+            used_bytes = num_bytes if outcome in ("used", "late") else 0
+            wasted_bytes = num_bytes if outcome == "wasted" else 0
+            begun.source.end(begun.num_bytes, used_bytes, wasted_bytes, residency.now)
         residency.story.tell(residency.now, residency.catalog.prefix_hash[row], f"prefetch_{outcome}")
         residency.story.count(f"prefetch_{outcome}_bytes", num_bytes)
 
