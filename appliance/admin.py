@@ -13,7 +13,9 @@ from .callers import Caller
 from .core import events
 from .errors import error, from_refusal
 from .sight.sight import Sight
+from .reload import Reload
 from .service import Service
+from .sight.sight import Sight
 
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
 
@@ -34,11 +36,13 @@ class Admin:
         drain: Callable[[float, bool], Awaitable[Drained]],
         counters: Callable[[], Counter[str]],
         sight: Sight,
+        reload: Reload,
     ) -> None:
         self._service = service
         self._drain = drain
         self._counters = counters
         self._sight = sight
+        self._reload = reload
         self._started_at = service.appliance.clock()
 
     def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
@@ -76,6 +80,37 @@ class Admin:
             num_clients=len(service.clients),
             num_namespaces=books["num_namespaces"],
             counters={**books["counters"], **self._counters()},
+            policy=self._policy_status(),
+        )
+
+    def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
+        rows = self._reload.loaded.rows()
+        values = [
+            pb.PolicyValue(key=key, json=json.dumps(value), source=source) for key, value, source in rows
+        ]
+        return pb.GetPolicyResponse(status=self._policy_status(), values=values)
+
+    async def apply_policy(self, caller: Caller, request: pb.ApplyPolicyRequest) -> pb.ApplyPolicyResponse:
+        text = request.yaml if request.HasField("yaml") else None
+        applied = await self._reload.apply(
+            text, request.name, is_dry_run=request.dry_run, generation=request.generation
+        )
+        changes = [
+            pb.PolicyChange(key=c.key, was=json.dumps(c.was), becomes=json.dumps(c.becomes))
+            for c in applied.changes
+        ]
+        return pb.ApplyPolicyResponse(generation=applied.generation, changes=changes)
+
+    def _policy_status(self) -> pb.PolicyStatus:
+        status, now = self._reload.status, self._service.appliance.clock()
+        return pb.PolicyStatus(
+            generation=status.generation,
+            path=str(self._reload.origin.path or ""),
+            applied_s_ago=now - status.applied_at,
+            num_applied=status.num_applied,
+            num_refused=status.num_refused,
+            last_error=status.last_error,
+            refused_s_ago=now - status.refused_at if status.last_error else 0.0,
         )
 
     def inspect(self, caller: Caller, request: pb.InspectRequest) -> pb.InspectResponse:

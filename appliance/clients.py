@@ -60,6 +60,10 @@ class Clients:
     def __iter__(self) -> Iterator[Client]:
         return iter(list(self._by_id.values()))
 
+    def limit(self, max_clients: int, default_ttl_s: float) -> None:
+        """Let these bounds hold from now on; who is there may stay."""
+        self._max_clients, self._default_ttl_s = max_clients, default_ttl_s
+
     def get(self, client_id: int) -> Client | None:
         """Return a client, None when it is unknown or was silent for too long."""
         client = self._by_id.get(client_id)

@@ -26,6 +26,7 @@ from .access_log import AccessLog
 from .admin import Admin, Drained
 from .appliance import Appliance
 from .assembly import Assembly, assemble
+from .callers import Rates
 from .clients import Clients
 from .core.events import DrainStarted
 from .core.planner import Planner
@@ -37,9 +38,13 @@ from .event_log import EventLog
 from .grpc_server import GrpcServer
 from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
+from .policy_watch import watch
+from .reload import Applied, Reload
 from .service import Service
 from .settings import Settings
+from .settings_origin import Loaded
 from .sight.eyes import Eyes
+from .sight.logs import configure
 from .sight.sight import Sight
 from .streams import PutBuffers, Streams
 
@@ -56,8 +61,9 @@ _PR_SET_DUMPABLE = 4
 class Daemon:
     """Everything that serves. Made by `Daemon.start`; ended by `stop`."""
 
-    def __init__(self, settings: Settings, assembly: Assembly, epoch: int) -> None:
+    def __init__(self, loaded: Loaded, assembly: Assembly, epoch: int) -> None:
         """Wire the parts; nothing is served yet. Must run on the event loop."""
+        settings = loaded.settings
         limits = settings.limits
         options = settings.planner_options()
         self.settings = settings
@@ -84,10 +90,19 @@ class Daemon:
         if assembly.recovered is not None:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
+        self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
+        self.reload.parts.append(self._adopt)
         self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
         access = Access(settings.access, settings.tenants)
+        rates = Rates(
+            {
+                name: tenant.quota.requests_per_s
+                for name, tenant in settings.tenants.items()
+                if tenant.quota.requests_per_s is not None
+            }
+        )
         self.put_buffers = PutBuffers(limits.max_stream_put_bytes)
         self.service = Service(
             self.appliance,
@@ -101,18 +116,25 @@ class Daemon:
         )
         self.local: LocalServer | None = None
         if local_path is not None:
-            local = LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
-            self.local = LocalServer(self.service, local_path, assembly.staging_routes, local, access)
+            local = local_options(settings)
+            self.local = LocalServer(self.service, local_path, assembly.staging_routes, local, access, rates)
         self.direct: DirectPath | None = None  # while there is a device
-        eyes = Eyes(self.service, self.events, settings.policy.choice, self.counters)
+        eyes = Eyes(
+            self.service,
+            self.events,
+            lambda: self.planner.choice,
+            self.counters,
+            lambda: self.reload.status.generation,
+        )
         self.sight = Sight(eyes, settings.observe)
         self.grpc = GrpcServer(
             self.service,
             Streams(self.service, self.put_buffers),
-            Admin(self.service, self.drain, self.counters, self.sight),
+            Admin(self.service, self.drain, self.counters, self.sight, self.reload),
             self.events,
             self.accesses,
             Doors(settings.listen, access, settings.access.tls, settings.socket_mode),
+            rates,
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
@@ -120,14 +142,17 @@ class Daemon:
         self._drained: Drained | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, device: Device | None = None) -> "Daemon":
-        """Assemble, recover, listen. Raises StartError, naming what to change. With a `device`, hbm is in its
-        memory."""
+    async def start(cls, source: Settings | Loaded, device: Device | None = None) -> "Daemon":
+        """Assemble, recover, listen. Raises StartError, naming what to change. Settings that say where they
+        are from are read again when that changes. With a `device`, hbm is in its memory."""
+        loaded = Loaded(source) if isinstance(source, Settings) else source
+        settings, origin = loaded.settings, loaded.origin
         epoch = secrets.randbits(63) | 1
         assembly = await asyncio.to_thread(assemble, settings, epoch, device)
-        daemon = cls(settings, assembly, epoch)
+        daemon = cls(loaded, assembly, epoch)
         try:
             for address in settings.listen:
                 _make_folder(socket_path(address), is_shared=bool(settings.tenants))
@@ -141,6 +166,8 @@ class Daemon:
             await daemon.stop()
             raise
         daemon._prefaulting = asyncio.create_task(asyncio.to_thread(assembly.prefault))
+        if origin is not None and origin.path is not None:
+            daemon._watching = asyncio.create_task(watch(origin.path, daemon.reload.file_changed))
         daemon._sweep()
         daemon.learned.begin()
         return daemon
@@ -178,6 +205,9 @@ class Daemon:
         """Close every connection, then every tier. Idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        await self.reload.close()
         await self.sight.stop()
         self.events.close()
         self.accesses.close()
@@ -212,6 +242,16 @@ class Daemon:
             *(self.direct.check_integrity() if self.direct is not None else []),
         ]
 
+    def _adopt(self, settings: Settings) -> None:
+        """Let the shell's parts follow another policy."""
+        limits = settings.limits
+        self.settings = settings
+        self.service.options = settings.planner_options()
+        self.clients.limit(limits.max_clients, settings.leases.client_ttl_s)
+        self.put_buffers.capacity_bytes = limits.max_stream_put_bytes
+        if self.local is not None:
+            self.local.options = local_options(settings)
+
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""
         for name, why in (self.planner.recall(learned) if learned else {}).items():
@@ -227,6 +267,12 @@ class Daemon:
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
 
 
+def local_options(settings: Settings) -> LocalOptions:
+    """Return the bounds of the local channel."""
+    limits = settings.limits
+    return LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
+
+
 def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
     """Return small settings for tests, demos and a daemon inside another process: hbm 64 MiB, dram
     256 MiB, and with a `directory` nvme 1 GiB in it."""
@@ -240,11 +286,11 @@ def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
     return Settings.model_validate({"listen": [listen], "tiers": tiers, "observe": observe})
 
 
-async def serve(settings: Settings) -> int:
+async def serve(source: Settings | Loaded) -> int:
     """Run a daemon until it is told to leave; return the process's exit code. Prints one line when ready."""
     loop = asyncio.get_running_loop()
     try:
-        daemon = await Daemon.start(settings)
+        daemon = await Daemon.start(source)
     except StartError as problem:
         print(f"kvtier: {problem}", file=sys.stderr)
         return EXIT_CANNOT_START
@@ -258,6 +304,13 @@ async def serve(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    reloads: set[asyncio.Task[Applied | None]] = set()
+
+    def on_hangup() -> None:
+        reloads.add(task := loop.create_task(daemon.reload.from_file()))
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     print(f"kvtier {__version__} ready at {', '.join(daemon.grpc.addresses)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
     _tame_garbage_collector()
@@ -269,19 +322,17 @@ async def serve(settings: Settings) -> int:
     if failed:
         log.critical("the planner failed; ending", exc_info=daemon.appliance.failed.exception())
     await daemon.stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.remove_signal_handler(number)
     return EXIT_FAILED if failed else 0
 
 
-def run(settings: Settings) -> int:
+def run(source: Settings | Loaded) -> int:
     """Run the daemon as this process; return its exit code."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure((source.settings if isinstance(source, Loaded) else source).observe.log)
     # Another process of the same user could otherwise write our memory through /proc.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    return asyncio.run(serve(settings))
+    return asyncio.run(serve(source))
 
 
 def _tame_garbage_collector() -> None:

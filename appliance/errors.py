@@ -184,6 +184,12 @@ REASONS: dict[str, Row] = {
     "TOO_MANY_NAMESPACES": Row(
         _EXHAUSTED, BusyError, "the limit on namespaces is reached", "restart, or raise the limit"
     ),
+    "QUOTA_EXCEEDED": Row(
+        _EXHAUSTED,
+        BusyError,
+        "the tenant has used up what it may take",
+        "back off as told, or do without; an administrator may raise `tenants.NAME.quota`",
+    ),
     "NOT_AUTHENTICATED": Row(
         grpc.StatusCode.UNAUTHENTICATED,
         AccessError,
@@ -201,6 +207,24 @@ REASONS: dict[str, Row] = {
         AccessError,
         "AdminService and EventsService are for administrators",
         "name the identity under `access.admin`",
+    ),
+    "BAD_POLICY": Row(
+        _INVALID,
+        CallerError,
+        "a policy is malformed, or asks for what cannot be; the message has file, line, key and fix",
+        "fix the named setting; the policy before it stays in force",
+    ),
+    "NEEDS_RESTART": Row(
+        _PRECONDITION,
+        CallerError,
+        "a policy changes a setting that a running daemon cannot change; nothing of it is applied",
+        "restart the daemon, or leave the named settings as they are",
+    ),
+    "GENERATION_CONFLICT": Row(
+        grpc.StatusCode.ABORTED,
+        CallerError,
+        "the policy was made for a generation that is not in force any more",
+        "look at the present one, then apply again",
     ),
     "DRAINING": Row(
         grpc.StatusCode.UNAVAILABLE,

@@ -29,11 +29,12 @@ from ..v1.local import MAX_DESCRIPTORS, Frame, Method
 from ..v1.shm import PAGE_BYTES
 from . import checks
 from .access import Access
-from .callers import Caller, domain_in
+from .callers import Caller, Rates, domain_in
 from .direct import DirectPath
 from .errors import ApplianceError, StartError, error
 from .lanes import Route
 from .local_connection import LocalConnection
+from .rights import limited_calls
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 ATTACH_TIMEOUT_S = 5.0
 MAX_DOMAINS = 256
+LIMITED_CALLS = limited_calls()
 
 PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
 
@@ -66,14 +68,16 @@ class LocalServer:
         staging_routes: Callable[[StagingExtent], Mapping[Tier, Route]],
         options: LocalOptions,
         access: Access,
+        rates: Rates,
     ) -> None:
         self.path = path
         self.connections: set[LocalConnection] = set()
         self.counters: Counter[str] = Counter()  # ends of connections, by reason
         self._service = service
         self._staging_routes = staging_routes
-        self._options = options
+        self.options = options
         self._access = access
+        self._rates = rates
         self._domains: set[str] = set()
         self._attaching: set[asyncio.Task[None]] = set()
         self._direct: DirectPath | None = None
@@ -113,7 +117,7 @@ class LocalServer:
         try:
             remove_stale_socket(self.path)
             listener.bind(str(self.path))
-            os.chmod(self.path, self._options.socket_mode)
+            os.chmod(self.path, self.options.socket_mode)
             listener.listen(BACKLOG)
         except OSError as problem:
             listener.close()
@@ -146,7 +150,7 @@ class LocalServer:
             log.warning("cannot accept a local client: %s; raise `ulimit -n`", problem.strerror)
             return
         accepted.setblocking(False)
-        if len(self.connections) >= self._options.max_connections:
+        if len(self.connections) >= self.options.max_connections:
             self.counters["too many connections"] += 1
             accepted.close()
             return
@@ -178,6 +182,8 @@ class LocalServer:
             connection.close("attached twice" if frame.method is Method.ATTACH else "call before attach")
             return
         try:
+            if frame.method in LIMITED_CALLS:
+                self._rates.charge(connection.caller, self._service.appliance.clock())
             if frame.method is Method.ATTACH:
                 self._start_attach(connection, frame)
             elif frame.method is Method.MAP_EXTENTS:
@@ -257,8 +263,8 @@ class LocalServer:
             raise error("TOO_MANY_CLIENTS", f"{MAX_DOMAINS} isolation domains are in use; share some")
         self._domains.add(domain)
         number = service.domain_number(domain)
-        wanted = request.staging_bytes or self._options.staging_bytes
-        staging_bytes = -(-min(wanted, self._options.staging_bytes) // PAGE_BYTES) * PAGE_BYTES
+        wanted = request.staging_bytes or self.options.staging_bytes
+        staging_bytes = -(-min(wanted, self.options.staging_bytes) // PAGE_BYTES) * PAGE_BYTES
         memory = service.memory(Tier.DRAM)
 
         def make() -> tuple[StagingExtent, int]:

@@ -7,6 +7,7 @@ the same words as for what does not exist: so an answer never says whether it do
 from enum import Enum
 from typing import NamedTuple
 
+from ..v1.local import Method
 from .access import Principal, require_admin, tenancy_of
 
 
@@ -23,6 +24,7 @@ class Right(NamedTuple):
 
     role: Role
     foreign: str = ""  # reason of the refusal; empty: names nothing, or nothing happens
+    is_limited: bool = False  # counts against `quota.requests_per_s`; what gives something back never does
 
     def require(self, principal: Principal) -> None:
         """Raise AccessError unless `principal` may make the call."""
@@ -32,34 +34,37 @@ class Right(NamedTuple):
             tenancy_of(principal)
 
 
-_CLIENT = Right(Role.TENANT, "UNKNOWN_CLIENT")
+_ASKS = Right(Role.TENANT, "UNKNOWN_CLIENT", is_limited=True)
+_GIVES_BACK = Right(Role.TENANT, "UNKNOWN_CLIENT")
 _ADMIN = Right(Role.ADMIN)
 
 RIGHTS: dict[str, Right] = {
     "KVCacheService/GetServerInfo": Right(Role.ANYONE),
-    "KVCacheService/OpenClient": Right(Role.TENANT),
+    "KVCacheService/OpenClient": Right(Role.TENANT, is_limited=True),
     "KVCacheService/CloseClient": Right(Role.TENANT),
-    "KVCacheService/RegisterNamespace": Right(Role.TENANT),
-    "KVCacheService/Lookup": Right(Role.TENANT, "UNKNOWN_NAMESPACE"),
-    "KVCacheService/Acquire": _CLIENT,
-    "KVCacheService/Release": _CLIENT,
-    "KVCacheService/KeepAlive": _CLIENT,
-    "KVCacheService/Touch": _CLIENT,
-    "KVCacheService/Reserve": _CLIENT,
-    "KVCacheService/Commit": _CLIENT,
-    "KVCacheService/Abort": _CLIENT,
-    "KVCacheService/Pin": _CLIENT,
+    "KVCacheService/RegisterNamespace": Right(Role.TENANT, is_limited=True),
+    "KVCacheService/Lookup": Right(Role.TENANT, "UNKNOWN_NAMESPACE", is_limited=True),
+    "KVCacheService/Acquire": _ASKS,
+    "KVCacheService/Release": _GIVES_BACK,
+    "KVCacheService/KeepAlive": _GIVES_BACK,
+    "KVCacheService/Touch": _GIVES_BACK,
+    "KVCacheService/Reserve": _ASKS,
+    "KVCacheService/Commit": _ASKS,
+    "KVCacheService/Abort": _GIVES_BACK,
+    "KVCacheService/Pin": _ASKS,
     "KVCacheService/Unpin": Right(Role.TENANT),
-    "KVCacheService/Prefetch": _CLIENT,
-    "KVCacheService/UpdateSession": _CLIENT,
-    "KVCacheService/ForkSession": _CLIENT,
-    "KVCacheService/EndSession": _CLIENT,
-    "KVCacheService/Put": _CLIENT,
-    "KVCacheService/Get": _CLIENT,
+    "KVCacheService/Prefetch": _ASKS,
+    "KVCacheService/UpdateSession": _ASKS,
+    "KVCacheService/ForkSession": _ASKS,
+    "KVCacheService/EndSession": _GIVES_BACK,
+    "KVCacheService/Put": _ASKS,
+    "KVCacheService/Get": _ASKS,
     "AdminService/GetStatus": _ADMIN,
     "AdminService/Inspect": _ADMIN,
     "AdminService/GetStory": _ADMIN,
     "AdminService/Explain": _ADMIN,
+    "AdminService/GetPolicy": _ADMIN,
+    "AdminService/ApplyPolicy": _ADMIN,
     "AdminService/GetSnapshot": _ADMIN,
     "AdminService/Evict": _ADMIN,
     "AdminService/Drain": _ADMIN,
@@ -72,6 +77,14 @@ RIGHTS: dict[str, Right] = {
 def right_of(service: str, method: str) -> Right:
     """Return what a call asks for. One that the table does not know is for administrators only."""
     return RIGHTS.get(f"{service}/{method}", _ADMIN)
+
+
+def limited_calls() -> frozenset[Method]:
+    """Return the calls of the local channel that count against a tenant's rate."""
+    asked = {name.partition("/")[2] for name, right in RIGHTS.items() if right.is_limited}
+    by_name = {method.name.replace("_", "").lower(): method for method in Method}
+    named = {by_name[name.lower()] for name in asked if name.lower() in by_name}
+    return frozenset(named | {Method.GET_PAGES, Method.PUT_PAGES})
 
 
 def matrix_markdown() -> str:

@@ -36,7 +36,7 @@ from .settings_fields import (
 from .settings_observe import Observe
 from .settings_policy import Policy
 from .settings_sources import SettingsError
-from .settings_tenants import Access, Tenants, check_access
+from .settings_tenants import Access, Tenants, check_access, quotas_of
 
 __all__ = [
     "DramTier",
@@ -94,8 +94,8 @@ class HbmTier(_MemoryTier):
     """The hot tier: a GPU's memory, or memory that stands for it."""
 
     backend: Literal["host", "cuda"] = "host"
-    """What holds the bytes. `host` is ordinary memory of this process, which clients read in place; `cuda` is the
-    memory of an NVIDIA GPU, which is read on the GPU or by way of dram, and needs `pip install kvtier[gpu]`."""
+    """What holds the bytes. `host` is ordinary memory of this process, which clients read in place; `cuda` is
+    the memory of an NVIDIA GPU, read on that GPU or by way of dram; it needs `pip install kvtier[gpu]`."""
     device: int = Field(default=0, ge=0, le=255)
     """Which GPU, as this process numbers them (CUDA_VISIBLE_DEVICES). Only for `cuda`."""
 
@@ -317,11 +317,24 @@ class Settings(_Model):
 
         Raises SettingsError, which names source, path and the fix of every problem found.
         """
-        environment = os.environ if env is None else env
-        gathered = settings_sources.gather(cls, path, environment, overrides)
-        gathered.values.setdefault("listen", default_address(environment))
+        return cls.load_traced(path, os.environ if env is None else env, overrides)[1]
+
+    @classmethod
+    def load_traced(
+        cls,
+        path: Path | None,
+        env: Mapping[str, str],
+        overrides: Iterable[str] = (),
+        text: str | None = None,
+    ) -> tuple[settings_sources.Gathered, Self]:
+        """Read settings as `load` does; return them with where each was written.
+
+        `text` stands for what is in the file, which is then not read. Raises SettingsError.
+        """
+        gathered = settings_sources.gather(cls, path, env, overrides, text)
+        values = {"listen": default_address(env), **gathered.values}
         try:
-            return cls.model_validate(gathered.values)
+            return gathered, cls.model_validate(values)
         except ValidationError as error:
             raise settings_sources.explain(error, cls, gathered) from error
 
@@ -361,4 +374,5 @@ class Settings(_Model):
             early_layers=self.early_layers.layers,
             max_early_fraction=self.early_layers.memory,
             max_story_lines=limits.max_story_lines,
+            quotas=quotas_of(self.tenants),
         )

@@ -13,23 +13,35 @@ from pydantic_core import PydanticCustomError
 from ..v1.addresses import check_address
 from . import units
 
+# What editors are told: the same languages that units.py reads, as patterns. (tests/appliance compares them.)
+BYTES_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTtPp]([Ii][Bb]?|[Bb])|[Bb])?\s*$"
+SECONDS_PATTERN = r"^\s*([0-9]+(\.[0-9]+)?\s*(ns|us|ms|d|h|m|s)\s*)+$"
+FRACTION_PATTERN = r"^\s*(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)\s*%\s*$"
+
+
+def _quantity(pattern: str, number: str, *examples: str, **bounds: float) -> WithJsonSchema:
+    """Return the schema of a value that is text with a unit, or a bare number."""
+    ways = [{"type": "string", "pattern": pattern}, {"type": number, "minimum": 0, **bounds}]
+    return WithJsonSchema({"anyOf": ways, "examples": list(examples)})
+
+
 Bytes = Annotated[
     int,
     BeforeValidator(units.parse_bytes),
     PlainSerializer(units.format_bytes, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["64MiB", "256GiB"]}),
+    _quantity(BYTES_PATTERN, "integer", "64MiB", "256GiB"),
 ]
 Seconds = Annotated[
     float,
     BeforeValidator(units.parse_duration),
     PlainSerializer(units.format_duration, return_type=str),
-    WithJsonSchema({"type": ["string", "number"], "examples": ["500ms", "30s", "10m"]}),
+    _quantity(SECONDS_PATTERN, "number", "500ms", "30s", "10m"),
 ]
 Fraction = Annotated[
     float,
     BeforeValidator(units.parse_fraction),
     PlainSerializer(units.format_fraction, return_type=str),
-    WithJsonSchema({"type": ["string", "number"], "examples": ["90%"]}),
+    _quantity(FRACTION_PATTERN, "number", "90%", maximum=1),
 ]
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from . import marked_yaml
+from . import marked_yaml, settings_migrations
 from .errors import StartError
 from .marked_yaml import KeyPath
 
@@ -82,10 +82,15 @@ class Gathered:
 
 
 def gather(
-    model: type[BaseModel], path: Path | None, environment: Mapping[str, str], overrides: Iterable[str]
+    model: type[BaseModel],
+    path: Path | None,
+    environment: Mapping[str, str],
+    overrides: Iterable[str],
+    text: str | None = None,
 ) -> Gathered:
-    """Overlay file, environment and `KEY.KEY=VALUE` overrides. Raises SettingsError."""
-    gathered = _read_file(path) if path is not None else Gathered()
+    """Overlay file, environment and `KEY.KEY=VALUE` overrides. `text` stands for what is in the file, which
+    is then not read. Raises SettingsError."""
+    gathered = _read_file(path, text) if path is not None else Gathered()
     known = {name.upper(): name for name in keys_of(model)}
     for variable in sorted(environment):
         words = variable.removeprefix(ENVIRONMENT_PREFIX).split("__")
@@ -105,9 +110,9 @@ def gather(
     return gathered
 
 
-def _read_file(path: Path) -> Gathered:
+def _read_file(path: Path, text: str | None) -> Gathered:
     try:
-        document = marked_yaml.read(path.read_text(encoding="utf-8"))
+        document = marked_yaml.read(path.read_text(encoding="utf-8") if text is None else text)
     except OSError as error:
         raise SettingsError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
@@ -136,7 +141,9 @@ def _scalar(text: str, source: str) -> object:
 def explain(error: ValidationError, model: type[BaseModel], gathered: Gathered) -> SettingsError:
     """Translate pydantic's refusal into problems that name source, path and what is allowed."""
     problems = []
-    for detail in error.errors():
+    details = error.errors()
+    of_version = [detail for detail in details if detail["loc"] == (settings_migrations.KEY,)]
+    for detail in of_version or details:  # of another format nothing else that is said would be true
         path: KeyPath = detail["loc"]
         context = detail.get("ctx", {})
         if "key" in context:  # a check of several fields says which one to change
@@ -158,6 +165,8 @@ def _sentence(
             return f"unknown key; allowed here: {', '.join(allowed)}{hint}"
         case "missing":
             return f"must be given: {_fields(model_at(model, path[:-1]))[str(path[-1])].description}"
+        case "literal_error" if path == (settings_migrations.KEY,):
+            return f"must be {context['expected']}; is {value!r}: {settings_migrations.advice(value)}"
         case "literal_error":
             return f"must be {context['expected']}; is {value!r}"
         case "model_type" | "model_attributes_type":

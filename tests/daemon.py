@@ -1,5 +1,6 @@
 """Starts the real daemon in a subprocess, on sockets in a test's own folder."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -54,6 +55,23 @@ class Daemon:
             self._process.kill()
             self._process.wait()
             raise
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def open_files(self) -> list[str]:
+        """Return what its descriptors stand for; empty where only root may know."""
+        assert self._process is not None
+        names = []
+        try:
+            for descriptor in Path(f"/proc/{self._process.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    names.append(os.readlink(descriptor))
+        except PermissionError:
+            return []
+        return names
 
     def close(self) -> None:
         """Make sure that nothing is left."""

@@ -19,6 +19,7 @@ from grpc_tools import protoc
 
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
+from kvtier.appliance.settings_reference import reference_table, schema_text
 from kvtier.appliance.sight.alerts import alerts_yaml
 from kvtier.appliance.sight.dashboard import dashboard_json
 from kvtier.appliance.sight.exposition import reference_markdown as metrics_markdown
@@ -118,10 +119,22 @@ def dashboards() -> Iterator[tuple[Path, bytes]]:
     yield folder / "alerts.yaml", alerts_yaml().encode()
 
 
+def policy_reference() -> Iterator[tuple[Path, bytes]]:
+    """Yield the JSON Schema of policy files and the page that lists every setting."""
+    yield ROOT / "docs" / "policy.schema.json", schema_text().encode()
+    intro = (
+        "# Settings\n\nGenerated from `appliance/settings*.py` by `make docs`. *live*: changes without a "
+        "restart ([policy.md](policy.md)).\nEditors check what is written with "
+        "[policy.schema.json](policy.schema.json).\n\n"
+    )
+    yield ROOT / "docs" / "policy-settings.md", (intro + reference_table()).encode()
+
+
 GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     wire_stubs,
     state_diagram,
     api_reference,
+    policy_reference,
     metrics_reference,
     dashboards,
 ]

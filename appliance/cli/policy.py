@@ -1,4 +1,4 @@
-"""`kvtier policy`: questions about policies, answered before anything is changed."""
+"""`kvtier policy`: look at policies, compare them, and bring one into force in a running daemon."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,9 @@ import click
 from ..replay import report
 from ..replay.setups import Setup, Shape, tiers_of
 from ..settings import Settings, SettingsError
+from ..settings_live import changes
 from .output import console, print_json
+from .policy_file import apply, migrate, schema, show, show_changes, validate
 from .replay import read, run, speeds_of, trace_options
 from .settings_options import Refused
 from .target import Failed, json_option
@@ -18,12 +20,18 @@ DEFAULT = "default"
 
 @click.group()
 def policy() -> None:
-    """Try a policy before it is in force.
+    """Check a policy, try it, bring it into force without a restart.
 
     \b
     Example:
+      kvtier policy validate policy.yaml
       kvtier policy diff --replay monday.jsonl.gz default policy.yaml
+      kvtier policy apply policy.yaml --dry-run
     """
+
+
+for command in (validate, show, apply, migrate, schema):
+    policy.add_command(command)
 
 
 @policy.command()
@@ -32,17 +40,16 @@ def policy() -> None:
 @click.option(
     "--replay",
     "trace_path",
-    required=True,
     metavar="TRACE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A trace as for `kvtier replay`, e.g. what `kvtier record` wrote last week.",
+    help="Replay this trace under both, too: a trace as for `kvtier replay`, e.g. one of `kvtier record`.",
 )
 @trace_options
 @json_option
 def diff(
     old: str,
     new: str,
-    trace_path: Path,
+    trace_path: Path | None,
     first: int | None,
     block_tokens: int,
     model: str,
@@ -52,17 +59,21 @@ def diff(
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Replay TRACE under two settings files and print what the change would have done.
+    """Print what differs between two settings files, and what needs a restart; with a trace, also what the
+    change would have done to it.
 
     OLD and NEW are settings files, tiers and limits included; `default` is the built-in settings.
 
     \b
     Example:
+      kvtier policy diff default policy.yaml
       kvtier policy diff --replay monday.jsonl.gz default policy.yaml
       kvtier policy diff --replay monday.jsonl.gz policy.yaml policy-with-nvme.yaml --json
     """
     before, after = _load(old), _load(new)
-    changes = changed_keys(before.canonical(), after.canonical())
+    found = changes(before, after)
+    if trace_path is None:
+        return show_changes(found, as_json)
     try:
         shape = Shape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
@@ -75,26 +86,17 @@ def diff(
         raise click.UsageError(str(error)) from error
     outcomes = run(trace, setups, jobs, speeds)
     if as_json:
-        print_json({"changes": changes, **report.plain(trace, outcomes)})
+        changed = {one.key: (one.was, one.becomes) for one in found}
+        print_json({"changes": changed, **report.plain(trace, outcomes)})
     else:
         screen = console()
         screen.print(report.about(trace))
-        for key, (was, becomes) in changes.items():
-            screen.print(f"  {key}: {was} → {becomes}", markup=False)
+        for one in found:
+            screen.print(f"  {one.key}: {one.was} → {one.becomes}", markup=False)
         screen.print(report.differences(*outcomes))
     if any(outcome.problems for outcome in outcomes):
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
-
-
-def changed_keys(old: object, new: object, key: str = "") -> dict[str, tuple[object, object]]:
-    """Return (old, new) of every setting that differs, by its dotted key."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        changes: dict[str, tuple[object, object]] = {}
-        for name in dict.fromkeys([*old, *new]):
-            below = f"{key}.{name}" if key else str(name)
-            changes |= changed_keys(old.get(name), new.get(name), below)
-        return changes
-    return {} if old == new else {key: (old, new)}
+    return None
 
 
 def _labels(old: str, new: str) -> tuple[str, str]:

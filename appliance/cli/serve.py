@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from .settings_options import load, settings_options
+from .settings_options import load_traced, settings_options
 
 
 @click.command()
@@ -20,6 +20,8 @@ from .settings_options import load, settings_options
 def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], check: bool) -> None:
     """Run the daemon until SIGTERM or SIGINT, which drain it; a second one ends it at once.
 
+    The policy file is read again when it changes, and at SIGHUP; see `kvtier policy --help`.
+
     Exit codes beside the usual ones: 78 when it cannot start, the message names the setting to change;
     70 when the daemon itself is wrong, its log has the trace.
 
@@ -33,10 +35,10 @@ def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], 
     if listen:
         quoted = ", ".join(f"'{address}'" for address in listen)
         overrides = [*overrides, f"listen=[{quoted}]"]
-    settings = load(policy, overrides)
+    loaded = load_traced(policy, overrides)
     if check:
-        click.echo(settings.to_yaml(), nl=False)
+        click.echo(loaded.settings.to_yaml(), nl=False)
         return
     from ..daemon import run  # late: `--help` and `--check` need no server code
 
-    raise SystemExit(run(settings))
+    raise SystemExit(run(loaded))

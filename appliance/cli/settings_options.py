@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from ..settings import Settings, SettingsError
+from ..settings_origin import Loaded, Origin
 from . import EXIT_USAGE
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -38,7 +39,12 @@ def settings_options(command: Command) -> Command:
 
 def load(policy: Path | None, overrides: Sequence[str]) -> Settings:
     """Return the settings. Raises Refused."""
+    return load_traced(policy, overrides).settings
+
+
+def load_traced(policy: Path | None, overrides: Sequence[str]) -> Loaded:
+    """Return the settings, and where each of them was written. Raises Refused."""
     try:
-        return Settings.load(policy, os.environ, overrides)
+        return Origin(policy, dict(os.environ), tuple(overrides)).load()
     except SettingsError as error:
         raise Refused(str(error)) from error

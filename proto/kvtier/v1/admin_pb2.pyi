@@ -160,6 +160,7 @@ class GetStatusResponse(_message.Message):
     NUM_CLIENTS_FIELD_NUMBER: _builtins.int
     NUM_NAMESPACES_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -175,6 +176,8 @@ class GetStatusResponse(_message.Message):
     def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___EdgeStatus]: ...
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def policy(self) -> Global___PolicyStatus: ...
     def __init__(
         self,
         *,
@@ -190,10 +193,11 @@ class GetStatusResponse(_message.Message):
         num_clients: _builtins.int = ...,
         num_namespaces: _builtins.int = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        policy: Global___PolicyStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "draining", b"draining", "edges", b"edges", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "draining", b"draining", "edges", b"edges", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,6 +610,201 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class PolicyStatus(_message.Message):
+    """How reloading went so far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    APPLIED_S_AGO_FIELD_NUMBER: _builtins.int
+    NUM_APPLIED_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    REFUSED_S_AGO_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """from 1, one more with each change"""
+    path: _builtins.str
+    """of the file; empty: there is none"""
+    applied_s_ago: _builtins.float
+    """since a policy was found right, changed or not"""
+    num_applied: _builtins.int
+    num_refused: _builtins.int
+    last_error: _builtins.str
+    """why the last one was refused; empty when it was not"""
+    refused_s_ago: _builtins.float
+    """since then"""
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        path: _builtins.str = ...,
+        applied_s_ago: _builtins.float = ...,
+        num_applied: _builtins.int = ...,
+        num_refused: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+        refused_s_ago: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_s_ago", b"applied_s_ago", "generation", b"generation", "last_error", b"last_error", "num_applied", b"num_applied", "num_refused", b"num_refused", "path", b"path", "refused_s_ago", b"refused_s_ago"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyStatus: _TypeAlias = PolicyStatus  # noqa: Y015
+
+@_typing.final
+class PolicyValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """"tiers.dram.capacity" """
+    json: _builtins.str
+    """the value, in the units people write"""
+    source: _builtins.str
+    """"policy.yaml:7", "KVTIER_LEASES__TTL", "--set leases.ttl", "default" """
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        json: _builtins.str = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "key", b"key", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyValue: _TypeAlias = PolicyValue  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___PolicyStatus: ...
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyValue]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___PolicyStatus | None = ...,
+        values: _abc.Iterable[Global___PolicyValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class ApplyPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    YAML_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    yaml: _builtins.str
+    """absent: what is in the daemon's own file"""
+    name: _builtins.str
+    """of the file `yaml` is from, for messages"""
+    dry_run: _builtins.bool
+    """check and compare only"""
+    generation: _builtins.int
+    """that this one is meant to replace; 0 means whichever"""
+    def __init__(
+        self,
+        *,
+        yaml: _builtins.str | None = ...,
+        name: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_yaml", b"_yaml", "yaml", b"yaml"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_yaml", b"_yaml", "dry_run", b"dry_run", "generation", b"generation", "name", b"name", "yaml", b"yaml"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__yaml: _TypeAlias = _typing.Literal["yaml"]  # noqa: Y015
+    _WhichOneofArgType__yaml: _TypeAlias = _typing.Literal["_yaml", b"_yaml"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__yaml) -> _WhichOneofReturnType__yaml | None: ...
+
+Global___ApplyPolicyRequest: _TypeAlias = ApplyPolicyRequest  # noqa: Y015
+
+@_typing.final
+class PolicyChange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    WAS_FIELD_NUMBER: _builtins.int
+    BECOMES_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    was: _builtins.str
+    """as JSON"""
+    becomes: _builtins.str
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        was: _builtins.str = ...,
+        becomes: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["becomes", b"becomes", "key", b"key", "was", b"was"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyChange: _TypeAlias = PolicyChange  # noqa: Y015
+
+@_typing.final
+class ApplyPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """in force now"""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyChange]: ...
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        changes: _abc.Iterable[Global___PolicyChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyPolicyResponse: _TypeAlias = ApplyPolicyResponse  # noqa: Y015
 
 @_typing.final
 class CheckIntegrityRequest(_message.Message):

@@ -69,6 +69,16 @@ class AdminServiceStub:
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/kvtier.v1.AdminService/GetPolicy',
+                request_serializer=kvtier_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+                _registered_method=True)
+        self.ApplyPolicy = channel.unary_unary(
+                '/kvtier.v1.AdminService/ApplyPolicy',
+                request_serializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
+                _registered_method=True)
         self.CheckIntegrity = channel.unary_unary(
                 '/kvtier.v1.AdminService/CheckIntegrity',
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.CheckIntegrityRequest.SerializeToString,
@@ -128,6 +138,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPolicy(self, request, context):
+        """The policy in force, with the source of every value, and how reloading went. No effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyPolicy(self, request, context):
+        """Brings a policy into force as a whole or not at all, without a restart. What the daemon's environment and
+        command line say stays stronger. Lasts until the file is read again; a restart reads the file.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckIntegrity(self, request, context):
         """Audits every stateful part. No effect on what is stored.
         """
@@ -172,6 +197,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvtier_dot_v1_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=kvtier_dot_v1_dot_admin__pb2.GetPolicyRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_admin__pb2.GetPolicyResponse.SerializeToString,
+            ),
+            'ApplyPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyPolicy,
+                    request_deserializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyResponse.SerializeToString,
             ),
             'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIntegrity,
@@ -368,6 +403,60 @@ class AdminService:
             '/kvtier.v1.AdminService/Drain',
             kvtier_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
             kvtier_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.AdminService/GetPolicy',
+            kvtier_dot_v1_dot_admin__pb2.GetPolicyRequest.SerializeToString,
+            kvtier_dot_v1_dot_admin__pb2.GetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.AdminService/ApplyPolicy',
+            kvtier_dot_v1_dot_admin__pb2.ApplyPolicyRequest.SerializeToString,
+            kvtier_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,12 @@ class AdminServiceStub:
     """Drops unpinned blocks of a tier, coldest first, until `bytes` are free."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
+    """The policy in force, with the source of every value, and how reloading went. No effect."""
+    ApplyPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyPolicyRequest, _admin_pb2.ApplyPolicyResponse]
+    """Brings a policy into force as a whole or not at all, without a restart. What the daemon's environment and
+    command line say stays stronger. Lasts until the file is read again; a restart reads the file.
+    """
     CheckIntegrity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CheckIntegrityRequest, _admin_pb2.CheckIntegrityResponse]
     """Audits every stateful part. No effect on what is stored."""
 
@@ -65,6 +71,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Drops unpinned blocks of a tier, coldest first, until `bytes` are free."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
+    """The policy in force, with the source of every value, and how reloading went. No effect."""
+    ApplyPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPolicyRequest, _admin_pb2.ApplyPolicyResponse]  # type: ignore[assignment]
+    """Brings a policy into force as a whole or not at all, without a restart. What the daemon's environment and
+    command line say stays stronger. Lasts until the file is read again; a restart reads the file.
+    """
     CheckIntegrity: _aio.UnaryUnaryMultiCallable[_admin_pb2.CheckIntegrityRequest, _admin_pb2.CheckIntegrityResponse]  # type: ignore[assignment]
     """Audits every stateful part. No effect on what is stored."""
 
@@ -124,6 +136,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _admin_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetPolicyResponse, _abc.Awaitable[_admin_pb2.GetPolicyResponse]]:
+        """The policy in force, with the source of every value, and how reloading went. No effect."""
+
+    @_abc_1.abstractmethod
+    def ApplyPolicy(
+        self,
+        request: _admin_pb2.ApplyPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ApplyPolicyResponse, _abc.Awaitable[_admin_pb2.ApplyPolicyResponse]]:
+        """Brings a policy into force as a whole or not at all, without a restart. What the daemon's environment and
+        command line say stays stronger. Lasts until the file is read again; a restart reads the file.
+        """
 
     @_abc_1.abstractmethod
     def CheckIntegrity(

@@ -1,0 +1,202 @@
+"""The verbs of `kvtier policy` about one file, or about what a daemon runs with: validate, show, apply,
+migrate, schema.
+
+Exit codes: 0 fine, 1 the daemon refused it, 2 the file is wrong (one line a problem, with file, line, key and
+fix), 3 nobody answers.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from ...v1 import admin_pb2
+from ..settings import Settings, SettingsError
+from ..settings_live import Change, is_live
+from ..settings_migrations import CannotMigrate, YamlError
+from ..settings_migrations import migrate as migrate_text
+from ..settings_origin import DEFAULT
+from .output import console, print_json
+from .settings_options import Refused, load_traced, settings_options
+from .target import TIMEOUT_S, admin, json_option, resolve, target_option
+
+APPLY_TIMEOUT_S = 60.0  # new segment files are written to, which takes a disk its time
+
+Row = tuple[str, object, str]  # key, value, source
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def validate(file: Path, as_json: bool) -> None:
+    """Check FILE without a daemon; print nothing when it is right.
+
+    Every problem is one line: file, line, key, what is wrong and what to write instead. What the environment
+    says does not count here.
+
+    \b
+    Example:
+      kvtier policy validate /etc/kvtier/policy.yaml && kvtier policy apply /etc/kvtier/policy.yaml
+    """
+    try:
+        Settings.load(file, {})
+    except SettingsError as error:
+        if not as_json:
+            raise Refused(str(error)) from error
+        print_json({"valid": False, "problems": [problem._asdict() for problem in error.problems]})
+        raise SystemExit(Refused.exit_code) from error
+    if as_json:
+        print_json({"valid": True, "problems": []})
+
+
+@click.command()
+@settings_options
+@target_option
+@click.option("--running", is_flag=True, help="Ask the daemon what is in force there.")
+@click.option("--changed", "only_changed", is_flag=True, help="Leave out what is as built in.")
+@json_option
+def show(
+    policy: Path | None,
+    overrides: Sequence[str],
+    target: str | None,
+    running: bool,
+    only_changed: bool,
+    as_json: bool,
+) -> None:
+    """Print every setting, its value, and where that was written: command line, variable, file and line, or
+    default. The first of these that says something is stronger than the others.
+
+    \b
+    Example:
+      kvtier policy show --policy policy.yaml --changed
+      kvtier policy show --running
+    """
+    status: admin_pb2.PolicyStatus | None = None
+    if running:
+        with admin(resolve(target)) as stub:
+            answer = stub.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=TIMEOUT_S)
+        rows: list[Row] = [(v.key, json.loads(v.json), v.source) for v in answer.values]
+        status = answer.status
+    else:
+        rows = list(load_traced(policy, overrides).rows())
+    rows = [row for row in rows if not only_changed or row[2] != DEFAULT]
+    if as_json:
+        values = {key: {"value": value, "source": source} for key, value, source in rows}
+        print_json({"generation": status.generation if status else None, "settings": values})
+        return
+    if status is not None:
+        _show_status(status)
+    table = Table.grid(padding=(0, 2))
+    for key, value, source in rows:
+        table.add_row(key, _plain(value), source, style="dim" if source == DEFAULT else None)
+    console().print(table)
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--dry-run", is_flag=True, help="Let the daemon check and compare it, and change nothing.")
+@click.option("--generation", type=int, default=0, help="Refuse unless this generation is in force.")
+@target_option
+@json_option
+def apply(file: Path | None, dry_run: bool, generation: int, target: str | None, as_json: bool) -> None:
+    """Bring FILE into force in a running daemon, as a whole or not at all; print what changes.
+
+    Without FILE the daemon reads its own policy file again, which it also does by itself when the file
+    changes. What is applied lasts until then: to keep it over a restart, write it into the daemon's file.
+
+    \b
+    Example:
+      kvtier policy apply policy.yaml --dry-run
+      kvtier policy apply policy.yaml
+    """
+    request = admin_pb2.ApplyPolicyRequest(dry_run=dry_run, generation=generation)
+    if file is not None:
+        try:
+            request.yaml, request.name = file.read_text(encoding="utf-8"), str(file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(f"{file}: cannot be read: {error}") from error
+    with admin(resolve(target)) as stub:
+        answer = stub.ApplyPolicy(request, timeout=APPLY_TIMEOUT_S)
+    found = [Change(c.key, json.loads(c.was), json.loads(c.becomes)) for c in answer.changes]
+    if as_json:
+        print_json({"generation": answer.generation, "dry_run": dry_run, "changes": _by_key(found)})
+        return
+    show_changes(found, as_json=False)
+    verb = "in force is still" if dry_run else "in force is"
+    console().print(f"{verb} generation {answer.generation}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--write", is_flag=True, help="Change FILE instead of printing what it becomes.")
+def migrate(file: Path, write: bool) -> None:
+    """Bring a policy file of a former format up to the present one; comments and order stay.
+
+    \b
+    Example:
+      kvtier policy migrate old.yaml > policy.yaml
+      kvtier policy migrate --write policy.yaml
+    """
+    text = file.read_text(encoding="utf-8")
+    try:
+        migrated = migrate_text(text)
+    except (CannotMigrate, YamlError) as error:
+        where = f"{file}:{error.line}" if error.line else str(file)
+        raise Refused(f"{where}: {error}") from error
+    try:
+        Settings.load_traced(file, {}, text=migrated)
+    except SettingsError as error:
+        raise Refused(f"after migrating:\n{error}") from error
+    if not write:
+        click.echo(migrated, nl=False)
+    elif migrated != text:
+        file.write_text(migrated, encoding="utf-8")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of policy files, for editors: put
+
+    \b
+      # yaml-language-server: $schema=policy.schema.json
+
+    into the first line of a policy.
+    """
+    from ..settings_reference import schema_text  # late: builds the whole schema
+
+    click.echo(schema_text(), nl=False)
+
+
+def show_changes(found: Iterable[Change], as_json: bool) -> None:
+    """Print what would be another, and which of it a running daemon cannot change."""
+    found = list(found)
+    if as_json:
+        return print_json({"changes": _by_key(found)})
+    screen = console()
+    for one in found:
+        note = "" if one.is_live else "   (needs a restart)"
+        screen.print(f"  {one.key}: {_plain(one.was)} → {_plain(one.becomes)}{note}", markup=False)
+    if not found:
+        screen.print("no setting differs")
+    return None
+
+
+def _by_key(found: Iterable[Change]) -> dict[str, dict[str, object]]:
+    return {
+        one.key: {"was": one.was, "becomes": one.becomes, "needs_restart": not is_live(one.key)}
+        for one in found
+    }
+
+
+def _show_status(status: admin_pb2.PolicyStatus) -> None:
+    screen = console()
+    screen.print(f"generation {status.generation}, from {status.path or 'no file'}", markup=False)
+    if status.last_error:
+        screen.print(f"the last policy was refused {status.refused_s_ago:.0f} s ago:", style="bold red")
+        screen.print(f"  {status.last_error}", markup=False)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,69 @@
+"""PolicyWatch: notices that the policy file is another one, however it became that.
+
+Editors write in place or rename over it; Kubernetes swaps a symbolic link two folders up (`..data`) and the
+path stays what it was. All of these show in what `stat` says about the end of the path, so that is looked at
+once a second, from a thread: a ConfigMap arrives a minute after it was changed anyway. inotify was rejected:
+it watches inodes, and every one of these ways exchanges the inode, so all folders on the way would have to be
+watched as well, and it tells nothing on network file systems.
+
+A file is read when it stood still for one look: whoever writes in place may be in the middle of it.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+POLL_S = 1.0
+
+
+class Signature(NamedTuple):
+    """What tells one content of the file from another without reading it."""
+
+    device: int
+    inode: int
+    changed_ns: int
+    num_bytes: int
+
+
+def signature_of(path: Path) -> Signature | None:
+    """Return what stands at the end of `path` now, links followed; None when nothing does."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return Signature(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+class Watch:
+    """Looks at one file; says when what is there is new and stands still. Pure but for `look`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: Signature | None = None
+        self._told: Signature | None = (
+            None  # none yet: the file may have changed since it was read at the start
+        )
+
+    def look(self) -> bool:
+        """Look once; return whether the file should be read now. Blocks for one `stat`."""
+        return self.saw(signature_of(self.path))
+
+    def saw(self, signature: Signature | None) -> bool:
+        """Take in what `stat` said."""
+        stands_still = signature == self._seen
+        self._seen = signature
+        if not stands_still or signature == self._told:
+            return False
+        self._told = signature
+        return True
+
+
+async def watch(path: Path, changed: Callable[[], Awaitable[object]], poll_s: float = POLL_S) -> None:
+    """Call `changed` whenever the file at `path` became another one, until cancelled."""
+    file = Watch(path)
+    while True:
+        await asyncio.sleep(poll_s)
+        if await asyncio.to_thread(file.look):
+            await changed()

@@ -1,0 +1,80 @@
+"""Origin: where a daemon's settings come from, to be asked again; and what was found there.
+
+The file may change while the daemon runs; the environment and the command line are what they were at its
+start, and go on being stronger. So a setting from the command line cannot be changed by a reload, and
+`kvtier policy show` says of every value which of them it is from.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .marked_yaml import KeyPath
+from .settings import Settings
+from .settings_sources import Gathered, gather
+
+DEFAULT = "default"
+
+
+class Loaded(NamedTuple):
+    """Settings, where each was written, and where to ask again. Without an origin they are what they are."""
+
+    settings: Settings
+    gathered: Gathered = Gathered()
+    origin: "Origin | None" = None
+    text: str | None = None  # of the origin's own file, when that is where they are from
+
+    def rows(self) -> Iterator[tuple[str, object, str]]:
+        """Yield (dotted key, value as people write it, its source) of every setting."""
+        for path, value in leaves(self.settings.canonical()):
+            yield ".".join(map(str, path)), value, self.source_of(path)
+
+    def source_of(self, path: KeyPath) -> str:
+        """Return where the value at `path` was written: it itself, or a list or mapping it is part of."""
+        values: Any = self.gathered.values
+        for key in path:
+            if not isinstance(values, dict) or key not in values:
+                return DEFAULT
+            values = values[key]
+        return self.gathered.source_of(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The arguments of Settings.load, kept. `path` is None where there is no file."""
+
+    path: Path | None = None
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    overrides: tuple[str, ...] = ()
+
+    def load(self, text: str | None = None, name: str = "") -> Loaded:
+        """Read everything anew. `text` stands for the file's, under the name `name`. Raises SettingsError."""
+        own_text = self.read() if text is None else None
+        given = own_text if text is None else text
+        gathered, settings = Settings.load_traced(self._path(text, name), self.env, self.overrides, given)
+        return Loaded(settings, gathered, self, own_text)
+
+    def read(self) -> str | None:
+        """Return what is in the file; None when there is none, or it cannot be read: loading it says why."""
+        try:
+            return self.path.read_text(encoding="utf-8") if self.path is not None else None
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def gather(self, text: str | None = None, name: str = "") -> Gathered:
+        """Read everything anew, and check nothing but that it can be read. Raises SettingsError."""
+        return gather(Settings, self._path(text, name), self.env, self.overrides, text)
+
+    def _path(self, text: str | None, name: str) -> Path | None:
+        return self.path if text is None else Path(name or self.path or "policy.yaml")
+
+
+def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Yield (path, value) of everything in nested mappings that is no mapping itself, empty ones included."""
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from leaves(below, (*path, key))
+    else:
+        yield path, value
