@@ -2,16 +2,18 @@
 
 Over the local channel a connection is a client, and the kernel named its process when it connected; over gRPC
 every call is looked at anew, and requests name the client they are of. Either way what a call may touch
-follows from the principal: clients that the same identity opened, namespaces and pins of its isolation domain,
-sessions of its tenant. Everything else does not exist for it.
+follows from the principal: clients that the same identity opened, namespaces and pins of its isolation
+domain, sessions of its tenant. Everything else does not exist for it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..tiers.block import Urgency
 from . import checks
 from .access import Principal, Tenancy, tenancy_of
 from .clients import Client, Clients
+from .core.quotas import RateLimit
 from .errors import error
 
 NOBODY = Principal("nobody", None)
@@ -68,6 +70,21 @@ class Caller:
     def urgency(self, value: int) -> Urgency:
         """Return the urgency of a request: what it says, at most what its tenant may say."""
         return max(checks.urgency(value), self.tenancy.most_urgent)
+
+
+class Rates:
+    """How many calls each tenant makes, over all its clients and both transports."""
+
+    def __init__(self, calls_per_s: Mapping[str, float]) -> None:
+        self._limits = {tenant: RateLimit(rate) for tenant, rate in calls_per_s.items()}
+
+    def charge(self, caller: Caller, now: float) -> None:
+        """Count one call. Raises BusyError, with the time to wait, when it is one too many."""
+        if not self._limits or (limit := self._limits.get(caller.tenancy.name)) is None:
+            return
+        if wait_s := limit.take(now):
+            message = f"more than {limit.calls_per_s:g} calls a second; wait, or ask for a higher quota"
+            raise error("QUOTA_EXCEEDED", message, retry_after_s=wait_s)
 
 
 def domain_in(tenancy: Tenancy, wanted: str) -> str:

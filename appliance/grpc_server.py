@@ -22,7 +22,7 @@ from ..v1 import admin_pb2, events_pb2, kvcache_pb2
 from ..v1.local import MAX_PAYLOAD_BYTES
 from .access_log import Access, AccessLog
 from .admin import Admin
-from .callers import Caller
+from .callers import Caller, Rates
 from .checks import wire_tier, wire_urgency
 from .doors import Doors
 from .errors import REASONS, ApplianceError, error, trailing_metadata
@@ -112,6 +112,7 @@ class GrpcServer:
         events: EventLog,
         accesses: AccessLog,
         doors: Doors,
+        rates: Rates,
         *,
         max_concurrent_rpcs: int,
         with_reflection: bool,
@@ -119,6 +120,7 @@ class GrpcServer:
         self._clock = service.appliance.clock
         self._rpcs = service.rpcs
         self._doors = doors
+        self._rates = rates
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=max_concurrent_rpcs,
             options=[
@@ -215,7 +217,10 @@ class GrpcServer:
         right.require(principal)
         remaining_s = context.time_remaining()
         deadline_at = float("inf") if remaining_s is None else self._clock() + remaining_s
-        return Caller(None, deadline_at, principal)
+        caller = Caller(None, deadline_at, principal)
+        if right.is_limited:
+            self._rates.charge(caller, self._clock())
+        return caller
 
 
 def snake_case(name: str) -> str:

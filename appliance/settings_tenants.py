@@ -13,10 +13,13 @@ depend on the order of a file.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from ..tiers.block import Tier
+from .core.options import Quota as PlannerQuota
 from .settings_fields import Bytes, Directory, refuse
 
 MAX_TENANTS = 256
@@ -102,13 +105,23 @@ class Quota(_Model):
     """Memory of the hot tier. Whole extents are given; what is left over is not."""
     dram_bytes: Bytes | None = Field(default=None, alias="dram")
     """Memory of the warm tier. Whole extents are given; what is left over is not."""
-    nvme_bytes: Bytes | None = Field(default=None, alias="nvme")
-    """Payload in the cold tier."""
     pinned_bytes: Bytes | None = Field(default=None, alias="pinned")
     """Memory that leases and pins of all its clients may hold together."""
     requests_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Calls a second, over all its clients, with bursts of one second's worth. Gets that are answered from
     shared memory are no calls."""
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether anything but the rate of calls is limited."""
+        given = (self.hbm_bytes, self.dram_bytes, self.pinned_bytes)
+        return any(num_bytes is not None for num_bytes in given)
+
+    def for_planner(self) -> PlannerQuota:
+        """Return what the pure core needs of it."""
+        by_tier = {Tier.HBM: self.hbm_bytes, Tier.DRAM: self.dram_bytes}
+        memory = {tier: num_bytes for tier, num_bytes in by_tier.items() if num_bytes is not None}
+        return PlannerQuota(memory, self.pinned_bytes)
 
 
 class Tenant(Identities):
@@ -135,8 +148,7 @@ class Tenant(Identities):
                 check_name(self.group)
             except ValueError as error:
                 refuse("group", str(error))
-        quota = self.quota
-        if self.sharing != "tenant" and (quota.hbm_bytes or quota.dram_bytes or quota.nvme_bytes):
+        if self.sharing != "tenant" and self.quota.has_bytes:
             refuse("quota", "blocks that are shared are nobody's alone; give no bytes, or `sharing: tenant`")
         return self
 
@@ -150,7 +162,16 @@ class Tenant(Identities):
 Tenants = Annotated[dict[Name, Tenant], Field(max_length=MAX_TENANTS)]
 
 
-def check_access(access: Access, tenants: dict[str, Tenant], has_tcp: bool) -> None:
+def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, PlannerQuota]:
+    """Return the quotas in bytes, by the name that the pure core knows a tenant by."""
+    return {
+        tenant.domain(name): tenant.quota.for_planner()
+        for name, tenant in tenants.items()
+        if tenant.quota.has_bytes
+    }
+
+
+def check_access(access: Access, tenants: Mapping[str, Tenant], has_tcp: bool) -> None:
     """Refuse what contradicts itself across the two sections and the addresses."""
     if has_tcp and access.tls is None and not access.insecure:
         refuse(

@@ -109,7 +109,8 @@ def test_planner_options_follow_the_settings() -> None:
         "watermarks.low=18%",
     ]
     options = Settings.load(env={}, overrides=overrides).planner_options()
-    changed = [f.name for f in fields(options) if getattr(options, f.name) != f.default]
+    defaults = PlannerOptions()
+    changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
     assert len(changed) == len(overrides)
     assert (options.max_pinned_fraction, options.lease_ttl_s, options.lease_grace_s) == (0.07, 12, 14)
     assert (options.high_watermark, options.low_watermark) == (0.81, 0.18)

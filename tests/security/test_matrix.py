@@ -146,6 +146,8 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         "Evict": lambda: admin_pb2.EvictRequest(tier=types_pb2.TIER_DRAM, bytes=1),
         "Drain": admin_pb2.DrainRequest,
         "CheckIntegrity": admin_pb2.CheckIntegrityRequest,
+        "GetPolicy": admin_pb2.GetPolicyRequest,
+        "ApplyPolicy": lambda: admin_pb2.ApplyPolicyRequest(dry_run=True),
         "Watch": lambda: events_pb2.WatchRequest(after_sequence=1),
         "WatchAccesses": events_pb2.WatchAccessesRequest,
     }
@@ -178,7 +180,8 @@ def expected(caller: str, name: str) -> str:
     if caller in ("no certificate", "wrong authority"):
         return "UNAVAILABLE"
     if caller == "admin":
-        return "NO_TENANT" if right.role is Role.TENANT else "answered"
+        reached = "BAD_POLICY" if name.endswith("ApplyPolicy") else "answered"  # an empty one
+        return "NO_TENANT" if right.role is Role.TENANT else reached
     if right.role is Role.ADMIN:
         return "NOT_ADMIN"
     if caller == "other tenant":
