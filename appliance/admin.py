@@ -12,7 +12,6 @@ from . import checks
 from .callers import Caller
 from .core import events
 from .errors import error, from_refusal
-from .sight.sight import Sight
 from .reload import Reload
 from .service import Service
 from .sight.sight import Sight
