@@ -27,7 +27,6 @@ from .admin import Admin, Drained
 from .appliance import Appliance
 from .assembly import Assembly, assemble
 from .callers import Rates
-from .callers import Rates
 from .clients import Clients
 from .core.events import DrainStarted
 from .core.planner import Planner
@@ -104,13 +103,6 @@ class Daemon:
                 if tenant.quota.requests_per_s is not None
             }
         )
-        rates = Rates(
-            {
-                name: tenant.quota.requests_per_s
-                for name, tenant in settings.tenants.items()
-                if tenant.quota.requests_per_s is not None
-            }
-        )
         self.put_buffers = PutBuffers(limits.max_stream_put_bytes)
         self.service = Service(
             self.appliance,
@@ -142,7 +134,6 @@ class Daemon:
             self.events,
             self.accesses,
             Doors(settings.listen, access, settings.access.tls, settings.socket_mode),
-            rates,
             rates,
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,

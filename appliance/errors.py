@@ -190,12 +190,6 @@ REASONS: dict[str, Row] = {
         "the tenant has used up what it may take",
         "back off as told, or do without; an administrator may raise `tenants.NAME.quota`",
     ),
-    "QUOTA_EXCEEDED": Row(
-        _EXHAUSTED,
-        BusyError,
-        "the tenant has used up what it may take",
-        "back off as told, or do without; an administrator may raise `tenants.NAME.quota`",
-    ),
     "NOT_AUTHENTICATED": Row(
         grpc.StatusCode.UNAUTHENTICATED,
         AccessError,

@@ -35,7 +35,6 @@ from .errors import ApplianceError, StartError, error
 from .lanes import Route
 from .local_connection import LocalConnection
 from .rights import limited_calls
-from .rights import limited_calls
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,6 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 ATTACH_TIMEOUT_S = 5.0
 MAX_DOMAINS = 256
-LIMITED_CALLS = limited_calls()
 LIMITED_CALLS = limited_calls()
 
 PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
@@ -79,7 +77,6 @@ class LocalServer:
         self._staging_routes = staging_routes
         self.options = options
         self._access = access
-        self._rates = rates
         self._rates = rates
         self._domains: set[str] = set()
         self._attaching: set[asyncio.Task[None]] = set()

@@ -375,5 +375,4 @@ class Settings(_Model):
             max_early_fraction=self.early_layers.memory,
             max_story_lines=limits.max_story_lines,
             quotas=quotas_of(self.tenants),
-            quotas=quotas_of(self.tenants),
         )
