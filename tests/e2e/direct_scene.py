@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvtier.appliance.core.events import EvictRequested
+from kvtier.appliance.settings import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.direct_handles import Pages
 from kvtier.clients.options import Timeout
@@ -23,9 +24,8 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.gpu.device import DeviceMemory, Pieces
 from kvtier.tiers.gpu.fake import FakeDevice
 
-from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
-from .direct_device import FakeExporter, direct_device
+from .direct_device import FakeExporter
 
 T = TypeVar("T")
 
@@ -33,6 +33,7 @@ GEOMETRY = Geometry(4, 2, 16, 4, "bfloat16", layers_per_group=1)
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"direct").digest(), GEOMETRY)
 NUM_PAGES = 32
 WAIT_S = 20.0
+NUM_STREAMS = 16  # the hot tier takes some
 
 
 def names(label: str, number: int) -> list[bytes]:
@@ -44,8 +45,12 @@ class Served:
     """A daemon whose GPU is `device`."""
 
     def __init__(self, folder: Path, *, nvme: bool = False, device: FakeDevice | None = None) -> None:
-        self.device = device or FakeDevice(is_live=True, num_streams=8, seed=1)
-        self.thread = DaemonThread(small_settings(folder, nvme=nvme))
+        self.device = device or FakeDevice(is_live=True, num_streams=NUM_STREAMS, seed=1)
+        tiers: dict[str, Any] = {size: {"capacity": "8MiB", "extent": "2MiB"} for size in ("hbm", "dram")}
+        if nvme:
+            tiers["nvme"] = {"path": str(folder / "nvme"), "capacity": "32MiB", "segment": "1MiB"}
+        settings = {"listen": [f"unix://{folder}/k.sock"], "tiers": tiers, "observe": {"http": "off"}}
+        self.thread = DaemonThread(Settings.model_validate(settings), self.device)
 
     @property
     def target(self) -> str:
@@ -114,8 +119,6 @@ class Served:
 
     def __enter__(self) -> "Served":
         self.thread.__enter__()
-        daemon = self.thread.daemon
-        self.thread.call(lambda: daemon.serve_pages([direct_device(self.device, daemon.appliance.engines)]))
         return self
 
     def __exit__(self, *raised: Any) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.clients import Client
+from kvtier.clients import Client, Tier
 from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.segment_files import segment_path
 
-from .direct_scene import IDENTITY, NUM_PAGES, Runtime, Served, names, runtime_at
+from .direct_scene import IDENTITY, NUM_PAGES, NUM_STREAMS, Runtime, Served, names, runtime_at
 from .scene import repository
 
 
@@ -64,7 +64,7 @@ def text(ids: list[int]) -> str:
 
 @pytest.fixture
 def stalled(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path, device=FakeDevice(num_streams=8, seed=3)) as running:
+    with Served(tmp_path, device=FakeDevice(num_streams=NUM_STREAMS, seed=3)) as running:
         yield running
         running.assert_at_rest()
 
@@ -92,6 +92,28 @@ def test_from_one_process_s_pages_over_nvme_into_another_one_s(tmp_path: Path) -
             here.pages.put(here.namespace, names("copy", 12), others)
         assert child.ask("get", "copy", text(others)) == "12 12"
         assert child.ask("read", text(others)) == stored
+
+
+def test_from_the_hot_tier_straight_into_pages(tmp_path: Path) -> None:
+    """What is in the device's own memory does not pass the host, and may be nowhere else."""
+    with Served(tmp_path, nvme=True) as served, runtime_at(served.target) as one:
+        one.fill(4)
+        ids, others = list(range(12)), list(range(12, 24))
+        chain = names("chain", 12)
+        one.pages.put(one.namespace, chain, ids)
+        assert one.client.prefetch(one.namespace, chain, Tier.HBM).num_promoted == 12
+        served.evict()
+        engines = served.daemon.appliance.engines
+        before = {tier: engine.statistics().read_bytes for tier, engine in engines.items()}
+        report = one.pages.get(one.namespace, chain, others)
+        assert (report.num_loaded, set(report.tiers)) == (12, {Tier.HBM})
+        assert one.read(others) == one.read(ids)
+        assert {tier: engine.statistics().read_bytes for tier, engine in engines.items()} == before
+        half = one.client.prefetch(one.namespace, chain[:6], Tier.DRAM)
+        assert half.num_blocks == 6
+        one.whole[:, others] = 0
+        assert one.pages.get(one.namespace, chain, others).num_loaded == 12
+        assert one.read(others) == one.read(ids)
 
 
 def test_a_load_that_fails_shortens_what_is_promised(tmp_path: Path) -> None:
