@@ -6,6 +6,7 @@ over. The label sets are closed: methods of the .proto, two transports, status c
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from time import perf_counter
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ from .histogram import Histogram
 GRPC: Final = "grpc"
 LOCAL: Final = "local"
 OK: Final = "OK"
+
+#: The W3C trace context of the call being handled; empty where none came.
+TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="")
 CANCELLED: Final = "CANCELLED"
 
 Unary = Callable[[Any, Any], Awaitable[Any]]
@@ -27,6 +31,7 @@ class Rpcs:
 
     def __init__(self) -> None:
         self.histograms: dict[tuple[str, str, str], Histogram] = {}
+        self.is_traced = False  # whether anybody wants to know the callers' trace contexts
 
     def ended(self, method: str, transport: str, code: str, seconds: float) -> None:
         """Count a call that ended."""
@@ -40,6 +45,7 @@ class Rpcs:
         """Return a gRPC handler with one answer that counts its calls."""
 
         async def call(request: Any, context: Any) -> Any:
+            self._take_context(context)
             began_at, code = perf_counter(), OK
             try:
                 return await handler(request, context)
@@ -58,6 +64,7 @@ class Rpcs:
         """Return a gRPC handler with many answers that counts its calls."""
 
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            self._take_context(context)
             began_at, code = perf_counter(), CANCELLED  # unless it ends by itself
             try:
                 async for answer in handler(request, context):
@@ -70,6 +77,10 @@ class Rpcs:
                 self.ended(method, GRPC, code, perf_counter() - began_at)
 
         return call
+
+    def _take_context(self, context: Any) -> None:
+        if self.is_traced:
+            TRACEPARENT.set(str(dict(context.invocation_metadata() or ()).get("traceparent", "")))
 
 
 def _code(context: Any) -> str:

@@ -5,9 +5,9 @@
 
 Source: `vllm/distributed/kv_events.py` of vLLM 0.32; tests compare byte by byte with what its classes encode.
 So whatever listens to vLLM's events learns of kvtier's tiers without a line of its own: `medium` is GPU,
-CPU or STORAGE for hbm, dram and nvme. Prefix hashes are those of the runtime. What kvtier does not know is sent as
-vLLM would for want of it: `token_ids` is empty, for kvtier never sees tokens. A router that hashes tokens
-itself has to learn the hashes from the engine's own events.
+CPU or STORAGE for hbm, dram and nvme. Prefix hashes are those of the runtime. What kvtier does not know is
+sent as vLLM would for want of it: `token_ids` is empty, for kvtier never sees tokens. A router that hashes
+tokens itself has to learn the hashes from the engine's own events.
 
 Where to connect and where to bind is decided as vLLM does: wildcards and ipc are bound, the rest is
 connected.

@@ -4,6 +4,7 @@ Optional parts (traces, events for routers) are imported when they are wanted: w
 loaded and nothing is paid.
 """
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from .why import Why
 
 if TYPE_CHECKING:
     from .kv_events import KvEvents
+    from .tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,13 @@ class Sight:
         self.why = Why(eyes.planner, eyes.telemetry)
         self.http: HttpServer | None = None
         self.kv_events: KvEvents | None = None
+        self.tracing: Tracing | None = None
         self._settings = settings
 
     async def start(self) -> None:
         """Open the eyes and listen. Raises StartError for an address that was asked for and cannot be had."""
         self.eyes.open()
+        self._trace()
         self._publish_events()
         await self._listen()
 
@@ -59,8 +63,24 @@ class Sight:
         if self.kv_events is not None:
             await self.kv_events.stop()
             self.kv_events = None
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.stop)
+            self.tracing = None
         if self.http is not None:
             await self.http.stop()
+
+    def _trace(self) -> None:
+        if self._settings.traces == "off":
+            return
+        try:
+            from .tracing import Tracing, exporter
+        except ImportError as missing:
+            raise StartError(
+                f"`observe.traces` needs {missing.name}: pip install 'kvtier[otel]'"
+            ) from missing
+        self.tracing = Tracing(exporter(self._settings.traces), self.eyes.clock)
+        self.eyes.appliance.observers.append(self.tracing.stepped)
+        self.eyes.service.rpcs.is_traced = True
 
     def _publish_events(self) -> None:
         settings = self._settings
