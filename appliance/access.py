@@ -54,6 +54,15 @@ class Access:
         self, settings: AccessSettings, tenants: Mapping[str, Tenant], own_uid: int | None = None
     ) -> None:
         """Raises StartError when the token file cannot be read. `own_uid`: the daemon's, unless told."""
+        admin = settings.admin
+        if not admin.all():
+            admin = Identities(uids=sorted({ROOT, os.getuid() if own_uid is None else own_uid}))
+        self._admins = admin.all()
+        self._tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
+        self.adopt(tenants)
+
+    def adopt(self, tenants: Mapping[str, Tenant]) -> None:
+        """Have these tenants from now on. Clients that are open keep the domain they were opened in."""
         self._has_tenants = bool(tenants)
         self._tenancies = {
             name: Tenancy(name, tenant.domain(name), Urgency[tenant.most_urgent.upper()])
@@ -62,14 +71,8 @@ class Access:
         self._tenant_of = {
             identity: name for name, tenant in tenants.items() for identity in sorted(tenant.all())
         }
-        admin = settings.admin
-        if not admin.all():
-            admin = Identities(uids=sorted({ROOT, os.getuid() if own_uid is None else own_uid}))
-        self._admins = admin.all()
-        self._patterns = [
-            (_pattern(san), san) for san in {*self._tenant_of, *self._admins} if san[:4] in ("dns:", "uri:")
-        ]
-        self._tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
+        named = {*self._tenant_of, *self._admins}
+        self._patterns = [(_pattern(san), san) for san in named if san[:4] in ("dns:", "uri:")]
         self._known: dict[tuple[str, ...], Principal] = {}  # of certificates, by their names
 
     def of_peer(self, uid: int, gid: int) -> Principal:

@@ -15,6 +15,7 @@ from .access import Principal, Tenancy, tenancy_of
 from .clients import Client, Clients
 from .core.quotas import RateLimit
 from .errors import error
+from .settings_tenants import Tenant
 
 NOBODY = Principal("nobody", None)
 
@@ -75,8 +76,18 @@ class Caller:
 class Rates:
     """How many calls each tenant makes, over all its clients and both transports."""
 
-    def __init__(self, calls_per_s: Mapping[str, float]) -> None:
-        self._limits = {tenant: RateLimit(rate) for tenant, rate in calls_per_s.items()}
+    def __init__(self, tenants: Mapping[str, Tenant]) -> None:
+        self._limits: dict[str, RateLimit] = {}
+        self.adopt(tenants)
+
+    def adopt(self, tenants: Mapping[str, Tenant]) -> None:
+        """Have these limits from now on. One that stays as it was goes on counting where it is."""
+        wanted = {name: tenant.quota.requests_per_s for name, tenant in tenants.items()}
+        before, self._limits = self._limits, {}
+        for name, rate in wanted.items():
+            if rate is not None:
+                known = before.get(name)
+                self._limits[name] = known if known and known.calls_per_s == rate else RateLimit(rate)
 
     def charge(self, caller: Caller, now: float) -> None:
         """Count one call. Raises BusyError, with the time to wait, when it is one too many."""

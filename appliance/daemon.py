@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -95,14 +96,7 @@ class Daemon:
         self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
-        access = Access(settings.access, settings.tenants)
-        rates = Rates(
-            {
-                name: tenant.quota.requests_per_s
-                for name, tenant in settings.tenants.items()
-                if tenant.quota.requests_per_s is not None
-            }
-        )
+        self.access, self.rates = Access(settings.access, settings.tenants), Rates(settings.tenants)
         self.put_buffers = PutBuffers(limits.max_stream_put_bytes)
         self.service = Service(
             self.appliance,
@@ -117,7 +111,9 @@ class Daemon:
         self.local: LocalServer | None = None
         if local_path is not None:
             local = local_options(settings)
-            self.local = LocalServer(self.service, local_path, assembly.staging_routes, local, access, rates)
+            self.local = LocalServer(
+                self.service, local_path, assembly.staging_routes, local, self.access, self.rates
+            )
         self.direct: DirectPath | None = None  # while there is a device
         eyes = Eyes(
             self.service,
@@ -127,14 +123,15 @@ class Daemon:
             lambda: self.reload.status.generation,
         )
         self.sight = Sight(eyes, settings.observe)
+        self.doors = Doors(settings.listen, self.access, settings.access.tls, settings.socket_mode)
         self.grpc = GrpcServer(
             self.service,
             Streams(self.service, self.put_buffers),
             Admin(self.service, self.drain, self.counters, self.sight, self.reload),
             self.events,
             self.accesses,
-            Doors(settings.listen, access, settings.access.tls, settings.socket_mode),
-            rates,
+            self.doors,
+            self.rates,
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
@@ -249,8 +246,12 @@ class Daemon:
         self.service.options = settings.planner_options()
         self.clients.limit(limits.max_clients, settings.leases.client_ttl_s)
         self.put_buffers.capacity_bytes = limits.max_stream_put_bytes
+        self.access.adopt(settings.tenants)
+        self.rates.adopt(settings.tenants)
+        self.doors.set_mode(settings.socket_mode)
         if self.local is not None:
             self.local.options = local_options(settings)
+            os.chmod(self.local.path, settings.socket_mode)
 
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""

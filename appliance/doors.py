@@ -59,6 +59,11 @@ class Doors:
         for gate in self._gates:
             gate.start()
 
+    def set_mode(self, socket_mode: int) -> None:
+        """Let others open the Unix sockets, or no longer."""
+        for gate in self._gates:
+            gate.set_mode(socket_mode)
+
     def close(self) -> None:
         """Close the Unix sockets. Idempotent."""
         for gate in self._gates:

@@ -46,7 +46,7 @@ class Gate:
         self._mode = mode
         self._who = who
         self._socket: socket.socket | None = None
-        self._principals: dict[str, Principal] = {}
+        self._peers: dict[str, tuple[int, int]] = {}  # user and group, by gRPC's name of a connection
         self._joints: set[_Joint] = set()
 
     def __len__(self) -> int:
@@ -54,7 +54,13 @@ class Gate:
 
     def principal_of(self, peer: str) -> "Principal | None":
         """Return who is behind what gRPC calls `peer`; None: it did not come through here."""
-        return self._principals.get(peer)
+        known = self._peers.get(peer)
+        return self._who(*known) if known is not None else None
+
+    def set_mode(self, mode: int) -> None:
+        """Let others open the socket, or no longer."""
+        self._mode = mode
+        os.chmod(self.path, mode)
 
     def prepare(self) -> None:
         """Make sure that nobody listens here, before the inner server does. Raises StartError."""
@@ -113,11 +119,11 @@ class Gate:
             inner.close()
             return
         peer = f"unix-abstract:{name}"
-        self._principals[peer] = self._who(uid, gid)
+        self._peers[peer] = (uid, gid)
 
         def ended(joint: "_Joint") -> None:
             self._joints.discard(joint)
-            del self._principals[peer]
+            del self._peers[peer]
 
         self._joints.add(_Joint(outer, inner, ended))
 

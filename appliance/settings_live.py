@@ -40,6 +40,7 @@ LIVE = (
     "limits.put_wait",
     "limits.session_idle",
     "limits.max_story_lines",
+    "tenants",
 )
 
 

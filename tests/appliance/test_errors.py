@@ -422,5 +422,5 @@ def test_a_defect_is_said_to_be_one(
 def test_every_row_of_the_table_was_provoked_above() -> None:
     provoked = {reason for reason, _ in LOCAL_REFUSALS.values()} | {reason for reason, _ in GRPC_REFUSALS}
     provoked |= {"NOTHING_THERE", "BAD_TIER", "DRAINING", "BUG"}
-    provoked |= {"NOT_AUTHENTICATED", "NO_TENANT", "NOT_ADMIN"}  # in tests/security
+    provoked |= {"NOT_AUTHENTICATED", "NO_TENANT", "NOT_ADMIN", "QUOTA_EXCEEDED"}  # in tests/security
     assert provoked == set(errors.REASONS)

@@ -116,7 +116,7 @@ def test_large_messages_and_many_calls_pass_the_gate(tmp_path: Path) -> None:
             for stream in streams:
                 parts = {(part.block, part.group): part.chunk for part in stream if part.chunk}
                 assert b"".join(parts[key] for key in sorted(parts)) == data
-        gates = served.daemon.grpc._doors._gates
+        gates = served.daemon.doors._gates
         while sum(served.call(lambda: [len(gate) for gate in gates])):
             pass  # the channel is closed; the gate hears of it in its own time
 
@@ -271,3 +271,49 @@ def test_clients_of_one_identity_are_no_others(tmp_path: Path) -> None:
         keep = pb.KeepAliveRequest(client_id=mine)
         assert code_of(lambda: stub.KeepAlive(keep, metadata=two)) == "FAILED_PRECONDITION"
         assert code_of(lambda: stub.KeepAlive(keep, metadata=one)) == "answered"
+
+
+# --------------------------------------------------------------------------------- quotas and changes
+
+
+def test_a_tenants_calls_have_a_rate_over_both_transports_and_giving_back_has_none(tmp_path: Path) -> None:
+    tenants = {"acme": {"uids": [os.getuid()], "quota": {"requests_per_s": 3}}}
+    with DaemonThread(small_settings(tmp_path, tenants=tenants)) as served:
+        at_s = served.daemon.appliance.clock()
+        served.daemon.appliance.clock = lambda: at_s
+        served.daemon.grpc._clock = lambda: at_s
+        with (
+            grpc.insecure_channel(served.daemon.grpc.addresses[0]) as channel,
+            RawClient(f"{tmp_path}/k.sock.local") as local,
+        ):
+            client = open_client(channel).client_id
+            local.attach()
+            namespace = local.register()
+            lookup = pb.LookupRequest(namespace_id=namespace.namespace_id, prefix_hashes=bytes(32))
+            stub: Any = KVCacheServiceStub(channel)
+            assert code_of(lambda: stub.Lookup(lookup)) == "answered"
+            assert code_of(lambda: stub.Lookup(lookup)) == "RESOURCE_EXHAUSTED"
+            with pytest.raises(Refused, match="more than 3 calls a second") as refused:
+                local.register()
+            assert 0 < refused.value.detail.retry_after_ms <= 334
+            for _ in range(10):
+                keep = pb.KeepAliveRequest(client_id=client)
+                assert code_of(lambda keep=keep: stub.KeepAlive(keep)) == "answered"
+            at_s += 0.4
+            assert code_of(lambda: stub.Lookup(lookup)) == "answered"
+
+
+def test_tenants_change_while_the_daemon_runs(tmp_path: Path) -> None:
+    """Who belongs to whom, at the next call even of a connection that stands; who may open the sockets."""
+    settings = small_settings(tmp_path)
+    mode = 0o777
+    with DaemonThread(settings) as served, grpc.insecure_channel(served.daemon.grpc.addresses[0]) as channel:
+        assert code_of(lambda: open_client(channel)) == "answered"
+        for uid, code in ((OTHER_UID, "PERMISSION_DENIED"), (os.getuid(), "answered")):
+            changed = small_settings(tmp_path, tenants={"acme": {"uids": [uid]}})
+            served.call(lambda changed=changed: served.daemon._adopt(changed))
+            assert code_of(lambda: open_client(channel)) == code
+            assert {os.stat(path).st_mode & mode for path in tmp_path.glob("*.sock")} == {0o666}
+            assert os.stat(f"{tmp_path}/k.sock.grpc").st_mode & mode == 0o600
+        served.call(lambda: served.daemon._adopt(settings))
+        assert os.stat(f"{tmp_path}/k.sock.local").st_mode & mode == 0o660
