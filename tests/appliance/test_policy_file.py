@@ -1,0 +1,239 @@
+"""The policy file: where each value is from, former formats, what editors are told, and noticing a change."""
+
+import json
+import os
+import random
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvtier.appliance import settings_fields, units
+from kvtier.appliance.policy_watch import Watch, signature_of
+from kvtier.appliance.settings import Settings, SettingsError
+from kvtier.appliance.settings_live import LIVE, changes, is_live, needing_restart
+from kvtier.appliance.settings_migrations import MIGRATIONS, VERSION, CannotMigrate, migrate, version_of
+from kvtier.appliance.settings_origin import Origin, leaves
+from kvtier.appliance.settings_reference import reference_table, schema_text
+
+DRAFT = """\
+# what the cluster runs with
+schema_version: 0
+watermark:
+  high: 90   # percent
+  low: 0.5
+tiers:
+  dram: {size: 4GiB, lock: true}
+  nvme:
+    directory: "/data/kv"   # on the fast device
+    size: 1TB
+leases: {max_ttl: 600, ttl: 30s}
+"""
+
+
+def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("leases:\n  ttl: 10s\n  grace: 1s\ntiers:\n  nvme: {path: /d,\n    capacity: 1TiB}\n")
+    env = {"KVTIER_LEASES__GRACE": "3s", "KVTIER_WATERMARKS__LOW": "50%"}
+    loaded = Origin(file, env, ("watermarks.low=60%", "tiers.dram.numa_nodes=[0, 1]")).load()
+    sources = {key: (value, source) for key, value, source in loaded.rows()}
+    assert sources["leases.ttl"] == ("10s", f"{file}:2")
+    assert sources["leases.grace"] == ("3s", "KVTIER_LEASES__GRACE")
+    assert sources["watermarks.low"] == ("60%", "--set watermarks.low")
+    assert sources["tiers.dram.numa_nodes"] == ([0, 1], "--set tiers.dram.numa_nodes")
+    assert sources["tiers.nvme.path"] == ("/d", f"{file}:5")
+    assert sources["tiers.nvme.capacity"] == ("1TiB", f"{file}:6")
+    assert sources["tiers.nvme.durability"] == ("segment", "default"), "its tier is written, it is not"
+    assert sources["leases.ttl_max"] == ("10m", "default")
+    assert [*sources] == [".".join(map(str, path)) for path, _ in leaves(loaded.settings.canonical())]
+
+
+def test_an_origin_is_asked_again(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("leases: {ttl: 10s}")
+    origin = Origin(file, {}, ("leases.grace=1s",))
+    assert origin.load().settings.leases.ttl_s == 10
+    file.write_text("leases: {ttl: 20s, grace: 9s}")
+    leases = origin.load().settings.leases
+    assert (leases.ttl_s, leases.grace_s) == (20, 1), "the command line stays stronger"
+    given = origin.load("leases: {ttl: 5s}", "other.yaml")
+    assert (given.settings.leases.ttl_s, given.text) == (5, None)
+    with pytest.raises(SettingsError, match=r"other\.yaml:1: leases\.ttl"):
+        origin.load("leases: {ttl: soon}", "other.yaml")
+
+
+# ------------------------------------------------------------------------------------- former formats
+
+
+def test_a_draft_is_brought_up_with_its_comments() -> None:
+    text = migrate(DRAFT)
+    assert text.splitlines()[0] == DRAFT.splitlines()[0]
+    assert '    path: "/data/kv"   # on the fast device' in text.splitlines()
+    assert "  high: 90%   # percent" in text.splitlines()
+    _, settings = Settings.load_traced(Path("x"), {}, text=text)
+    assert settings.schema_version == VERSION
+    assert (settings.watermarks.high, settings.watermarks.low) == (0.9, 0.5)
+    assert settings.tiers.nvme is not None
+    assert (settings.tiers.dram.capacity_bytes, settings.tiers.nvme.capacity_bytes) == (4 << 30, 10**12)
+    assert (settings.leases.ttl_max_s, settings.leases.ttl_s) == (600, 30)
+    assert migrate(text) == text, "what is up to date stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("schema_version: 2", 1, "a newer kvtier wrote this file"),
+        ("\nschema_version: -1", 2, "write schema_version: 1"),
+        ("schema_version: one", 1, "is 'one'"),
+        ("- a", 1, "a policy is a mapping"),
+        ("schema_version: 0\nwatermark: {low: 1%}\nwatermarks: {low: 2%}", 3, "mean the same"),
+    ],
+)
+def test_what_cannot_be_brought_up_says_why(text: str, line: int, words: str) -> None:
+    with pytest.raises(CannotMigrate, match=words) as caught:
+        migrate(text)
+    assert caught.value.line == line
+
+
+def test_other_formats_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    for version, words in ((0, "kvtier policy migrate"), (VERSION + 1, "a newer kvtier")):
+        file = tmp_path / "policy.yaml"
+        file.write_text(f"schema_version: {version}\nwatermark: {{high: 90}}")
+        with pytest.raises(SettingsError, match=words) as caught:
+            Settings.load(file, {})
+        assert len(caught.value.problems) == 1, "of another format nothing else that is said would be true"
+
+
+def test_there_is_a_way_up_from_every_former_version() -> None:
+    assert sorted(MIGRATIONS) == list(range(VERSION))
+    assert version_of("listen: unix:///x") == VERSION
+
+
+# ------------------------------------------------------------------------------------ what editors are told
+
+UNITS = {
+    settings_fields.BYTES_PATTERN: units.parse_bytes,
+    settings_fields.SECONDS_PATTERN: units.parse_duration,
+    settings_fields.FRACTION_PATTERN: units.parse_fraction,
+}
+ALPHABET = (
+    "0",
+    "7",
+    "90",
+    "100",
+    ".",
+    ".5",
+    " ",
+    "%",
+    "s",
+    "ms",
+    "m",
+    "h",
+    "d",
+    "B",
+    "b",
+    "K",
+    "k",
+    "Ki",
+    "i",
+    "GB",
+)
+ALPHABET += ("GiB", "MiB", "tb", "-", "1e3", "")
+
+
+def test_patterns_of_the_schema_accept_what_is_read_and_nothing_else() -> None:
+    rng = random.Random(5)
+    num_right = 0
+    for _ in range(20_000):
+        text = "".join(rng.choice(ALPHABET) for _ in range(rng.randint(1, 4)))
+        for pattern, parse in UNITS.items():
+            try:
+                parse(text)
+                is_right = True
+            except ValueError as problem:
+                is_right = "not a whole number of bytes" in str(problem)  # arithmetic is not for patterns
+            num_right += is_right
+            assert bool(re.match(pattern, text)) == is_right, (text, parse.__name__)
+    assert num_right > 1000
+
+
+def test_schema_and_reference_know_every_setting() -> None:
+    schema = json.loads(schema_text())
+    assert schema["properties"]["watermarks"]["$ref"] == "#/$defs/Watermarks"
+    assert schema["additionalProperties"] is False
+    table = reference_table()
+    loaded = Origin(None, {}, ("tiers={hbm: {}, nvme: {path: /d, capacity: 1TiB}}",)).load()
+    for key, _, _ in loaded.rows():
+        assert f"| `{key}` |" in table, key
+
+
+# ------------------------------------------------------------------------------------------ what is live
+
+
+def test_every_live_key_is_a_setting() -> None:
+    whole = Origin(None, {}, ("tiers={hbm: {}, nvme: {path: /d, capacity: 1TiB}}",)).load()
+    keys = [".".join(map(str, path)) for path, _ in leaves(whole.settings.canonical())]
+    for live in LIVE:
+        assert any(is_live(key) and key.startswith(live) for key in keys), live
+    assert not is_live("policy.allowed_modules"), "which code may run is decided at the start"
+    assert not is_live("tiers.dram.extent")
+    assert not is_live("leases_and_more")
+
+
+def test_changes_are_told_by_key() -> None:
+    old = Settings.load(env={})
+    new = Settings.load(env={}, overrides=["leases.ttl=5s", "reflection=false", "tiers.hbm.capacity=1GiB"])
+    found = changes(old, new)
+    assert [(one.key, one.was, one.becomes) for one in found if one.key != "tiers.hbm"] == [
+        ("leases.ttl", "30s", "5s"),
+        ("reflection", True, False),
+    ]
+    assert [one.key for one in needing_restart(found)] == ["tiers.hbm", "reflection"]
+    assert changes(new, Settings.model_validate(yaml.safe_load(new.to_yaml()))) == []
+
+
+# -------------------------------------------------------------------------------------------- the watch
+
+
+def looks(watch: Watch, number: int = 3) -> list[bool]:
+    return [watch.look() for _ in range(number)]
+
+
+def test_a_file_is_read_when_it_stands_still(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("a")
+    watch = Watch(file)
+    assert looks(watch) == [False, True, False], "once after the start: it may have changed since it was read"
+    file.write_text("ab")
+    assert not watch.look(), "somebody may be writing"
+    file.write_text("abc")
+    assert looks(watch) == [False, True, False]
+    other = tmp_path / "new"
+    other.write_text("abc")
+    os.replace(other, file)  # an editor that renames
+    assert looks(watch) == [False, True, False]
+
+
+def test_a_config_map_that_is_swapped_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    for number in (1, 2):
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "policy.yaml").write_text("same length")
+    os.symlink("..1", tmp_path / "..data")
+    os.symlink("..data/policy.yaml", file)
+    watch = Watch(file)
+    assert looks(watch) == [False, True, False]
+    os.symlink("..2", tmp_path / "..data_tmp")
+    os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
+    assert looks(watch) == [False, True, False]
+
+
+def test_a_file_that_goes_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("a")
+    watch = Watch(file)
+    looks(watch)
+    file.unlink()
+    assert signature_of(file) is None
+    assert looks(watch) == [False, True, False]
