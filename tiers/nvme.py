@@ -17,26 +17,23 @@ its records are believed one by one after a restart.
 
 import logging
 import os
-import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import xxhash
 
 from ..v1.shm import PAGE_BYTES
 from .base import Buffer, Cause, CopyError, CopyOutcome, EngineStatistics
 from .block import FragmentLabel, NamespaceIdentity, Tier
-from .direct import DirectIo, Scratch, offset_of, read_fully, runs_of, segment_of, write_fully
+from .codecs.records import RecordCodecs
+from .direct import DirectIo, Scratch, offset_of, runs_of, segment_of, write_fully
 from .footer import (
-    MAX_NAMESPACES,
     Entries,
     Footer,
     footer_bytes_for,
@@ -44,22 +41,19 @@ from .footer import (
     pack_tombstone,
 )
 from .inspection import inspect_segment
-from .log import record_bytes
 from .manifest import Kind, namespace_event, segment_event
 from .manifest_file import Manifest
 from .opening import Durability, open_directory
 from .ownership import ColdStoreError, DirectoryLock
-from .record import ENTRY, RecordHeader, pack_header
+from .record import ENTRY
 from .recovery import Found, Recovered, SegmentFile, assemble, examine
 from .segment_files import open_segment_files, segment_path
 from .segment_life import NO_FILE, SegmentLife, check_lives
-from .transfer import finish_read, scratch_bytes, stage_read, stage_write
+from .transfer import stored_bytes
+from .transfers import TransferItem, Transfers
 
 log = logging.getLogger(__name__)
 
-TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, who, bytes
-
-_COUNTER_BITS = 40  # of a sequence number; the owner epoch stands above them
 _MAX_RECOVERY_THREADS = 8
 
 
@@ -97,12 +91,19 @@ class ColdStore:
             self._segments[number].epoch = life.epoch
             self._segments[number].sealed = True  # until recover() has looked: not to be appended to
         self._scratch = Scratch()
-        self._sequence = count(manifest.owner_epoch << _COUNTER_BITS)
         self._statistics = EngineStatistics(backend=io.backend)
         self._lock = threading.Lock()  # of everything below a segment's life and of the statistics
         self._idle = threading.Condition(self._lock)
         self._num_busy = 0
         self._closed = False
+        self._transfers = Transfers(
+            io, manifest, self._segments, self._lock, self.data_pages, sync_each=durability == "record"
+        )
+
+    @property
+    def codecs(self) -> RecordCodecs:
+        """What encodes and decodes the records, and counts it."""
+        return self._transfers.codecs
 
     @classmethod
     def open(
@@ -146,7 +147,7 @@ class ColdStore:
         with self._busy() as is_open:
             if is_open:
                 for run in _runs(items):
-                    self._write_run(run, items, outcomes)
+                    self._transfers.write_run(run, items, outcomes)
         self._count(outcomes, items, written=True)
         return outcomes
 
@@ -158,7 +159,7 @@ class ColdStore:
         with self._busy() as is_open:
             if is_open:
                 for run in _runs(items):
-                    self._read_run(run, items, outcomes)
+                    self._transfers.read_run(run, items, outcomes)
         self._count(outcomes, items, written=False)
         return outcomes
 
@@ -299,111 +300,6 @@ class ColdStore:
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _write_run(self, run: list[int], items: Sequence[TransferItem], outcomes: list[CopyOutcome]) -> None:
-        """Write neighbouring records of one segment with one call; set their outcomes."""
-        place = items[run[0]][0]
-        number = segment_of(place)
-        try:
-            segment = self._life(number)
-            indexes = [self._namespace_index(segment, items[i][1].namespace_digest) for i in run]
-            scratch = self._scratch
-            scratch.reset(sum(scratch_bytes(items[i][1].raw_length) for i in run))
-            buffers: list[Buffer | bytes] = []
-            entries = []
-            checksums = []
-            page = offset_of(place) // PAGE_BYTES
-            for i, namespace_index in zip(run, indexes, strict=True):
-                _, label, payload = items[i]
-                length = len(payload)
-                assert length == label.raw_length
-                staged = stage_write(scratch, payload, private=not label.checksum)
-                checksum = label.checksum or xxhash.xxh3_128_digest(staged.stored)
-                header = RecordHeader(
-                    number,
-                    segment.epoch,
-                    self._manifest.owner_epoch,
-                    label.namespace_digest,
-                    label.prefix_hash,
-                    label.parent_hash,
-                    checksum,
-                    next(self._sequence),
-                    length,
-                    length,
-                    page,
-                    label.position,
-                    label.group,
-                    namespace_index,
-                )
-                entries.append(pack_header(staged.page, header))
-                buffers += staged.buffers
-                checksums.append(checksum)
-                page += record_bytes(length) // PAGE_BYTES
-            assert page <= self.data_pages, f"record leaves segment {number}"
-            durable = self.durability == "record"
-            write_fully(self._io, segment.fd, buffers, offset_of(place), durable=durable)
-        except CopyError as error:
-            for i in run:
-                outcomes[i] = CopyOutcome(error.cause)
-            return
-        with self._lock:
-            segment.entries += b"".join(entries)
-        for i, checksum in zip(run, checksums, strict=True):
-            outcomes[i] = CopyOutcome(None, checksum)
-
-    def _read_run(self, run: list[int], items: Sequence[TransferItem], outcomes: list[CopyOutcome]) -> None:
-        """Read neighbouring records of one segment with one call, verify each; set their outcomes."""
-        place = items[run[0]][0]
-        number = segment_of(place)
-        segment = self._segments[number]
-        if segment.epoch == 0:
-            for i in run:
-                outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)
-            return
-        scratch = self._scratch
-        scratch.reset(sum(scratch_bytes(items[i][1].raw_length) for i in run))
-        staged = [stage_read(scratch, items[i][2], items[i][1].raw_length) for i in run]
-        buffers = [buffer for one in staged for buffer in one.buffers]
-        try:
-            read_fully(self._io, segment.fd, buffers, offset_of(place))
-        except CopyError as error:
-            if len(run) > 1:  # one bad sector must not take its neighbours along
-                for i in run:
-                    self._read_run([i], items, outcomes)
-            else:
-                outcomes[run[0]] = CopyOutcome(error.cause)
-            return
-        for i, one in zip(run, staged, strict=True):
-            place, label, into = items[i]
-            where = (number, segment.epoch, offset_of(place) // PAGE_BYTES)
-            outcomes[i] = CopyOutcome(*finish_read(one, into, label, where))
-        if self._segments[number] is not segment:  # freed meanwhile, though the planner should have waited
-            for i in run:
-                outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)
-
-    def _life(self, number: int) -> SegmentLife:
-        """Return a segment that may be appended to, begun anew when it was free. Raises CopyError."""
-        segment = self._segments[number]
-        if segment.epoch == 0:
-            with self._lock:
-                segment = self._segments[number]
-                if segment.epoch == 0:
-                    epoch = secrets.randbits(63) + 1  # never 0
-                    self._manifest.append(segment_event(Kind.OPENED, number, epoch))
-                    segment.epoch = epoch
-        assert not segment.sealed, f"segment {number} is sealed; it must be freed before it is written again"
-        return segment
-
-    def _namespace_index(self, segment: SegmentLife, digest: bytes) -> int:
-        """Return the namespace's index in the segment's table. Raises CopyError when that is full."""
-        index = segment.namespaces.get(digest)
-        if index is None:
-            with self._lock:
-                index = segment.namespaces.setdefault(digest, len(segment.namespaces))
-                if index >= MAX_NAMESPACES:
-                    del segment.namespaces[digest]
-                    raise CopyError(Cause.NO_SPACE, f"{MAX_NAMESPACES} namespaces in one segment")
-        return index
-
     def _seal(self, number: int, entries: Entries) -> bool:
         """Flush, write the footer, tell the manifest; the segment is suspect when any of it fails."""
         segment = self._segments[number]
@@ -493,4 +389,4 @@ def _where(place: int) -> str:
 
 
 def _runs(items: Sequence[TransferItem]) -> Iterator[list[int]]:
-    return runs_of([item[0] for item in items], [item[1].raw_length for item in items])
+    return runs_of([item[0] for item in items], [stored_bytes(item[1]) for item in items])

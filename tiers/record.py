@@ -33,7 +33,7 @@ _PROLOGUE = struct.Struct("<8sHHIIIQQQ32s")
 # prefix, parent, checksum, sequence, raw length, stored length, page, position, group, namespace index,
 # codec, flags
 _ENTRY = struct.Struct("<32s32s16sQQQIIIIHH4x")
-_EPILOGUE = struct.Struct("<32s12x")  # codec parameters
+_EPILOGUE = struct.Struct("<32sQ4x")  # codec parameters, xxh3-64 of the payload as it stands here, if encoded
 _HEADER = struct.Struct("<" + (_PROLOGUE.format + _ENTRY.format + _EPILOGUE.format).replace("<", ""))
 _CRC = struct.Struct("<I")
 
@@ -99,6 +99,7 @@ class RecordHeader(NamedTuple):
     namespace_index: int  # in the segment's own table of namespaces
     codec: int = CODEC_IDENTITY
     codec_parameters: bytes = b""
+    stored_hash: int = 0  # xxh3-64 of the encoded payload; 0 without a codec, `checksum` says it all then
 
 
 def pack_header(page: memoryview, header: RecordHeader) -> bytes:
@@ -131,6 +132,7 @@ def pack_header(page: memoryview, header: RecordHeader) -> bytes:
         header.codec,
         _HAS_PARENT if parent else 0,
         header.codec_parameters,
+        header.stored_hash,
     )
     page[:HEADER_BYTES] = packed + _CRC.pack(google_crc32c.value(packed))
     return packed[ENTRY_OFFSET : ENTRY_OFFSET + ENTRY_BYTES]
@@ -177,6 +179,7 @@ def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
         namespace_index=fields[19],
         codec=fields[20],
         codec_parameters=fields[22].rstrip(b"\0"),
+        stored_hash=fields[23],
     )
 
 

@@ -225,6 +225,8 @@ def _header_pages(view: memoryview, file: SegmentFile, first_page: int) -> list[
 
 def _is_whole(view: memoryview, offset: int, header: RecordHeader) -> bool:
     payload = view[offset + PAGE_BYTES : offset + PAGE_BYTES + header.stored_length]
+    if header.codec != CODEC_IDENTITY:
+        return bool(xxhash.xxh3_64_intdigest(payload) == header.stored_hash)
     return bool(xxhash.xxh3_128_digest(payload) == header.checksum)
 
 

@@ -2,7 +2,8 @@
 
 An aligned payload is written from, and read into, where it is: the call's buffers are a header page, the
 payload's whole pages, and a page of scratch for its end, because what stands behind a payload in its slot
-may belong to somebody else. Anything unaligned, or shorter than a page, takes a detour through scratch.
+may belong to somebody else. Anything unaligned, shorter than a page or encoded takes a detour through
+scratch.
 """
 
 from typing import NamedTuple
@@ -12,9 +13,11 @@ import xxhash
 from ..v1.shm import PAGE_BYTES
 from .base import Buffer, Cause
 from .block import FragmentLabel
+from .codecs.base import CodecError
+from .codecs.records import RecordCodecs
 from .direct import Scratch, copy_bytes, is_aligned
 from .log import record_bytes
-from .record import CODEC_IDENTITY, HEADER_BYTES, RecordError, unpack_header
+from .record import HEADER_BYTES, RecordError, RecordHeader, unpack_header
 
 _ZEROS = bytes(PAGE_BYTES)
 
@@ -38,9 +41,28 @@ class StagedRead(NamedTuple):
     detour: tuple[Buffer, Buffer] | None  # (target, source) of the copy that remains to be done
 
 
-def scratch_bytes(length: int) -> int:
-    """Return an upper bound of the scratch that staging `length` payload bytes takes."""
-    return record_bytes(length) + PAGE_BYTES
+def stored_bytes(label: FragmentLabel) -> int:
+    """Return the payload bytes of a fragment's record."""
+    return label.stored_length or label.raw_length
+
+
+def scratch_bytes(label: FragmentLabel) -> int:
+    """Return an upper bound of the scratch that staging a fragment's record takes."""
+    return record_bytes(stored_bytes(label)) + PAGE_BYTES
+
+
+def stage_encoded(
+    scratch: Scratch, label: FragmentLabel, payload: Buffer, codecs: RecordCodecs
+) -> StagedWrite:
+    """Lay out the record of an encoded payload. Raises DoesNotFit, and CodecError when there is no such
+    codec."""
+    length = label.stored_length
+    record = scratch.take(record_bytes(length))
+    end = PAGE_BYTES + length
+    record[HEADER_BYTES:PAGE_BYTES] = _ZEROS[HEADER_BYTES:]
+    codecs.encode(label, payload, record[PAGE_BYTES:end])
+    record[end:] = _ZEROS[: len(record) - end]
+    return StagedWrite(record[:PAGE_BYTES], [record], record[PAGE_BYTES:end])
 
 
 def stage_write(scratch: Scratch, payload: Buffer, *, private: bool) -> StagedWrite:
@@ -64,9 +86,13 @@ def stage_write(scratch: Scratch, payload: Buffer, *, private: bool) -> StagedWr
     return StagedWrite(page, [page, payload[:whole], last], payload)
 
 
-def stage_read(scratch: Scratch, into: Buffer, length: int) -> StagedRead:
-    """Lay out the reading of a record of `length` payload bytes. `into` may be longer, as a slot is;
+def stage_read(scratch: Scratch, into: Buffer, label: FragmentLabel) -> StagedRead:
+    """Lay out the reading of a fragment's record. `into` may be longer than its payload, as a slot is;
     its last page is then filled up with the record's zeros."""
+    length = stored_bytes(label)
+    if label.codec_id:
+        record = scratch.take(record_bytes(length))
+        return StagedRead(record[:PAGE_BYTES], [record], (into, record[PAGE_BYTES : PAGE_BYTES + length]))
     whole = length - length % PAGE_BYTES
     rounded = record_bytes(length) - PAGE_BYTES
     if not whole or not is_aligned(into):
@@ -81,32 +107,50 @@ def stage_read(scratch: Scratch, into: Buffer, length: int) -> StagedRead:
 
 
 def finish_read(
-    staged: StagedRead, into: Buffer, label: FragmentLabel, where: tuple[int, int, int]
+    staged: StagedRead,
+    into: Buffer,
+    label: FragmentLabel,
+    where: tuple[int, int, int],
+    codecs: RecordCodecs,
 ) -> CopyResult:
     """Decide whether `into` now holds the fragment asked for; return why not, and its checksum.
 
-    `where` is (segment, epoch, page). Does the copy that staging left over.
+    `where` is (segment, epoch, page). Does the copy, or the decoding, that staging left over.
     """
     try:
         header = unpack_header(staged.page)
     except RecordError:
         return Cause.WRONG_IDENTITY, b""
-    found = (header.segment, header.epoch, header.page)
-    if (
-        found != where
-        or header.prefix_hash != label.prefix_hash
-        or header.namespace_digest != label.namespace_digest
-        or header.group != label.group
-        or header.position != label.position
-        or header.parent_hash != label.parent_hash
-        or header.raw_length != label.raw_length
-        or header.codec != CODEC_IDENTITY
-    ):
+    if not _is_asked_for(header, label, where):
         return Cause.WRONG_IDENTITY, b""
     if label.checksum and header.checksum != label.checksum:
         return Cause.WRONG_CHECKSUM, b""
+    payload = into[: label.raw_length]
     if staged.detour is not None:
-        copy_bytes(*staged.detour)
-    if xxhash.xxh3_128_digest(into[: label.raw_length]) != header.checksum:
+        target, source = staged.detour
+        if not header.codec:
+            copy_bytes(target, source)
+        else:
+            if xxhash.xxh3_64_intdigest(source) != header.stored_hash:
+                return Cause.WRONG_CHECKSUM, b""
+            try:
+                codecs.decode(label, header.codec, header.codec_parameters, source, payload)
+            except CodecError:
+                return Cause.WRONG_CHECKSUM, b""
+    if xxhash.xxh3_128_digest(payload) != header.checksum:
         return Cause.WRONG_CHECKSUM, b""
     return None, header.checksum
+
+
+def _is_asked_for(header: RecordHeader, label: FragmentLabel, where: tuple[int, int, int]) -> bool:
+    return (
+        (header.segment, header.epoch, header.page) == where
+        and header.prefix_hash == label.prefix_hash
+        and header.namespace_digest == label.namespace_digest
+        and header.group == label.group
+        and header.position == label.position
+        and header.parent_hash == label.parent_hash
+        and header.raw_length == label.raw_length
+        and header.codec == label.codec_id
+        and header.stored_length == stored_bytes(label)
+    )

@@ -7,7 +7,6 @@ crash, or take memory by their word.
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from kvtier.tiers.block import DTYPE_BYTES
 from kvtier.tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape
 from kvtier.tiers.codecs.registry import BY_NAME, codec_of_record
+from tests.contracts.kv_values import values_like_kv
 
 CODECS = list(BY_NAME.values())
 GUARD = 64  # bytes around the target that nobody may touch
@@ -29,30 +29,6 @@ SHAPES = [
     Shape(2, 2, 16, 2, 64, "int8"),
     Shape(1, 1, 1, 1, 8192, "bfloat16"),
 ]
-
-
-def values_like_kv(shape: Shape, seed: int) -> NDArray[np.uint8]:
-    """Return the bytes of values as a transformer makes them: per layer and plane a scale, a few channels
-    larger."""
-    rng = np.random.default_rng(seed)
-    parts = shape.num_layers * shape.num_planes
-    loud = np.where(rng.random((1, 1, shape.head_dim)) < 0.03, 8, 1)
-    scales = np.exp2(rng.integers(-2, 3, (parts, 1, 1))) * loud
-    floats = rng.standard_normal((parts, shape.num_tokens * shape.num_heads, shape.head_dim)) * scales
-    single = floats.astype(np.float32)
-    stored: NDArray[Any]
-    match shape.dtype:
-        case "bfloat16":
-            stored = (single.view(np.uint32) >> 16).astype(np.uint16)
-        case "float16":
-            stored = single.astype(np.float16)
-        case "float32":
-            stored = single
-        case "int8":
-            stored = np.clip(np.rint(single * 8), -127, 127).astype(np.int8)
-        case _:  # one byte of sign, exponent, mantissa, as the top of a float has them
-            stored = (single.view(np.uint32) >> 20).astype(np.uint8)
-    return np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
 
 
 def round_trip(codec: Codec, shape: Shape, payload: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
@@ -118,6 +94,16 @@ def test_noise_does_not_fit_and_says_so(codec: Codec) -> None:
     else:
         with pytest.raises(DoesNotFit):
             round_trip(codec, shape, noise)
+
+
+def test_a_place_that_is_too_short_is_not_overrun(codec: Codec) -> None:
+    shape = Shape(1, 2, 16, 2, 64, "bfloat16")
+    payload = values_like_kv(shape, seed=9)
+    for length in (0, 1, 7, 64, shape.raw_bytes // 2):
+        place = np.full(length + GUARD, 0xA5, np.uint8)
+        with pytest.raises(DoesNotFit):
+            codec.encode(shape, payload.data, place.data[:length])
+        assert (place[length:] == 0xA5).all()
 
 
 def test_memory_that_lies_askew(codec: Codec) -> None:

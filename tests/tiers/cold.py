@@ -160,6 +160,8 @@ def labels_of(recovered: Recovered) -> dict[int, FragmentLabel]:
             int(record["group"]),
             int(record["raw_length"]),
             record["checksum"].tobytes(),
+            int(record["codec"]),
+            int(record["stored_length"]) if record["codec"] else 0,
         )
     return labels
 

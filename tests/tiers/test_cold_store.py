@@ -247,7 +247,7 @@ def test_a_record_beyond_the_data_pages_is_a_bug(tmp_path: Path) -> None:
 def test_more_namespaces_than_a_footer_can_name_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtier.tiers.nvme.MAX_NAMESPACES", 2)
+    monkeypatch.setattr("kvtier.tiers.transfers.MAX_NAMESPACES", 2)
     with cold(tmp_path) as opened:
         outcomes = [opened.put([n], namespace=n)[0].cause for n in range(3)]
         assert outcomes == [None, None, Cause.NO_SPACE]

@@ -54,6 +54,7 @@ headers = st.builds(
     namespace_index=U32,
     codec=st.integers(0, 2**16 - 1),
     codec_parameters=st.binary(max_size=32).map(lambda data: data.rstrip(b"\0")),
+    stored_hash=U64,
 )
 SAMPLE = RecordHeader(7, 1 << 60, 3, b"n" * 32, b"p" * 32, b"q" * 32, b"c" * 16, 9, 9000, 9000, 40, 2, 1, 0)
 

@@ -26,7 +26,7 @@ class CodecError(Exception):
 
 
 class DoesNotFit(Exception):
-    """The encoded payload is longer than `stored_bound`: store it as it is."""
+    """The encoded payload is longer than its place: store it as it is."""
 
 
 class Shape(NamedTuple):
@@ -102,12 +102,12 @@ class Codec(Protocol):
         ...
 
     def stored_bound(self, shape: Shape) -> int:
-        """Return the most bytes `encode` writes. Depends on the shape only."""
+        """Return how long `into` should be for `encode`. Depends on the shape only."""
         ...
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
-        """Encode `payload` (shape.raw_bytes long) into `into` (at least stored_bound long); return the bytes
-        written. Raises DoesNotFit."""
+        """Encode `payload` (shape.raw_bytes long) into `into`, usually stored_bound long; return the bytes
+        written. Raises DoesNotFit when `into` is too short for them."""
         ...
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:

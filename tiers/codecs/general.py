@@ -38,8 +38,9 @@ class Lz4:
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit."""
+        del shape
         block = lz4.block.compress(payload, store_size=False)
-        return _store(block, into, self.stored_bound(shape))
+        return _store(block, into)
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
@@ -82,8 +83,9 @@ class Zstd:
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit."""
+        del shape
         compressor = zstandard.ZstdCompressor(level=self._level, dict_data=self._dictionary)
-        return _store(compressor.compress(payload), into, self.stored_bound(shape))
+        return _store(compressor.compress(payload), into)
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
@@ -91,9 +93,9 @@ class Zstd:
         fill_from_frame(_stored(stored), into, self._dictionary)
 
 
-def _store(encoded: bytes, into: Buffer, bound: int) -> int:
+def _store(encoded: bytes, into: Buffer) -> int:
     length = 4 + len(encoded)
-    if length > bound:
+    if length > len(into):
         raise DoesNotFit
     into[:4] = len(encoded).to_bytes(4, "little")
     into[4:length] = encoded

@@ -2,7 +2,7 @@
 
 from ..base import Buffer
 from ..payload import copy
-from .base import EXACT, CodecError, Shape
+from .base import EXACT, CodecError, DoesNotFit, Shape
 
 
 class Identity:
@@ -26,7 +26,9 @@ class Identity:
         return shape.raw_bytes
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
-        """Copy."""
+        """Copy. Raises DoesNotFit."""
+        if len(into) < shape.raw_bytes:
+            raise DoesNotFit
         copy(into[: shape.raw_bytes], payload)
         return shape.raw_bytes
 

@@ -85,7 +85,7 @@ class Planes:
         frame = self._compressor().compress(top.data)
         rest_at = _LENGTH.size + len(frame)
         length = rest_at + rest.size
-        if length > self.stored_bound(shape):
+        if length > len(into):
             raise DoesNotFit
         _LENGTH.pack_into(into, 0, len(frame))
         into[_LENGTH.size : rest_at] = frame
