@@ -12,7 +12,7 @@ from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import Tier, Urgency
 from ...v1.shm import extent_of
 from .instructions import CancelCopy, Copy, HastenCopy
-from .residency import Residency
+from .residency import MEMORY_TIERS, Residency
 from .runs import MIN_RUN, is_plain, land_run
 
 #: Causes that make reading the same record again pointless.
@@ -187,6 +187,8 @@ class Copies:
         label = item.label
         if batch.source is not None:
             self._release_source(batch.source, move, outcome)
+        if batch.target in MEMORY_TIERS and batch.target in residency.offline:
+            outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
         if outcome.cause is None:
             if not label.checksum:
                 label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label

@@ -93,6 +93,8 @@ class Loads:
 
         From the cold store to `hbm` it goes through `dram`, one edge after the other.
         """
+        if target in self._residency.offline:
+            return False
         catalog = self._residency.catalog
         queued = False
         for fragment in catalog.fragments(row):

@@ -325,6 +325,12 @@ class Planner:
             "tier_offline" if event.offline else "tier_online",
             event.reason,
         )
+        if event.offline and event.tier in MEMORY_TIERS:  # memory that is gone does not come back
+            rows = [row for known in self.catalog.namespaces.values() for row in known.rows.values()]
+            for row in rows:
+                if self.catalog.prefix_hash[row]:  # not, when it went with its last child
+                    for fragment in self.catalog.fragments(row):
+                        self.residency.condemn(fragment, event.tier, "tier lost")
 
     def _edge_measured(self, event: ev.EdgeMeasured) -> None:
         if event.target is Tier.DRAM and event.source is not Tier.DRAM:

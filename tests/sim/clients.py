@@ -300,7 +300,12 @@ class Crowd:
         self.daemon.excuse(jump_s)
 
     def _tier_lost(self, client: Client) -> None:
-        if Tier.NVME in self.daemon.rooms:
+        is_gpu = Tier.HBM in self.daemon.rooms and not self.config.hbm_is_shared
+        if is_gpu and self.world.random() < 0.3:  # for good: the device fell off the bus
+            self.world.counts["gpu_lost"] += 1
+            self.daemon.was_offline = self.daemon.memories[Tier.HBM].is_lost = True
+            self.daemon.step(ev.TierLost(Tier.HBM, True, "simulated"))
+        elif Tier.NVME in self.daemon.rooms:
             self.world.counts["tier_lost"] += 1
             self.daemon.was_offline = True
             self.daemon.step(ev.TierLost(Tier.NVME, True, "simulated"))

@@ -34,6 +34,7 @@ class VirtualMemory:
     def __init__(self, tier: Tier, room: SlotPool, contents: Contents) -> None:
         self.tier = tier
         self.room = room
+        self.is_lost = False
         self.index: dict[int, dict[Key, dict[int, None]]] = {}  # by domain
         self._contents = contents
         self._slots: dict[int, Slot] = {}
@@ -100,7 +101,7 @@ class VirtualMemory:
         slot = self.slot(place)
         if slot.label is None:
             return
-        if slot.num_leases:
+        if slot.num_leases and not self.is_lost:  # nobody can read what is lost
             raise Violation("slot model", f"{self.tier.label} slot {place:#x} is retracted under a lease")
         entries = self._entries(place)
         places = entries[key_of(slot.label)]

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.recovery import RECORD, Recovered, RecoveredSegment
@@ -117,6 +118,22 @@ def test_a_tier_that_is_lost_is_not_read_and_comes_back() -> None:
     assert rig.found(chain) == 0
     rig.do(ev.TierLost(Tier.NVME, False, "test"))
     assert rig.found(chain) == 1
+
+
+def test_memory_that_is_lost_is_forgotten_at_once_and_for_good() -> None:
+    rig = Rig(hbm_blocks=4, nvme_blocks=0, hbm_is_shared=False)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
+    rig.settle()
+    evict_all(rig)
+    assert [rig.where(block) for block in chain] == [{"hbm", "dram"}, {"hbm"}]
+    rig.do(ev.TierLost(Tier.HBM, True, "test"))
+    assert [rig.where(block) for block in chain] == [{"dram"}, set()]
+    assert rig.planner.rooms[Tier.HBM].statistics().taken_bytes == 0
+    assert rig.put(chain) == [PutOutcome.DEDUPLICATED, PutOutcome.STORED]
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
+    assert not rig.copies, "nothing is brought to where nothing can be"
 
 
 def test_reclaim_copies_forward_what_was_used_and_drops_the_rest_with_its_children() -> None:

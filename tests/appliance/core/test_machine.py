@@ -128,6 +128,11 @@ class PlannerMachine(RuleBasedStateMachine):
     def lose_nvme(self, offline: bool) -> None:
         self.rig.do(ev.TierLost(Tier.NVME, offline, "test"))
 
+    @rule()
+    def lose_hbm(self) -> None:
+        self.is_lossy = True
+        self.rig.do(ev.TierLost(Tier.HBM, True, "test"))
+
     def _look_at_puts(self) -> None:
         for call in [call for call in self.puts if call in self.rig.answers]:
             (chain, session), result = self.puts.pop(call), self.rig.answer(call)
