@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[A-Za-z0-9.+!_-]+( *; .*)?")
@@ -55,7 +56,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def licence_of(package: metadata.PackageMetadata) -> str:
+def licence_of(package: Any) -> str:
     """Return what a package says about its licence, in lower case."""
     classifiers = [c for c in package.get_all("Classifier") or [] if c.startswith("License ::")]
     said = [package.get("License-Expression") or "", (package.get("License") or "")[:80], *classifiers]

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ def test_tenants_change_while_the_daemon_runs(tmp_path: Path) -> None:
         assert code_of(lambda: open_client(channel)) == "answered"
         for uid, code in ((OTHER_UID, "PERMISSION_DENIED"), (os.getuid(), "answered")):
             changed = small_settings(tmp_path, tenants={"acme": {"uids": [uid]}})
-            served.call(lambda changed=changed: served.daemon._adopt(changed))
+            served.call(partial(served.daemon._adopt, changed))
             assert code_of(lambda: open_client(channel)) == code
             assert {os.stat(path).st_mode & mode for path in tmp_path.glob("*.sock")} == {0o666}
             assert os.stat(f"{tmp_path}/k.sock.grpc").st_mode & mode == 0o600
