@@ -19,6 +19,7 @@ from grpc_tools import protoc
 
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
+from kvtier.appliance.rights import matrix_markdown
 from kvtier.appliance.settings_reference import reference_table, schema_text
 from kvtier.appliance.sight.alerts import alerts_yaml
 from kvtier.appliance.sight.dashboard import dashboard_json
@@ -130,6 +131,15 @@ def policy_reference() -> Iterator[tuple[Path, bytes]]:
     yield ROOT / "docs" / "policy-settings.md", (intro + reference_table()).encode()
 
 
+def security_matrix() -> Iterator[tuple[Path, bytes]]:
+    """Yield docs/security.md with the table of who may call what, printed from the one the server obeys."""
+    path = ROOT / "docs" / "security.md"
+    begin, end = "<!-- matrix -->\n", "<!-- end of matrix -->"
+    before, _, rest = path.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    yield path, f"{before}{begin}{matrix_markdown()}{end}{after}".encode()
+
+
 GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     wire_stubs,
     state_diagram,
@@ -137,6 +147,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     policy_reference,
     metrics_reference,
     dashboards,
+    security_matrix,
 ]
 
 
