@@ -81,8 +81,6 @@ class Changes:
         for tier, num_units in change.num_units.items():
             planner.resizing.resize(tier, num_units)
         planner.pressure.early.capacity_bytes = planner.rooms[Tier.DRAM].statistics().capacity_bytes
-        if change.compression is not None:
-            planner.desk.compress(change.compression)
         if change.policies != planner.choice:
             self._adopt(change.policies)
         planner.story.count("policies_changed")

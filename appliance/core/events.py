@@ -360,8 +360,13 @@ class PolicyChanged:
     #: New sizes, in extents or segments; tiers that are not named stay as they are. The files of new segments
     #: are there already.
     num_units: Mapping[Tier, int]
-    #: How fragments enter the cold store from now on; None: as before.
-    compression: Compression | None = None
+
+
+@dataclass(slots=True)
+class CompressionChosen:
+    """How fragments enter the cold store from now on. What is there stays as it is."""
+
+    compression: Compression
 
 
 @dataclass(slots=True)
@@ -400,6 +405,7 @@ Event: TypeAlias = (
     | TierLost
     | EdgeMeasured
     | PolicyChanged
+    | CompressionChosen
     | DrainStarted
     | Tick
 )

@@ -58,8 +58,10 @@ class Changes:
         if config.num_segments and rng.random() < 0.6:
             sizes[Tier.NVME] = config.num_segments = rng.choice((3, 4, 8))
             daemon.cold.resize(config.num_segments)
-        compression = drawn.compression if rng.random() < 0.5 else None
-        change = ev.PolicyChanged(options, policies, sizes, compression)
+        if rng.random() < 0.5:
+            config.compression = drawn.compression
+            daemon.step(ev.CompressionChosen(config.compression))
+        change = ev.PolicyChanged(options, policies, sizes)
         problems = daemon.planner.changes.objections(change)
         assert not [p for p in problems if "pinned" not in p], problems
         if problems:  # refused whole, as the daemon would
@@ -67,7 +69,6 @@ class Changes:
                 self._restore(daemon, tier)
             return
         config.options, config.policies = options, policies
-        config.compression = compression or config.compression
         self._world.counts["policy_changed"] += 1
         daemon.step(change)
 

@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from .compiling import compiled
 
 BLOCK = 512  # values
 PLANE_BYTES = BLOCK // 8
@@ -31,8 +33,6 @@ CODE_BYTES = 3 * PLANE_BYTES
 BLOCK_BYTES = BLOCK + CODE_BYTES
 WINDOW = 7  # neighbouring exponents that have a code
 SAMPLES = 512  # values of a part that are looked at to find its window
-
-_kernel = njit(nogil=True, cache=True, error_model="numpy")
 
 
 @intrinsic
@@ -48,7 +48,7 @@ def _lowest_bit(typing_context: Any, word: Any) -> Any:
     return signature, generate
 
 
-@_kernel
+@compiled
 def _find_top(values: Any) -> Any:
     """Return the highest exponent of the window that most of `values` fall into."""
     counts = np.zeros(256, np.int64)
@@ -64,7 +64,7 @@ def _find_top(values: Any) -> Any:
     return top
 
 
-@_kernel
+@compiled
 def _pack(values: Any, top: Any, blocks: Any, exceptions: Any) -> Any:
     """Pack one part; return how many exceptions there were, -1 when they do not fit."""
     num_exceptions = 0
@@ -103,7 +103,7 @@ def _pack(values: Any, top: Any, blocks: Any, exceptions: Any) -> Any:
     return num_exceptions
 
 
-@_kernel
+@compiled
 def _unpack(blocks: Any, top: Any, exceptions: Any, values: Any) -> Any:
     """Undo `_pack`; return how many exceptions were used, -1 when there were too few of them."""
     num_used = 0
@@ -142,7 +142,7 @@ def _unpack(blocks: Any, top: Any, exceptions: Any, values: Any) -> Any:
     return num_used
 
 
-@_kernel
+@compiled
 def pack(parts: Any, blocks: Any, head: Any, exceptions: Any) -> Any:
     """Pack `parts`, uint16 [part, value], the values of each up to the last whole BLOCK.
 
@@ -164,7 +164,7 @@ def pack(parts: Any, blocks: Any, head: Any, exceptions: Any) -> Any:
     return end
 
 
-@_kernel
+@compiled
 def unpack(parts: Any, blocks: Any, head: Any, exceptions: Any) -> Any:
     """Undo `pack`: fill `parts`. Returns -1, or the first part whose number of exceptions is not what `head`
     says. Reads nothing beyond its arrays whatever `head` says."""

@@ -3,12 +3,11 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-_kernel = njit(nogil=True, cache=True, error_model="numpy")
+from .compiling import compiled
 
 
-@_kernel
+@compiled
 def split(words: Any, top: Any, rest: Any) -> Any:
     """Rotate `words` (uint16) left by one bit; their upper bytes go to `top`, the lower ones to `rest`."""
     for place in range(words.size):
@@ -17,7 +16,7 @@ def split(words: Any, top: Any, rest: Any) -> Any:
         rest[place] = np.uint8(((word << np.uint16(1)) & np.uint16(0xFE)) | (word >> np.uint16(15)))
 
 
-@_kernel
+@compiled
 def join(top: Any, rest: Any, words: Any) -> Any:
     """Undo `split`: fill `words`."""
     for place in range(words.size):
