@@ -10,8 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtier.appliance.assembly import assemble
+from kvtier.appliance.core.events import EvictRequested
+from kvtier.appliance.errors import StartError
 from kvtier.appliance.settings import Settings
-from kvtier.clients import Client, Geometry, NamespaceIdentity, Tier
+from kvtier.clients import Client, Geometry, NamespaceIdentity
+from kvtier.clients import Tier as Asked
+from kvtier.tiers.block import Tier
+from kvtier.tiers.gpu.cuda import CudaDevice
+from kvtier.tiers.gpu.device import DeviceError
 from kvtier.tiers.gpu.fake import FakeDevice
 
 from ..appliance.loops import DaemonThread
@@ -20,7 +27,8 @@ GEOMETRY = Geometry(4, 2, 64, 16, "float16", layers_per_group=2)
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"device").digest(), GEOMETRY)
 NUM_BLOCKS = 24
 NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(NUM_BLOCKS)]
-DATA = np.random.default_rng(5).integers(0, 256, NUM_BLOCKS * GEOMETRY.block_bytes, np.uint8)
+DATA = np.random.default_rng(5).integers(0, 256, (NUM_BLOCKS, GEOMETRY.block_bytes), np.uint8)
+BLOCKS = list(DATA)
 WAIT_S = 20.0
 
 
@@ -34,12 +42,22 @@ def make_settings(folder: Path, hbm: str = "4MiB") -> Settings:
 
 
 class Scene:
-    """A daemon on a device, with one chain stored, and one client."""
+    """A daemon on a device, with NUM_BLOCKS chains of one block stored (a chain's beginning cannot leave dram
+    while the rest is in hbm), and one client."""
 
     def __init__(self, served: DaemonThread, device: FakeDevice, client: Client) -> None:
         self.served, self.device, self.client = served, device, client
         self.namespace = client.register(IDENTITY)
-        assert client.put(self.namespace, NAMES, DATA).complete
+        self.put()
+
+    def put(self) -> None:
+        """Store every block."""
+        for name, block in zip(NAMES, BLOCKS, strict=True):
+            assert self.client.put(self.namespace, [name], block).complete
+
+    def prefetch(self, tier: Asked) -> int:
+        """Ask for every block in a tier; return how many are promoted for it."""
+        return sum(self.client.prefetch(self.namespace, [name], tier).num_promoted for name in NAMES)
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds on the daemon's loop."""
@@ -49,12 +67,12 @@ class Scene:
             pause.wait(0.002)
 
     def promote(self) -> None:
-        """Bring the chain into hbm and wait for it."""
-        assert self.client.prefetch(self.namespace, NAMES, Tier.HBM).num_promoted == NUM_BLOCKS
+        """Bring all blocks into hbm and wait for them."""
+        assert self.prefetch(Asked.HBM) == NUM_BLOCKS
         self.until(lambda: self.in_tier(Tier.HBM) == NUM_BLOCKS)
 
     def in_tier(self, tier: Tier) -> int:
-        """Blocks of the chain that are whole in a tier."""
+        """Blocks that are whole in a tier."""
         catalog = self.served.daemon.planner.catalog
         [namespace] = catalog.namespaces.values()
         num_groups = GEOMETRY.num_groups
@@ -62,15 +80,19 @@ class Scene:
 
     def leave_dram(self) -> None:
         """Evict from dram whatever can leave, and wait for the copies that this takes."""
-        admin = self.served.daemon
-        from kvtier.appliance.core.events import EvictRequested
+        daemon = self.served.daemon
+        self.served.call(lambda: daemon.appliance.ask(lambda call: EvictRequested(call, Tier.DRAM, 1 << 30)))
+        self.until(lambda: not daemon.planner.statistics()["num_copies_in_flight"])
 
-        self.served.call(lambda: admin.appliance.ask(lambda call: EvictRequested(call, Tier.DRAM, 1 << 30)))
-        self.until(lambda: not admin.planner.statistics()["num_copies_in_flight"])
-
-    def read(self) -> None:
-        """Read the chain in place and compare every byte."""
-        np.testing.assert_array_equal(self.client.get(self.namespace, NAMES).data, DATA)
+    def read(self) -> int:
+        """Read every block in place, compare every byte of what is found, and return how many were found."""
+        num_found = 0
+        for name, block in zip(NAMES, BLOCKS, strict=True):
+            found = self.client.get(self.namespace, [name])
+            if found.num_blocks:
+                num_found += 1
+                np.testing.assert_array_equal(found.data, block)
+        return num_found
 
 
 @pytest.fixture
@@ -84,10 +106,93 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_up_down_and_read(scene: Scene) -> None:
+    """The bytes that are read have been on the device: every other copy is gone or cannot be read."""
     scene.promote()
-    scene.read()
     scene.leave_dram()
-    scene.read()
+    assert scene.in_tier(Tier.DRAM) == 0
+    scene.served.daemon.assembly.store.read_batch = None  # whoever reads the cold store now, fails
+    assert scene.read() == NUM_BLOCKS
     statistics = scene.served.daemon.appliance.engines[Tier.HBM].statistics()
-    assert statistics.written_bytes >= len(DATA)
-    assert scene.served.call(scene.served.daemon.check_integrity) == []
+    assert statistics.written_bytes == statistics.read_bytes == DATA.nbytes
+    assert scene.served.daemon.counters()["hbm_lost"] == 0
+
+
+def test_clients_see_no_place_in_hbm(scene: Scene) -> None:
+    scene.promote()
+    assert scene.client.lookup(scene.namespace, NAMES[:1]).num_blocks == 1
+    assert scene.served.daemon.service.engine_of_extent(0) is None
+    assert scene.read() == NUM_BLOCKS
+
+
+@pytest.mark.parametrize("when", ["quiet", "promoting", "demoting"])
+def test_a_lost_device_is_a_lost_tier_and_nothing_else(scene: Scene, when: str) -> None:
+    daemon = scene.served.daemon
+    if when == "promoting":
+        scene.prefetch(Asked.HBM)
+    else:
+        scene.promote()
+        scene.leave_dram()
+    reader = threading.Thread(target=scene.read)
+    if when == "demoting":
+        reader.start()
+    scene.device.lose("test")
+    if when == "demoting":
+        reader.join()
+    scene.read()  # fewer blocks at most, never other bytes, never an error
+    scene.prefetch(Asked.HBM)
+    scene.until(lambda: daemon.counters()["hbm_lost"] == 1)
+    scene.until(lambda: scene.in_tier(Tier.HBM) == 0)
+    scene.put()
+    assert scene.read() == NUM_BLOCKS, "the daemon is alive"
+    assert scene.prefetch(Asked.HBM) == 0
+    assert scene.served.call(daemon.check_integrity) == []
+
+
+def test_what_leaves_hbm_for_the_cold_store_goes_by_way_of_the_host(scene: Scene) -> None:
+    """A session's blocks that are only in hbm are archived when it ends."""
+    session = scene.client.session("s")
+    for name in NAMES:
+        scene.client.get(scene.namespace, [name], session="s")
+    scene.promote()
+    scene.leave_dram()
+    session.end(archive=True)
+    scene.until(lambda: scene.in_tier(Tier.NVME) == NUM_BLOCKS)
+    daemon = scene.served.daemon
+    [edge] = [e for e in daemon.appliance.mover.statistics() if (e.source, e.target) == ("hbm", "nvme")]
+    assert edge.num_copies == NUM_BLOCKS * GEOMETRY.num_groups
+    scene.device.lose("test")
+    assert scene.read() >= NUM_BLOCKS - 1, "whoever meets the loss first gets a miss"
+    scene.until(lambda: daemon.counters()["hbm_lost"] == 1)
+    assert scene.read() == NUM_BLOCKS
+
+
+def test_memory_that_does_not_fit(tmp_path: Path) -> None:
+    device = FakeDevice(capacity_bytes=1 << 20)
+    with pytest.raises(StartError, match=r"tiers\.hbm\.capacity: 4MiB do not fit on device 0"):
+        assemble(make_settings(tmp_path), 1, device)
+    assert not device.memory.regions
+
+
+def test_memory_that_cannot_be_pinned(tmp_path: Path) -> None:
+    device = FakeDevice(max_registered_bytes=5 << 20)  # the bounce buffer, and half an extent
+    with pytest.raises(StartError, match=r"cannot be pinned.*memlock.*backend: host"):
+        assemble(make_settings(tmp_path), 1, device)
+    assert not device.memory.regions
+
+
+def test_too_few_streams(tmp_path: Path) -> None:
+    device = FakeDevice(num_streams=4)
+    with pytest.raises(StartError, match="no streams left"):
+        assemble(make_settings(tmp_path), 1, device)
+    assert not device.memory.regions
+
+
+def test_without_a_gpu_the_error_names_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError) as why:
+        CudaDevice(255)  # there is no such one anywhere
+    hbm = {"capacity": "2MiB", "extent": "2MiB", "backend": "cuda", "device": 255}
+    tiers = {"hbm": hbm, "dram": {"capacity": "2MiB", "extent": "2MiB"}}
+    settings = Settings.model_validate({"listen": [f"unix://{tmp_path}/k.sock"], "tiers": tiers})
+    with pytest.raises(StartError) as caught:
+        assemble(settings, 1)
+    assert str(caught.value) == f"tiers.hbm.backend is cuda: {why.value}"
