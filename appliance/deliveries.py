@@ -186,7 +186,7 @@ class Delivery:
         for group, pieces in copies:
             while waiting and waiting[0] < group:
                 stream.record(events[waiting.pop(0)])
-            stream.copy(pieces)
+            self._registration.copier.copy(stream, pieces)
         for group in waiting:
             stream.record(events[group])
 

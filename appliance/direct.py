@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeVar
 from ..tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from ..tiers.gpu.device import Device, DeviceError, Event
 from ..tiers.gpu.gather import PUT_BYTES, AddressesOf, GatherCopier
+from ..tiers.gpu.kernels import PieceCopier, load, measured
 from ..tiers.gpu.layouts import LayoutError, check_layout
 from ..tiers.gpu.own_events import OwnEvents
 from ..tiers.gpu.pages import I64, PageIdError
@@ -65,6 +66,20 @@ class _Lane:
     device: Device
     slots: dict[Tier, AddressesOf]
     enqueuer: ThreadPoolExecutor
+    copier: "Future[PieceCopier]"
+
+
+def _close_copier(lane: _Lane) -> None:
+    if lane.copier.exception() is None:
+        lane.copier.result().close()
+
+
+def _lane(given: DirectDevice) -> _Lane:
+    """Start a device's enqueuer; the first thing it does is to find out which way of copying is quicker."""
+    device = given.device
+    enqueuer = ThreadPoolExecutor(1, f"kvtier-direct-{device.index}")
+    copier = enqueuer.submit(lambda: measured(device, load(device)))
+    return _Lane(device, dict(given.slots), enqueuer, copier)
 
 
 class DirectPath:
@@ -77,12 +92,8 @@ class DirectPath:
         self._loop = asyncio.get_running_loop()
         self._registrations: list[Registration] = []
         self._numbers = count(1)
-        self._lanes = {
-            one.device.uuid: _Lane(
-                one.device, dict(one.slots), ThreadPoolExecutor(1, f"kvtier-direct-{one.device.index}")
-            )
-            for one in devices
-        }
+        self._is_closed = False
+        self._lanes = {one.device.uuid: _lane(one) for one in devices}
 
     # ------------------------------------------------------------------------------------- registering
 
@@ -132,12 +143,14 @@ class DirectPath:
         except DeviceError as problem:
             self.counters[f"direct_register_{problem.fault.value}"] += 1
             raise error("NO_DEVICE", f"the pages cannot be opened: {problem}") from None
+        copier = await asyncio.wrap_future(lane.copier)
         own_events = OwnEvents(lane.device)
         dram = self._service.memory(Tier.DRAM)
         gather = GatherCopier(
             mapping.pages,
             lane.device,
             mapping.saves,
+            copier,
             dram,
             lane.slots[Tier.DRAM],
             lane.enqueuer,
@@ -154,7 +167,7 @@ class DirectPath:
             await self._loop.run_in_executor(lane.enqueuer, mapping.give_back)
             raise
         registration = Registration(
-            next(self._numbers), client.id, client.pid, own, geometry, mapping, gather, own_events
+            next(self._numbers), client.id, client.pid, own, geometry, mapping, gather, copier, own_events
         )
         registration.free_sets = list(range(len(mapping.event_sets)))
         self._registrations.append(registration)
@@ -319,7 +332,11 @@ class DirectPath:
         self.counters[name] += 1
 
     async def close(self) -> None:
-        """End every registration. What does not become quiet in time is ended by shutting its device down."""
+        """End every registration. What does not become quiet in time is ended by shutting its device down.
+        Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         ending = list(self._registrations)
         for registration in ending:
             if not registration.is_ending:
@@ -335,6 +352,7 @@ class DirectPath:
                     delivery.give_up()
             await asyncio.wait(ended, timeout=CLOSE_GRACE_S)
         for lane in self._lanes.values():
+            lane.enqueuer.submit(_close_copier, lane)
             await asyncio.to_thread(lane.enqueuer.shutdown)
 
     def check_integrity(self) -> list[str]:

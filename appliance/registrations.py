@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ..tiers.base import Copier, CopyItem, CopyOutcome
 from ..tiers.gpu.device import Device, DeviceError, DeviceMemory, Event, Stream
 from ..tiers.gpu.gather import GatherCopier
+from ..tiers.gpu.kernels import PieceCopier
 from ..tiers.gpu.layouts import PageLayout, PageTensor, page_table
 from ..tiers.gpu.own_events import OwnEvents
 from ..tiers.gpu.pages import Pages
@@ -66,6 +67,7 @@ class Registration:
     geometry: "Geometry"
     mapping: Mapping
     gather: GatherCopier
+    copier: PieceCopier
     events: OwnEvents  # by which its deliveries and puts learn that the device is done
     deliveries: dict[str, "Delivery"] = field(default_factory=dict)  # by request id
     num_gathering: int = 0  # batches of puts under way

@@ -13,12 +13,14 @@ from kvtier.appliance import direct
 from kvtier.appliance.registrations import Registration
 from kvtier.clients import AsyncClient, Client, PutOutcome
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
+from kvtier.tiers.gpu import kernels
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault
 from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.v1 import direct_pb2
 from kvtier.v1.local import Method
 
 from ..appliance.raw_client import RawClient, Refused
+from ..tiers.gpu.host_launch import HostLaunch
 from .direct_device import FakeExporter
 from .direct_scene import GEOMETRY, IDENTITY, NUM_PAGES, NUM_STREAMS, Runtime, Served, names, runtime_at
 
@@ -90,6 +92,22 @@ def test_a_put_answers_per_block(served: Served) -> None:
         assert orphan == [PutOutcome.PARENT_MISSING]
         assert put(runtime.namespace, [], []).outcomes == []
         assert put(runtime.namespace, names("tail", 2), [0, 0], parent=CHAIN[-1]).num_stored == 2
+
+
+def test_small_pieces_go_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(is_live=True, num_streams=NUM_STREAMS)
+    launch = HostLaunch(device)
+    monkeypatch.setattr(direct, "load", lambda _: launch)
+    monkeypatch.setattr(kernels, "_measure", lambda device, kernel: 64)  # pieces here have 32 bytes
+    with Served(tmp_path, device=device) as served:
+        with runtime_at(served.target) as one:
+            one.fill(1)
+            assert one.pages.put(one.namespace, CHAIN, IDS).num_stored == 8
+            num_gathers = len(launch.seen)
+            assert one.pages.get(one.namespace, CHAIN, OTHERS).num_loaded == 8
+            assert one.read(OTHERS) == one.read(IDS)
+            assert 0 < num_gathers < len(launch.seen)
+        served.assert_at_rest()
 
 
 def test_layer_groups_are_told_with_events_in_layer_order(stalled: Served) -> None:

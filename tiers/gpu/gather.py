@@ -23,6 +23,7 @@ import numpy as np
 from ..base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
 from ..payload import checksum
 from .device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from .kernels import PieceCopier
 from .own_events import OwnEvents
 from .pages import I64, Pages
 
@@ -50,6 +51,7 @@ class GatherCopier:
         pages: Pages,
         device: Device,
         stream: Stream,
+        copier: PieceCopier,
         memory: MemoryEngine,
         slots: AddressesOf,
         enqueuer: Executor,
@@ -60,6 +62,7 @@ class GatherCopier:
         self._pages = pages
         self._device = device
         self._stream = stream
+        self._copier = copier
         self._memory = memory
         self._slots = slots
         self._enqueuer = enqueuer
@@ -124,7 +127,7 @@ class GatherCopier:
             event = self._events.take()
             is_under_way = True
             for pieces in copies:
-                self._stream.copy(pieces)
+                self._copier.copy(self._stream, pieces)
             self._stream.record(event)
             self._device.when_done(event, partial(self._landed, items, event, future))
         except DeviceError as error:
