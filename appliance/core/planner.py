@@ -160,6 +160,7 @@ class Planner:
             ev.TierLost: self._tier_lost,
             ev.EdgeMeasured: self._edge_measured,
             ev.PolicyChanged: self.changes.apply,
+            ev.CompressionChosen: lambda event: self.desk.compress(event.compression),
             ev.DrainStarted: self._drain_started,
             ev.Tick: self._tick,
         }
