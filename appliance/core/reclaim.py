@@ -95,7 +95,8 @@ class Reclaim:
         self._log.finish_reclaim(segment)
         self._residency.in_segment.pop(segment, None)
         self._segment, self._is_freeing, self._is_wanted = None, False, False
-        if self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
+        is_leaving = segment >= self._log.num_segments  # of those there are ever fewer
+        if not is_leaving and self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
             self._not_before = self._residency.now + FRUITLESS_PAUSE_S
         self._residency.story.count("segments_reclaimed")
 

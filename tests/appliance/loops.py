@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from kvtier.appliance.daemon import Daemon
 from kvtier.appliance.settings import Settings
+from kvtier.appliance.settings_origin import Loaded
 from kvtier.tiers.gpu.device import Device
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class DaemonThread:
     (`wait`): grpc.aio shares one queue between all loops of a process, and a loop that ends first breaks it.
     """
 
-    def __init__(self, settings: Settings, device: Device | None = None) -> None:
+    def __init__(self, settings: Settings | Loaded, device: Device | None = None) -> None:
         self.daemon: Daemon
         self._settings = settings
         self._device = device
