@@ -23,7 +23,7 @@ from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.slots import SlotPool
 from kvtier.v1.shm import extent_of, place_of
 
-from . import cold, daemon, memory, mutants_exits, mutants_prefetch
+from . import cold, daemon, memory, mutants_exits, mutants_prefetch, mutants_tenants
 from .run import run_seed
 
 Patch = tuple[Any, str, Any]
@@ -442,6 +442,8 @@ MUTANTS = [
         "two namespaces of one shape find each other's blocks",
         _namespaces_share_keys,
     ),
+    Mutant("quota ignored", "a tenant takes more memory than it may", mutants_tenants.quota_ignored),
+    Mutant("pins of others", "a tenant's clients pin its quota each", mutants_tenants.pins_not_counted),
     Mutant("domains share extents", "two isolation domains share an extent", _domains_share_extents),
     Mutant("reservation leaks", "what an aborted put reserved is not given back", _reservation_leaks),
     Mutant("failed load is ready", "a load that failed is reported as readable", _failed_load_is_ready),

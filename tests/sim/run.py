@@ -19,6 +19,7 @@ from .cold import VirtualColdStore
 from .config import Config, draw
 from .daemon import Daemon
 from .oracle import Contents
+from .tenants import Tenants
 from .world import Violation, World
 
 #: No honest seed needs more; a livelock does.
@@ -54,6 +55,7 @@ class Run:
         self.world = World(seed, trace)
         self.config: Config = draw(self.world.rng, verify, num_operations)
         self.config.audit_every = audit_every or self.config.audit_every
+        self.tenants = Tenants(seed, self.config)
         self.contents = Contents()
         self.cold = VirtualColdStore(self.world, self.contents, self.config.num_segments, self.config.rates)
         self.daemon = self._daemon()
@@ -92,6 +94,7 @@ class Run:
             self._drain()
         else:
             self.crowd.act()
+        self.tenants.check(self.daemon.planner)
         world.after(world.spread(self.config.step_s), self._next)
 
     def _settle(self) -> None:
