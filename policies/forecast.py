@@ -252,7 +252,7 @@ class Forecast(Observer):
         num_used = self._facts.position[tip] + 1 if tip >= 0 else 0
         num_known, last_ghost = num_used, UNKNOWN
         for number, name in enumerate(names):
-            ghost = stretches.ghosts.get(name, UNKNOWN)
+            ghost = stretches.ghosts.get(name)
             if ghost:
                 num_known, last_ghost = num_used + number + 1, ghost
         num_blocks = max(num_used, use.num_asked if rows else 0, num_used + len(names))
@@ -328,7 +328,7 @@ class Forecast(Observer):
         fresh: list[int] = []
         returned: dict[int, list[int]] = {}
         for row, name in zip(rows, names, strict=True):
-            ghost = stretches.ghosts.get(name, UNKNOWN)
+            ghost = stretches.ghosts.get(name)
             if ghost and stretches.visit[ghost] is not visit:
                 returned.setdefault(ghost, []).append(row)
             else:

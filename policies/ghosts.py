@@ -4,7 +4,8 @@ A ghost that comes back was given up too early, which is what S3-FIFO and ARC le
 prefix hash: the row of a block that left may name another block by the time the first one comes back.
 
 An OrderedDict does all this in three lines, and stops for 35 ms whenever a million entries are hashed anew.
-So the names are spread over many small dicts, and their order is in a deque, which never moves.
+So the names are spread over many small dicts, and their order is in a deque, which never moves. `Ghosts` is a
+set of them, `Names` keeps a number with each.
 """
 
 import zlib
@@ -59,3 +60,52 @@ class Ghosts:
             if shard.get(prefix_hash) == ticket:
                 del shard[prefix_hash]
                 self._num_ghosts -= 1
+
+
+class Names:
+    """A number (not 0) per name, oldest name first. Names are hashes: their first byte chooses the shard."""
+
+    def __init__(self) -> None:
+        self._numbers: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
+        #: (name, number) as they were set. One whose number is another by now is dead.
+        self._order: deque[tuple[bytes, int]] = deque()
+        self._num_names = 0
+
+    def get(self, name: bytes) -> int:
+        """Return the number of a name; 0 when it is not here."""
+        return self._numbers[name[0]].get(name, 0)
+
+    def set(self, name: bytes, number: int) -> int:
+        """Give a name a number, and make it the youngest. Returns the number it had, or 0."""
+        shard = self._numbers[name[0]]
+        before = shard.get(name, 0)
+        shard[name] = number
+        self._num_names += not before
+        self._order.append((name, number))
+        return before
+
+    def pop(self, name: bytes) -> int:
+        """Forget a name; return its number, or 0."""
+        number = self._numbers[name[0]].pop(name, 0)
+        self._num_names -= number != 0
+        return number
+
+    def pop_oldest(self, max_names: int) -> int:
+        """Forget one of the oldest names if there are more than `max_names`, the dead counted with the living
+        twice over; return its number. 0: nothing had to be forgotten."""
+        order = self._order
+        while self._num_names > max_names or len(order) > 2 * max_names + SLACK:
+            name, number = order.popleft()
+            if self._numbers[name[0]].get(name) == number:
+                return self.pop(name)
+        return 0
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all names."""
+        return [number for shard in self._numbers for number in shard.values()]
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._numbers[name[0]]
+
+    def __len__(self) -> int:
+        return self._num_names

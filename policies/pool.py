@@ -116,13 +116,11 @@ class Pool:
         self._ready_at = now
 
     def _portion(self) -> I32:
-        num_rows = len(self._rows)
-        rows = np.array(self._rows[self._cursor : self._cursor + PORTION], np.int32)
+        """Return the rows whose turn it is, and those that were ready and are not among them."""
+        places, num_rows = self._places, len(self._rows)
         if num_rows <= PORTION:
-            self._cursor = 0
             return np.array(self._rows, np.int32)
-        self._cursor += PORTION
-        if self._cursor >= num_rows:
-            self._cursor = 0
-        carried = [row for _, row in self._ready if self._places[row]]
-        return np.unique(np.concatenate((rows, np.array(carried, np.int32))))
+        start = self._cursor if self._cursor < num_rows else 0
+        end = self._cursor = start + PORTION
+        carried = [row for _, row in self._ready if places[row] and not start < places[row] <= end]
+        return np.array([*self._rows[start:end], *carried], np.int32)

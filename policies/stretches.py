@@ -14,12 +14,12 @@ look at every object again and again.
 
 import math
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from .ghosts import Names
 from .visits import NUM_FEATURES, NUM_GAPS, Visit
 
 I32 = npt.NDArray[np.int32]
@@ -39,7 +39,7 @@ class Stretches:
     def __init__(self, max_ghosts: int) -> None:
         self.max_ghosts = max_ghosts
         self.of_row = array("i")  # UNKNOWN where nothing is known
-        self.ghosts: OrderedDict[bytes, int] = OrderedDict()  # stretch by prefix hash, oldest first
+        self.ghosts = Names()  # stretch by prefix hash, oldest first
         self.used_at = array("d")
         self.serial = array("q")  # another one for each stretch of a number, and each time it is used
         self.kind = array("b")
@@ -148,17 +148,17 @@ class Stretches:
 
     def haunt(self, name: bytes, stretch: int) -> None:
         """Remember the name of a block that is not stored. The oldest names make room."""
-        before = self.ghosts.pop(name, UNKNOWN)
-        self.ghosts[name] = stretch
+        before = self.ghosts.set(name, stretch)
         self.num_ghosts[stretch] += 1  # first, or a stretch that loses and gains the same ghost would close
         if before:
             self.num_ghosts[before] -= 1
             self.close_if_empty(before)
         limit = min(self.max_ghosts, GHOSTS_PER_BLOCK * max(self.num_blocks, MIN_BLOCKS))
-        for _ in range(min(2, len(self.ghosts) - limit)):  # two, because the limit may fall
-            _, oldest = self.ghosts.popitem(last=False)
-            self.num_ghosts[oldest] -= 1
-            self.close_if_empty(oldest)
+        for _ in range(2):  # two, because the limit may fall
+            oldest = self.ghosts.pop_oldest(limit)
+            if oldest:
+                self.num_ghosts[oldest] -= 1
+                self.close_if_empty(oldest)
 
     def lay(self, name: bytes) -> None:
         """A ghost is no more: its block is back, or another stretch has it."""
@@ -171,8 +171,8 @@ class Stretches:
         each, or not at all (UNKNOWN). What is remembered may change between two of them."""
         end = 0
         while end < len(names):
-            first, stretch = end, self.ghosts.get(names[end], UNKNOWN)
-            while end < len(names) and self.ghosts.get(names[end], UNKNOWN) == stretch:
+            first, stretch = end, self.ghosts.get(names[end])
+            while end < len(names) and self.ghosts.get(names[end]) == stretch:
                 end += 1
             yield first, end, stretch
 
@@ -183,7 +183,7 @@ class Stretches:
         """Return what is wrong with the counts."""
         problems = []
         rows = np.bincount(np.array(self.of_row, np.int64), minlength=len(self.used_at))
-        ghosts = np.bincount(np.array(list(self.ghosts.values()), np.int64), minlength=len(self.used_at))
+        ghosts = np.bincount(np.array(self.ghosts.numbers(), np.int64), minlength=len(self.used_at))
         free = set(self._free)
         for stretch in range(1, len(self.used_at)):
             if self.num_rows[stretch] != rows[stretch] or self.num_ghosts[stretch] != ghosts[stretch]:
