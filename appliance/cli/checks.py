@@ -34,7 +34,8 @@ def examine(facts: Facts, settings: Settings) -> list[Check]:
         check_numa(host, settings),
         check_dev_shm(host),
         check_clock(host),
-        check_gpu(facts.gpu),
+        check_gpu(facts.gpu, settings),
+        check_pinning(facts.gpu, settings),
     ]
     checks += [check_listen(listen, facts.daemon) for listen in facts.listens]
     if facts.directory is not None:
@@ -177,17 +178,39 @@ def check_clock(host: Host) -> Check:
     return ok("clock", host.clock_source or "not shown by the kernel")
 
 
-def check_gpu(gpu: Gpu) -> Check:
-    """Says what there is; nothing here needs it."""
+def check_gpu(gpu: Gpu, settings: Settings) -> Check:
+    """There is a GPU where hbm is to be one's memory; else says what there is."""
     driver = f"driver {gpu.driver}, {', '.join(gpu.names)}" if gpu.driver else "no NVIDIA driver"
     libraries = [
         f"{name} {version}" if version else f"no {name}"
         for name, version in (("torch", gpu.torch), ("cupy", gpu.cupy))
     ]
-    return ok("gpu", f"{driver}; {', '.join(libraries)}; the hbm tier is host memory in this version")
+    detail = f"{driver}; {', '.join(libraries)}"
+    hbm = settings.tiers.hbm
+    if hbm is None or hbm.backend == "host":
+        return ok("gpu", f"{detail}; not used (tiers.hbm{'.backend is host' if hbm else ' is not set'})")
+    if not gpu.driver:
+        return fail("gpu", detail, "install the NVIDIA driver, or run the container with the NVIDIA runtime")
+    if not gpu.cupy:
+        return fail("gpu", detail, "pip install 'kvtier[gpu]'")
+    if hbm.device >= len(gpu.names):
+        return fail("gpu", f"{detail}; no device {hbm.device}", "set tiers.hbm.device to one that exists")
+    return ok("gpu", f"{detail}; hbm is memory of device {hbm.device}")
+
+
+def check_pinning(gpu: Gpu, settings: Settings) -> Check:
+    """What limits the memory that a GPU's copies reach."""
+    limits = "; ".join(gpu.pin_limits) or "nothing found that limits it"
+    if settings.tiers.hbm is None or settings.tiers.hbm.backend == "host":
+        return ok("pinned memory", f"{limits}; not needed")
+    if gpu.pin_limits:
+        fix = "see that the limit is above tiers.dram.capacity; the daemon logs what it could not pin"
+        return warn("pinned memory", limits, fix)
+    return ok("pinned memory", limits)
 
 
 def wanted_memory_bytes(settings: Settings) -> int:
-    """Return the memory the tiers take at start, slot headers included."""
-    tiers = [tier for tier in (settings.tiers.hbm, settings.tiers.dram) if tier is not None]
+    """Return the host memory the tiers take at start, slot headers included."""
+    hbm, dram = settings.tiers.hbm, settings.tiers.dram
+    tiers = [dram] if hbm is None or hbm.backend != "host" else [hbm, dram]
     return sum(tier.num_extents * extent_file_bytes(tier.extent_bytes) for tier in tiers)

@@ -11,12 +11,13 @@ import platform
 import resource
 import stat
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
 
 from ... import __version__
+from ...tiers.gpu.pinned import limits
 from ...v1 import admin_pb2, types_pb2
 from ...v1.addresses import socket_path
 from ...v1.admin_pb2_grpc import AdminServiceStub
@@ -63,6 +64,7 @@ class Gpu:
     names: tuple[str, ...] = ()
     torch: str = ""
     cupy: str = ""
+    pin_limits: tuple[str, ...] = ()  # what limits memory that the GPU reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +171,13 @@ def gather_gpu() -> Gpu:
         probes.installed_version("torch"),
         probes.installed_version("cupy-cuda12x", "cupy-cuda13x", "cupy"),
     )
+    without_driver = Gpu("", (), torch, cupy, tuple(limits()))
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return Gpu("", (), torch, cupy)
+        return without_driver
     if nvml.nvmlInit_v2() != 0:
-        return Gpu("", (), torch, cupy)
+        return without_driver
     try:
         text = ctypes.create_string_buffer(96)
         nvml.nvmlSystemGetDriverVersion(text, len(text))
@@ -189,7 +192,7 @@ def gather_gpu() -> Gpu:
                 names.append(text.value.decode())
     finally:
         nvml.nvmlShutdown()
-    return Gpu(driver, tuple(names), torch, cupy)
+    return replace(without_driver, driver=driver, names=tuple(names))
 
 
 def gather_listen(address: str) -> Listen:

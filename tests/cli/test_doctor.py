@@ -41,6 +41,8 @@ DIRECTORY = facts.Directory(
     direct_error="",
     lock_holder="",
 )
+CUDA = ("tiers.hbm.capacity=1GiB", "tiers.hbm.backend=cuda")
+GPU = facts.Gpu("570.1", ("NVIDIA H200",), "2.9", "14.2.0")
 ADDRESS = "unix:///run/k/k.sock"
 LISTEN = facts.Listen(ADDRESS, Path("/run/k/k.sock"), Path("/run/k"))
 DAEMON = facts.Daemon(ADDRESS, reachable=True, version=__version__, backends={"nvme": "direct"})
@@ -133,7 +135,21 @@ HOST_CASES = {
     ),
     "slow clock": (checks.check_clock(replace(HOST, clock_source="hpet")), WARN, "clocksource=tsc"),
     "small /dev/shm": (checks.check_dev_shm(replace(HOST, shm_bytes=0)), OK, ""),
-    "no gpu": (checks.check_gpu(facts.Gpu()), OK, ""),
+    "no gpu": (checks.check_gpu(facts.Gpu(), settings()), OK, ""),
+    "no driver": (checks.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
+    "no cupy": (checks.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu]"),
+    "no such gpu": (
+        checks.check_gpu(replace(GPU, names=()), settings(*CUDA)),
+        FAIL,
+        "tiers.hbm.device",
+    ),
+    "gpu": (checks.check_gpu(GPU, settings(*CUDA)), OK, ""),
+    "pinned": (checks.check_pinning(GPU, settings(*CUDA)), OK, ""),
+    "pinned up to a limit": (
+        checks.check_pinning(replace(GPU, pin_limits=("memlock limit 64 MiB",)), settings(*CUDA)),
+        WARN,
+        "tiers.dram.capacity",
+    ),
     "open port": (checks_places.check_listen(facts.Listen("0.0.0.0:1"), NOBODY), WARN, "firewall"),
     "loopback": (checks_places.check_listen(facts.Listen("[::1]:1", is_loopback=True), NOBODY), OK, ""),
     "file in the way": (
