@@ -29,6 +29,7 @@ from .appliance import Appliance
 from .assembly import Assembly, assemble
 from .callers import Rates
 from .clients import Clients
+from .compressing import Compressing
 from .core.events import DrainStarted
 from .core.planner import Planner
 from .core.results import CountResult
@@ -93,6 +94,16 @@ class Daemon:
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
+        self.compressing: Compressing | None = None  # while there is a cold store
+        if assembly.store is not None:
+            self.compressing = Compressing(
+                settings.compression,
+                self.appliance,
+                assembly.store.codecs,
+                lambda: {ns.identity.geometry.dtype for ns in self.planner.catalog.namespaces.values()},
+                self.appliance.mover.statistics,
+                min(os.cpu_count() or 1, limits.max_copies_per_edge),
+            )
         self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
@@ -120,7 +131,7 @@ class Daemon:
             self.events,
             lambda: self.planner.choice,
             self.counters,
-            lambda: self.reload.status.generation,
+            lambda: self.reload.status,
         )
         self.sight = Sight(eyes, settings.observe)
         self.doors = Doors(settings.listen, self.access, settings.access.tls, settings.socket_mode)
@@ -140,6 +151,7 @@ class Daemon:
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._compressing: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, source: Settings | Loaded, device: Device | None = None) -> "Daemon":
@@ -163,6 +175,8 @@ class Daemon:
             await daemon.stop()
             raise
         daemon._prefaulting = asyncio.create_task(asyncio.to_thread(assembly.prefault))
+        if daemon.compressing is not None:
+            daemon._compressing = asyncio.create_task(daemon.compressing.run())
         if origin is not None and origin.path is not None:
             daemon._watching = asyncio.create_task(watch(origin.path, daemon.reload.file_changed))
         daemon._sweep()
@@ -202,6 +216,8 @@ class Daemon:
         """Close every connection, then every tier. Idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._compressing is not None:
+            self._compressing.cancel()
         if self._watching is not None:
             self._watching.cancel()
         await self.reload.close()
@@ -246,6 +262,8 @@ class Daemon:
         self.service.options = settings.planner_options()
         self.clients.limit(limits.max_clients, settings.leases.client_ttl_s)
         self.put_buffers.capacity_bytes = limits.max_stream_put_bytes
+        if self.compressing is not None:
+            self.compressing.adopt(settings.compression)
         self.access.adopt(settings.tenants)
         self.rates.adopt(settings.tenants)
         self.doors.set_mode(settings.socket_mode)

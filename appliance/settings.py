@@ -21,6 +21,7 @@ from ..v1.addresses import default_address, socket_path
 from ..v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
 from . import settings_sources, units
 from .core.options import PlannerOptions
+from .settings_compression import CompressionSettings
 from .settings_fields import (
     Addresses,
     Bytes,
@@ -281,6 +282,8 @@ class Settings(_Model):
     """When a tier makes room."""
     prefetch: Prefetching = Prefetching()
     """Bounds on prefetching."""
+    compression: CompressionSettings = CompressionSettings()
+    """In which form fragments enter the cold store."""
     early_layers: EarlyLayers = EarlyLayers()
     """Which layers of a cold block stay in dram for longer."""
     leases: Leases = Leases()

@@ -25,6 +25,7 @@ LIVE = (
     "policy.options",
     "watermarks",
     "prefetch",
+    "compression",
     "early_layers",
     "leases",
     "limits.max_clients",

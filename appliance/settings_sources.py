@@ -193,9 +193,13 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
-    """Return the model of the mapping at `path`, through optional ones. Raises KeyError."""
+    """Return the model of the mapping at `path`, through optional ones and lists of them. Raises KeyError."""
     for key in path:
+        if isinstance(key, int):  # one of a list, whose model is known already
+            continue
         annotation = _fields(model)[str(key)].annotation
+        if typing.get_origin(annotation) is list:
+            annotation = typing.get_args(annotation)[0]
         options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
         model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
     return model

@@ -1,0 +1,174 @@
+"""Compressing: which codec is worth its time, from what the codecs and the disk do here.
+
+    settings + speeds of codecs + bandwidth of the disk -> Choice -> CompressionChosen -> planner
+
+A load of encoded fragments takes reading less and decoding: stored / bandwidth + raw / (speed x threads).
+`auto` takes the codec for which that is least, `identity` among them; a disk as fast as the memory gets no
+codec, a slow one the densest. Speeds come from a short measurement on values like KV when the first
+namespace of a dtype turns up, and then from the records themselves; the bandwidth from the mover. Looked at
+again every minute, and only then, so that what is written does not change form with every burst.
+
+Encoding is nobody's wait: spills go in the background. It is left out of the sum on purpose.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..tiers.block import NamespaceIdentity, Tier
+from ..tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape, shape_of
+from ..tiers.codecs.records import RecordCodecs
+from ..tiers.codecs.registry import codec_named
+from .appliance import Appliance
+from .core.encodings import Encoding
+from .core.events import CompressionChosen
+from .lanes import EdgeStatistics
+from .settings_compression import CompressionSettings
+
+log = logging.getLogger(__name__)
+
+CANDIDATES = ("exponents", "planes")  # of `auto`, beside identity
+INTERVAL_S = 60.0
+GLANCE_S = 1.0  # how soon a dtype that was not there before is noticed
+MIN_DECODED_BYTES = 64 << 20  # before what records tell replaces the measurement
+TRIAL_SHAPE = (4, 2, 64, 8, 128)  # layers, planes, tokens, heads, dim: a megabyte of bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Implements Compression. Speeds are bytes of payload a second and thread, by dtype and codec name."""
+
+    settings: CompressionSettings
+    decode_speeds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    bandwidth_bytes_per_s: float = 1e9
+    num_threads: int = 1
+
+    def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
+        """Return how the fragments of each layer group are to be stored; None: as they are."""
+        geometry = identity.geometry
+        return tuple(self._encoding(identity, group) for group in range(geometry.num_groups))
+
+    def _encoding(self, identity: NamespaceIdentity, group: int) -> Encoding | None:
+        shape = shape_of(identity.geometry, group)
+        name = self.settings.codec_for(identity, group)
+        if name == "auto":
+            name = min(("identity", *CANDIDATES), key=lambda candidate: self._load_s(candidate, shape))
+        codec = codec_named(name)
+        if name == "identity" or not codec.accepts(shape) or codec.stored_bound(shape) >= shape.raw_bytes:
+            return None
+        return Encoding(codec.codec_id, codec.stored_bound(shape))
+
+    def _load_s(self, name: str, shape: Shape) -> float:
+        """Return the seconds until a fragment is readable; without end where that is not known."""
+        if name == "identity":
+            return shape.raw_bytes / self.bandwidth_bytes_per_s
+        codec = codec_named(name)
+        speed = self.decode_speeds.get((shape.dtype, name), 0.0)
+        if not speed or not codec.accepts(shape):
+            return float("inf")
+        return codec.stored_bound(shape) / self.bandwidth_bytes_per_s + shape.raw_bytes / (
+            speed * self.num_threads
+        )
+
+
+class Compressing:
+    """Keeps the planner's choice of codecs up to date. Owned by the event loop; measures in a thread."""
+
+    def __init__(
+        self,
+        settings: CompressionSettings,
+        appliance: Appliance,
+        codecs: RecordCodecs,
+        dtypes: Callable[[], set[str]],
+        edges: Callable[[], list[EdgeStatistics]],
+        num_threads: int,
+    ) -> None:
+        self._settings = settings
+        self._appliance = appliance
+        self._codecs = codecs
+        self._dtypes = dtypes
+        self._edges = edges
+        self._num_threads = num_threads
+        self._speeds: dict[tuple[str, str], float] = {}
+        self._chosen = Choice(settings)
+        self._appliance.step(CompressionChosen(self._chosen))
+
+    def adopt(self, settings: CompressionSettings) -> None:
+        """Let other settings be in force."""
+        self._settings = settings
+        self._choose()
+
+    async def run(self) -> None:
+        """Measure what is new and choose again, every now and then, until cancelled."""
+        while True:
+            dtypes = self._dtypes()
+            await self._measure(dtypes)
+            self._choose()
+            for _ in range(int(INTERVAL_S / GLANCE_S)):
+                await asyncio.sleep(GLANCE_S)
+                if self._dtypes() != dtypes:
+                    break
+
+    def _choose(self) -> None:
+        bandwidth = next((e.bandwidth_bytes_per_s for e in self._edges() if e.source == Tier.NVME.label), 0.0)
+        choice = Choice(
+            self._settings,
+            dict(self._speeds),
+            bandwidth or Choice.bandwidth_bytes_per_s,
+            self._num_threads,
+        )
+        if choice != self._chosen:
+            self._chosen = choice
+            self._appliance.step(CompressionChosen(choice))
+
+    async def _measure(self, dtypes: set[str]) -> None:
+        if self._settings.codec != "auto" and all(rule.codec != "auto" for rule in self._settings.rules):
+            return
+        new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - self._speeds.keys()
+        for dtype, name in sorted(new):
+            self._speeds[dtype, name] = await asyncio.to_thread(decode_speed, name, dtype)
+        for books in self._codecs.statistics():
+            if books.decoded_raw_bytes >= MIN_DECODED_BYTES and books.decode_s > 0:
+                for dtype in dtypes:
+                    self._speeds[dtype, books.name] = books.decoded_raw_bytes / books.decode_s
+
+
+def decode_speed(name: str, dtype: str) -> float:
+    """Return the bytes of payload a second that one thread decodes of values like KV; 0 when it cannot, or
+    when they do not fit. Compiles what has to be."""
+    codec = codec_named(name)
+    shape = Shape(*TRIAL_SHAPE, dtype)
+    if not codec.accepts(shape):
+        return 0.0
+    payload = _trial_payload(shape)
+    stored, target = bytearray(codec.stored_bound(shape)), bytearray(shape.raw_bytes)
+    try:
+        codec.encode(shape, payload, memoryview(stored))
+        return shape.raw_bytes / min(_seconds_to_decode(codec, shape, stored, target) for _ in range(4))
+    except (CodecError, DoesNotFit) as problem:
+        log.warning("codec %s is left out for %s: %s", name, dtype, problem or "values like KV do not fit")
+        return 0.0
+
+
+def _seconds_to_decode(codec: Codec, shape: Shape, stored: bytearray, target: bytearray) -> float:
+    began_at = time.perf_counter()
+    codec.decode(shape, memoryview(stored), memoryview(target))
+    return max(time.perf_counter() - began_at, 1e-9)
+
+
+def _trial_payload(shape: Shape) -> memoryview:
+    """Return bytes distributed as KV's are: normal values, in the type of `shape`."""
+    values = np.random.default_rng(0).standard_normal(shape.num_values).astype(np.float32)
+    match shape.dtype:
+        case "bfloat16":
+            return memoryview((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+        case "float16":
+            return memoryview(values.astype(np.float16).tobytes())
+        case "float32":
+            return memoryview(values.tobytes())
+        case _:
+            return memoryview((values.view(np.uint32) >> 20).astype(np.uint8).tobytes())
