@@ -10,6 +10,7 @@ import numpy as np
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError, Event, Pieces
 from kvtier.tiers.gpu.fake import FakeDevice
+from tests.tiers.gpu.stub_cuda import stubbed_cuda
 
 WAIT_S = 60.0
 POLL_S = 0.001
@@ -51,5 +52,7 @@ def pieces(*parts: tuple[int, int, int]) -> Pieces:
 FACTORIES: dict[str, Callable[[], Device]] = {
     "fake": FakeDevice,
     "live fake": lambda: FakeDevice(is_live=True),
+    "cuda over a stub": stubbed_cuda,
+    "cuda over a stub, without batches": lambda: stubbed_cuda(has_batches=False),
     "cuda": CudaDevice,
 }

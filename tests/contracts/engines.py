@@ -56,7 +56,7 @@ def _device(directory: Path) -> Iterator[Case]:
     finally:
         engine.close()
         assert device.check_integrity() == []
-        assert not device.memory.regions
+        assert device.left_behind == []
 
 
 @contextmanager

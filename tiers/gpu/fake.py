@@ -66,6 +66,7 @@ class FakeDevice:
         self.uuid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"kvtier fake device {index}"))
         self.memory = FakeMemory(capacity_bytes, max_registered_bytes)
         self.violations: list[str] = []
+        self.left_behind: list[str] = []  # what nobody had given back when the device was shut down
         self._order = OrderAudit()
         self._streams = [FakeStream(self, number) for number in range(num_streams)]
         self._free_streams = list(self._streams)
@@ -350,8 +351,9 @@ class FakeDevice:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with self._changed:
-            for address in list(self.memory.regions):
-                self.memory.drop(address)
+            for region in list(self.memory.regions.values()):
+                self.left_behind.append(f"{region.num_bytes} bytes of {region.kind} memory")
+                self.memory.drop(region.address)
 
     def _is_quiet(self) -> bool:
         return not self._calls and not any(stream.work for stream in self._streams)

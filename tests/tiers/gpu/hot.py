@@ -116,4 +116,4 @@ def opened(seed: int = 0, **options: Any) -> Iterator[Hot]:
     finally:
         device.run()  # where a test failed half-way: else closing would wait for what nobody drives
         hot.close()
-    assert not hot.device.memory.regions
+    assert not hot.device.left_behind

@@ -2,6 +2,7 @@
 hoped."""
 
 import logging
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -240,6 +241,21 @@ def test_memory_is_unregistered_before_it_is_unmapped(caplog: pytest.LogCaptureF
     assert caplog.text == "", "an extent was unmapped while it was registered"
 
 
+def test_closing_waits_for_what_is_under_way() -> None:
+    hot = Hot(FakeDevice())
+    source, label = hot.put(1)
+    future = hot.up.start([CopyItem(source, hot.hot_place(), label)])
+    closer = threading.Thread(target=hot.close)
+    closer.start()
+    while closer.is_alive():
+        if hot.hot._is_closed:  # from now on it waits
+            hot.device.run()
+        closer.join(0.001)
+    assert future.result(0)[0].cause is None
+    assert hot.device.check_integrity() == []
+    assert hot.device.left_behind == []
+
+
 def test_a_slab_that_does_not_fit() -> None:
     device = FakeDevice(capacity_bytes=1 << 20)
     with pytest.raises(DeviceError) as caught:
@@ -287,7 +303,7 @@ rows = st.lists(
 @given(rows)
 def test_coalescing_changes_no_byte(rows: list[tuple[int, int, int, int]]) -> None:
     """Every byte goes where it went before, and no piece spans two regions."""
-    columns = np.array([(16 * r + s, t, n, r, 0) for s, t, n, r in rows], np.uint64)
+    columns = np.array([(10 * r + s, t, min(n, 10 - s), r, 0) for s, t, n, r in rows], np.uint64)
     merged = coalesce(columns)
 
     def bytes_of(triples: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
@@ -295,7 +311,7 @@ def test_coalescing_changes_no_byte(rows: list[tuple[int, int, int, int]]) -> No
 
     after = list(zip(*(column.tolist() for column in merged), strict=True))
     assert bytes_of(after) == bytes_of([(s, t, n) for s, t, n, *_ in columns.tolist()])
-    assert all(s // 16 == (s + n - 1) // 16 for s, _, n in after)
+    assert all(s // 10 == (s + n - 1) // 10 for s, _, n in after)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

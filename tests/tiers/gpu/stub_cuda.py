@@ -1,0 +1,186 @@
+"""The functions of `cupy.cuda.runtime` that CudaDevice calls, on a live FakeDevice: so that its Python runs
+where there is no GPU.
+
+This shows that CudaDevice keeps the device contract if CUDA does what its manual says. It shows nothing about
+CUDA: the same suite on a GPU does (`pytest -m gpu`). Names and parameters are those of cupy 14."""
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from kvtier.tiers.gpu import cuda, driver
+from kvtier.tiers.gpu.cuda import READ_ONLY, CudaDevice
+from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces, Stream
+from kvtier.tiers.gpu.fake import FakeDevice
+from kvtier.tiers.gpu.fake_streams import FakeEvent
+
+STATUS = {
+    DeviceFault.OUT_OF_MEMORY: 2,
+    DeviceFault.REFUSED: 1,
+    DeviceFault.LOST: 719,
+    DeviceFault.UNAVAILABLE: 100,
+}
+
+
+class CUDARuntimeError(RuntimeError):
+    """As cupy's."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Let a fake's errors come out as CUDA's."""
+    try:
+        yield
+    except DeviceError as error:
+        raise CUDARuntimeError(STATUS[error.fault]) from error
+
+
+class StubRuntime:
+    """Pointers are addresses for memory, and numbers for streams and events, as in CUDA."""
+
+    CUDARuntimeError = CUDARuntimeError
+    eventDisableTiming, eventInterprocess = 2, 4  # noqa: N815
+    streamNonBlocking = 1  # noqa: N815
+    memcpyDefault = 4  # noqa: N815
+
+    def __init__(self, fake: FakeDevice) -> None:
+        self.fake = fake
+        self.things: dict[int, Any] = {}  # streams and events, by number
+        self._numbers = itertools.count(1)
+
+    def _add(self, thing: Any) -> int:
+        number = next(self._numbers)
+        self.things[number] = thing
+        return number
+
+    def setDevice(self, device: int) -> None:  # noqa: N802
+        if device != 0:
+            raise CUDARuntimeError(101)
+
+    def getDeviceProperties(self, device: int) -> dict[str, bytes]:  # noqa: N802
+        return {"name": b"stub"}
+
+    def malloc(self, size: int) -> int:
+        with translated():
+            return self.fake.allocate(size).address
+
+    def free(self, ptr: int) -> None:
+        with translated():
+            self.fake.free(DeviceMemory(ptr, 0))
+
+    def hostRegister(self, ptr: int, size: int, flags: int) -> None:  # noqa: N802
+        if self.fake.memory.first_touching(ptr, ptr + size) is not None:
+            raise CUDARuntimeError(712)
+        buffer = memoryview((ctypes.c_ubyte * size).from_address(ptr)).cast("B")
+        with translated():
+            self.fake.register_host(buffer, is_read_only=bool(flags & READ_ONLY))
+
+    def hostUnregister(self, ptr: int) -> None:  # noqa: N802
+        if ptr not in self.fake.memory.regions:
+            raise CUDARuntimeError(713)
+        self.fake.unregister_host(ptr)
+
+    def ipcGetMemHandle(self, ptr: int) -> bytes:  # noqa: N802
+        with translated():
+            return self.fake.export(DeviceMemory(ptr, 0))
+
+    def ipcOpenMemHandle(self, handle: bytes) -> int:  # noqa: N802
+        with translated():
+            return self.fake.open(handle, int.from_bytes(handle[24:32], "little")).address
+
+    def ipcCloseMemHandle(self, ptr: int) -> None:  # noqa: N802
+        self.fake.close(DeviceMemory(ptr, 0))
+
+    def streamCreateWithFlags(self, flags: int) -> int:  # noqa: N802
+        assert flags == self.streamNonBlocking
+        return self._add(self.fake.take_stream())
+
+    def streamDestroy(self, stream: int) -> None:  # noqa: N802
+        self.fake.give_stream(self.things.pop(stream))
+
+    def streamWaitEvent(self, stream: int, event: int) -> None:  # noqa: N802
+        with translated():
+            self.things[stream].wait(self.things[event])
+
+    def eventCreateWithFlags(self, flags: int) -> int:  # noqa: N802
+        assert flags & self.eventDisableTiming
+        is_shared = flags & self.eventInterprocess
+        return self._add(self.fake.export_event()[0] if is_shared else FakeEvent(self.fake))
+
+    def eventDestroy(self, event: int) -> None:  # noqa: N802
+        self.fake.recycle(self.things.pop(event))
+
+    def eventRecord(self, event: int, stream: int) -> None:  # noqa: N802
+        with translated():
+            self.things[stream].record(self.things[event])
+
+    def eventQuery(self, event: int) -> int:  # noqa: N802
+        try:
+            return 0 if self.things[event].is_done() else 600
+        except DeviceError as error:
+            return STATUS[error.fault]
+
+    def ipcGetEventHandle(self, event: int) -> bytes:  # noqa: N802
+        handle: bytes = self.things[event].handle
+        return handle
+
+    def ipcOpenEventHandle(self, handle: bytes) -> int:  # noqa: N802
+        with translated():
+            return self._add(self.fake.open_event(handle))
+
+    def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
+        assert kind == self.memcpyDefault
+        self._copy(self.things[stream], Pieces(*_columns(src, dst, size)))
+
+    def copy_batch(self, pieces: Pieces, stream: int) -> int:
+        """The driver's, not the runtime's."""
+        try:
+            self._copy(self.things[stream], pieces)
+        except CUDARuntimeError as error:
+            return error.status
+        return driver.SUCCESS
+
+    @staticmethod
+    def _copy(stream: Stream, pieces: Pieces) -> None:
+        with translated():
+            stream.copy(pieces)
+
+    def allocation_bytes(self, address: int) -> int:
+        """The driver's, too."""
+        return len(self.fake.memory.regions[address].keeper)
+
+
+def _columns(src: int, dst: int, size: int) -> tuple[Any, Any, Any]:
+    return np.array([src], np.uint64), np.array([dst], np.uint64), np.array([size], np.int64)
+
+
+def stubbed_cuda(has_batches: bool = True, **options: Any) -> CudaDevice:
+    """Return a CudaDevice on a stub, which is its `_runtime`."""
+    stub = StubRuntime(FakeDevice(is_live=True, num_streams=64, num_events=10_000, **options))
+    with (
+        patch.object(cuda, "load_runtime", return_value=stub),
+        patch.multiple(driver, device_uuid=lambda index: stub.fake.uuid, has_batches=lambda: has_batches),
+    ):
+        device = CudaDevice(0)
+    driver_calls = {"copy_batch": stub.copy_batch, "allocation_bytes": stub.allocation_bytes}
+    patcher = patch.multiple(driver, **driver_calls)
+    patcher.start()
+    end = device.shut_down
+
+    def shut_down() -> None:
+        end()
+        stub.fake.shut_down()
+        assert stub.fake.violations == []
+        patch.stopall()
+
+    device.shut_down = shut_down  # type: ignore[method-assign]
+    return device
