@@ -118,6 +118,7 @@ class Changes:
         planner.pressure.admissions = new.admissions
         planner.prefetching.prefetcher = new.prefetcher
         for tier in new_tiers:
+            planner.pressure.victims.forget(tier)
             self._offer_all(tier, new.evictions[tier])
 
     def _offer_all(self, tier: Tier, policy: EvictionPolicy) -> None:

@@ -60,7 +60,7 @@ class Pressure:
         self.admissions = admissions
         self.options = options
         self._exits = Exits(residency)
-        self._victims = Victims(residency)
+        self.victims = Victims(residency)
         self.early = EarlyLayers(residency, options)
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
@@ -111,6 +111,24 @@ class Pressure:
         self._start_spills()
         return step
 
+    def shed(self, tier: Tier, num_bytes: int) -> bool:
+        """Give up at least `num_bytes` of a tier, at most MAX_STEPS blocks at once. Returns whether that is
+        under way or done; False: nothing can go now."""
+        room = self._rooms[tier]
+        wanted = room.statistics().taken_bytes - num_bytes
+        step = Step.EVICTED
+        for _ in range(MAX_STEPS):
+            if room.statistics().taken_bytes - self._spilling_bytes(tier) <= wanted:
+                break
+            step, _ = self._give_up(tier, 1, domain=None)
+            self._exits.flush()
+            if step is Step.NOTHING:
+                break
+        else:
+            self.is_busy = True
+        self._start_spills()
+        return step is not Step.NOTHING or self._spilling_bytes(tier) > 0
+
     def relieve(self) -> None:
         """Bring every memory tier from its high watermark to its low one; keep cold segments free."""
         self.is_busy = False
@@ -147,7 +165,7 @@ class Pressure:
         """
         num_blocks = freed = 0
         while (num_bytes == 0 or freed < num_bytes) and (
-            victim := self._victims.choose(tier, domain=None)
+            victim := self.victims.choose(tier, domain=None)
         ) is not None:
             row = victim.row
             if self._residency.may_leave(row, tier):
@@ -181,7 +199,7 @@ class Pressure:
         trims = self.options.early_layers > 0 and tier is Tier.DRAM and lower is Tier.NVME
         if trims and self.early.is_full and self._evict_oldest():
             return Step.EVICTED, 1
-        while (victim := self._victims.choose(tier, domain)) is not None:
+        while (victim := self.victims.choose(tier, domain)) is not None:
             row = victim.row
             if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends

@@ -94,7 +94,9 @@ class Resizing:
         for tier in list(self._to_move):
             room = self._residency.rooms[tier]
             assert isinstance(room, SlotPool)
-            if self._residency.now >= self._not_before:
+            is_shedding = _excess(room) > 0 and self._pressure.shed(tier, _excess(room))
+            # Who moved too early might be among those that have to go.
+            if self._residency.now >= self._not_before and not (is_shedding and _excess(room) > 0):
                 self._move(tier, room)
             for number in room.take_gone():
                 self._residency.out.append(GiveBack(tier, number))
@@ -185,6 +187,12 @@ class Resizing:
             for tier in MEMORY_TIERS
             if isinstance(room := rooms.get(tier), SlotPool) and room.leaving and tier not in self._to_move
         ]
+
+
+def _excess(room: SlotPool) -> int:
+    """Return by how many bytes what is taken exceeds the new size."""
+    books = room.statistics()
+    return books.taken_bytes - books.capacity_bytes
 
 
 def _emptiest(room: SlotPool, count: int) -> list[int]:

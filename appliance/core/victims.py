@@ -59,6 +59,11 @@ class Victims:
             self._set_aside(tier, victim)
         return None
 
+    def forget(self, tier: Tier) -> None:
+        """Another policy names the victims of a tier from now on, by prices of its own, and hears of all."""
+        for key in [key for key in self._aside if key[0] is tier]:
+            del self._aside[key]
+
     def _is_divided(self) -> bool:
         """Whether there is more than one domain. Namespaces only ever become more."""
         namespaces = self._residency.catalog.namespaces

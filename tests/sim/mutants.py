@@ -23,7 +23,7 @@ from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.slots import SlotPool
 from kvtier.v1.shm import extent_of, place_of
 
-from . import cold, daemon, memory, mutants_exits, mutants_prefetch, mutants_tenants
+from . import cold, daemon, memory, mutants_exits, mutants_prefetch, mutants_resizing, mutants_tenants
 from .run import run_seed
 
 Patch = tuple[Any, str, Any]
@@ -464,11 +464,10 @@ MUTANTS = [
         "a priority outlives its block",
         mutants_prefetch.priority_outlives_its_block,
     ),
-    Mutant(
-        "trimmed away", "late layers go that are nowhere else", mutants_prefetch.trimmed_without_a_copy_below
-    ),
+    Mutant("trimmed away", "the only late layers go", mutants_prefetch.trimmed_without_a_copy_below),
     Mutant("trimmed upside down", "a parent is trimmed first", mutants_prefetch.trimmed_before_its_child),
     Mutant("awaited for ever", "what left dram is awaited there", mutants_prefetch.awaited_for_ever),
+    *(Mutant(*planted) for planted in mutants_resizing.PLANTED),
 ]
 
 

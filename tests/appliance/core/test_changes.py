@@ -1,0 +1,202 @@
+"""Another policy in the middle of things: what stays, what moves, who is not disturbed."""
+
+from dataclasses import replace
+
+from kvtier.appliance.core import events as ev
+from kvtier.policies.registry import PolicyChoice
+from kvtier.tiers.block import Tier
+from kvtier.tiers.log import SegmentLog
+from kvtier.tiers.slots import SlotPool
+from kvtier.v1.shm import extent_of
+
+from .rig import CLIENT, SLOT_BYTES, STORED, Rig, hashes
+
+
+class ResizableRig(Rig):
+    """A rig whose dram has several extents, of two blocks each."""
+
+    def __init__(self, num_extents: int, **options: object) -> None:
+        super().__init__(dram_blocks=2, **options)  # type: ignore[arg-type]
+        self.dram = self.planner.rooms[Tier.DRAM]
+        assert isinstance(self.dram, SlotPool)
+        self.dram.grow(num_extents)
+        self.given_back: list[tuple[Tier, int]] = []
+
+    def do(self, event: ev.Event) -> list[ev.Instruction]:
+        instructions = super().do(event)
+        if hasattr(self, "given_back"):
+            self.given_back += [(i.tier, i.number) for i in instructions if isinstance(i, ev.GiveBack)]
+        return instructions
+
+    def change(self, policies: PolicyChoice | None = None, **named: object) -> None:
+        """Change what is named: options, or the number of units as `dram` and `nvme`."""
+        sizes = {tier: named.pop(tier.label) for tier in (Tier.DRAM, Tier.NVME) if tier.label in named}
+        options = replace(self.planner.options, **named)  # type: ignore[arg-type]
+        change = ev.PolicyChanged(options, policies or self.planner.choice, sizes)  # type: ignore[arg-type]
+        assert self.planner.changes.objections(change) == []
+        self.do(change)
+
+    def use(self, chain: list[bytes]) -> None:
+        """Read a chain, and be done with it."""
+        self.release(self.acquire(chain))
+
+    def is_stored(self, chain: list[bytes]) -> bool:
+        """Whether all of a chain can be found."""
+        return self.found(chain) == len(chain)
+
+    def extents_of(self, chain: list[bytes]) -> set[int]:
+        """Return the extents of dram that hold something of a chain."""
+        catalog = self.planner.catalog
+        rows = [catalog.find(self.namespace_id, name) for name in chain]
+        return {extent_of(catalog.place[Tier.DRAM][f]) for row in rows for f in catalog.fragments(row)}
+
+
+def test_options_reach_every_part() -> None:
+    rig = ResizableRig(2)
+    planner = rig.planner
+    rig.change(lease_ttl_s=1.5, max_waiting_puts=3, max_story_lines=7, early_layers=0.5)
+    parts = (planner.desk, planner.leases, planner.pins, planner.sessions, planner.reclaim, planner.pressure)
+    parts += (planner.pressure.early, planner.prefetching)  # type: ignore[assignment]
+    assert all(part.options is planner.options for part in parts)
+    assert (planner.options.lease_ttl_s, planner.waiting.max_jobs) == (1.5, 3)
+    for number in range(20):
+        planner.story.tell(0.0, "s", f"line {number}")
+    assert len(planner.story.of("s")) == 7
+
+
+# ------------------------------------------------------------------------------------------ policies
+
+
+def test_a_new_policy_sees_what_is_stored_least_recently_used_first() -> None:
+    rig = ResizableRig(2, nvme_blocks=0)
+    chains = [hashes(name, 1) for name in "abcd"]
+    for chain in chains:
+        rig.tick(1.0)
+        rig.put(chain)
+    rig.tick(1.0)
+    rig.use(chains[0])
+    rig.change(PolicyChoice(eviction="lru"))
+    rig.change(PolicyChoice(eviction="sieve"))
+    rig.change(PolicyChoice(eviction="lru"))
+    assert len(rig.planner.residency.evictions[Tier.DRAM]) == 4
+    rig.put(hashes("e", 1))
+    assert [rig.is_stored(chain) for chain in chains] == [True, False, True, True], "b was the coldest"
+
+
+def test_what_was_learned_stays_where_the_algorithm_does() -> None:
+    rig = ResizableRig(2, policies=PolicyChoice(eviction="urgency", admission="urgency", prefetch="turns"))
+    policies = rig.planner.policies
+    forecast, eviction = policies.shared["forecast"], policies.evictions[Tier.DRAM]
+    rig.change(PolicyChoice(eviction="urgency", admission="all", prefetch="turns"))
+    now = rig.planner.policies
+    assert (now.shared["forecast"], now.evictions[Tier.DRAM]) == (forecast, eviction)
+    assert now.prefetcher is policies.prefetcher
+    assert forecast in now.observers
+    assert eviction.inner in now.observers  # type: ignore[attr-defined]
+    rig.change(PolicyChoice(eviction="urgency", options={"urgency": {"objective": "seconds"}}))
+    later = rig.planner.policies
+    assert later.evictions[Tier.DRAM] is not eviction, "it has other options"
+    assert later.shared["forecast"] is forecast, "who returns when is the same whatever it is worth"
+    assert later.prefetcher is None
+    rig.change(PolicyChoice(eviction="lru"))
+    assert "forecast" not in rig.planner.policies.shared, "nobody wants to know any more"
+    assert not {forecast, eviction} & set(map(id, rig.planner.policies.observers))
+
+
+def test_a_policy_that_cannot_be_built_is_named_before_anything_changes() -> None:
+    rig = ResizableRig(2)
+    wrong = PolicyChoice(eviction="urgency", options={"urgency": {"objective": "fame"}})
+    (problem,) = rig.planner.changes.objections(ev.PolicyChanged(rig.planner.options, wrong, {Tier.HBM: 3}))[
+        1:
+    ]
+    assert "objective" in problem
+    assert rig.planner.choice == PolicyChoice()
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+
+
+def test_shrinking_moves_what_is_used_and_drops_the_coldest() -> None:
+    rig = ResizableRig(3, nvme_blocks=0)
+    chains = [hashes(name, 1) for name in "abcdef"]
+    for chain in chains:
+        rig.tick(1.0)
+        assert rig.put(chain) == [STORED]
+    rig.use(chains[0])
+    rig.change(dram=1)
+    rig.settle()
+    stored = [rig.is_stored(chain) for chain in chains]
+    assert stored == [True, False, False, False, False, True], "the two used last"
+    assert len(rig.given_back) == 2
+    assert rig.planner.statistics()["tiers"][Tier.DRAM]["capacity_bytes"] == 4 * SLOT_BYTES
+    assert rig.extents_of(chains[0]) | rig.extents_of(chains[5]) == set(rig.dram.extents())
+    rig.change(dram=3)
+    for name in "gh":
+        rig.put(hashes(name, 1))
+    assert all(rig.is_stored(hashes(name, 1)) for name in "agh")
+    assert not {number for _, number in rig.given_back} & set(rig.dram.extents()), (
+        "numbers are not used again"
+    )
+
+
+def test_nothing_moves_under_a_reader() -> None:
+    rig = ResizableRig(2)
+    chain = hashes("a", 1)
+    rig.put(hashes("b", 2))
+    rig.put(chain)
+    (extent,) = rig.extents_of(chain)
+    lease = rig.acquire(chain)
+    rig.change(dram=1)
+    assert rig.dram.leaving == {extent}, "it holds least"
+    rig.settle()
+    assert rig.extents_of(chain) == {extent}, "somebody was told that it is there"
+    assert rig.given_back == []
+    rig.release(lease)
+    rig.settle()
+    assert rig.given_back == [(Tier.DRAM, extent)]
+
+
+def test_who_comes_while_it_moves_keeps_the_old_place() -> None:
+    rig = ResizableRig(2, nvme_blocks=0)
+    chain = hashes("a", 1)
+    for other in (hashes("c", 1), hashes("b", 1), chain):
+        rig.put(other)
+        rig.tick(1.0)
+    (extent,) = rig.extents_of(chain)
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 1))  # now there is one block in each extent
+    rig.change(dram=1)
+    (move,) = [copy for copy in rig.copies if copy.source is copy.target]
+    lease = rig.acquire(chain)
+    rig.finish(move)
+    assert rig.extents_of(chain) == {extent}
+    rig.release(lease)
+    rig.settle()
+    assert rig.extents_of(chain) != {extent}
+    assert (Tier.DRAM, extent) in rig.given_back
+
+
+def test_the_cold_store_empties_the_segments_that_leave_first() -> None:
+    rig = ResizableRig(1, nvme_blocks=2, num_segments=6)
+    log = rig.planner.rooms[Tier.NVME]
+    assert isinstance(log, SegmentLog)
+    for name in "abcdefg":
+        rig.put(hashes(name, 1))
+        rig.settle()
+    rig.change(nvme=3)
+    for _ in range(4):
+        rig.tick(1.0)
+        rig.settle()
+    assert sorted(number for tier, number in rig.given_back if tier is Tier.NVME) == [3, 4, 5]
+    assert not log.is_shrinking
+    assert log.statistics().capacity_bytes == 3 * log.segment_bytes
+
+
+def test_a_tier_is_not_shrunk_below_its_pins() -> None:
+    rig = ResizableRig(2, nvme_blocks=0)
+    chain = hashes("a", 3)
+    rig.put(chain)
+    call = rig.call()
+    rig.do(ev.PinRequested(call, CLIENT, "", rig.namespace_id, chain, Tier.DRAM, 60.0))
+    change = ev.PolicyChanged(rig.planner.options, rig.planner.choice, {Tier.DRAM: 1})
+    (problem,) = rig.planner.changes.objections(change)
+    assert "are pinned; unpin first" in problem
