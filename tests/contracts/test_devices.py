@@ -103,13 +103,13 @@ def test_a_wait_orders_two_streams(case: DeviceCase, stream: Stream, hosts: tupl
     memory = case.device.allocate(SIZE)
     other = case.device.take_stream()
     assert other is not None
-    for _ in range(20):
+    for _ in range(5):
         target.bytes[:] = 0
-        stream.copy(pieces(*[(source.address + i, memory.address + i, 4096) for i in range(0, SIZE, 4096)]))
+        stream.copy(pieces(*[(source.address + i, memory.address + i, 16384) for i in range(0, SIZE, 16384)]))
         written = stream.record()
         other.wait(written)
         case.device.recycle(written)  # a wait that was enqueued does not need it any more
-        other.copy(pieces(*[(memory.address + i, target.address + i, 8192) for i in range(0, SIZE, 8192)]))
+        other.copy(pieces(*[(memory.address + i, target.address + i, 32768) for i in range(0, SIZE, 32768)]))
         read = other.record()
         stream.wait(read)  # the next round writes what this one reads
         assert case.finish(read) is None

@@ -76,6 +76,7 @@ class FakeMemory:
         self.capacity_bytes = capacity_bytes
         self.max_registered_bytes = max_registered_bytes
         self.regions: dict[int, Region] = {}
+        self._tables: dict[bool, Bounds] = {}  # of regions, for `why_not`, by whether they are written
 
     def taken_bytes(self, kind: str) -> int:
         """Return the bytes of all regions of one kind."""
@@ -93,7 +94,7 @@ class FakeMemory:
         descriptor = memfd.create("kvtier-fake-gpu", file_bytes)
         mapping = mmap.mmap(descriptor, file_bytes)
         region = Region(memfd.address_of(mapping), num_bytes, "device", False, descriptor, mapping)
-        self.regions[region.address] = region
+        self._add(region)
         return DeviceMemory(region.address, num_bytes)
 
     def register(self, buffer: Buffer, is_read_only: bool) -> int:
@@ -107,7 +108,7 @@ class FakeMemory:
             )
         if self.first_touching(address, address + len(view)) is not None:
             raise DeviceError(DeviceFault.REFUSED, "a part of this memory is registered already")
-        self.regions[address] = Region(address, len(view), "host", is_read_only, -1, view)
+        self._add(Region(address, len(view), "host", is_read_only, -1, view))
         return address
 
     def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
@@ -119,7 +120,7 @@ class FakeMemory:
             mapping.close()
             raise DeviceError(DeviceFault.REFUSED, f"{num_bytes} bytes asked for, {shared_bytes} are shared")
         region = Region(memfd.address_of(mapping), num_bytes, "opened", False, descriptor, mapping)
-        self.regions[region.address] = region
+        self._add(region)
         return DeviceMemory(region.address, num_bytes)
 
     def export(self, memory: DeviceMemory) -> bytes:
@@ -132,6 +133,7 @@ class FakeMemory:
     def drop(self, address: int) -> None:
         """Forget a region and give back what it holds."""
         region = self.regions.pop(address)
+        self._tables.clear()
         if region.descriptor >= 0:
             os.close(region.descriptor)
             region.keeper.close()
@@ -147,10 +149,7 @@ class FakeMemory:
         """Say in words why `pieces` cannot be copied; empty when they can."""
         for word, starts, is_write in (("source", pieces.sources, False), ("target", pieces.targets, True)):
             starts, ends = bounds_of(starts, pieces.lengths)
-            usable = [r for r in self.regions.values() if not (is_write and r.is_read_only)]
-            usable.sort(key=lambda region: region.address)
-            firsts = np.array([region.address for region in usable], np.uint64)
-            lasts = np.array([region.address + region.num_bytes for region in usable], np.uint64)
+            firsts, lasts = self._usable(is_write)
             which = np.searchsorted(firsts, starts, side="right") - 1
             inside = which >= 0
             inside[inside] = ends[inside] <= lasts[which[inside]]
@@ -158,6 +157,18 @@ class FakeMemory:
                 wild = int(np.flatnonzero(~inside)[0])
                 return f"{word} {int(starts[wild]):#x}+{int(pieces.lengths[wild])} is in no usable region"
         return ""
+
+    def _usable(self, is_write: bool) -> Bounds:
+        """Return the regions that may be read, or written, in order."""
+        if is_write not in self._tables:
+            usable = sorted(r for r in self.regions if not (is_write and self.regions[r].is_read_only))
+            lasts = [address + self.regions[address].num_bytes for address in usable]
+            self._tables[is_write] = np.array(usable, np.uint64), np.array(lasts, np.uint64)
+        return self._tables[is_write]
+
+    def _add(self, region: Region) -> None:
+        self.regions[region.address] = region
+        self._tables.clear()
 
 
 def move(target: int, source: int, num_bytes: int) -> None:
