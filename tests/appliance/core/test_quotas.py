@@ -259,3 +259,16 @@ def test_a_rate_lets_no_more_through_than_it_says_and_says_when(rate: float, pau
             assert limit.take(now + wait_s * 1.000001) == 0.0, "it came when it was told to"
             now, taken = now + wait_s * 1.000001, taken + 1
         assert taken <= max(1.0, rate) + (now - first) * rate + 1e-6 + 1
+
+
+def test_who_was_set_aside_and_used_since_is_judged_anew() -> None:
+    """acme needs room and its policy names bolt's coldest first: that one waits aside. Then bolt uses it."""
+    shared = Shared({"tenant:acme": memory(2), "tenant:bolt": memory(2)})
+    for name in (1, 2):
+        assert shared.put(BOLT, name, 2) == STORED * 2
+    for name in (1, 2, 3):  # the third makes room among acme's own; bolt's are named before and set aside
+        assert shared.put(ACME, name, 2) == STORED * 2
+    shared.do(ev.Touched(BOLT, shared.namespace[BOLT], names(BOLT, 1, 2), ""))
+    assert shared.put(BOLT, 3, 2) == STORED * 2
+    found = [shared.planner.lookup(shared.namespace[BOLT], names(BOLT, name, 2)) for name in (1, 2, 3)]
+    assert [getattr(one, "num_blocks", None) for one in found] == [2, 0, 2], "what was used stays"
