@@ -1,5 +1,4 @@
 """A launch of the kernel without CUDA: the copies that its columns say, in the fake device's own time."""
-time."""
 
 from typing import Any
 
