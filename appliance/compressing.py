@@ -32,6 +32,7 @@ from .settings_compression import CompressionSettings
 log = logging.getLogger(__name__)
 
 CANDIDATES = ("exponents", "planes")  # of `auto`, beside identity
+DEFAULT_BANDWIDTH_BYTES_PER_S = 1e9  # of the device, until it is measured
 INTERVAL_S = 60.0
 GLANCE_S = 1.0  # how soon a dtype that was not there before is noticed
 MIN_DECODED_BYTES = 64 << 20  # before what records tell replaces the measurement
@@ -44,7 +45,7 @@ class Choice:
 
     settings: CompressionSettings
     decode_speeds: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    bandwidth_bytes_per_s: float = 1e9
+    bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S
     num_threads: int = 1
 
     def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
@@ -118,7 +119,7 @@ class Compressing:
         choice = Choice(
             self._settings,
             dict(self._speeds),
-            bandwidth or Choice.bandwidth_bytes_per_s,
+            bandwidth or DEFAULT_BANDWIDTH_BYTES_PER_S,
             self._num_threads,
         )
         if choice != self._chosen:
