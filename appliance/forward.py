@@ -1,28 +1,36 @@
 """ForwardCopier: records copied forward inside the cold store, from a segment that is being emptied.
 
 The only edge of the host with no memory at either end, so it is the only one with a buffer of its own:
-one batch at a time is read into it and written from it. The checksum is verified by the read and carried
-by the label, so a record is never re-hashed into a new truth.
+one batch at a time is read into it and written from it, as it is stored: nothing is decoded to be encoded
+again, which would cost time, and with a lossy codec truth. What was read is verified, and its checksum is
+carried by the label, so a record is never re-hashed into a new truth either.
 """
 
 import mmap
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 
 from ..tiers.base import Buffer, CopyItem, CopyOutcome
 from ..tiers.block import FragmentLabel
+from ..tiers.transfer import stored_bytes
 from ..v1.shm import PAGE_BYTES
 
 
 class RecordStore(Protocol):
     """The part of the cold store that moves records."""
 
-    def read_batch(self, items: list[tuple[int, FragmentLabel, Buffer]]) -> list[CopyOutcome]:
+    def read_batch(
+        self, items: list[tuple[int, FragmentLabel, Buffer]], *, as_stored: bool
+    ) -> list[CopyOutcome]:
         """Fill the buffers; one outcome per item."""
         ...
 
-    def write_batch(self, items: list[tuple[int, FragmentLabel, Buffer]]) -> list[CopyOutcome]:
+    def write_batch(
+        self, items: list[tuple[int, FragmentLabel, Buffer]], *, as_stored: bool
+    ) -> list[CopyOutcome]:
         """Store the payloads; one outcome per item."""
         ...
 
@@ -39,17 +47,17 @@ class ForwardCopier:
         return self._pool.submit(self._copy, items)
 
     def _copy(self, items: Sequence[CopyItem]) -> list[CopyOutcome]:
-        sizes = [-(-item.label.raw_length // PAGE_BYTES) * PAGE_BYTES for item in items]
+        lengths = [stored_bytes(item.label) for item in items]
+        sizes = [-(-length // PAGE_BYTES) * PAGE_BYTES for length in lengths]
         buffer = memoryview(mmap.mmap(-1, sum(sizes)))  # page-aligned, for direct I/O
-        parts = []
-        start = 0
-        for item, size in zip(items, sizes, strict=True):
-            parts.append(buffer[start : start + item.label.raw_length])
-            start += size
+        starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        parts = [buffer[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         reads = [(item.source, item.label, part) for item, part in zip(items, parts, strict=True)]
-        outcomes = self._store.read_batch(reads)
+        outcomes = self._store.read_batch(reads, as_stored=True)
         whole = [n for n, outcome in enumerate(outcomes) if outcome.cause is None]
-        written = self._store.write_batch([(items[n].target, items[n].label, parts[n]) for n in whole])
-        for n, outcome in zip(whole, written, strict=True):
+        writes = [
+            (items[n].target, replace(items[n].label, checksum=outcomes[n].checksum), parts[n]) for n in whole
+        ]
+        for n, outcome in zip(whole, self._store.write_batch(writes, as_stored=True), strict=True):
             outcomes[n] = outcome
         return outcomes

@@ -139,27 +139,29 @@ class ColdStore:
         if outcome.cause is not None:
             raise CopyError(outcome.cause, _where(place))
 
-    def write_batch(self, items: Sequence[TransferItem]) -> list[CopyOutcome]:
+    def write_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
         """Store records; neighbours share a system call. Outcomes in the order of `items`; never raises
         for what the disk does. A payload (len == label.raw_length) with a checksum in its label must not
-        change during the call; one without is copied first, and the copy is hashed and written."""
+        change during the call; one without is copied first, and the copy is hashed and written. `as_stored`:
+        payloads are records' as `read_batch` returned them, with their checksums."""
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
                 for run in _runs(items):
-                    self._transfers.write_run(run, items, outcomes)
+                    self._transfers.write_run(run, items, outcomes, as_stored=as_stored)
         self._count(outcomes, items, written=True)
         return outcomes
 
-    def read_batch(self, items: Sequence[TransferItem]) -> list[CopyOutcome]:
+    def read_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
         """Fill each item's view (at least label.raw_length bytes; a longer one is overwritten up to the
         next page) and verify it. Outcomes in the order of `items`; never raises for what the disk does.
-        A view whose outcome has a cause is undefined."""
+        A view whose outcome has a cause is undefined. `as_stored`: leave encoded what is; views are
+        label.stored_length long then."""
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
                 for run in _runs(items):
-                    self._transfers.read_run(run, items, outcomes)
+                    self._transfers.read_run(run, items, outcomes, as_stored=as_stored)
         self._count(outcomes, items, written=False)
         return outcomes
 

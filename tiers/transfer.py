@@ -86,11 +86,11 @@ def stage_write(scratch: Scratch, payload: Buffer, *, private: bool) -> StagedWr
     return StagedWrite(page, [page, payload[:whole], last], payload)
 
 
-def stage_read(scratch: Scratch, into: Buffer, label: FragmentLabel) -> StagedRead:
+def stage_read(scratch: Scratch, into: Buffer, label: FragmentLabel, *, as_stored: bool) -> StagedRead:
     """Lay out the reading of a fragment's record. `into` may be longer than its payload, as a slot is;
-    its last page is then filled up with the record's zeros."""
+    its last page is then filled up with the record's zeros. `as_stored`: not to be decoded."""
     length = stored_bytes(label)
-    if label.codec_id:
+    if label.codec_id and not as_stored:
         record = scratch.take(record_bytes(length))
         return StagedRead(record[:PAGE_BYTES], [record], (into, record[PAGE_BYTES : PAGE_BYTES + length]))
     whole = length - length % PAGE_BYTES
@@ -112,10 +112,13 @@ def finish_read(
     label: FragmentLabel,
     where: tuple[int, int, int],
     codecs: RecordCodecs,
+    *,
+    as_stored: bool,
 ) -> CopyResult:
-    """Decide whether `into` now holds the fragment asked for; return why not, and its checksum.
+    """Decide whether `into` now holds the fragment asked for; return why not, and its payload's checksum.
 
-    `where` is (segment, epoch, page). Does the copy, or the decoding, that staging left over.
+    `where` is (segment, epoch, page). Does the copy, or the decoding, that staging left over. The checksum
+    of what a lossy codec wrote is that of what it decodes to, whatever the label says.
     """
     try:
         header = unpack_header(staged.page)
@@ -123,21 +126,33 @@ def finish_read(
         return Cause.WRONG_IDENTITY, b""
     if not _is_asked_for(header, label, where):
         return Cause.WRONG_IDENTITY, b""
-    if label.checksum and header.checksum != label.checksum:
+    is_lossy = header.codec and not codecs.is_exact(header.codec, header.codec_parameters)
+    if label.checksum and header.checksum != label.checksum and not is_lossy:
         return Cause.WRONG_CHECKSUM, b""
-    payload = into[: label.raw_length]
+    if header.codec and not as_stored:
+        assert staged.detour is not None
+        return _decode(header, staged.detour[1], into[: label.raw_length], label, codecs)
     if staged.detour is not None:
-        target, source = staged.detour
-        if not header.codec:
-            copy_bytes(target, source)
-        else:
-            if xxhash.xxh3_64_intdigest(source) != header.stored_hash:
-                return Cause.WRONG_CHECKSUM, b""
-            try:
-                codecs.decode(label, header.codec, header.codec_parameters, source, payload)
-            except CodecError:
-                return Cause.WRONG_CHECKSUM, b""
-    if xxhash.xxh3_128_digest(payload) != header.checksum:
+        copy_bytes(*staged.detour)
+    stored = into[: header.stored_length]
+    if header.codec:
+        is_whole = xxhash.xxh3_64_intdigest(stored) == header.stored_hash
+    else:
+        is_whole = xxhash.xxh3_128_digest(stored) == header.checksum
+    return (None, header.checksum) if is_whole else (Cause.WRONG_CHECKSUM, b"")
+
+
+def _decode(
+    header: RecordHeader, stored: Buffer, into: Buffer, label: FragmentLabel, codecs: RecordCodecs
+) -> CopyResult:
+    """Fill `into` from an encoded payload; believe it when both hashes are right."""
+    if xxhash.xxh3_64_intdigest(stored) != header.stored_hash:
+        return Cause.WRONG_CHECKSUM, b""
+    try:
+        codecs.decode(label, header.codec, header.codec_parameters, stored, into)
+    except CodecError:
+        return Cause.WRONG_CHECKSUM, b""
+    if xxhash.xxh3_128_digest(into) != header.checksum:
         return Cause.WRONG_CHECKSUM, b""
     return None, header.checksum
 

@@ -65,8 +65,16 @@ class Transfers:
         self._scratch = Scratch()
         self._sequence = count(manifest.owner_epoch << _COUNTER_BITS)
 
-    def write_run(self, run: list[int], items: Sequence[TransferItem], outcomes: list[CopyOutcome]) -> None:
-        """Write neighbouring records of one segment with one call; set their outcomes."""
+    def write_run(
+        self,
+        run: list[int],
+        items: Sequence[TransferItem],
+        outcomes: list[CopyOutcome],
+        *,
+        as_stored: bool = False,
+    ) -> None:
+        """Write neighbouring records of one segment with one call; set their outcomes. `as_stored`: what is
+        given is encoded already."""
         place = items[run[0]][0]
         number = segment_of(place)
         done = 0
@@ -80,7 +88,7 @@ class Transfers:
             page = offset_of(place) // PAGE_BYTES
             for i, namespace_index in zip(run, indexes, strict=True):
                 _, label, payload = items[i]
-                staged, checksum = self._stage(label, payload)
+                staged, checksum = self._stage(label, payload, as_stored)
                 header = self._header(number, segment.epoch, label, checksum, page, namespace_index)
                 if label.codec_id:
                     header = header._replace(stored_hash=xxhash.xxh3_64_intdigest(staged.stored))
@@ -95,7 +103,7 @@ class Transfers:
             outcomes[run[done]] = CopyOutcome(Cause.DOES_NOT_FIT)
             for rest in (run[:done], run[done + 1 :]):
                 if rest:
-                    self.write_run(rest, items, outcomes)
+                    self.write_run(rest, items, outcomes, as_stored=as_stored)
             return
         except CopyError as error:
             for i in run:
@@ -106,16 +114,23 @@ class Transfers:
         for i, checksum in zip(run, checksums, strict=True):
             outcomes[i] = CopyOutcome(None, checksum)
 
-    def _stage(self, label: FragmentLabel, payload: Buffer) -> tuple[StagedWrite, bytes]:
-        """Lay out one record; return it with the checksum of its payload."""
-        assert len(payload) == label.raw_length
-        if not label.codec_id:
+    def _stage(self, label: FragmentLabel, payload: Buffer, as_stored: bool) -> tuple[StagedWrite, bytes]:
+        """Lay out one record; return it with the checksum of what will be read from it."""
+        assert len(payload) == (stored_bytes(label) if as_stored else label.raw_length)
+        if not label.codec_id or as_stored:
+            assert label.checksum or not label.codec_id
             staged = stage_write(self._scratch, payload, private=not label.checksum)
             return staged, label.checksum or xxhash.xxh3_128_digest(staged.stored)
         if not label.checksum:
             payload = memoryview(bytes(payload))  # nobody changes this one while it is hashed and encoded
-        checksum = label.checksum or xxhash.xxh3_128_digest(payload)
-        return stage_encoded(self._scratch, label, payload, self.codecs), checksum
+        staged = stage_encoded(self._scratch, label, payload, self.codecs)
+        if self.codecs.is_exact(label.codec_id):
+            return staged, label.checksum or xxhash.xxh3_128_digest(payload)
+        decoded = memoryview(bytearray(label.raw_length))
+        self.codecs.decode(
+            label, label.codec_id, self.codecs.parameters(label.codec_id), staged.stored, decoded
+        )
+        return staged, xxhash.xxh3_128_digest(decoded)
 
     def _header(
         self, number: int, epoch: int, label: FragmentLabel, checksum: bytes, page: int, namespace_index: int
@@ -139,8 +154,16 @@ class Transfers:
             self.codecs.parameters(label.codec_id),
         )
 
-    def read_run(self, run: list[int], items: Sequence[TransferItem], outcomes: list[CopyOutcome]) -> None:
-        """Read neighbouring records of one segment with one call, verify each; set their outcomes."""
+    def read_run(
+        self,
+        run: list[int],
+        items: Sequence[TransferItem],
+        outcomes: list[CopyOutcome],
+        *,
+        as_stored: bool = False,
+    ) -> None:
+        """Read neighbouring records of one segment with one call, verify each; set their outcomes.
+        `as_stored`: leave encoded what is."""
         place = items[run[0]][0]
         number = segment_of(place)
         segment = self._segments[number]
@@ -150,21 +173,21 @@ class Transfers:
             return
         scratch = self._scratch
         scratch.reset(sum(scratch_bytes(items[i][1]) for i in run))
-        staged = [stage_read(scratch, items[i][2], items[i][1]) for i in run]
+        staged = [stage_read(scratch, items[i][2], items[i][1], as_stored=as_stored) for i in run]
         buffers = [buffer for one in staged for buffer in one.buffers]
         try:
             read_fully(self._io, segment.fd, buffers, offset_of(place))
         except CopyError as error:
             if len(run) > 1:  # one bad sector must not take its neighbours along
                 for i in run:
-                    self.read_run([i], items, outcomes)
+                    self.read_run([i], items, outcomes, as_stored=as_stored)
             else:
                 outcomes[run[0]] = CopyOutcome(error.cause)
             return
         for i, one in zip(run, staged, strict=True):
             place, label, into = items[i]
             where = (number, segment.epoch, offset_of(place) // PAGE_BYTES)
-            outcomes[i] = CopyOutcome(*finish_read(one, into, label, where, self.codecs))
+            outcomes[i] = CopyOutcome(*finish_read(one, into, label, where, self.codecs, as_stored=as_stored))
         if self._segments[number] is not segment:  # freed meanwhile, though the planner should have waited
             for i in run:
                 outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)

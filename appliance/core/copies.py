@@ -190,8 +190,10 @@ class Copies:
         if batch.target in MEMORY_TIERS and batch.target in residency.offline:
             outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
         if outcome.cause is None:
-            if not label.checksum:
-                label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
+            if not label.checksum or (batch.source is Tier.NVME and outcome.checksum):
+                # What a lossy codec decoded has a checksum of its own. The copy has ended: nobody else holds
+                # this label.
+                label.checksum = outcome.checksum
             residency.land(move.fragment, batch.target, label)
         if batch.owner is not None:
             batch.owner.landed(move.fragment, outcome.cause)

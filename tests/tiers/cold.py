@@ -145,9 +145,11 @@ def adopt(store: ColdStore, num_segments: int = NUM_SEGMENTS) -> Cold:
     return Cold(store, room, recovered)
 
 
-def labels_of(recovered: Recovered) -> dict[int, FragmentLabel]:
+def labels_of(
+    recovered: Recovered, namespaces: Sequence[NamespaceIdentity] = NAMESPACES
+) -> dict[int, FragmentLabel]:
     """Return what was recovered as place -> label, namespace_id as this module numbers them."""
-    ids = {identity.digest: index + 1 for index, identity in enumerate(NAMESPACES)}
+    ids = {identity.digest: index + 1 for index, identity in enumerate(namespaces)}
     labels = {}
     for record in recovered.records:
         digest = recovered.namespaces[record["namespace_index"]].digest

@@ -9,14 +9,15 @@ import pytest
 import xxhash
 
 from kvtier.appliance.forward import ForwardCopier
-from kvtier.tiers.base import Cause, CopyItem
+from kvtier.tiers.base import Buffer, Cause, CopyItem
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
-from kvtier.tiers.codecs.base import shape_of
+from kvtier.tiers.codecs import registry
+from kvtier.tiers.codecs.base import Exactness, Shape, shape_of
 from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.segment_files import segment_path
 from kvtier.v1.shm import PAGE_BYTES
 from tests.contracts.kv_values import values_like_kv
-from tests.tiers.cold import Cold, cold, flip, in_slot, payload_of
+from tests.tiers.cold import Cold, cold, flip, in_slot, labels_of, payload_of
 
 IDENTITY = NamespaceIdentity(b"e" * 32, Geometry(4, 2, 64, 16, "bfloat16"))
 SHAPE = shape_of(IDENTITY.geometry, 0)
@@ -157,6 +158,61 @@ def test_an_encoded_record_is_copied_forward(tmp_path: Path) -> None:
         opened.room.settle(target)
         assert outcome.cause is None
         assert opened.get(target, label) == like_kv(1)
+
+
+class Rounded:
+    """A lossy codec: keeps the upper byte of each value of two bytes."""
+
+    codec_id = 60_000
+    name = "rounded"
+    exactness = Exactness(is_exact=False, max_relative=1.0)
+
+    def parameters(self) -> bytes:
+        return b""
+
+    def accepts(self, shape: Shape) -> bool:
+        return True
+
+    def stored_bound(self, shape: Shape) -> int:
+        return shape.raw_bytes // 2
+
+    def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
+        into[: shape.raw_bytes // 2] = bytes(payload[1::2])
+        return shape.raw_bytes // 2
+
+    def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
+        into[:] = bytes(shape.raw_bytes)
+        into[1::2] = bytes(stored[: shape.raw_bytes // 2])
+
+
+def test_what_a_lossy_codec_wrote_is_read_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checksum is that of what it decodes to; copied forward and after a restart it is the same."""
+    monkeypatch.setitem(registry._BY_ID, Rounded.codec_id, Rounded)
+    monkeypatch.setattr("kvtier.tiers.recovery.KNOWN_CODECS", frozenset(registry._BY_ID))
+    payload = like_kv(1)
+    rounded = b"".join(b"\0" + payload[i : i + 1] for i in range(1, len(payload), 2))
+    label = replace(
+        label_of(1, payload, "planes"), codec_id=Rounded.codec_id, stored_length=len(payload) // 2
+    )
+    with cold(tmp_path) as opened, ThreadPoolExecutor(1) as pool:
+        opened.store.store_namespace(IDENTITY)
+        place, target = (opened.room.reserve(0, label.stored_length) for _ in range(2))
+        assert place is not None
+        assert target is not None
+        (outcome,) = opened.store.write_batch([(place, label, in_slot(payload))])
+        assert outcome == (None, xxhash.xxh3_128_digest(rounded))
+        (outcome,) = ForwardCopier(opened.store, pool).start([CopyItem(place, target, label)]).result()
+        assert outcome == (None, xxhash.xxh3_128_digest(rounded))
+        for where in (place, target):
+            opened.room.settle(where)
+            assert opened.get(where, label) == rounded
+        flip(segment_path(tmp_path, 0), PAGE_BYTES + 100)
+        assert opened.get(place, label) == Cause.WRONG_CHECKSUM
+    with cold(tmp_path) as again:
+        (found,) = labels_of(again.recovered, [IDENTITY]).values()
+        assert found.checksum == xxhash.xxh3_128_digest(rounded)
 
 
 def test_a_namespace_that_was_never_stored_cannot_be_encoded(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ class RecordCodecs:
         """Return what stands in the header of a record of this codec."""
         return self._codec(codec_id, b"").parameters()
 
+    def is_exact(self, codec_id: int, parameters: bytes = b"") -> bool:
+        """Whether records of this codec decode to what was put. Raises CodecError."""
+        return self._codec(codec_id, parameters or self.parameters(codec_id)).exactness.is_exact
+
     def encode(self, label: FragmentLabel, payload: Buffer, into: Buffer) -> None:
         """Fill `into` (label.stored_length long) with the encoded payload and zeros. Raises DoesNotFit, and
         CodecError when this version cannot write this codec."""
