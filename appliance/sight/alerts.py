@@ -77,6 +77,14 @@ ALERTS = (
         "docs/api.md says which limit; raise it, or give the tier more room.",
     ),
     Alert(
+        "KvtierPolicyRefused",
+        'increase(kvtier_policy_reloads_total{outcome="refused"}[15m]) > 0',
+        "0m",
+        "warning",
+        "A new policy was refused; the one before stays in force.",
+        "`kvtier policy validate FILE` names line and fix; the daemon's log has the same sentence.",
+    ),
+    Alert(
         "KvtierLoopLate",
         "histogram_quantile(0.99, sum by (instance, le) (rate(kvtier_loop_late_seconds_bucket[10m]))) > 0.25",
         "15m",

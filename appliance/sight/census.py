@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...tiers.block import Tier, Urgency
-from ..core.catalog import Catalog, Namespace
+from ..core.catalog import Catalog
 from ..core.runs import column
 from ..core.states import State
 
@@ -44,34 +44,41 @@ class Census:
 
 
 def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[Urgency, int]:
-    """Return the readable bytes of a tier by urgency. They sum to its used bytes, exactly."""
+    """Return the readable bytes of a tier by urgency. They sum to its used bytes, exactly.
+
+    Blocks that are complete are counted by (namespace, urgency) and multiplied; of the others each fragment
+    is looked at.
+    """
+    namespaces = catalog.namespaces
+    num_groups, block_bytes = np.zeros((2, len(namespaces) + 1), np.int64)
+    for namespace in namespaces.values():
+        num_groups[namespace.id], block_bytes[namespace.id] = namespace.num_groups, namespace.block_bytes
     resident = column(catalog.num_resident[tier])
     rows = np.flatnonzero(resident)
-    counts = resident[rows]
-    urgencies = column(catalog.urgency)[rows]
-    namespace_ids = column(catalog.namespace_id)[rows]
-    totals = np.zeros(len(Urgency), np.int64)
-    for namespace in catalog.namespaces.values():
-        mine = namespace_ids == namespace.id
-        if mine.any():
-            sizes = _bytes_of(catalog, tier, namespace, rows[mine], counts[mine])
-            np.add.at(totals, urgencies[mine], sizes)
+    ids, urgencies = column(catalog.namespace_id)[rows], column(catalog.urgency)[rows]
+    is_complete = resident[rows] == num_groups.astype(resident.dtype)[ids]
+    num_urgencies = len(Urgency)
+    kinds = ids[is_complete].astype(np.intp) * num_urgencies + urgencies[is_complete]
+    counts = np.bincount(kinds, minlength=len(num_groups) * num_urgencies).reshape(-1, num_urgencies)
+    totals = block_bytes @ counts
+    if len(kinds) < len(rows):
+        partial = ~is_complete
+        _add_partial(catalog, tier, rows[partial], urgencies[partial], ids[partial], totals)
     return {urgency: int(totals[urgency]) for urgency in Urgency}
 
 
-def _bytes_of(
+def _add_partial(
     catalog: Catalog,
     tier: Tier,
-    namespace: Namespace,
     rows: "npt.NDArray[np.intp]",
-    counts: "npt.NDArray[np.uint16]",
-) -> "npt.NDArray[np.int64]":
-    """Return the readable bytes of each of these rows."""
-    sizes = np.full(len(rows), namespace.block_bytes, np.int64)
-    partial = counts != namespace.num_groups
-    if partial.any():
-        firsts = column(catalog.first_fragment)[rows[partial]]
+    urgencies: "npt.NDArray[np.uint8]",
+    ids: "npt.NDArray[np.uint16]",
+    totals: "npt.NDArray[np.int64]",
+) -> None:
+    """Add the readable bytes of blocks that are not complete in a tier to `totals`, by urgency."""
+    for number in np.unique(ids).tolist():
+        namespace, mine = catalog.namespaces[number], ids == number
+        firsts = column(catalog.first_fragment)[rows[mine]]
         fragments = firsts[:, None] + np.arange(namespace.num_groups, dtype=np.int32)
         is_resident = column(catalog.state[tier])[fragments] == State.RESIDENT
-        sizes[partial] = is_resident @ np.array(namespace.fragment_bytes, np.int64)
-    return sizes
+        np.add.at(totals, urgencies[mine], is_resident @ np.array(namespace.fragment_bytes, np.int64))

@@ -14,6 +14,7 @@ from ...tiers.block import Tier
 from ..event_log import EventLog
 from ..histogram import Histogram
 from ..lanes import EdgeStatistics
+from ..reload import ReloadStatus
 from ..service import Service
 from .census import Census
 from .sampler import INTERVAL_S, Sample, Sampler
@@ -23,7 +24,8 @@ READY, DRAINING, FAILED = "serving", "draining", "failed"
 
 
 class Eyes:
-    """Owned by the event loop. `choice` and `counters` are the daemon's: what it runs, what it counted."""
+    """Owned by the event loop. `choice`, `counters` and `reloads` are the daemon's: which policies it runs,
+    what it counted, how its policy changed."""
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class Eyes:
         events: EventLog,
         choice: Callable[[], PolicyChoice],
         counters: Callable[[], Counter[str]],
-        generation: Callable[[], int] = lambda: 1,
+        reloads: Callable[[], ReloadStatus],
     ) -> None:
         self.service = service
         self.appliance = service.appliance
@@ -40,7 +42,7 @@ class Eyes:
         self.events = events
         self.epoch = service.epoch
         self.started_at = self.clock()
-        self.generation = generation
+        self.reloads = reloads
         self.counters = counters
         self.rpcs = service.rpcs
         self.loop_late = Histogram()

@@ -3,7 +3,7 @@
 An allow-list, in three parts. What a line says is the template in our source; of its arguments numbers and
 words of ours are filled in, everything else only as its type. Text is cut and what looks like a hash, key or
 token is shortened. Of an exception the type and our own frames are told; its message only when our own code
-raised it, for other libraries put their input into theirs. Lines of other libraries are their first line, cut.
+raised it, for other libraries put their input into theirs. Lines of other libraries are cut after the first.
 
 structlog was rejected: twenty log calls need no pipeline, and the rules below are the part that matters.
 """

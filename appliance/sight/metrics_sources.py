@@ -43,7 +43,12 @@ def ready(eyes: Eyes) -> Pairs:
 
 
 def generation(eyes: Eyes) -> Pairs:
-    return [((), eyes.generation())]
+    return [((), eyes.reloads().generation)]
+
+
+def reloads(eyes: Eyes) -> Pairs:
+    status = eyes.reloads()
+    return [(("applied",), status.num_applied), (("refused",), status.num_refused)]
 
 
 def loop_late(eyes: Eyes) -> Histograms:

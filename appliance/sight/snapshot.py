@@ -49,7 +49,7 @@ class Snapshots:
             "at": round(time.time(), 3),
             "uptime_s": round(eyes.uptime_s(), 3),
             "state": eyes.state(),
-            "policy": {"generation": eyes.generation(), **eyes.policy_names()},
+            "policy": {"generation": eyes.reloads().generation, **eyes.policy_names()},
             "tiers": self._tiers(books),
             "edges": self._edges(),
             "totals": {**_asked(eyes.telemetry.total), "evicted": sum(eyes.events.num_removed.values())},

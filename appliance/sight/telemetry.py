@@ -20,8 +20,9 @@ from typing import Any
 
 from ...tiers.block import Tier
 from ..core.events import AcquireRequested, CommitRequested, Event, ReserveRequested, Touched
+from ..core.instructions import Reply
 from ..core.planner import Planner
-from ..core.results import AcquireResult, PutOutcome, PutResult, Refusal
+from ..core.results import AcquireResult, PutOutcome, PutResult
 
 MAX_SESSIONS = 4096
 MAX_OPEN_PUTS = 4096
@@ -56,11 +57,12 @@ class Books:
     def ask(self, tiers: bytes, num_asked: int, num_stored: int, block_bytes: int, saved_s: float) -> None:
         """Count one request: `tiers` of what was given, `num_stored` of the asked blocks are stored."""
         self.num_asked += num_asked
-        for tier in Tier:
-            number = tiers.count(tier)
-            self.found[tier] += number
-            if tier > Tier.DRAM:
-                self.loaded_bytes += number * block_bytes
+        num_dram = tiers.count(Tier.DRAM)
+        self.found[Tier.DRAM] += num_dram
+        if num_dram < len(tiers):
+            for tier in (Tier.HBM, Tier.NVME, Tier.OBJECT):
+                self.found[tier] += tiers.count(tier)
+            self.loaded_bytes += sum(tiers.count(tier) for tier in (Tier.NVME, Tier.OBJECT)) * block_bytes
         self.num_missed += num_asked - max(num_stored, len(tiers))
         self.num_declined += max(0, num_stored - len(tiers))
         self.read_bytes += len(tiers) * block_bytes
@@ -154,14 +156,14 @@ class Telemetry:
     def _asked(self, event: AcquireRequested, instructions: Sequence[Any]) -> None:
         """The first answer to an acquire comes in the same step."""
         for instruction in instructions:
-            if getattr(instruction, "call", None) == event.call and isinstance(
-                instruction.result, AcquireResult
-            ):
+            if type(instruction) is Reply and instruction.call == event.call:
+                result, first = instruction.result, event.first_block
                 break
         else:
+            return
+        if type(result) is not AcquireResult:
             return  # refused
         self._uses(event.session_id, event.namespace_id, event.prefix_hashes, goes_on=False)
-        result, first = instruction.result, event.first_block
         num_asked, given = len(event.prefix_hashes) - first, result.tiers[first:]
         num_stored = max(0, result.num_stored - first)
         saved_s = max(0.0, result.recompute_s - result.load_s) if given else 0.0
@@ -227,9 +229,8 @@ class Telemetry:
 
     def _look_for_puts(self, instructions: Sequence[Any]) -> None:
         for instruction in instructions:
-            call = getattr(instruction, "call", None)
-            if call in self._puts and isinstance(instruction.result, PutResult | Refusal):
-                session_id, block_bytes = self._puts.pop(call)
+            if type(instruction) is Reply and instruction.call in self._puts:
+                session_id, block_bytes = self._puts.pop(instruction.call)
                 if isinstance(instruction.result, PutResult):
                     num_stored = list(instruction.result.outcomes).count(PutOutcome.STORED)
                     for books in self._books(session_id):

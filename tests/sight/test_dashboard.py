@@ -38,6 +38,13 @@ def expressions() -> list[str]:
     return [*found, *(rule["expr"] for group in groups for rule in group["rules"])]
 
 
+def series(expr: object) -> list[tuple[str, promql.VectorSelector]]:
+    """Return the series an expression asks for, by name."""
+    found = [node for node in nodes(expr) if isinstance(node, promql.VectorSelector)]
+    assert all(selector.name for selector in found), "a selector names its metric"
+    return [(selector.name or "", selector) for selector in found]
+
+
 def nodes(expr: object) -> Iterator[object]:
     """Yield an expression and everything in it."""
     yield expr
@@ -62,26 +69,23 @@ def metric_of(name: str) -> tuple[Metric, set[str]]:
 def check(query: str) -> int:
     """Check one expression; return how many series it asks for."""
     tree = promql.parse(concrete(query))
-    found = list(nodes(tree))
-    selectors = [node for node in found if isinstance(node, promql.VectorSelector)]
-    labels_of = [metric_of(selector.name)[1] for selector in selectors]
-    for selector, labels in zip(selectors, labels_of, strict=True):
+    for name, selector in series(tree):
         for matcher in selector.matchers.matchers:
-            assert matcher.name in labels, f"{selector.name} has no label {matcher.name}"
-    for node in found:
+            assert matcher.name in metric_of(name)[1], f"{name} has no label {matcher.name}"
+    for node in nodes(tree):
         if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
-            inside = [metric_of(n.name)[1] for n in nodes(node.expr) if isinstance(n, promql.VectorSelector)]
+            inside = [metric_of(name)[1] for name, _ in series(node.expr)]
             for label in node.modifier.labels:
                 assert all(label in labels for labels in inside), f"by {label} in {query}"
         if isinstance(node, promql.Call):
-            for inner in (n for n in nodes(node) if isinstance(n, promql.VectorSelector)):
-                metric, _ = metric_of(inner.name)
+            for name, _ in series(node):
+                metric, _ = metric_of(name)
                 if node.func.name in CUMULATIVE:
                     assert metric.kind != "gauge", f"{node.func.name} of a gauge, {metric.name}"
-    for selector in selectors:
-        metric, _ = metric_of(selector.name)
-        assert metric.kind == "gauge" or re.search(rf"(rate|increase)\({selector.name}\b", query), query
-    return len(selectors)
+    for name, _ in series(tree):
+        metric, _ = metric_of(name)
+        assert metric.kind == "gauge" or re.search(rf"(rate|increase)\({name}\b", query), query
+    return len(series(tree))
 
 
 @pytest.mark.parametrize("query", expressions())
@@ -116,14 +120,13 @@ def test_values_that_are_asked_for_exist(start: Start) -> None:
             for label, value in sample.labels.items():
                 exported.setdefault((sample.name, label), set()).add(value)
     for query in expressions():
-        for node in nodes(promql.parse(concrete(query))):
-            if isinstance(node, promql.VectorSelector):
-                for matcher in node.matchers.matchers:
-                    if matcher.name in OF_TARGET:
-                        continue
-                    known = exported[node.name, matcher.name]
-                    for value in matcher.value.split("|"):
-                        assert value in known, f"{node.name}: {matcher.name} is never {value}"
+        for name, selector in series(promql.parse(concrete(query))):
+            for matcher in selector.matchers.matchers:
+                if matcher.name in OF_TARGET:
+                    continue
+                for value in matcher.value.split("|"):
+                    known = exported[name, matcher.name]
+                    assert value in known, f"{name}: {matcher.name} is never {value}"
 
 
 def test_every_panel_and_rule_is_shipped() -> None:

@@ -93,7 +93,7 @@ class Subscriber:
         socket.setsockopt(zmq.RCVTIMEO, 10_000)
         socket.connect(self.replay_endpoint)
         socket.send(first.to_bytes(8, "big"))
-        batches = []
+        batches: list[tuple[int, Any]] = []
         try:
             while True:
                 topic, number, payload = socket.recv_multipart()

@@ -51,8 +51,9 @@ def plant(target: str, local_path: str) -> None:
         ):
             with pytest.raises(grpc.RpcError):
                 list(stub.Acquire(request, metadata=metadata))
+        call: Any = channel.unary_unary("/kvtier.v1.KVCacheService/Lookup")
         with pytest.raises(grpc.RpcError):
-            channel.unary_unary("/kvtier.v1.KVCacheService/Lookup")(SECRET.encode(), metadata=metadata)
+            call(SECRET.encode(), metadata=metadata)
         bad = identity()
         bad.domain = PROMPT
         with pytest.raises(grpc.RpcError):

@@ -1,0 +1,61 @@
+"""Bytes by urgency against a count by hand, whatever is in the catalog."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtier.appliance.core.catalog import NO_ROW, TIERS, Catalog
+from kvtier.appliance.core.states import State
+from kvtier.appliance.sight.census import MAX_SHARE, Census, bytes_by_urgency
+from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier, Urgency
+
+SHAPES = [
+    Geometry(num_layers=5, num_kv_heads=1, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2),
+    Geometry(num_layers=1, num_kv_heads=2, head_dim=128, block_tokens=16, dtype="float32"),
+]
+
+
+@st.composite
+def catalogs(draw: st.DrawFn) -> Catalog:
+    """Return a catalog whose fragments are anywhere, in any state."""
+    catalog = Catalog()
+    namespaces = [
+        catalog.add_namespace(NamespaceIdentity(bytes([i]) * 16, g), 0) for i, g in enumerate(SHAPES)
+    ]
+    for number in range(draw(st.integers(0, 12))):
+        row = catalog.add(draw(st.sampled_from(namespaces)), number.to_bytes(32, "big"), NO_ROW, 0.0)
+        catalog.urgency[row] = draw(st.sampled_from(Urgency))
+        for fragment in catalog.fragments(row):
+            for tier in TIERS:
+                state = catalog.state[tier][fragment] = draw(st.sampled_from(State))
+                catalog.num_resident[tier][row] += state == State.RESIDENT
+    return catalog
+
+
+@settings(max_examples=60, deadline=None)
+@given(catalogs())
+def test_it_counts_what_is_there(catalog: Catalog) -> None:
+    for tier in TIERS:
+        by_hand: Counter[Urgency] = Counter()
+        for namespace in catalog.namespaces.values():
+            for row in namespace.rows.values():
+                for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
+                    if catalog.state[tier][fragment] == State.RESIDENT:
+                        by_hand[Urgency(catalog.urgency[row])] += length
+        assert bytes_by_urgency(catalog, tier) == {urgency: by_hand[urgency] for urgency in Urgency}
+
+
+def test_it_counts_no_more_often_than_it_is_worth() -> None:
+    """Counting takes a second of this clock: not again within a fiftieth of the time."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.5
+        return now[0]
+
+    census = Census(Catalog(), [Tier.DRAM], clock)
+    first = census.take()
+    assert census.take() is first
+    now[0] += 0.5 / MAX_SHARE
+    assert census.take() is not first
