@@ -62,18 +62,25 @@ _LOST = {
 }
 _REFUSED = {
     _INVALID_VALUE: "invalid value",
-    201: "invalid context",
+    201: "invalid context; a handle cannot be opened in the process that made it",
     205: "mapping failed",
+    208: "mapped already",
+    217: "these devices cannot reach each other's memory",
     304: "an operating system call failed: memory may not be pinned here (memlock limit, IOMMU, container)",
     400: "not a valid handle",
     712: "this memory is registered already",
     713: "this memory is not registered",
+    704: "peer access is on already",
+    705: "peer access is off",
+    711: "too many peers",
+    800: "not permitted here; a container may need hostIPC",
     801: "not supported on this system",
 }
 
 
 def fault_of(status: int) -> DeviceFault:
-    """Return how far the damage of a CUDA status goes. What nobody has heard of breaks the device."""
+    """Return how far the damage of a CUDA status goes. What is not known to be harmless breaks the device: it
+    would not be known whether memory is quiet."""
     if status == _OUT_OF_MEMORY:
         return DeviceFault.OUT_OF_MEMORY
     if status in _UNAVAILABLE:
