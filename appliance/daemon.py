@@ -240,6 +240,8 @@ class Daemon:
     def counters(self) -> Counter[str]:
         """Return what the shell counted, by name."""
         counters = self.appliance.counters + self.learned.counters
+        counters["policies_applied"] = self.reload.status.num_applied
+        counters["policies_refused"] = self.reload.status.num_refused
         if self.direct is not None:
             counters += self.direct.counters
         for reason, number in (self.local.counters if self.local is not None else Counter[str]()).items():

@@ -163,6 +163,10 @@ def schema() -> None:
       # yaml-language-server: $schema=policy.schema.json
 
     into the first line of a policy.
+
+    \b
+    Example:
+      kvtier policy schema > policy.schema.json
     """
     from ..settings_reference import schema_text  # late: builds the whole schema
 

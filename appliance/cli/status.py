@@ -93,6 +93,10 @@ def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
     text.append(f", up {format_duration(round(answer.uptime_s))}")
     if answer.draining:
         text.append("  DRAINING", "bold red")
+    if answer.policy.generation:
+        text.append(f", policy generation {answer.policy.generation}")
+    if answer.policy.last_error:
+        text.append(f"\nthe last policy was refused: {answer.policy.last_error}", "bold red")
     counts = (
         (answer.num_blocks, "blocks"),
         (answer.num_namespaces, "namespaces"),

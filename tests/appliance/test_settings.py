@@ -165,7 +165,7 @@ MALFORMED = {
         "tiers.dram.hugepages",
         "'auto', 'on' or 'off'",
     ),
-    "backend": ("tiers:\n  hbm:\n    backend: cuda", 3, "tiers.hbm.backend", "'host'"),
+    "backend": ("tiers:\n  hbm:\n    backend: rocm", 3, "tiers.hbm.backend", "'host' or 'cuda'"),
     "lock": ("tiers:\n  dram:\n    lock: 1", 3, "tiers.dram.lock", "true or false"),
     "node twice": (
         "tiers:\n  dram:\n    numa_nodes: [0, 0]",

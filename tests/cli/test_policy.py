@@ -1,0 +1,117 @@
+"""`kvtier policy`: what each verb prints, and what it exits with."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvtier.appliance.settings_origin import Origin
+
+from ..appliance.loops import DaemonThread
+from .conftest import run
+
+DRAFT = "schema_version: 0\nwatermark: {high: 90}  # as agreed\n"
+
+
+@pytest.fixture
+def policy(tmp_path: Path, target: str) -> Path:
+    """A right policy, for a small daemon at `target`."""
+    file = tmp_path / "policy.yaml"
+    tiers = {"dram": {"capacity": "8MiB", "extent": "2MiB"}}
+    file.write_text(yaml.safe_dump({"listen": target, "tiers": tiers, "observe": {"http": "off"}}))
+    return file
+
+
+@pytest.fixture
+def daemon(policy: Path) -> Iterator[DaemonThread]:
+    """A daemon that has this policy."""
+    with DaemonThread(Origin(policy, {}).load()) as running:
+        yield running
+
+
+def test_validate_says_nothing_or_everything(policy: Path, tmp_path: Path) -> None:
+    result = run("policy", "validate", str(policy))
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("leases:\n  ttl: 20m\nlimits:\n  max_client: 1\n")
+    result = run("policy", "validate", str(wrong))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{wrong}:2: leases.ttl: 20m is longer than ttl_max (10m)" in result.stderr
+    answer = json.loads(run("policy", "validate", str(wrong), "--json").stdout)
+    assert not answer["valid"]
+    assert {problem["path"] for problem in answer["problems"]} == {"leases.ttl", "limits.max_client"}
+    assert answer["problems"][0]["source"].startswith(f"{wrong}:")
+    assert run("policy", "validate", str(tmp_path / "absent.yaml")).exit_code == 2
+
+
+def test_show_names_the_source_of_every_value(policy: Path) -> None:
+    arguments = ("policy", "show", "--policy", str(policy), "--set", "leases.ttl=9s", "--json")
+    settings = json.loads(run(*arguments).stdout)["settings"]
+    assert settings["leases.ttl"] == {"value": "9s", "source": "--set leases.ttl"}
+    assert settings["tiers.dram.capacity"]["source"].startswith(f"{policy}:")
+    assert settings["leases.grace"] == {"value": "2s", "source": "default"}
+    changed = json.loads(run(*arguments, "--changed").stdout)["settings"]
+    assert "leases.grace" not in changed
+    assert "leases.ttl" in changed
+    assert "leases.ttl_max" in run("policy", "show", "--policy", str(policy)).stdout
+
+
+def test_diff_says_what_needs_a_restart(policy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(policy.read_text() + "leases: {ttl: 9s}\nreflection: false\n")
+    text = run("policy", "diff", str(policy), str(other)).stdout
+    assert "leases.ttl: 30s → 9s\n" in text
+    assert "reflection: true → false   (needs a restart)" in text
+    changes = json.loads(run("policy", "diff", str(policy), str(other), "--json").stdout)["changes"]
+    assert changes["reflection"] == {"was": True, "becomes": False, "needs_restart": True}
+    assert "no setting differs" in run("policy", "diff", str(policy), str(policy)).stdout
+
+
+def test_migrate_prints_or_writes(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(DRAFT)
+    migrated = "schema_version: 1\nwatermarks: {high: 90%}  # as agreed\n"
+    assert run("policy", "migrate", str(file)).stdout == migrated
+    assert file.read_text() == DRAFT
+    assert run("policy", "migrate", "--write", str(file)).exit_code == 0
+    assert file.read_text() == migrated
+    file.write_text("schema_version: 2\n")
+    result = run("policy", "migrate", str(file))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{file}:1: schema_version: is 2; a newer kvtier wrote this file" in result.stderr
+    file.write_text(DRAFT + "leases: {ttl: soon}\n")
+    result = run("policy", "migrate", str(file))
+    assert result.exit_code == 2
+    assert "after migrating" in result.stderr
+
+
+def test_schema_is_json() -> None:
+    assert json.loads(run("policy", "schema").stdout)["title"] == "kvtier policy"
+
+
+def test_apply_and_show_what_is_running(
+    daemon: DaemonThread, policy: Path, target: str, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(policy.read_text() + "leases: {ttl: 9s}\n")
+    answer = json.loads(run("policy", "apply", str(other), "--dry-run", "--json", target=target).stdout)
+    assert answer["changes"] == {"leases.ttl": {"was": "30s", "becomes": "9s", "needs_restart": False}}
+    assert (answer["generation"], daemon.daemon.planner.options.lease_ttl_s) == (1, 30)
+    text = run("policy", "apply", str(other), "--generation", "1", target=target).stdout
+    assert "leases.ttl: 30s → 9s" in text
+    assert "in force is generation 2" in text
+    running = json.loads(run("policy", "show", "--running", "--changed", "--json", target=target).stdout)
+    assert running["generation"] == 2
+    ttl = running["settings"]["leases.ttl"]
+    assert (ttl["value"], ttl["source"].startswith(f"{other}:")) == ("9s", True)
+    assert "in force is generation 3" in run("policy", "apply", target=target).stdout, "the daemon's own file"
+    other.write_text(policy.read_text() + "leases: {ttl: soon}\n")
+    result = run("policy", "apply", str(other), target=target)
+    assert result.exit_code == 1
+    assert f"BAD_POLICY: {other}:" in result.stderr
+    assert "the last policy was refused" in " ".join(run("status", target=target).stdout.split())
+    assert "the last policy was refused" in run("policy", "show", "--running", target=target).stdout
+    result = run("policy", "apply", str(policy), "--generation", "1", target=target)
+    assert (result.exit_code, "GENERATION_CONFLICT" in result.stderr) == (1, True)
