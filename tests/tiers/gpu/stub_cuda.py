@@ -171,16 +171,16 @@ def stubbed_cuda(has_batches: bool = True, **options: Any) -> CudaDevice:
         patch.multiple(driver, device_uuid=lambda index: stub.fake.uuid, has_batches=lambda: has_batches),
     ):
         device = CudaDevice(0)
-    driver_calls = {"copy_batch": stub.copy_batch, "allocation_bytes": stub.allocation_bytes}
-    patcher = patch.multiple(driver, **driver_calls)
+    patcher = patch.multiple(driver, copy_batch=stub.copy_batch, allocation_bytes=stub.allocation_bytes)
     patcher.start()
-    end = device.shut_down
+    end, stubbed = device.shut_down, [patcher]
 
     def shut_down() -> None:
         end()
         stub.fake.shut_down()
         assert stub.fake.violations == []
-        patch.stopall()
+        while stubbed:
+            stubbed.pop().stop()
 
     device.shut_down = shut_down  # type: ignore[method-assign]
     return device
