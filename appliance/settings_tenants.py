@@ -105,6 +105,8 @@ class Quota(_Model):
     """Memory of the hot tier. Whole extents are given; what is left over is not."""
     dram_bytes: Bytes | None = Field(default=None, alias="dram")
     """Memory of the warm tier. Whole extents are given; what is left over is not."""
+    nvme_bytes: Bytes | None = Field(default=None, alias="nvme")
+    """Payload in the cold tier. At the limit the ends of its oldest chains go."""
     pinned_bytes: Bytes | None = Field(default=None, alias="pinned")
     """Memory that leases and pins of all its clients may hold together."""
     requests_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -114,14 +116,14 @@ class Quota(_Model):
     @property
     def has_bytes(self) -> bool:
         """Whether anything but the rate of calls is limited."""
-        given = (self.hbm_bytes, self.dram_bytes, self.pinned_bytes)
+        given = (self.hbm_bytes, self.dram_bytes, self.nvme_bytes, self.pinned_bytes)
         return any(num_bytes is not None for num_bytes in given)
 
     def for_planner(self) -> PlannerQuota:
         """Return what the pure core needs of it."""
         by_tier = {Tier.HBM: self.hbm_bytes, Tier.DRAM: self.dram_bytes}
         memory = {tier: num_bytes for tier, num_bytes in by_tier.items() if num_bytes is not None}
-        return PlannerQuota(memory, self.pinned_bytes)
+        return PlannerQuota(memory, self.pinned_bytes, self.nvme_bytes)
 
 
 class Tenant(Identities):

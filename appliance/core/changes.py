@@ -73,6 +73,7 @@ class Changes:
             planner.reclaim,
             planner.pressure,
             planner.pressure.early,
+            planner.pressure.cold_quota,
             planner.prefetching,
         ):
             part.options = change.options

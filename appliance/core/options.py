@@ -15,6 +15,7 @@ class Quota:
 
     memory_bytes: Mapping[Tier, int] = field(default_factory=dict)  # tiers not in it have no limit
     pinned_bytes: int | None = None
+    cold_bytes: int | None = None  # payload in the cold store
 
 
 def tenant_of(domain: str) -> str:

@@ -16,6 +16,7 @@ from ...policies.base import AdmissionPolicy, Newcomer, Victim
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS
+from .cold_quota import BEYOND_QUOTA, ColdQuota
 from .copies import Copies, Move
 from .early import EarlyLayers
 from .encodings import AS_IT_IS
@@ -61,6 +62,7 @@ class Pressure:
         self.options = options
         self._exits = Exits(residency)
         self.victims = Victims(residency)
+        self.cold_quota = ColdQuota(residency, options)
         self.early = EarlyLayers(residency, options)
         self._relieving: set[Tier] = set()
         #: Handles of blocks to demote because their session ended.
@@ -218,8 +220,13 @@ class Pressure:
             if residency.may_leave(row, tier) and not self._is_worth_keeping(row, lower):
                 residency.evict(row, tier, f"not worth {lower.label}", victim)
                 return Step.EVICTED, 1
-            if self._spilling_bytes(tier) < self.options.max_spill_bytes and self._spill(row, tier):
-                return Step.SPILLING, 1
+            if self._spilling_bytes(tier) < self.options.max_spill_bytes:
+                if lower is Tier.NVME and not self.cold_quota.admits(row):
+                    if residency.may_leave(row, tier):
+                        residency.evict(row, tier, BEYOND_QUOTA, victim)
+                        return Step.EVICTED, 1
+                elif self._spill(row, tier):
+                    return Step.SPILLING, 1
             policy.offer((row,), residency.now)
             return Step.NOTHING, 0
         return (Step.EVICTED, 1) if trims and self._evict_oldest() else (Step.NOTHING, 0)
@@ -360,7 +367,8 @@ class Pressure:
                 in_flight = self._copies.bytes_in_flight.get((source, Tier.NVME), 0)
                 if in_flight + self._spilled_bytes[source] >= self.options.max_spill_bytes:
                     return
-                if not self._spill(row, source, Urgency.ENDED, target=Tier.NVME):
+                is_admitted = self.cold_quota.admits(row)
+                if is_admitted and not self._spill(row, source, Urgency.ENDED, target=Tier.NVME):
                     return
             self._to_archive.popleft()
         self.is_busy = self.is_busy or bool(self._to_archive)

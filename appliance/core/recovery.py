@@ -230,7 +230,9 @@ def _count(
         (catalog.num_children_placed[Tier.NVME], children),
     ):
         np.frombuffer(column, column.typecode)[first_row:] = counts
-    residency.resident_bytes[Tier.NVME] += int(records["stored_length"].sum())
+    stored_bytes = int(records["stored_length"].sum())
+    residency.resident_bytes[Tier.NVME] += stored_bytes
+    residency.cold_bytes[namespace.id] += stored_bytes
     residency.num_resident[Tier.NVME] += len(records)
     segments = records["place"] >> 32
     order = np.argsort(segments, kind="stable")

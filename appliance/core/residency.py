@@ -60,6 +60,8 @@ class Residency:
         self.condemned_bytes = dict.fromkeys(TIERS, 0)
         self.resident_bytes = dict.fromkeys(TIERS, 0)
         self.num_resident = dict.fromkeys(TIERS, 0)
+        #: Bytes with a place in the cold store, by namespace.
+        self.cold_bytes: defaultdict[int, int] = defaultdict(int)
         #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
         self.floors: dict[int, list[Tier]] = {}
         #: Reservation of the put that writes a block, by row, until that put ends.
@@ -78,6 +80,7 @@ class Residency:
             catalog.num_children_placed[tier][catalog.parent[row]] += 1
         if tier is Tier.NVME:
             self.in_segment[extent_of(place)].append(fragment)
+            self.cold_bytes[catalog.namespace_id[row]] += catalog.stored_length(fragment, tier)
         self.arriving_bytes[tier] += catalog.stored_length(fragment, tier)
         self.hold(fragment, tier)
 
@@ -341,6 +344,7 @@ class Residency:
         self.rooms[tier].release(catalog.place[tier][fragment], catalog.stored_length(fragment, tier))
         catalog.place[tier][fragment] = NO_PLACE
         if tier is Tier.NVME:
+            self.cold_bytes[catalog.namespace_id[row]] -= catalog.stored_length(fragment, tier)
             catalog.encoding[fragment] = AS_IT_IS
         catalog.num_placed[tier][row] -= 1
         if catalog.num_placed[tier][row]:
@@ -443,6 +447,15 @@ class Residency:
         """Audit byte counts, unique places, and that every placed fragment agrees with its room."""
         problems = []
         catalog = self.catalog
+        for namespace in catalog.namespaces.values():
+            cold = [f for row in namespace.rows.values() for f in catalog.fragments(row)]
+            total = sum(
+                catalog.stored_length(f, Tier.NVME) for f in cold if catalog.place[Tier.NVME][f] != NO_PLACE
+            )
+            if total != self.cold_bytes[namespace.id]:
+                problems.append(
+                    f"nvme: namespace {namespace.id} has {total}, {self.cold_bytes[namespace.id]}"
+                )
         for tier in TIERS:
             seen: dict[int, int] = {}
             by_state = dict.fromkeys(State, 0)

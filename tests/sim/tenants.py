@@ -31,6 +31,7 @@ class Tenants:
                 f"domain-{number}": Quota(
                     {tier: rng.choice((1, 1, 2)) * extent_bytes for tier in (Tier.HBM, Tier.DRAM)},
                     rng.choice((None, extent_bytes, 4 * extent_bytes)),
+                    rng.choice((None, 0, extent_bytes, 4 * extent_bytes)),
                 )
                 for number in range(config.num_domains)
                 if rng.random() < 0.8
@@ -47,14 +48,23 @@ class Tenants:
                     found = sum(room.domain_of_extent(extent) == number for extent in room.extents())
                     limit = quota.memory_bytes.get(tier, UNLIMITED) // room.extent_bytes
                     self._compare(domain, f"{tier.label} extents", found, limit)
+            cold = sum(
+                planner.residency.cold_bytes[namespace.id]
+                for namespace in planner.catalog.namespaces.values()
+                if namespace.identity.domain == domain
+            )
+            self._compare(domain, "cold bytes", cold, _or_unlimited(quota.cold_bytes))
             clients = [client for client in planner.leases.clients.values() if client.domain == domain]
             pinned = sum(client.held_bytes for client in clients) + planner.pins.bytes_of_tenant.get(
                 domain, 0
             )
-            limit = UNLIMITED if quota.pinned_bytes is None else quota.pinned_bytes
-            self._compare(domain, "pinned bytes", pinned, limit)
+            self._compare(domain, "pinned bytes", pinned, _or_unlimited(quota.pinned_bytes))
 
     def _compare(self, domain: str, what: str, found: int, limit: int) -> None:
         most = self._most[domain, what] = max(limit, self._most.get((domain, what), 0))
         if found > most:
             raise Violation("quotas", f"{domain} has {found} {what}, never more than {most} were granted")
+
+
+def _or_unlimited(limit: int | None) -> int:
+    return UNLIMITED if limit is None else limit

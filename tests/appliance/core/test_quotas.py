@@ -272,3 +272,23 @@ def test_who_was_set_aside_and_used_since_is_judged_anew() -> None:
     assert shared.put(BOLT, 3, 2) == STORED * 2
     found = [shared.planner.lookup(shared.namespace[BOLT], names(BOLT, name, 2)) for name in (1, 2, 3)]
     assert [getattr(one, "num_blocks", None) for one in found] == [2, 0, 2], "what was used stays"
+
+
+def test_at_its_quota_of_nvme_the_ends_of_the_oldest_chains_go() -> None:
+    quota = replace(memory(1), cold_bytes=6 * BLOCK_BYTES)
+    shared = Shared({"tenant:acme": quota}, has_nvme=True)
+    shared.put(BOLT, 1, 2)
+    for name in range(8):
+        assert shared.put(ACME, name, 2) == STORED * 2
+        assert shared.planner.residency.cold_bytes[shared.namespace[ACME]] <= 6 * BLOCK_BYTES
+    stored = [
+        getattr(shared.planner.lookup(shared.namespace[ACME], names(ACME, name, 2)), "num_blocks", None)
+        for name in range(8)
+    ]
+    assert stored[-1] == 2, "the youngest is there"
+    assert stored.count(0) >= 3, "old ones went, they did not keep the young ones out"
+    assert sum(one or 0 for one in stored) >= 6
+    none = Shared({"tenant:acme": replace(memory(1), cold_bytes=0)}, has_nvme=True)
+    for name in range(4):
+        assert none.put(ACME, name, 2) == STORED * 2, "without a cold store of its own it has dram"
+    assert none.planner.residency.cold_bytes[none.namespace[ACME]] == 0

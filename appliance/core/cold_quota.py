@@ -1,0 +1,83 @@
+"""ColdQuota: what a tenant may keep in the cold store, and which of its records go when it has reached that.
+
+Segments mix tenants and come back whole, so a record that is given up leaves dead space until its segment is
+reclaimed; what is counted is payload that can be read. Who goes is the end of one of the tenant's oldest
+chains: of a chain the end is worth least, and the order in which its blocks became known is the one order
+that costs nothing to keep.
+
+Rejected: refusing to spill at the limit. The store would keep for ever what happened to come first.
+"""
+
+from collections import defaultdict
+from itertools import islice
+
+from ...tiers.block import Tier
+from .catalog import NO_ROW, Namespace
+from .options import PlannerOptions, tenant_of
+from .residency import Residency
+from .table import NUM_SHARDS
+
+#: Shards of a namespace looked at for a chain to shorten, chains per shard, and blocks down a chain.
+MAX_SHARDS, MAX_CHAINS, MAX_DEPTH = 16, 4, 4096
+BEYOND_QUOTA = "beyond its tenant's quota of nvme"
+#: Blocks that go for one newcomer; after a quota was lowered, the rest goes with the next ones.
+MAX_STEPS = 64
+
+
+class ColdQuota:
+    """Makes room within a tenant's quota. Costs nothing where there is none."""
+
+    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+        self._residency = residency
+        self.options = options
+        self._next_shard: defaultdict[int, int] = defaultdict(int)  # by namespace
+
+    def admits(self, row: int) -> bool:
+        """Whether a block may enter the cold store, once older ones of its tenant went if need be."""
+        if not self.options.quotas:
+            return True
+        namespace = self._residency.catalog.namespace_of(row)
+        quota = self.options.quotas.get(tenant_of(namespace.identity.domain))
+        if quota is None or quota.cold_bytes is None:
+            return True
+        for _ in range(MAX_STEPS):
+            if self._stored_bytes(namespace) + namespace.block_bytes <= quota.cold_bytes:
+                return True
+            if not self._shorten(namespace, row):
+                return False
+        return False
+
+    def _stored_bytes(self, namespace: Namespace) -> int:
+        """Return what the tenant of a namespace has in the cold store, all its namespaces together."""
+        tenant = tenant_of(namespace.identity.domain)
+        stored = self._residency.cold_bytes
+        return sum(
+            stored[one.id]
+            for one in self._residency.catalog.namespaces.values()
+            if tenant_of(one.identity.domain) == tenant
+        )
+
+    def _shorten(self, namespace: Namespace, newcomer: int) -> bool:
+        """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""
+        residency = self._residency
+        for _ in range(MAX_SHARDS):
+            shard = self._next_shard[namespace.id]
+            self._next_shard[namespace.id] = (shard + 1) % NUM_SHARDS
+            for row in list(islice(namespace.rows.shards[shard].values(), MAX_CHAINS)):
+                last = self._last_cold(row)
+                if last not in (NO_ROW, newcomer) and residency.may_leave(last, Tier.NVME):
+                    residency.evict(last, Tier.NVME, BEYOND_QUOTA)
+                    return True
+        return False
+
+    def _last_cold(self, row: int) -> int:
+        """Return the deepest block below `row` (or itself) along first children that is in the cold store."""
+        catalog = self._residency.catalog
+        placed, last = catalog.num_placed[Tier.NVME], NO_ROW
+        for _ in range(MAX_DEPTH):
+            if placed[row]:
+                last = row
+            row = catalog.first_child[row]
+            if row == NO_ROW:
+                break
+        return last
