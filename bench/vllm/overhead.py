@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess
 from bench.vllm.ttft import MID, warm_up
 
-PROMPT_TOKENS, NEW_TOKENS, NUM_REQUESTS = 400, 48, 24  # requests of one leg, a quarter of a round
+PROMPT_TOKENS, NEW_TOKENS, NUM_REQUESTS = 400, 48, 20  # requests of one leg, a quarter of a round
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def run(is_quick: bool) -> list[Round]:
                 order = (plain, kvtier, kvtier, plain) if number % 2 else (kvtier, plain, plain, kvtier)
                 with sampling(plain.pid, kvtier.pid, appliance.pid):
                     rounds.append(_round(order, appliance, chance))
+                print(f"round {number + 1}: {rounds[-1]}", file=sys.stderr, flush=True)  # it takes minutes
     return rounds
 
 
