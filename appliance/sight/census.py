@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ...tiers.block import Tier, Urgency
 from ..core.catalog import Catalog
+from ..core.encodings import AS_IT_IS
 from ..core.runs import column
 from ..core.states import State
 
@@ -46,8 +47,8 @@ class Census:
 def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[Urgency, int]:
     """Return the readable bytes of a tier by urgency. They sum to its used bytes, exactly.
 
-    Blocks that are complete are counted by (namespace, urgency) and multiplied; of the others each fragment
-    is looked at.
+    Blocks that are complete are counted by (namespace, urgency) and multiplied; of the others, and where
+    fragments are encoded, each fragment is looked at.
     """
     namespaces = catalog.namespaces
     num_groups, block_bytes = np.zeros((2, len(namespaces) + 1), np.int64)
@@ -56,18 +57,19 @@ def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[Urgency, int]:
     resident = column(catalog.num_resident[tier])
     rows = np.flatnonzero(resident)
     ids, urgencies = column(catalog.namespace_id)[rows], column(catalog.urgency)[rows]
-    is_complete = resident[rows] == num_groups.astype(resident.dtype)[ids]
+    is_plain = tier is not Tier.NVME or len(catalog.encodings) == 1
+    is_complete = (resident[rows] == num_groups.astype(resident.dtype)[ids]) & is_plain
     num_urgencies = len(Urgency)
     kinds = ids[is_complete].astype(np.intp) * num_urgencies + urgencies[is_complete]
     counts = np.bincount(kinds, minlength=len(num_groups) * num_urgencies).reshape(-1, num_urgencies)
     totals = block_bytes @ counts
     if len(kinds) < len(rows):
-        partial = ~is_complete
-        _add_partial(catalog, tier, rows[partial], urgencies[partial], ids[partial], totals)
+        others = ~is_complete
+        _add_fragments(catalog, tier, rows[others], urgencies[others], ids[others], totals)
     return {urgency: int(totals[urgency]) for urgency in Urgency}
 
 
-def _add_partial(
+def _add_fragments(
     catalog: Catalog,
     tier: Tier,
     rows: "npt.NDArray[np.intp]",
@@ -75,10 +77,17 @@ def _add_partial(
     ids: "npt.NDArray[np.uint16]",
     totals: "npt.NDArray[np.int64]",
 ) -> None:
-    """Add the readable bytes of blocks that are not complete in a tier to `totals`, by urgency."""
+    """Add the readable bytes of blocks to `totals`, by urgency, fragment by fragment."""
+    encodings = catalog.encodings
+    stored = np.array([encodings.stored_bytes(number, 0) for number in range(len(encodings))], np.int64)
     for number in np.unique(ids).tolist():
         namespace, mine = catalog.namespaces[number], ids == number
         firsts = column(catalog.first_fragment)[rows[mine]]
         fragments = firsts[:, None] + np.arange(namespace.num_groups, dtype=np.int32)
         is_resident = column(catalog.state[tier])[fragments] == State.RESIDENT
-        np.add.at(totals, urgencies[mine], is_resident @ np.array(namespace.fragment_bytes, np.int64))
+        sizes = np.array(namespace.fragment_bytes, np.int64)[None, :]
+        if tier is Tier.NVME:
+            numbers = column(catalog.encoding)[fragments]
+            sizes = np.where(numbers == AS_IT_IS, sizes, stored[numbers])
+        num_bytes = (is_resident * sizes).sum(1)
+        totals += np.bincount(urgencies[mine], num_bytes, len(totals)).astype(np.int64)

@@ -40,6 +40,8 @@ def _quantile(metric: str, by: str, fraction: float = 0.99) -> str:
 
 FOUND = 'sum(rate(kvtier_lookup_blocks_total{@, outcome=~"hbm|dram|nvme"}[$__rate_interval]))'
 ASKED = "sum(rate(kvtier_asked_blocks_total{@}[$__rate_interval]))"
+STORED = 'sum by (codec) (rate(kvtier_codec_bytes_total{@, form="stored"}[$__rate_interval]))'
+RAW = 'sum by (codec) (rate(kvtier_codec_bytes_total{@, form="raw"}[$__rate_interval]))'
 FAILED = 'rate(kvtier_copies_total{@, outcome="failed"}[$__rate_interval])'
 TAKEN = "sum by (tier) (kvtier_tier_bytes{@})"
 CAPACITY = "sum by (tier) (kvtier_tier_capacity_bytes{@})"
@@ -80,6 +82,14 @@ ROWS: tuple[tuple[str, Sequence[Panel]], ...] = (
               [("{{source}} → {{target}}", f"sum by (source, target) ({FAILED})")]),
         Panel("Corrupt fragments", "Dropped when they failed verification.", "short",
               [("{{tier}}", _rate("kvtier_corrupt_fragments_total", "tier"))]),
+    )),
+    ("Compression", (
+        Panel("Stored of raw", "What the device holds per byte that was put.", "percentunit",
+              [("{{codec}}", f"{STORED} / {RAW}")], maximum=1),
+        Panel("Encoding and decoding", "Threads busy with it.", "short",
+              [("{{codec}} {{direction}}", _rate("kvtier_codec_seconds_total", "codec, direction"))]),
+        Panel("Fragments", "By codec and outcome.", "short",
+              [("{{codec}} {{outcome}}", _rate("kvtier_codec_fragments_total", "codec, outcome"))]),
     )),
     ("Calls", (
         Panel("Calls, 99th percentile", "Inside the daemon.", "s",

@@ -11,6 +11,8 @@ from typing import Any
 
 from ...policies.registry import PolicyChoice
 from ...tiers.block import Tier
+from ...tiers.codecs.records import CodecStatistics
+from ...tiers.nvme import ColdStore
 from ..event_log import EventLog
 from ..histogram import Histogram
 from ..lanes import EdgeStatistics
@@ -86,6 +88,11 @@ class Eyes:
     def edges(self) -> Sequence[EdgeStatistics]:
         """Return what each edge did."""
         return self.appliance.mover.statistics()
+
+    def codecs(self) -> list[CodecStatistics]:
+        """Return what each codec of the cold store did."""
+        engine = self.appliance.engines.get(Tier.NVME)
+        return engine.codecs.statistics() if isinstance(engine, ColdStore) else []
 
     def backend(self, tier: Tier) -> str:
         """Return what holds the bytes of a tier."""

@@ -165,6 +165,26 @@ edge_bandwidth = _edges(lambda edge: edge.bandwidth_bytes_per_s)
 edge_latency = _edges(lambda edge: edge.latency_s)
 
 
+def codec_fragments(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
+    for codec in eyes.codecs():
+        yield (codec.name, "encoded"), codec.num_encoded
+        yield (codec.name, "unfit"), codec.num_unfit
+        yield (codec.name, "decoded"), codec.num_decoded
+        yield (codec.name, "refused"), codec.num_refused
+
+
+def codec_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
+    for codec in eyes.codecs():
+        yield (codec.name, "raw"), codec.encoded_raw_bytes
+        yield (codec.name, "stored"), codec.encoded_stored_bytes
+
+
+def codec_seconds(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
+    for codec in eyes.codecs():
+        yield (codec.name, "encode"), codec.encode_s
+        yield (codec.name, "decode"), codec.decode_s
+
+
 # --------------------------------------------------------------------------------------------- held
 
 

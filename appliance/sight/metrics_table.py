@@ -12,6 +12,9 @@ from .metrics import Metric
 #: Every label and the closed set its values come from.
 LABELS = {
     "code": "status codes of gRPC",
+    "codec": "names of `tiers/codecs/registry.py`",
+    "direction": "`encode`, `decode`",
+    "form": "`raw`, `stored`",
     "method": "rpcs of `proto/kvtier/v1`",
     "outcome": "named with the metric",
     "reason": "why a block leaves (words of `appliance/core`), or a reason of the error table",
@@ -127,6 +130,19 @@ COPIES = (
            "Time an edge takes to begin, as lately measured.", "The same.", sources.edge_latency),
 )  # fmt: skip
 
+CODECS = (
+    Metric("kvtier_codec_fragments_total", "counter", ("codec", "outcome"),
+           "Fragments `encoded`, `unfit` (too long once encoded, stored as they are), `decoded`, or "
+           "`refused` (what nothing encodes to: a damaged record, dropped).",
+           "Which codecs are at work.", sources.codec_fragments),
+    Metric("kvtier_codec_bytes_total", "counter", ("codec", "form"),
+           "Bytes of encoded fragments: `raw` as they were put, `stored` as they lie on the device.",
+           "What compression saves: stored over raw.", sources.codec_bytes),
+    Metric("kvtier_codec_seconds_total", "counter", ("codec", "direction"),
+           "Time of threads spent to `encode` and `decode`.", "What compression costs.",
+           sources.codec_seconds),
+)  # fmt: skip
+
 HELD = (
     Metric("kvtier_sessions", "gauge", ("urgency",), "Sessions by urgency.", "Load to come.",
            sources.sessions),
@@ -143,6 +159,6 @@ HELD = (
            "Clients that die or forget.", sources.leases_expired),
 )  # fmt: skip
 
-METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *HELD)
+METRICS: tuple[Metric, ...] = (*SERVICE, *TIERS, *ASKED, *COPIES, *CODECS, *HELD)
 GROUPS = {"Service": SERVICE, "Tiers": TIERS, "Blocks asked, stored and prefetched": ASKED,
-          "Copies": COPIES, "What is held": HELD}  # fmt: skip
+          "Copies": COPIES, "Codecs": CODECS, "What is held": HELD}  # fmt: skip

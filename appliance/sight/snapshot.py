@@ -58,6 +58,18 @@ class Snapshots:
                 "cancelled": counters.get("prefetch_cancelled", 0),
                 "awaited_bytes": books["awaited_bytes"],
             },
+            "codecs": [
+                {
+                    "name": codec.name,
+                    "raw_bytes": codec.encoded_raw_bytes,
+                    "stored_bytes": codec.encoded_stored_bytes,
+                    "num_encoded": codec.num_encoded,
+                    "num_decoded": codec.num_decoded,
+                    "encode_s": round(codec.encode_s, 6),
+                    "decode_s": round(codec.decode_s, 6),
+                }
+                for codec in eyes.codecs()
+            ],
             "counts": {
                 "blocks": books["num_blocks"],
                 "namespaces": books["num_namespaces"],

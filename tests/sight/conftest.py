@@ -84,6 +84,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 "listen": [f"unix://{folder}/k.sock"],
                 "tiers": tiers,
                 "policy": {"eviction": "lru"},
+                "compression": {"codec": "zstd"},
                 "observe": {"http": "127.0.0.1:0", **observe},
             }
         )
@@ -100,7 +101,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def use(shown: Shown, session_id: str = "s", chains: int = 3) -> None:
     """Put three chains, more than dram holds, and read them back: some are there, some are below, and of one
     twice as much is asked for as there is."""
-    data = np.random.default_rng(5).integers(0, 256, CHAIN_BLOCKS * GEOMETRY.block_bytes, np.uint8)
+    data = np.random.default_rng(5).integers(0, 16, CHAIN_BLOCKS * GEOMETRY.block_bytes, np.uint8)
     with Client(shown.target) as client:
         namespace = client.register(IDENTITY)
         for number in range(chains):

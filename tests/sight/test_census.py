@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtier.appliance.core.catalog import NO_ROW, TIERS, Catalog
+from kvtier.appliance.core.encodings import Encoding
 from kvtier.appliance.core.states import State
 from kvtier.appliance.sight.census import MAX_SHARE, Census, bytes_by_urgency
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier, Urgency
@@ -23,6 +24,8 @@ def catalogs(draw: st.DrawFn) -> Catalog:
     namespaces = [
         catalog.add_namespace(NamespaceIdentity(bytes([i]) * 16, g), 0) for i, g in enumerate(SHAPES)
     ]
+    is_encoded = draw(st.booleans())
+    numbers = [0, *([catalog.encodings.number_of(Encoding(1, 12_345))] if is_encoded else [])]
     for number in range(draw(st.integers(0, 12))):
         row = catalog.add(draw(st.sampled_from(namespaces)), number.to_bytes(32, "big"), NO_ROW, 0.0)
         catalog.urgency[row] = draw(st.sampled_from(Urgency))
@@ -30,6 +33,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
             for tier in TIERS:
                 state = catalog.state[tier][fragment] = draw(st.sampled_from(State))
                 catalog.num_resident[tier][row] += state == State.RESIDENT
+            catalog.encoding[fragment] = draw(st.sampled_from(numbers))
     return catalog
 
 
@@ -40,9 +44,9 @@ def test_it_counts_what_is_there(catalog: Catalog) -> None:
         by_hand: Counter[Urgency] = Counter()
         for namespace in catalog.namespaces.values():
             for row in namespace.rows.values():
-                for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
+                for fragment in catalog.fragments(row):
                     if catalog.state[tier][fragment] == State.RESIDENT:
-                        by_hand[Urgency(catalog.urgency[row])] += length
+                        by_hand[Urgency(catalog.urgency[row])] += catalog.stored_length(fragment, tier)
         assert bytes_by_urgency(catalog, tier) == {urgency: by_hand[urgency] for urgency in Urgency}
 
 

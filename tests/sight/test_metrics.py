@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvtier.appliance.errors import REASONS
 from kvtier.appliance.histogram import BOUNDS_S, Histogram
 from kvtier.appliance.sight.metrics_table import LABELS, METRICS
+from kvtier.tiers.codecs.registry import BY_NAME
 from kvtier.v1 import admin_pb2, events_pb2, kvcache_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -64,6 +65,9 @@ def test_what_is_asked_is_accounted_for(start: Start) -> None:
     assert total(samples, "kvtier_copy_seconds_count", source="nvme", target="dram") > 0
     assert total(samples, "kvtier_evicted_blocks_total", tier="dram") > 0
     assert total(samples, "kvtier_sessions") == 1
+    raw = total(samples, "kvtier_codec_bytes_total", codec="zstd", form="raw")
+    assert 0 < total(samples, "kvtier_codec_bytes_total", codec="zstd", form="stored") < raw
+    assert total(samples, "kvtier_codec_fragments_total", codec="zstd", outcome="decoded") > 0
     assert shown.audit() == []
 
 
@@ -106,6 +110,9 @@ def test_labels_come_from_closed_sets(start: Start) -> None:
         "urgency": URGENCIES,
         "transport": {"local", "grpc"},
         "state": {"resident", "reserved", "condemned"},
+        "codec": set(BY_NAME),
+        "form": {"raw", "stored"},
+        "direction": {"encode", "decode"},
     }
     samples = scrape(shown)
     for name, series in samples.items():
@@ -126,7 +133,7 @@ def test_the_table_is_what_is_exported_and_keeps_the_conventions(start: Start) -
     }
     for metric in METRICS:
         family = exported.pop(metric.name.removesuffix("_total"))
-        assert family.type == metric.kind
+        assert family.type == metric.kind, metric.name
         assert family.documentation == metric.what
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert re.fullmatch(r"kvtier_[a-z_]+", metric.name)
