@@ -10,7 +10,7 @@ from kvtier.appliance.gate import Gate
 
 from ..appliance.loops import run, turns
 
-NUM_BYTES = 8 << 20
+NUM_BYTES = 2 << 20
 
 
 def who(uid: int, gid: int) -> Principal:

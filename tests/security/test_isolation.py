@@ -31,7 +31,7 @@ class Watched(Shared):
             self.said += [shape(instruction) for instruction in instructions]
             return instructions
 
-        planner.handle = watched  # type: ignore[method-assign]
+        planner.handle = watched  # type: ignore[method-assign, assignment]
         try:
             super().do(event)
         finally:
