@@ -12,6 +12,7 @@ import pytest
 
 from kvtier.appliance.assembly import assemble
 from kvtier.appliance.core.events import EvictRequested
+from kvtier.appliance.daemon import Daemon
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.settings import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
@@ -22,6 +23,7 @@ from kvtier.tiers.gpu.device import DeviceError
 from kvtier.tiers.gpu.fake import FakeDevice
 
 from ..appliance.loops import DaemonThread
+from .direct_scene import names, runtime_at
 
 GEOMETRY = Geometry(4, 2, 64, 16, "float16", layers_per_group=2)
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"device").digest(), GEOMETRY)
@@ -39,6 +41,21 @@ def make_settings(folder: Path, hbm: str = "4MiB") -> Settings:
         "nvme": {"path": str(folder / "nvme"), "capacity": "64MiB", "segment": "1MiB"},
     }
     return Settings.model_validate({"listen": [f"unix://{folder}/k.sock"], "tiers": tiers})
+
+
+def wait_until(served: DaemonThread, holds: Callable[[], bool]) -> None:
+    """Wait until something holds on the daemon's loop."""
+    pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
+    while not served.call(holds):
+        assert time.monotonic() < deadline_at, served.call(served.daemon.planner.statistics)
+        pause.wait(0.002)
+
+
+def resident(daemon: Daemon, tier: Tier) -> int:
+    """Blocks of the one namespace there is that are whole in a tier."""
+    catalog = daemon.planner.catalog
+    [namespace] = catalog.namespaces.values()
+    return sum(catalog.num_resident[tier][row] == namespace.num_groups for row in namespace.rows.values())
 
 
 class Scene:
@@ -61,10 +78,7 @@ class Scene:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds on the daemon's loop."""
-        pause, deadline_at = threading.Event(), time.monotonic() + WAIT_S
-        while not self.served.call(holds):
-            assert time.monotonic() < deadline_at, self.served.call(self.served.daemon.planner.statistics)
-            pause.wait(0.002)
+        wait_until(self.served, holds)
 
     def promote(self) -> None:
         """Bring all blocks into hbm and wait for them."""
@@ -73,10 +87,7 @@ class Scene:
 
     def in_tier(self, tier: Tier) -> int:
         """Blocks that are whole in a tier."""
-        catalog = self.served.daemon.planner.catalog
-        [namespace] = catalog.namespaces.values()
-        num_groups = GEOMETRY.num_groups
-        return sum(catalog.num_resident[tier][row] == num_groups for row in namespace.rows.values())
+        return resident(self.served.daemon, tier)
 
     def leave_dram(self) -> None:
         """Evict from dram whatever can leave, and wait for the copies that this takes."""
@@ -164,6 +175,41 @@ def test_what_leaves_hbm_for_the_cold_store_goes_by_way_of_the_host(scene: Scene
     assert scene.read() >= NUM_BLOCKS - 1, "whoever meets the loss first gets a miss"
     scene.until(lambda: daemon.counters()["hbm_lost"] == 1)
     assert scene.read() == NUM_BLOCKS
+
+
+def test_pages_are_filled_from_hbm_without_a_detour(tmp_path: Path) -> None:
+    """The direct path reads the tier's own slots on the device: nothing comes down into dram for it."""
+    settings = make_settings(tmp_path)
+    device = FakeDevice(is_live=True, num_streams=32)
+    with DaemonThread(settings, device) as served, runtime_at(settings.listen[0]) as runtime:
+        daemon = served.daemon
+        runtime.fill(1)
+        chains = [names(f"chain {page}", 1) for page in range(8)]
+        for page, chain in enumerate(chains):
+            assert runtime.pages.put(runtime.namespace, chain, [page]).num_stored == 1
+            assert runtime.client.prefetch(runtime.namespace, chain, Asked.HBM).num_promoted == 1
+        wait_until(served, lambda: resident(daemon, Tier.HBM) == 8)
+        served.call(lambda: daemon.appliance.ask(lambda call: EvictRequested(call, Tier.DRAM, 1 << 30)))
+        wait_until(served, lambda: resident(daemon, Tier.DRAM) == 0)
+        for page, chain in enumerate(chains):
+            assert runtime.pages.get(runtime.namespace, chain, [16 + page]).num_loaded == 1
+        assert runtime.read(list(range(16, 24))) == runtime.read(list(range(8)))
+        assert resident(daemon, Tier.DRAM) == 0
+    assert device.check_integrity() == []
+    assert device.left_behind == []
+
+
+def test_more_than_hbm_holds(scene: Scene) -> None:
+    """Promotions make room as everybody's do; nothing is lost on the way."""
+    more = [hashlib.sha256(b"more %d" % i).digest() for i in range(112)]  # 128 blocks fill hbm
+    for name in more:
+        assert scene.client.put(scene.namespace, [name], BLOCKS[name[0] % NUM_BLOCKS]).complete
+        scene.client.prefetch(scene.namespace, [name], Asked.HBM)
+    for name in more:
+        found = scene.client.get(scene.namespace, [name])
+        assert found.num_blocks == 1
+        np.testing.assert_array_equal(found.data, BLOCKS[name[0] % NUM_BLOCKS])
+    assert scene.served.call(scene.served.daemon.check_integrity) == []
 
 
 def test_memory_that_does_not_fit(tmp_path: Path) -> None:
