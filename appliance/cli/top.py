@@ -24,13 +24,15 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 0.2, 3600.0
 HISTORY = 60  # samples shown, one a second
 BAR_CELLS, MIN_TIER_CELLS, FLOW_CELLS = 48, 6, 12
 SPARKS = "▁▂▃▄▅▆▇█"
-URGENCY_STYLES = {
-    "decoding": "bright_red",
-    "prefill": "yellow",
-    "queued": "green",
-    "waiting": "cyan",
-    "idle": "blue",
-    "ended": "bright_black",
+#: What stands for bytes in a tier's bar, told apart by mark and by colour.
+PARTS = {
+    "decoding": ("█", "bright_red"),
+    "prefill": ("▓", "yellow"),
+    "queued": ("▒", "green"),
+    "waiting": ("░", "cyan"),
+    "idle": ("▪", "blue"),
+    "ended": ("▫", "bright_black"),
+    "moving": ("▞", "magenta"),
 }
 
 
@@ -110,6 +112,13 @@ def sparks(values: list[float | None]) -> str:
     return "".join(" " if v is None else SPARKS[min(len(SPARKS) - 1, int(v * len(SPARKS)))] for v in values)
 
 
+def about_duration(seconds: float) -> str:
+    """Return a duration in three digits and the unit that suits it."""
+    if seconds >= 60:
+        return format_duration(round(seconds))
+    return f"{seconds:.3g} s" if seconds >= 1 or not seconds else f"{seconds * 1e3:.3g} ms"
+
+
 def _headline(snapshot: dict[str, Any]) -> Text:
     totals, counts = snapshot["totals"], snapshot["counts"]
     state = snapshot["state"]
@@ -125,9 +134,7 @@ def _headline(snapshot: dict[str, Any]) -> Text:
     text.append("hits ").append(f"{ratio:.1%}" if ratio is not None else "–", "bold")
     text.append(f" of {totals['asked']:,} blocks ")
     text.append(sparks(snapshot["history"]["hit_ratio"]), "green")
-    text.append(
-        f"  saved {format_duration(round(totals['saved_s']))} of prefill, {totals['evicted']:,} evicted\n"
-    )
+    text.append(f"  saved {about_duration(totals['saved_s'])} of prefill, {totals['evicted']:,} evicted\n")
     return text
 
 
@@ -141,8 +148,8 @@ def _tiers(tiers: list[dict[str, Any]], cells: int) -> Table:
         by_urgency = tier["bytes_by_urgency"]
         taken = tier["used_bytes"] + tier["reserved_bytes"] + tier["condemned_bytes"]
         counts = spread([*by_urgency.values(), taken - tier["used_bytes"]], tier["capacity_bytes"], width)
-        styles = [*(URGENCY_STYLES[urgency] for urgency in by_urgency), "magenta"]
-        bar = Text.assemble(*[("█" * count, style) for count, style in zip(counts, styles, strict=True)])
+        parts = [PARTS[name] for name in (*by_urgency, "moving")]
+        bar = Text.assemble(*[(mark * n, style) for n, (mark, style) in zip(counts, parts, strict=True)])
         bar.append("·" * (width - sum(counts)), "dim")
         table.add_row(
             tier["tier"] + (" OFFLINE" if tier["is_offline"] else ""),
@@ -155,9 +162,9 @@ def _tiers(tiers: list[dict[str, Any]], cells: int) -> Table:
 
 def _legend() -> Text:
     text = Text("      ")
-    for urgency, style in URGENCY_STYLES.items():
-        text.append("█", style).append(f" {urgency}  ")
-    return text.append("█", "magenta").append(" moving  ").append("·", "dim").append(" free")
+    for name, (mark, style) in PARTS.items():
+        text.append(mark, style).append(f" {name}  ")
+    return text.append("·", "dim").append(" free")
 
 
 def _flows(edges: list[dict[str, Any]]) -> Table:
@@ -176,7 +183,7 @@ def _flows(edges: list[dict[str, Any]]) -> Table:
             f"{about_bytes(edge['bytes_per_s'])}/s" if edge["bytes_per_s"] else "–",
             about_bytes(edge["bytes"]),
             f"{edge['num_queued']:,}",
-            f"{edge['p99_s'] * 1e3:.3g} ms" if edge["p99_s"] is not None else "–",
+            about_duration(edge["p99_s"]) if edge["p99_s"] is not None else "–",
         )
     return table
 
@@ -191,11 +198,11 @@ def _sessions(sessions: list[dict[str, Any]]) -> Table:
         ratio = session["hit_ratio"]
         table.add_row(
             Text(session.get("name", f"#{session['number']}")),
-            Text(session["urgency"], URGENCY_STYLES[session["urgency"]]),
+            Text(session["urgency"], PARTS[session["urgency"]][1]),
             *[f"{session['blocks'][tier]:,}" for tier in ("hbm", "dram", "nvme", "gone")],
             f"{ratio:.0%}" if ratio is not None else "–",
             about_bytes(session["read_bytes"]),
-            f"{session['saved_s']:.3g} s",
+            about_duration(session["saved_s"]),
             format_duration(round(session["idle_s"])),
         )
     return table

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kvtier.appliance.cli.top import SPARKS, picture, sparks, spread, tier_cells
+from kvtier.appliance.cli.top import SPARKS, about_duration, picture, sparks, spread, tier_cells
 from kvtier.clients import Client
 
 from ..cli.conftest import run
@@ -131,6 +131,13 @@ def test_bars_are_to_scale_and_show_what_is_there() -> None:
     assert spread([50, 0, 25], 100, 8) == [4, 0, 2]
     assert spread([1, 1, 1], 1 << 40, 8) == [1, 1, 1]
     assert sum(spread([99, 99, 99], 297, 7)) == 7
+    assert [about_duration(s) for s in (0.0, 0.00025, 0.05, 1.0, 61.0)] == [
+        "0 s",
+        "0.25 ms",
+        "50 ms",
+        "1 s",
+        "1m1s",
+    ]
     assert sparks([0.0, None, 0.5, 1.0]) == f"{SPARKS[0]} {SPARKS[4]}{SPARKS[-1]}"
 
 
