@@ -14,9 +14,9 @@ from .replay import replay
 from .serve import serve
 from .status import status
 from .story import story
+from .tenant import tenant
 from .top import top
 from .why import why
-from .tenant import tenant
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -35,5 +35,20 @@ def cli() -> None:
     """
 
 
-for command in (serve, status, inspect, doctor, bench, evict, drain, story, why, top, record, replay, policy, tenant):
+for command in (
+    serve,
+    status,
+    inspect,
+    doctor,
+    bench,
+    evict,
+    drain,
+    story,
+    why,
+    top,
+    record,
+    replay,
+    policy,
+    tenant,
+):
     cli.add_command(command)
