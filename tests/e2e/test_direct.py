@@ -5,12 +5,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kvtier.appliance import direct
-from kvtier.appliance.registrations import Registration
+from kvtier.appliance import direct, registrations
+from kvtier.appliance.registrations import Mapping, Registration
 from kvtier.clients import AsyncClient, Client, PutOutcome
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
 from kvtier.tiers.gpu import kernels
@@ -306,8 +307,17 @@ def test_unregistering_waits_for_the_device(stalled: Served) -> None:
     one.client.close()
 
 
-def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(stalled: Served) -> None:
+def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(
+    stalled: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call that timed out leaves its pages in doubt; being registered again settles it."""
+    opened: list[int] = []  # mappings that were there when a registration was mapped
+
+    def map_pages(*arguments: Any) -> Mapping:
+        opened.append(stalled.opened())
+        return registrations.map_pages(*arguments)
+
+    monkeypatch.setattr(direct, "map_pages", map_pages)
     one = Runtime(stalled.target, call_s=0.2)
     one.fill(13)
     stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN[:1], IDS[:1], deadline_s=20.0))
@@ -319,6 +329,7 @@ def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(stal
     again = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=20.0)
     assert stalled.let_finish(again).num_loaded == 1
     assert one.read(OTHERS[:1]) == one.read(IDS[:1])
+    assert opened == [0, 0]
     one.pages.unregister()
     one.client.close()
 

@@ -6,7 +6,7 @@ adding a page's start per block is all that is left to do per get, without a loo
 pages of 16 tokens with heads outermost is two million pieces.
 
 Neighbours are merged twice: inside the template (a page that is contiguous is one piece, whatever its axes
-are called), and between blocks (pages in a row, fragments in a row).
+are called), and between blocks (pages in a row, fragments in a row) where a block is one piece.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -74,15 +74,16 @@ class Pages:
 
     def _match(self, group: int, fragments: Addresses, ids: I64) -> tuple[Addresses, Addresses, I64]:
         template = self.template(group)
-        starts = ids[:, template.pages] * self.table.layout.page_stride
+        starts = ids * self.table.layout.page_stride
+        if starts.shape[1] > 1:
+            starts = starts[:, template.pages]
         pages = (starts + template.addresses).ravel()
-        parts = (fragments.astype(np.int64)[:, None] + template.offsets).ravel()
+        parts = (fragments.view(np.int64)[:, None] + template.offsets).ravel()
         lengths = np.tile(template.lengths, len(fragments))
-        if not len(pages):
-            return pages.astype(np.uint64), parts.astype(np.uint64), lengths
-        starts = _starts(pages, parts, lengths)
-        merged = np.add.reduceat(lengths, starts)
-        return pages[starts].astype(np.uint64), parts[starts].astype(np.uint64), merged
+        if len(template.lengths) == 1 and len(lengths) > 1:  # the only way in which blocks can be one run
+            first = _starts(pages, parts, lengths)
+            pages, parts, lengths = pages[first], parts[first], np.add.reduceat(lengths, first)
+        return pages.view(np.uint64), parts.view(np.uint64), lengths
 
 
 def make_template(table: PageTable, group: int) -> Template:
