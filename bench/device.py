@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,7 @@ class Rig:
             began = time.perf_counter()
             stream.copy(Pieces(*columns))
             event = stream.record()
-            self.device.when_done(event, lambda error, told=is_done: told.set())
+            self.device.when_done(event, partial(_tell, is_done))
             assert is_done.wait(WAIT_S)
             best = max(best, EXTENT_BYTES / (time.perf_counter() - began))
             self.device.recycle(event)
@@ -143,6 +144,11 @@ class Rig:
         self.threads.shutdown()
         self.dram.close()
         self.indexes.close()
+
+
+def _tell(is_done: threading.Event, error: DeviceError | None) -> None:
+    assert error is None, error
+    is_done.set()
 
 
 def main() -> int:
