@@ -27,6 +27,35 @@ STEP_EDGES_S: F64 = np.concatenate(
 )
 STEP_WIDTHS_S: F64 = np.diff(STEP_EDGES_S)
 
+#: Seconds from one request to the next, at least.
+MIN_GAP_S = 0.05
+
+
+class Clock:
+    """Time by which ages are told: seconds, but every request takes MIN_GAP_S at least.
+
+    A recording without times, or one played a thousand times too fast, would have no ages that can be told
+    apart; by this clock it has those that its order gives. A daemon that serves more requests per second has
+    a faster clock, and that is all: nothing that is learned depends on how long a second is.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        self._request_at = -math.inf
+
+    def at(self, now: float) -> float:
+        """Return this clock's time."""
+        return now + self._ahead_s
+
+    def begin_request(self, time_s: float) -> float:
+        """A request begins at this time of this clock. Returns the time, later if it follows too closely."""
+        late_s = self._request_at + MIN_GAP_S - time_s
+        if late_s > 0:
+            self._ahead_s += late_s
+            time_s += late_s
+        self._request_at = time_s
+        return time_s
+
 
 def bin_of(age_s: float) -> int:
     """Return the bin of an age; the last one is open-ended."""

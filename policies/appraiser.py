@@ -11,11 +11,11 @@ Who is in which stretch, and why, is the forecast's business (forecast.py).
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from .ages import EDGES_S, F64, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of, steps_of
+from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of, steps_of
 from .hazard import Hazards, Observations
 from .stretches import I32, NUM_PRICES, Stretches
 from .visits import (
@@ -47,6 +47,9 @@ KEPT_SHARE = 0.25
 SLACK_S = 0.5
 
 
+FloatOrMany = TypeVar("FloatOrMany", float, F64)
+
+
 class Appraiser:
     """Prices of stretches: expected uses per second of keeping. Owns their features, bins and prices."""
 
@@ -55,16 +58,21 @@ class Appraiser:
         self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
         self._seen = Observations()
         self._agenda: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_BINS)]  # (serial, stretch)
+        self.follows_age = False  # price by age alone: what was learned does worse than that
         self._unknown_prices: F64 = np.zeros(0)  # by step of age; empty: to be made
 
     def price(self, stretch: int, now: float) -> float:
         """Return the price of a stretch's blocks, hints included. About two microseconds."""
         stretches = self._stretches
-        step = step_of(now - stretches.used_at[stretch]) - stretches.priced_from[stretch]
-        step = min(max(step, 0.0), NUM_PRICES - 1.001)
-        first = int(step)
-        early, late = stretches.prices[stretch, first : first + 2].tolist()
-        price: float = (early + (step - first) * (late - early)) * stretches.share[stretch]
+        age_s = now - stretches.used_at[stretch]
+        if self.follows_age:
+            price = _price_by_age(age_s)
+        else:
+            step = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
+            first = int(step)
+            early, late = stretches.prices[stretch, first : first + 2].tolist()
+            price = early + (step - first) * (late - early)
+        price *= stretches.share[stretch]
         back_at, said_at = stretches.back_at[stretch], stretches.said_at[stretch]
         if back_at < math.inf:
             spread_s = KEPT_SHARE * (back_at - said_at) + SLACK_S
@@ -79,17 +87,23 @@ class Appraiser:
             np.frombuffer(column)[stretches_of]
             for column in (stretches.used_at, stretches.share, stretches.back_at)
         )
-        steps = steps_of(now - used_at) - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
-        np.clip(steps, 0.0, NUM_PRICES - 1.001, out=steps)
-        whole = steps.astype(np.int64)
-        early, late = stretches.prices[stretches_of, whole], stretches.prices[stretches_of, whole + 1]
-        prices: F64 = (early + (steps - whole) * (late - early)) * share
+        if self.follows_age:
+            prices = _price_by_age(now - used_at)
+        else:
+            steps = steps_of(now - used_at) - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
+            np.clip(steps, 0.0, NUM_PRICES - 1.001, out=steps)
+            whole = steps.astype(np.int64)
+            early, late = stretches.prices[stretches_of, whole], stretches.prices[stretches_of, whole + 1]
+            prices = early + (steps - whole) * (late - early)
+        prices *= share
         for number in np.flatnonzero(back_at < math.inf).tolist():
             prices[number] = self.price(int(stretches_of[number]), now)
         return prices
 
     def prices_of_new(self, visit: Visit, parts: Sequence[tuple[int, Past]]) -> F64:
         """Return the price that blocks of each (kind, past) would have if they joined a visit now."""
+        if self.follows_age:
+            return np.full(len(parts), _price_by_age(0.0))
         kinds = [kind for kind, _ in parts]
         features = [features_of(visit, kind, past.num_uses, past.age_s) for kind, past in parts]
         gap_bins = [gap_bins_of(visit, kind, past.mean_log_gap) for kind, past in parts]
@@ -98,6 +112,8 @@ class Appraiser:
 
     def prices_of_unknown(self, ages_s: F64) -> F64:
         """Return the prices of blocks of which only the last use is known."""
+        if self.follows_age:
+            return _price_by_age(ages_s)
         if not len(self._unknown_prices):
             nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
             hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
@@ -206,6 +222,11 @@ class Appraiser:
         for number, step in zip(numbers, first.tolist(), strict=True):
             stretches.priced_from[number] = step
         stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
+
+
+def _price_by_age(age_s: FloatOrMany) -> FloatOrMany:
+    """Return a use within the time since the last one: LRU, in the unit of all prices."""
+    return 1.0 / (age_s + MIN_GAP_S)
 
 
 def _weight(num_blocks: int) -> float:

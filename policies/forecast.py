@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..tiers.block import Urgency
-from .ages import F64
+from .ages import F64, Clock
 from .appraiser import Appraiser
 from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
+from .duel import Duel
 from .stretches import I32, UNKNOWN, Stretches
 from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
 
@@ -60,6 +61,8 @@ class Forecast(Observer):
 
     def __init__(self, facts: BlockFacts, max_ghosts: int = MAX_GHOSTS) -> None:
         self._facts = facts
+        self._clock = Clock()
+        self._duel = Duel()
         self._stretches = Stretches(max_ghosts)
         self._appraiser = Appraiser(self._stretches)
         self._pending: _Pending | None = None
@@ -75,18 +78,20 @@ class Forecast(Observer):
     def used(self, rows: Sequence[int], use: Use) -> None:
         """A request used these blocks. They are accounted for when it is known what it adds."""
         self._settle()
-        self._appraiser.advance(use.now)
-        self._pending = _Pending(list(rows), use)
+        now = self._clock.begin_request(self._clock.at(use.now))
+        self._appraiser.advance(now)
+        self._pending = _Pending(list(rows), use._replace(now=now))
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """New blocks continue a chain: of the request just heard of, or of one that still decodes."""
         parent = self._facts.parent[rows[0]]
         names = [self._facts.prefix_hash[row] for row in rows]
-        visit = self._visit_before(parent, names, use)
-        self._appraiser.advance(use.now)
+        visit = self._visit_before(parent, names, use._replace(now=self._clock.at(use.now)))
+        now = self._clock.at(use.now)
+        self._appraiser.advance(now)
         visit.num_blocks = max(visit.num_blocks, self._facts.position[rows[0]] + use.num_asked)
-        if visit.used_at < use.now:
-            self._go_on(visit, use.now)
+        if visit.used_at < now:
+            self._go_on(visit, now)
         self._adopt(visit, rows, names, use)
         visit.tip = rows[-1]
         self._priced = None
@@ -107,7 +112,7 @@ class Forecast(Observer):
             usual = self._usual_log_decoded
             self._usual_log_decoded = usual + USUAL_WEIGHT * (log_decoded - usual) if usual else log_decoded
         self._usual_silence = visit.silence or self._usual_silence
-        visit.said_at, visit.back_at = change.now, change.back_at
+        visit.said_at, visit.back_at = self._clock.at(change.now), self._clock.at(change.back_at)
         self._appraiser.describe(visit)
 
     def forgotten(self, rows: Sequence[int]) -> None:
@@ -124,12 +129,12 @@ class Forecast(Observer):
         if stretch == UNKNOWN:
             age_s = np.array([now - self._facts.last_used[row]])
             return float(self._appraiser.prices_of_unknown(age_s)[0])
-        return self._appraiser.price(stretch, now)
+        return self._appraiser.price(stretch, self._clock.at(now))
 
     def prices(self, rows: I32, now: float) -> F64:
         """Return the same for many blocks."""
         stretches = self._stretches.of(rows)
-        prices = self._appraiser.prices(stretches, now)
+        prices = self._appraiser.prices(stretches, self._clock.at(now))
         if not stretches.all():
             unknown = np.flatnonzero(stretches == UNKNOWN)
             last_used = self._facts.last_used
@@ -155,8 +160,8 @@ class Forecast(Observer):
         return priced.prices[min(part, len(priced.prices) - 1)]
 
     def _price_parts(self, newcomer: Newcomer) -> _Priced:
-        now, position = newcomer.now, newcomer.position
-        use = Use(now, newcomer.session, newcomer.num_blocks, newcomer.urgency)
+        position = newcomer.position
+        use = Use(self._clock.at(newcomer.now), newcomer.session, newcomer.num_blocks, newcomer.urgency)
         visit = self._visit_before(newcomer.parent, newcomer.prefix_hashes, use)
         visit.num_blocks = max(visit.num_blocks, position + newcomer.num_blocks)
         stretches = self._stretches
@@ -165,7 +170,7 @@ class Forecast(Observer):
             ends, parts = [], []
         for first, end, ghost in stretches.ghost_runs(newcomer.prefix_hashes):
             if ghost and stretches.visit[ghost] is not visit:
-                past = self._past(ghost, now)
+                past = self._past(ghost, visit.used_at)
                 parts.append((visit.kind_of(past), past))
             else:
                 is_last = end == newcomer.num_blocks
@@ -176,13 +181,13 @@ class Forecast(Observer):
             ends.append(position + end)
         prices = self._appraiser.prices_of_new(visit, parts)
         needed = np.maximum.accumulate(prices[::-1])[::-1]
-        return _Priced(now, newcomer.session, position, visit, ends, needed.tolist())
+        return _Priced(newcomer.now, newcomer.session, position, visit, ends, needed.tolist())
 
     def declined(self, newcomer: Newcomer) -> None:
         """The newcomer that was priced last was not let in: its names are remembered, to notice a return."""
         priced = self._priced
         if priced is not None and priced.now == newcomer.now:
-            self._remember(priced.visit, newcomer.prefix_hashes, newcomer.now)
+            self._remember(priced.visit, newcomer.prefix_hashes)
             self._appraiser.describe(priced.visit)
 
     def dump(self) -> dict[str, Any]:
@@ -237,6 +242,7 @@ class Forecast(Observer):
         earlier = stretches.visit[stretch] if stretch else None
         if earlier is not None and earlier.tip == parent:
             return earlier
+        use = use._replace(now=self._clock.begin_request(use.now))
         return self._begin((), use, names, parent)
 
     def _settle(self) -> None:
@@ -271,6 +277,9 @@ class Forecast(Observer):
             if len(self._by_session) > MAX_SESSIONS:
                 del self._by_session[next(iter(self._by_session))]
         self._visit = visit
+        prefix_hash = self._facts.prefix_hash
+        self._duel.asked([prefix_hash[row] for row in rows], names, stretches.num_blocks)
+        self._appraiser.follows_age = not self._duel.follows_forecast
         self._appraiser.describe(visit)
         self._appraiser.learn()
         return visit
@@ -361,15 +370,15 @@ class Forecast(Observer):
                 return stretch
         return self._open(visit, kind)
 
-    def _remember(self, visit: Visit, names: Sequence[bytes], now: float) -> None:
+    def _remember(self, visit: Visit, names: Sequence[bytes]) -> None:
         """Make ghosts of blocks that were asked for and not kept."""
         stretches = self._stretches
         for first, end, ghost in stretches.ghost_runs(names):
             if ghost and stretches.visit[ghost] is visit:
                 continue
             if ghost:
-                past = self._past(ghost, now)
-                self._appraiser.count_use(ghost, now, end - first)
+                past = self._past(ghost, visit.used_at)
+                self._appraiser.count_use(ghost, visit.used_at, end - first)
                 stretch = self._open(visit, visit.kind_of(past), past)
             else:
                 stretch = self._stretch_of_kind(visit, NEW)
