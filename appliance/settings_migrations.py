@@ -44,6 +44,11 @@ def _seconds(text: str) -> str:
     return f"{text}s" if re.fullmatch(r"[0-9.]+", text) else text
 
 
+def _always(instead: str) -> Value:
+    """Whatever stood there."""
+    return lambda _: instead
+
+
 #: By the version they start from. Paths are those of that version.
 MIGRATIONS: dict[int, list[Edit]] = {
     0: [
@@ -83,8 +88,8 @@ def migrate(text: str) -> str:
     while version < VERSION:
         if version not in MIGRATIONS:
             raise CannotMigrate(f"{KEY} {version} never was; {advice(version)}")
-        text = _apply([*MIGRATIONS[version], Edit(KEY, value=lambda _, to=version + 1: str(to))], text)
         version += 1
+        text = _apply([*MIGRATIONS[version - 1], Edit(KEY, value=_always(str(version)))], text)
     return text
 
 

@@ -117,29 +117,7 @@ UNITS = {
     settings_fields.SECONDS_PATTERN: units.parse_duration,
     settings_fields.FRACTION_PATTERN: units.parse_fraction,
 }
-ALPHABET = (
-    "0",
-    "7",
-    "90",
-    "100",
-    ".",
-    ".5",
-    " ",
-    "%",
-    "s",
-    "ms",
-    "m",
-    "h",
-    "d",
-    "B",
-    "b",
-    "K",
-    "k",
-    "Ki",
-    "i",
-    "GB",
-)
-ALPHABET += ("GiB", "MiB", "tb", "-", "1e3", "")
+ALPHABET = re.split("/", "0/7/90/100/././.5/%/s/ms/m/h/d/B/b/K/k/Ki/i/GB/GiB/MiB/tb/-/1e3/ /")
 
 
 def test_patterns_of_the_schema_accept_what_is_read_and_nothing_else() -> None:

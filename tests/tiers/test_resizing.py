@@ -117,9 +117,33 @@ def test_a_segment_log_of_any_size_keeps_its_promises(steps: list[tuple[str, int
     log.take_segments_to_seal()
     for segment in log.sealed_segments():
         reclaim(log, segment, live)
+        assert log.check_integrity() == []
     log.take_gone()
     assert not log.is_shrinking or log.num_free == 0
     assert [s.state for s in log.segments[: log.num_segments]] == [SegmentState.FREE] * log.num_segments
+
+
+def test_segments_that_leave_are_emptied_first_and_stay_empty() -> None:
+    log = SegmentLog(6, 256 << 10, PAGE_BYTES)
+    live: dict[int, int] = {}
+    while (place := log.reserve(0, 90_000)) is not None:
+        live[place] = 90_000
+        log.settle(place)
+    log.resize(3)
+    log.take_segments_to_seal()
+    assert log.num_free == 0
+    assert log.sealed_segments()[0] == 0, "first there must be room to copy forward into"
+    reclaim(log, 0, live)
+    for _ in range(2):
+        assert log.sealed_segments()[0] >= 3
+        reclaim(log, log.sealed_segments()[0], live)
+        assert log.check_integrity() == []
+    assert log.take_gone() == [5, 3, 4]
+    assert not log.is_shrinking
+    while (place := log.reserve(0, 90_000)) is not None:
+        assert extent_of(place) < 3
+    log.resize(4)
+    assert log.reserve(0, 90_000) is not None
 
 
 def reclaim(log: SegmentLog, segment: int, live: dict[int, int]) -> None:

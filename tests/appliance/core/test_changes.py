@@ -17,9 +17,10 @@ class ResizableRig(Rig):
 
     def __init__(self, num_extents: int, **options: object) -> None:
         super().__init__(dram_blocks=2, **options)  # type: ignore[arg-type]
-        self.dram = self.planner.rooms[Tier.DRAM]
-        assert isinstance(self.dram, SlotPool)
-        self.dram.grow(num_extents)
+        dram = self.planner.rooms[Tier.DRAM]
+        assert isinstance(dram, SlotPool)
+        self.dram = dram
+        dram.grow(num_extents)
         self.given_back: list[tuple[Tier, int]] = []
 
     def do(self, event: ev.Event) -> list[ev.Instruction]:
