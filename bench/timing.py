@@ -1,6 +1,6 @@
 """Can one tenant tell by the clock what another one stored? A classifier tries, on gets and on puts.
 
-    python -m bench.timing --probes 5000
+    python -m bench.timing --probes 2500
 
 A real daemon with two tenants. The victim stores half of a set of prompts; the attacker asks for all of them,
 or puts all of them, in random order, and times every call. The area under the ROC curve of "the slower (or
@@ -114,7 +114,7 @@ def measure(folder: Path, num_probes: int, seed: int) -> list[tuple[str, str, fl
             "attacker": {"tokens": ["attacker"], "uids": [os.getuid()]},
             "victim": {"tokens": ["victim"]},
         },
-        "tiers": {"dram": {"capacity": "4GiB", "extent": "64MiB"}},
+        "tiers": {"dram": {"capacity": "1GiB", "extent": "64MiB"}},
     }
     (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
     daemon = Daemon(folder, folder / "policy.yaml")
@@ -132,14 +132,13 @@ def measure(folder: Path, num_probes: int, seed: int) -> list[tuple[str, str, fl
                     own = probe(attacker, attacker, f"{call} of one's own, {way}", num_probes, rng)
                     found.append((way, call, other, own))
     finally:
-        daemon.stop()
         daemon.close()
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--probes", type=int, default=5000, help="of each kind; half of them are stored")
+    parser.add_argument("--probes", type=int, default=2500, help="of each kind; half of them are stored")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
