@@ -59,7 +59,8 @@ def observations() -> list[tuple[str, ...]]:
 
 def steps(rig: Rig) -> list[tuple[str, ...]]:
     """Return rows: telemetry of a step, as a share of the planner's own time for it."""
-    telemetry, rows = Telemetry(rig.planner), []
+    telemetry = Telemetry(rig.planner)
+    rows: list[tuple[str, ...]] = []
     chain = [hashlib.sha256(b"bench %d" % i).digest() for i in range(CHAIN)]
     rig.put(chain)
     touched = ev.Touched(1, 1, chain, "session")
