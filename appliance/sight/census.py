@@ -3,7 +3,7 @@
 Counted when somebody asks, in vectors over the catalog's columns, instead of kept: a change of urgency
 touches thousands of rows, and books for that would cost every request for a picture that is looked at
 now and then.
-A million blocks take some 10 ms here (`python -m bench.sight`), so what was counted is used again for FRESH_S
+A million blocks take some 20 ms of a core (`python -m bench.sight`), so what was counted is used again for FRESH_S
 or fifty times as long as counting took.
 """
 

@@ -80,6 +80,18 @@ class ScriptedAdmin(AdminServiceServicer):
         line = admin_pb2.StoryLine(at_s=1.5, what="evicted from [dram]", why="watermark")
         return await self._answer(request, context, admin_pb2.GetStoryResponse(lines=[line]))
 
+    async def Explain(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer(request, context, admin_pb2.ExplainResponse(num_blocks={"dram": 1}))
+
+    async def GetSnapshot(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer(request, context, admin_pb2.GetSnapshotResponse(json="{}"))
+
+    async def GetPolicy(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer(request, context, admin_pb2.GetPolicyResponse())
+
+    async def ApplyPolicy(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return await self._answer(request, context, admin_pb2.ApplyPolicyResponse())
+
     async def Evict(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._answer(request, context, admin_pb2.EvictResponse(num_blocks=3, bytes=3 << 20))
 
