@@ -3,8 +3,8 @@
 Counted when somebody asks, in vectors over the catalog's columns, instead of kept: a change of urgency
 touches thousands of rows, and books for that would cost every request for a picture that is looked at
 now and then.
-A million blocks take some 20 ms of a core (`python -m bench.sight`), so what was counted is used again for FRESH_S
-or fifty times as long as counting took.
+A million blocks take some 20 ms of a core (`python -m bench.sight`), and requests wait meanwhile. So what was
+counted is used again for FRESH_S, or two hundred times as long as counting took.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from ..core.runs import column
 from ..core.states import State
 
 FRESH_S = 0.5
-MAX_SHARE = 0.02  # of the time, spent on counting
+MAX_SHARE = 0.005  # of the time, spent on counting
 
 Count = dict[Tier, dict[Urgency, int]]
 

@@ -51,7 +51,7 @@ def test_it_counts_what_is_there(catalog: Catalog) -> None:
 
 
 def test_it_counts_no_more_often_than_it_is_worth() -> None:
-    """Counting takes a second of this clock: not again within a fiftieth of the time."""
+    """Counting takes a second of this clock: not again before that is a small share of the time."""
     now = [0.0]
 
     def clock() -> float:
