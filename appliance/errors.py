@@ -153,7 +153,7 @@ REASONS: dict[str, Row] = {
     "BAD_PAGES": Row(
         _INVALID,
         CallerError,
-        "registered pages that cannot be what they are said to be, or a page or event that was not registered",
+        "registered pages that cannot be what they are said to be, or a page or event nobody registered",
         "fix the named field",
     ),
     "NO_DEVICE": Row(

@@ -84,7 +84,7 @@ class AsyncPages:
             )
             return (yield from state.finish())
 
-        return await self._client.run(whole)  # type: ignore[no-any-return]
+        return await self._client.run(whole)
 
     async def begin_get(
         self,

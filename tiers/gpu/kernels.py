@@ -14,6 +14,7 @@ know layouts, and the columns are a tenth of the smallest pieces there are.
 The source is compiled for the host and run, block by block, by the tests; on a GPU it never ran.
 """
 
+import importlib
 import logging
 import statistics
 import time
@@ -94,7 +95,7 @@ class PieceKernel:
         self._launch = launch
         self._slab_pieces = slab_pieces
         memory = np.zeros((NUM_SLABS, 3, slab_pieces), np.uint64)
-        self._address = device.register_host(memoryview(memory).cast("B"), is_read_only=False)
+        self._address = device.register_host(memory.data.cast("B"), is_read_only=False)
         step = memory.strides[0]
         self._slabs = [_Slab(memory[i], self._address + i * step) for i in range(NUM_SLABS)]
         self._events = OwnEvents(device)
@@ -102,7 +103,8 @@ class PieceKernel:
     def copy(self, stream: Stream, pieces: Pieces) -> None:
         """Enqueue `pieces`, in parts as large as a slab. Raises DeviceError."""
         for start in range(0, len(pieces.lengths), self._slab_pieces):
-            part = Pieces(*(column[start : start + self._slab_pieces] for column in pieces))
+            here = slice(start, start + self._slab_pieces)
+            part = Pieces(pieces.sources[here], pieces.targets[here], pieces.lengths[here])
             slab = next((slab for slab in self._slabs if slab.event is None or slab.event.is_done()), None)
             if slab is None:
                 stream.copy(part)
@@ -189,7 +191,7 @@ def measured(device: Device, launch: Launch | None) -> PieceCopier:
 def _measure(device: Device, kernel: PieceKernel) -> int:
     """Return the crossover on this device. Raises DeviceError."""
     host = np.zeros(MEASURED_BYTES, np.uint8)
-    source = device.register_host(memoryview(host), is_read_only=False)
+    source = device.register_host(host.data, is_read_only=False)
     target = device.allocate(MEASURED_BYTES)
     stream = device.take_stream()
     if stream is None:
@@ -227,8 +229,7 @@ def load(device: Device) -> Launch | None:
     if calling is None:  # not CUDA
         return None
     try:
-        import cupy
-
+        cupy: Any = importlib.import_module("cupy")
         with calling():
             kernel = cupy.RawKernel(SOURCE, NAME)
             kernel.compile()
