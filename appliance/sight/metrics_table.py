@@ -68,7 +68,7 @@ TIERS = (
     Metric("kvtier_tier_urgency_bytes", "gauge", ("tier", "urgency"),
            "Readable bytes by the urgency of the session that used them last.",
            "Whether the fast tiers hold what is needed soon.", sources.urgency_bytes,
-           "the sum over `urgency` is `kvtier_tier_bytes{state=\"resident\"}`, as it was when it was counted last"),
+           "the sum over `urgency` is `kvtier_tier_bytes{state=\"resident\"}`, as counted last"),
     _tier("pinned_bytes", "Bytes that pins keep at or above a tier.", "Pins that crowd out the rest.",
           "pinned_bytes"),
     _tier("fragments", "Readable fragments.", "Mean fragment size; growth of the catalog.", "num_fragments"),
