@@ -67,11 +67,13 @@ class Daemon:
         """Wire the parts; nothing is served yet. Must run on the event loop."""
         settings = loaded.settings
         limits = settings.limits
-        options = settings.planner_options()
         self.settings = settings
         self.assembly = assembly
         self.planner = Planner(
-            options, assembly.rooms, policies=settings.policy.choice(), shared=assembly.shared_tiers
+            settings.planner_options(),
+            assembly.rooms,
+            policies=settings.policy.choice(),
+            shared=assembly.shared_tiers,
         )
         self.events = EventLog(limits.max_block_events)
         self.appliance = Appliance(
@@ -104,6 +106,17 @@ class Daemon:
                 self.appliance.mover.statistics,
                 min(os.cpu_count() or 1, limits.max_copies_per_edge),
             )
+        self._open_doors(settings, epoch)
+        self.leaving = asyncio.Event()
+        self._drained: Drained | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._prefaulting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._compressing: asyncio.Task[None] | None = None
+
+    def _open_doors(self, settings: Settings, epoch: int) -> None:
+        """Wire what serves: who may call, the two transports, and what is seen of it all."""
+        limits, assembly = settings.limits, self.assembly
         self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
@@ -113,7 +126,7 @@ class Daemon:
             self.appliance,
             self.planner,
             self.clients,
-            options,
+            settings.planner_options(),
             epoch=epoch,
             extent_bytes=settings.tiers.dram.extent_bytes,
             remote_routes=assembly.staging_routes(self.put_buffers),
@@ -146,12 +159,6 @@ class Daemon:
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
-        self.leaving = asyncio.Event()
-        self._drained: Drained | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._prefaulting: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._compressing: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, source: Settings | Loaded, device: Device | None = None) -> "Daemon":
