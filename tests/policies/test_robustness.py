@@ -1,0 +1,207 @@
+"""Urgency on workloads nobody made it for: it may not find much less than LRU, whatever it learned.
+
+The traces are small, so that this takes seconds: what a policy pays for learning is a larger share here than
+in a day of serving. `python -m tests.policies.test_robustness` prints the table of all baselines.
+"""
+
+import argparse
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+
+from kvtier.appliance.replay.setups import Shape, single_tier
+from kvtier.appliance.replay.sweep import run_setup
+from kvtier.appliance.replay.traces import Trace
+from kvtier.policies.ages import EDGES_S, MIN_GAP_S, NUM_BINS, Clock
+from kvtier.policies.duel import MARGIN, SLACK, Duel
+from kvtier.policies.forecast import Forecast
+from kvtier.policies.ghosts import Names
+from kvtier.policies.pool import NUM_READY, PORTION, Pool
+
+from .tree import name
+from .workloads import WORKLOADS, make
+
+SHAPE = Shape(1, 1, 64, "float16")
+BASELINES = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "wtinylfu", "gdsf")
+#: Percent of the tokens that a short trace may lose to LRU: the margin, and what learning costs.
+TOLERANCE = 1.0
+
+
+def hit_percent(trace: Trace, policy: str, capacity: str) -> float:
+    """Return the tokens found, by the production planner."""
+    outcome = run_setup(trace, single_tier(policy, capacity, trace, SHAPE))
+    assert outcome.problems == []
+    return 100 * outcome.token_hit_ratio
+
+
+@pytest.mark.parametrize(
+    ("workload", "capacity", "time_scale", "won_points"),
+    [
+        ("recent", "10%", 1.0, 0.0),  # where LRU is best, nothing much is lost
+        ("chats", "5%", 0.0, 0.0),  # no times at all
+        ("zipf", "5%", 1.0, 5.0),  # where it is not, much is won
+        ("loop", "5%", 0.0, 2.0),
+        ("twice", "5%", 10.0, 4.0),
+    ],
+)
+def test_never_much_below_lru(workload: str, capacity: str, time_scale: float, won_points: float) -> None:
+    trace = make(workload, 1000, seed=7, time_scale=time_scale)
+    lru = hit_percent(trace, "lru", capacity)
+    urgency = hit_percent(trace, "urgency", capacity)
+    assert urgency > lru + won_points - (TOLERANCE if not won_points else 0.0)
+
+
+def test_what_was_learned_elsewhere_may_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast that believes firmly that only what is old returns: the duel finds out."""
+    as_made = Forecast.__init__
+
+    def misled(self: Forecast, *args: object) -> None:
+        as_made(self, *args)  # type: ignore[arg-type]
+        hazards = self._appraiser._hazards
+        hazards._at_risk[:] = 15_000.0
+        hazards._used[:] = np.where(EDGES_S[:NUM_BINS] > 180.0, 14_000.0, 1.0)
+        hazards._is_current = False
+
+    trace = make("recent", 1000, seed=7)
+    lru = hit_percent(trace, "lru", "10%")
+    monkeypatch.setattr(Forecast, "__init__", misled)
+    with_duel = hit_percent(trace, "urgency", "10%")
+    monkeypatch.setattr(Duel, "asked", lambda *args: None)
+    without = hit_percent(trace, "urgency", "10%")
+    assert with_duel > lru - 3.0
+    assert without < with_duel - 3.0
+
+
+# --------------------------------------------------------------------------------------------- the duel
+
+
+def names_of(*numbers: int) -> list[bytes]:
+    """Return names."""
+    return [name("asked", number) for number in numbers]
+
+
+def test_a_forecast_that_finds_nothing_is_left_when_its_budget_is_spent_and_tried_again() -> None:
+    duel = Duel()
+    num_asked = 0
+    while duel.follows_forecast:
+        duel.asked([], names_of(num_asked % 5), 5)
+        num_asked += 1
+        assert num_asked <= 5 + SLACK + MARGIN * num_asked + 1
+    assert num_asked > SLACK
+    while not duel.follows_forecast:  # as LRU it finds what LRU finds, and the loss is a smaller share
+        duel.asked(names_of(num_asked % 5), [], 5)
+        num_asked += 1
+        assert num_asked < 40_000
+    duel.asked([], names_of(*range(5), *range(5), *range(5), *range(5)), 5)
+    assert not duel.follows_forecast
+
+
+def test_who_finds_more_than_lru_is_never_left() -> None:
+    duel, rng = Duel(), Random(3)
+    for number in range(5000):
+        is_found = rng.random() < 0.5
+        asked = names_of(number)
+        duel.asked(asked if is_found else [], [] if is_found else asked, 50)
+        assert duel.follows_forecast
+
+
+def test_a_large_store_is_judged_by_a_sample() -> None:
+    duel = Duel()
+    num_blocks = 6000
+    for number in range(75 * num_blocks // 50):
+        duel.asked([], [name(number, part) for part in range(50)], num_blocks)
+        duel._num_asked *= 1.2  # as if more had been asked for
+    assert duel._below < 256
+    assert len(duel._lru) <= num_blocks * duel._below // 256
+    assert all(each[1] < duel._below for each in duel._lru)
+
+
+# -------------------------------------------------------------------------------------- clock, pool, names
+
+
+def test_the_clock_tells_requests_of_one_instant_apart_and_never_runs_backwards() -> None:
+    clock = Clock()
+    times = [clock.begin_request(clock.at(5.0)) for _ in range(4)]
+    assert np.diff(times) == pytest.approx([MIN_GAP_S] * 3)
+    assert clock.at(5.0) == times[-1]
+    assert clock.begin_request(clock.at(50.0)) == pytest.approx(50.0 + 3 * MIN_GAP_S)
+
+
+def test_a_pool_of_one_portion_gives_the_cheapest_first() -> None:
+    rng = Random(1)
+    prices = np.array([rng.random() for _ in range(PORTION)])
+    pool = Pool(lambda rows, now: prices[rows])
+    for row in range(0, PORTION, 2):
+        pool.add(row)
+    assert pool.pop(0.0) is not None
+    for row in range(1, PORTION, 2):  # the others come while some are ready
+        pool.add_priced(row, prices[row])
+    left = sorted(row for row in range(PORTION) if row in pool)
+    order = []
+    while (found := pool.pop(0.0)) is not None:
+        order.append(found[0][1])
+    assert order == sorted(left, key=lambda row: prices[row])
+    assert len(pool) == 0
+
+
+def test_a_large_pool_meets_the_cheapest_within_one_round() -> None:
+    num_rows = 20 * PORTION
+    prices = np.arange(num_rows, dtype=np.float64)[::-1].copy()  # the last row is the cheapest
+    pool = Pool(lambda rows, now: prices[rows])
+    for row in range(num_rows):
+        pool.add(row)
+    num_left = num_looks = 0
+    now = 0.0
+    while num_rows - 1 in pool:
+        now += 1.0
+        for _ in range(NUM_READY // 2):
+            assert pool.pop(now) is not None
+            num_left += 1
+        num_looks += 1
+        assert num_looks <= 22
+    for _ in range(40):  # those that were cheap and not taken are carried along
+        now += 1.0
+        found = pool.pop(now)
+        assert found is not None
+    assert len(pool) == num_rows - num_left - 40
+
+
+def test_names_forget_the_oldest_and_the_dead_are_bounded() -> None:
+    names = Names()
+    for number in range(1, 101):
+        assert names.set(name(number), number) == 0
+    assert names.set(name(1), 500) == 1  # young again
+    assert names.pop_oldest(99) == 2
+    assert names.pop_oldest(99) == 0
+    assert names.get(name(1)) == 500
+    for number in range(1000, 3000):
+        names.set(name(7), number)
+        while names.pop_oldest(99):
+            pass
+        assert len(names._order) <= 2 * 99 + 64
+    assert names.pop(name(7)) == 2999
+    assert name(7) not in names
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--capacities", nargs="*", default=["2%", "5%", "15%"])
+    parser.add_argument("--requests", type=int, default=2500)
+    parser.add_argument("--time-scale", type=float, default=1.0)
+    args = parser.parse_args(argv)
+    for workload in args.workloads:
+        trace = make(workload, args.requests, time_scale=args.time_scale)
+        for capacity in args.capacities:
+            found = {policy: hit_percent(trace, policy, capacity) for policy in BASELINES}
+            best = max(found, key=lambda policy: found[policy])
+            urgency = hit_percent(trace, "urgency", capacity)
+            columns = f"lru {found['lru']:6.2f}  best {best:8s} {found[best]:6.2f}  urgency {urgency:6.2f}"
+            print(f"{workload:9s} {capacity:4s} {columns}  {urgency - found[best]:+6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

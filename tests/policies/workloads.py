@@ -1,0 +1,161 @@
+"""Workloads that no policy was made for: small traces of one habit each, seeded.
+
+Every request is a chain of names; a chain is named by what it begins with, so that two chains share a
+beginning when their parts do. What each of them is meant to break stands in its docstring.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from random import Random
+from typing import TypeAlias
+
+from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
+
+BLOCK_TOKENS = 16
+Request: TypeAlias = tuple[float, list[tuple[object, ...]]]  # seconds, chain
+
+
+def chain_of(*parts: tuple[object, int]) -> list[tuple[object, ...]]:
+    """Return the names of a chain of parts, each (name, number of blocks)."""
+    chain: list[tuple[object, ...]] = []
+    path: tuple[object, ...] = ()
+    for part, num_blocks in parts:
+        path = (*path, part)
+        chain += [(*path, number) for number in range(num_blocks)]
+    return chain
+
+
+def zipf_weights(num: int, exponent: float) -> list[float]:
+    """Return cumulated weights of ranks."""
+    return list(accumulate((rank + 1) ** -exponent for rank in range(num)))
+
+
+def arrivals(rng: Random, num: int, gap_s: float) -> Iterator[float]:
+    """Yield times of a Poisson process."""
+    now = 0.0
+    for _ in range(num):
+        now += rng.expovariate(1 / gap_s)
+        yield now
+
+
+def zipf(rng: Random, num: int) -> Iterator[Request]:
+    """Documents of a fixed popularity, independent of each other: frequency is all there is to know."""
+    weights = zipf_weights(1500, 0.9)
+    for now in arrivals(rng, num, 1.0):
+        document = rng.choices(range(1500), cum_weights=weights)[0]
+        yield now, chain_of((document, 2 + document % 5))
+
+
+def popular(rng: Random, num: int) -> Iterator[Request]:
+    """As above, and half of the requests are never seen again: LFU's own."""
+    weights = zipf_weights(400, 0.7)
+    for number, now in enumerate(arrivals(rng, num, 1.0)):
+        if number % 2:
+            yield now, chain_of((("once", number), 5))
+        else:
+            yield now, chain_of((rng.choices(range(400), cum_weights=weights)[0], 5))
+
+
+def recent(rng: Random, num: int) -> Iterator[Request]:
+    """What was used lately is used again, whatever it is: LRU's own."""
+    stack: list[int] = []
+    for number, now in enumerate(arrivals(rng, num, 1.0)):
+        depth = int(rng.expovariate(1 / 60))
+        document = stack.pop(-1 - depth) if depth < len(stack) and rng.random() < 0.85 else number
+        stack.append(document)
+        yield now, chain_of((document, 4))
+
+
+def loop(rng: Random, num: int) -> Iterator[Request]:
+    """The same documents in the same order, over and over: the worst that can happen to LRU."""
+    for number, now in enumerate(arrivals(rng, num, 1.0)):
+        yield now, chain_of((number % 400, 4))
+
+
+def scan(rng: Random, num: int) -> Iterator[Request]:
+    """A small set in use, and long scans through what nobody needs again."""
+    for number, now in enumerate(arrivals(rng, num, 1.0)):
+        if number // 100 % 3 == 2:
+            yield now, chain_of((("scan", number), 8))
+        else:
+            yield now, chain_of((int(rng.expovariate(1 / 40)), 4))
+
+
+def prefixes(rng: Random, num: int) -> Iterator[Request]:
+    """A tree of shared beginnings with a question of one's own behind each."""
+    weights = zipf_weights(6, 1.0)
+    for number, now in enumerate(arrivals(rng, num, 1.0)):
+        branches = [rng.choices(range(6), cum_weights=weights)[0] for _ in range(4)]
+        parts = [((depth, branch), 2) for depth, branch in enumerate(branches)]
+        yield now, chain_of(*parts, (number, 2))
+
+
+def chats(rng: Random, num: int, gap_s: float = 60.0) -> Iterator[Request]:
+    """Conversations that grow, in bursts; most end after a turn or two."""
+    turns: list[tuple[float, int, int]] = []
+    begin_s = 0.0
+    conversation = 0
+    while len(turns) < num:
+        begin_s += rng.expovariate(1 / 3)
+        now, length = begin_s, 0
+        for _ in range(1 + int(rng.expovariate(1 / 2))):
+            length += 1 + int(rng.expovariate(1 / 3))
+            turns.append((now, conversation, length))
+            now += rng.lognormvariate(math.log(gap_s), 0.8)
+        conversation += 1
+    for now, number, length in sorted(turns)[:num]:
+        yield now, chain_of(("system", 2), (number, length))
+
+
+def shifting(rng: Random, num: int) -> Iterator[Request]:
+    """Popular documents, and others every ten minutes: what was learned of frequency is wrong then."""
+    weights = zipf_weights(300, 0.8)
+    for now in arrivals(rng, num, 1.0):
+        document = rng.choices(range(300), cum_weights=weights)[0]
+        yield now, chain_of(((int(now // 600), document), 4))
+
+
+def turncoat(rng: Random, num: int) -> Iterator[Request]:
+    """First only what is old returns, then only what is young, and so on: no habit lasts."""
+    for number, now in enumerate(arrivals(rng, num, 1.0)):
+        is_young = number // 800 % 2
+        lag = 25 if is_young else 220
+        document = number if number % 2 or number < lag else (number - lag) | 1
+        yield now, chain_of((document, 4))
+
+
+def twice(rng: Random, num: int) -> Iterator[Request]:
+    """Everything is asked for twice, after any time: whoever waits for proof is too late."""
+    waiting: list[tuple[float, int]] = []
+    for number, now in enumerate(arrivals(rng, num, 1.0)):
+        waiting.sort()
+        if waiting and waiting[0][0] <= now:
+            yield now, chain_of((waiting.pop(0)[1], 4))
+        else:
+            waiting.append((now + rng.lognormvariate(math.log(120), 1.2), number))
+            yield now, chain_of((number, 4))
+
+
+WORKLOADS: dict[str, Callable[[Random, int], Iterator[Request]]] = {
+    each.__name__: each
+    for each in (zipf, popular, recent, loop, scan, prefixes, chats, shifting, turncoat, twice)
+}
+
+
+def trace_of(name: str, requests: Sequence[Request]) -> Trace:
+    """Return these requests as a trace. No sessions: a policy has to find them by itself."""
+    builder = TraceBuilder(name)
+    builder.add_namespace(TraceNamespace(BLOCK_TOKENS))
+    for at_s, chain in requests:
+        num_blocks = len(chain)
+        builder.add(
+            at_s, chain, num_tokens=num_blocks * BLOCK_TOKENS, num_asked=num_blocks, num_filled=num_blocks
+        )
+    return builder.build()
+
+
+def make(name: str, num_requests: int = 4000, seed: int = 1, time_scale: float = 1.0) -> Trace:
+    """Return a workload by name, its time stretched by a factor (0: everything at once)."""
+    requests = WORKLOADS[name](Random(seed), num_requests)
+    return trace_of(name, [(at_s * time_scale, chain) for at_s, chain in requests])
