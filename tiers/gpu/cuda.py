@@ -155,7 +155,7 @@ class CudaDevice:
     `num_streams` and `num_events` bound its pools.
     """
 
-    def __init__(self, index: int = 0, *, num_streams: int = 32, num_events: int = 512) -> None:
+    def __init__(self, index: int = 0, *, num_streams: int = 64, num_events: int = 512) -> None:
         self.index = index
         self._runtime = load_runtime()
         self._local = threading.local()  # .is_set: this thread has made the device its current one

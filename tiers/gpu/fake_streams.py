@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...v1.shm import PAGE_BYTES
 from .. import memfd
 from .device import Event, Pieces
-from .fake_memory import open_handle, pack_handle
+from .fake_memory import open_handle, owner_of, pack_handle
 from .fake_order import Clock
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class FakeEvent:
         self.clock: Clock = {}
         self.is_pooled = mapping is None
         self.is_recycled = False
+        self._owner_pid = 0  # of one that was opened
 
     @classmethod
     def shared(cls, device: "FakeDevice") -> "FakeEvent":
@@ -49,7 +50,9 @@ class FakeEvent:
     @classmethod
     def opened(cls, device: "FakeDevice", handle: bytes) -> "FakeEvent":
         """Return another process's event. Raises DeviceError (REFUSED)."""
-        return cls(device, *open_handle(handle))
+        event = cls(device, *open_handle(handle))
+        event._owner_pid = owner_of(handle)
+        return event
 
     @property
     def handle(self) -> bytes:
@@ -62,8 +65,10 @@ class FakeEvent:
         return int(self.cells[RECORDED])
 
     def has_reached(self, recording: int) -> bool:
-        """Whether that recording is done."""
-        return int(self.cells[DONE]) >= recording
+        """Whether that recording is done. The work of a process that died is over, whatever became of it."""
+        if int(self.cells[DONE]) >= recording:
+            return True
+        return self._owner_pid > 0 and not os.path.exists(f"/proc/{self._owner_pid}")
 
     def is_done(self) -> bool:
         """See Event.is_done."""

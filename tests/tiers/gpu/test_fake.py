@@ -1,6 +1,8 @@
 """The fake device is late, strict, and notices what a GPU would make somebody pay for weeks later."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -217,6 +219,28 @@ def test_two_devices_of_one_process_share_memory_and_order() -> None:
         theirs.open(ours.export(memory), 1 << 30)
     theirs.shut_down()
     ours.shut_down()
+
+
+def test_nobody_waits_for_a_process_that_died(device: FakeDevice) -> None:
+    program = (
+        "import sys; from kvtier.tiers.gpu.fake import FakeDevice; d = FakeDevice(); s = d.take_stream()\n"
+        "event, handle = d.export_event(); s.record(event)\n"
+        "print(handle.hex(), flush=True); sys.stdin.read()"  # its time never comes
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None
+        event = device.open_event(bytes.fromhex(child.stdout.readline().decode()))
+        stream = take(device)
+        stream.wait(event)
+        last = stream.record()
+        device.run()
+        assert not last.is_done()
+        child.kill()
+    device.run()
+    assert last.is_done()
+    device.recycle(last)
+    device.recycle(event)
 
 
 NUM_CELLS = 6
