@@ -119,6 +119,8 @@ class Admin:
             found = inspection.block(request.block.namespace_id, _name(request.block))
         elif what == "session_id":
             found = inspection.session(request.session_id)
+            if found is not None:
+                found |= self._sight.asked_by(request.session_id)
         elif what == "lease_id":
             found = inspection.lease(request.lease_id)
         elif what == "segment":

@@ -12,7 +12,7 @@ from ..errors import StartError
 from ..settings_observe import Observe
 from .eyes import Eyes
 from .http_server import HttpServer
-from .snapshot import Snapshots
+from .snapshot import Snapshots, asked
 from .web import paths
 from .why import Why
 
@@ -96,6 +96,10 @@ class Sight:
         self.kv_events = KvEvents(self.eyes.planner.catalog, settings.kv_events, replay)
         self.kv_events.start()
         self.eyes.appliance.observers.append(self.kv_events.stepped)
+
+    def asked_by(self, session_id: str) -> dict[str, Any]:
+        """Return what a session asked for, found, stored and saved."""
+        return asked(self.eyes.telemetry.of(session_id))
 
     def snapshot(self, num_samples: int) -> dict[str, Any]:
         """Return the appliance now, names included: for administrators."""

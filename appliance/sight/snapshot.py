@@ -52,7 +52,7 @@ class Snapshots:
             "policy": {"generation": eyes.reloads().generation, **eyes.policy_names()},
             "tiers": self._tiers(books),
             "edges": self._edges(),
-            "totals": {**_asked(eyes.telemetry.total), "evicted": sum(eyes.events.num_removed.values())},
+            "totals": {**asked(eyes.telemetry.total), "evicted": sum(eyes.events.num_removed.values())},
             "prefetch": {
                 **{word: counters.get(f"prefetch_{word}", 0) for word in ("begun", "used", "late", "wasted")},
                 "cancelled": counters.get("prefetch_cancelled", 0),
@@ -134,7 +134,7 @@ class Snapshots:
                 "urgency": session.urgency.name.lower(),
                 "idle_s": round(max(0.0, now - session.last_active), 3),
                 **place,
-                **_asked(eyes.telemetry.of(session.id)),
+                **asked(eyes.telemetry.of(session.id)),
             }
             latest.append({"name": session.id, **entry} if with_names else entry)
         return {"by_urgency": holdings.by_urgency(eyes.planner), "latest": latest}
@@ -161,7 +161,7 @@ def number_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _asked(books: Books) -> dict[str, Any]:
+def asked(books: Books) -> dict[str, Any]:
     """Return the books of a session, or of all of them. asked = found + missed + declined."""
     tiers = (Tier.HBM, Tier.DRAM, Tier.NVME)
     return {

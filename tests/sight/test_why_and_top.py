@@ -115,6 +115,19 @@ def test_top_draws_once_and_says_the_same_as_json(start: Start) -> None:
     assert f"of {snapshot['totals']['asked']:,} blocks" in drawn.stdout
 
 
+def test_inspect_says_what_a_session_asked_for_and_saved(start: Start) -> None:
+    shown = start()
+    with Client(shown.target) as client:
+        namespace = client.register(IDENTITY)
+        client.put(namespace, names("0"), PAYLOAD, session="s")
+        client.get(namespace, names("0", 2 * CHAIN_BLOCKS), session="s")
+        session = json.loads(run("inspect", "session", "s", "--json", target=shown.target).stdout)
+    assert session["num_blocks"] == CHAIN_BLOCKS
+    assert (session["asked"], session["missed"]) == (2 * CHAIN_BLOCKS, CHAIN_BLOCKS)
+    assert session["hit_ratio"] == 0.5
+    assert session["saved_s"] > 0
+
+
 def test_top_fits_any_screen(start: Start) -> None:
     shown = start()
     use(shown)
