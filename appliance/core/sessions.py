@@ -5,6 +5,7 @@ search. Decoding is the one urgency that is a promise: while it lasts, the block
 kept (invariant 4). Every other urgency is a hint for the policies.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -39,7 +40,8 @@ class Sessions:
     def __init__(self, residency: Residency, options: PlannerOptions) -> None:
         self._residency = residency
         self.options = options
-        self._sessions: dict[str, Session] = {}
+        #: Longest silent first. A plain dict finds its first entry behind the holes of all who moved away.
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._next_number = 1
 
     def __len__(self) -> int:
@@ -72,7 +74,7 @@ class Sessions:
         if session.client == NOBODY:
             session.client = client
         session.last_active = self._residency.now
-        self._sessions[session_id] = self._sessions.pop(session_id)  # most recently active last
+        self._sessions.move_to_end(session_id)  # most recently active last
         return session
 
     def claim(self, session_id: str, client: int) -> Session:

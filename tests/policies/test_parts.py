@@ -3,6 +3,8 @@
 import math
 from random import Random
 
+import pytest
+
 from kvtier.policies.base import Newcomer, Use, Victim
 from kvtier.policies.candidates import SLACK, Candidates
 from kvtier.policies.clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
@@ -12,16 +14,19 @@ from kvtier.tiers.block import Urgency
 from tests.policies.tree import NO_ROW, Facts, name, surroundings_of
 
 
-def test_candidates_agree_with_a_sorted_dict_while_they_are_tidied() -> None:
+@pytest.mark.parametrize(("share_in_order", "share_popped"), [(0.0, 0.05), (0.7, 0.05), (1.0, 0.001)])
+def test_candidates_agree_with_a_sorted_dict_while_they_are_tidied(
+    share_in_order: float, share_popped: float
+) -> None:
     rng = Random(3)
     candidates, model = Candidates(), dict[int, float]()
     most_entries = 0
-    for _ in range(30_000):
+    for number in range(30_000):
         row, step = rng.randrange(300), rng.random()
         if step < 0.85:
-            model[row] = rng.random()
+            model[row] = number if rng.random() < share_in_order else rng.random() * number
             candidates.add(row, model[row])
-        elif step < 0.95:
+        elif step < 1 - share_popped:
             model.pop(row, None)
             candidates.discard(row)
         elif model:
@@ -36,6 +41,19 @@ def test_candidates_agree_with_a_sorted_dict_while_they_are_tidied() -> None:
     assert SLACK < most_entries < 4 * (300 + SLACK), "tidied, and more than once"
     assert [candidates.pop() for _ in model] == sorted((price, row) for row, price in model.items())
     assert candidates.pop() is None
+
+
+def test_first_candidates_that_stay_keep_no_dead_ones_behind_them() -> None:
+    candidates, model = Candidates(), {row: row / 100 for row in range(50)}
+    for row, price in model.items():
+        candidates.add(row, price)
+    for number in range(1, 9_000):
+        row = 50 + number * 7 % 400
+        model[row] = float(number)
+        candidates.add(row, model[row])
+        assert candidates.lowest() == (0.0, 0)
+        assert candidates.num_entries < 4 * (450 + SLACK)
+    assert [candidates.pop() for _ in model] == sorted((price, row) for row, price in model.items())
 
 
 def test_ghosts_forget_the_oldest_first() -> None:
