@@ -44,6 +44,7 @@ ALLOWED = {
         "importlib.import_module",
     ): "public names from a table, on first use",
     ("tiers/gpu/cuda.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
+    ("tiers/gpu/kernels.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
 }
 
 
