@@ -424,6 +424,5 @@ def test_every_row_of_the_table_was_provoked_above() -> None:
     provoked |= {"NOTHING_THERE", "BAD_TIER", "DRAINING", "BUG"}
     provoked |= {"NOT_AUTHENTICATED", "NO_TENANT", "NOT_ADMIN", "QUOTA_EXCEEDED"}  # in tests/security
     provoked |= {"BAD_POLICY", "NEEDS_RESTART", "GENERATION_CONFLICT"}  # in test_reload.py
-    provoked |= {"NO_DEVICE", "BAD_PAGES", "UNKNOWN_PAGES"}  # tests/e2e/test_direct.py
     provoked |= {"BAD_PAGES", "NO_DEVICE", "UNKNOWN_PAGES"}  # in tests/e2e/test_direct.py
     assert provoked == set(errors.REASONS)
