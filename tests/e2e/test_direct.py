@@ -311,12 +311,17 @@ def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(
     stalled: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that timed out leaves its pages in doubt; being registered again settles it."""
+    asked: list[Any] = []
     opened: list[int] = []  # mappings that were there when a registration was mapped
+
+    def check_layout(*arguments: Any) -> None:
+        asked.append(arguments)
 
     def map_pages(*arguments: Any) -> Mapping:
         opened.append(stalled.opened())
         return registrations.map_pages(*arguments)
 
+    monkeypatch.setattr(direct, "check_layout", check_layout)
     monkeypatch.setattr(direct, "map_pages", map_pages)
     one = Runtime(stalled.target, call_s=0.2)
     one.fill(13)
@@ -327,6 +332,12 @@ def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(
     stalled.until(lambda: registration_of(stalled).is_ending)
     one.client.operations.settings = one.client.operations.settings.__class__(stalled.target)
     again = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=20.0)
+    stalled.until(lambda: len(asked) == 2)
+    for _ in range(5):
+        stalled.thread.call(lambda: None)
+    for lane in stalled.daemon.direct._lanes.values():
+        lane.enqueuer.submit(lambda: None).result()
+    assert opened == [0]  # asked to register, and not before the device is done
     assert stalled.let_finish(again).num_loaded == 1
     assert one.read(OTHERS[:1]) == one.read(IDS[:1])
     assert opened == [0, 0]
