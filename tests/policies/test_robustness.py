@@ -26,7 +26,7 @@ from .workloads import WORKLOADS, make
 SHAPE = Shape(1, 1, 64, "float16")
 BASELINES = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "wtinylfu", "gdsf")
 #: Percent of the tokens that a short trace may lose to LRU: the margin, and what learning costs.
-TOLERANCE = 1.0
+TOLERANCE = 1.5
 
 
 def hit_percent(trace: Trace, policy: str, capacity: str) -> float:
@@ -94,7 +94,8 @@ def test_a_forecast_that_finds_nothing_is_left_when_its_budget_is_spent_and_trie
         duel.asked(names_of(num_asked % 5), [], 5)
         num_asked += 1
         assert num_asked < 40_000
-    duel.asked([], names_of(*range(5), *range(5), *range(5), *range(5)), 5)
+    for _ in range(20):
+        duel.asked([], names_of(*range(5)), 5)
     assert not duel.follows_forecast
 
 
