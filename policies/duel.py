@@ -10,8 +10,8 @@ Sources: a sample of names stands for all of them (Waldspurger et al., "SHARDS",
 simulations, ATC'17); two policies that compete on samples (Qureshi et al., "Set Dueling", ISCA 2007).
 Rejected: judging window by window (who loses every other window and wins more in between was sent away: 12
 points on one workload); a budget ten times smaller (the first minutes of a chat service were enough to spend
-it, and three points went with it); a shadow for the forecast as well (it would need the tree to price inner blocks as
-the tier does); weights by regret on ghosts (LeCaR, HotStorage'18): its draws by chance tear chains apart.
+it, and three points went with it); a shadow for the forecast as well (it would need the tree to price inner
+blocks as the tier does); weights by regret on ghosts (LeCaR, HotStorage'18): its draws tear chains apart.
 """
 
 from collections import OrderedDict
