@@ -94,7 +94,7 @@ class Appraiser:
             np.clip(steps, 0.0, NUM_PRICES - 1.001, out=steps)
             whole = steps.astype(np.int64)
             early, late = stretches.prices[stretches_of, whole], stretches.prices[stretches_of, whole + 1]
-            prices = early + (steps - whole) * (late - early)
+            prices = np.asarray(early + (steps - whole) * (late - early), np.float64)
         prices *= share
         for number in np.flatnonzero(back_at < math.inf).tolist():
             prices[number] = self.price(int(stretches_of[number]), now)
