@@ -151,7 +151,7 @@ def rig(sizes: Sequence[int]) -> Iterator[Rig]:
 def run(is_quick: bool) -> list[Sample]:
     """Measure. Raises EngineDied or TimeoutError when a store does not work."""
     sizes = SIZES[:1] if is_quick else SIZES
-    num_recomputed, num_rounds, num_on_disk = (1, 3, 1) if is_quick else (1, 7, 5)
+    num_recomputed, num_rounds, num_on_disk = (1, 3, 1) if is_quick else (1, 7, 3)
     with rig(sizes) as running:
         running.prime()
         samples = []
