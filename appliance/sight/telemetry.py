@@ -7,6 +7,8 @@ to report and the core does not know of it. An asked block counts where it was w
 
 `declined` blocks are stored, and were not given: computing them is quicker, or the client holds its share.
 Blocks read one-sidedly are asked and found in dram; the client reports them later, with its next message.
+A runtime may acquire with one client and read with others (vLLM: scheduler and workers): such reads were
+asked for already, and are told by where they end: where an acquire of another client ended lately.
 
 Bounded: the MAX_SESSIONS most recently active sessions have books of their own, the total has all. The names
 of the chain a session used last are kept for as many sessions as MAX_NAMES allow: `kvtier why session` asks
@@ -27,6 +29,7 @@ from ..core.results import AcquireResult, PutOutcome, PutResult
 MAX_SESSIONS = 4096
 MAX_OPEN_PUTS = 4096
 MAX_NAMES = 200_000
+MAX_ACQUIRED = 1024
 ALL = ""  # the session of whoever names none
 
 
@@ -103,6 +106,8 @@ class Telemetry:
         self._reservations: OrderedDict[int, tuple[str, int]] = OrderedDict()
         self._chains: OrderedDict[str, Chain] = OrderedDict()
         self._num_names = 0
+        #: Client and number of blocks of the last acquires, by namespace and name of their last block.
+        self._acquired: OrderedDict[tuple[int, bytes], tuple[int, int]] = OrderedDict()
 
     def stepped(self, event: Event, instructions: Sequence[Any], now: float) -> None:
         """The planner took in `event` and answered with `instructions`."""
@@ -167,6 +172,11 @@ class Telemetry:
         num_asked, given = len(event.prefix_hashes) - first, result.tiers[first:]
         num_stored = max(0, result.num_stored - first)
         saved_s = max(0.0, result.recompute_s - result.load_s) if given else 0.0
+        if given:
+            last = event.prefix_hashes[first + len(given) - 1]
+            self._acquired[event.namespace_id, last] = event.client, len(given)
+            if len(self._acquired) > MAX_ACQUIRED:
+                self._acquired.popitem(last=False)
         block_bytes = self._block_bytes(event.namespace_id)
         for books in self._books(event.session_id):
             books.ask(given, num_asked, num_stored, block_bytes, saved_s)
@@ -181,12 +191,24 @@ class Telemetry:
         chain = self._chains.get(event.session_id)
         if chain is None or chain.parts[0][0] != event.prefix_hashes[0]:  # else it is known, and longer
             self._uses(event.session_id, namespace_id, event.prefix_hashes, goes_on=False)
+        num -= self._num_asked_before(event)
         row = catalog.find(namespace_id, event.prefix_hashes[0])
         position = catalog.position[row] if row >= 0 else 0
         saved_s = costs.recompute_s(namespace_id, position, num)
         tiers = bytes([Tier.DRAM]) * num
         for books in self._books(event.session_id):
             books.ask(tiers, num, num, self._block_bytes(namespace_id), saved_s)
+
+    def _num_asked_before(self, event: Touched) -> int:
+        """Return how many of these reads another client's acquire has asked for."""
+        acquired, namespace_id = self._acquired, event.namespace_id
+        num_asked, first = 0, 0
+        for end, name in enumerate(event.prefix_hashes, 1) if acquired else ():
+            client, num_given = acquired.get((namespace_id, name), (event.client, 0))
+            if client != event.client:
+                num_asked += min(num_given, end - first)
+                first = end
+        return num_asked
 
     def _reserved(self, event: ReserveRequested, instructions: Sequence[Any]) -> None:
         """A put in two steps names its session in the first and its blocks' fate in the second."""

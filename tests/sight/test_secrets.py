@@ -37,6 +37,9 @@ def plant(target: str, local_path: str) -> None:
         namespace = client.register(IDENTITY)
         client.put(namespace, [SECRET.encode()[:32]], payload, session=SECRET)
         client.get(namespace, [SECRET.encode()[:32]], session=SECRET)
+        for session in (SECRET, PROMPT):
+            client.get(namespace, names("nowhere"), session=session)  # a call, where the one before was none
+            client.put(namespace, names(session, 1), payload, session=session)
         client.session(PROMPT)
     with grpc.insecure_channel(target) as channel:
         stub = KVCacheServiceStub(channel)

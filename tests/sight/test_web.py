@@ -69,6 +69,24 @@ def test_the_snapshot_adds_up(start: Start) -> None:
             assert decision["price"] <= decision["next_price"]
 
 
+def test_what_one_client_acquires_and_others_read_is_asked_once(start: Start) -> None:
+    """As vLLM's scheduler and workers do."""
+    shown, num = start(), 12  # a client may pin half of dram: 16 blocks
+    with Client(shown.target) as scheduler, Client(shown.target) as worker:
+        namespace = scheduler.register(IDENTITY)
+        worker.register(IDENTITY)
+        scheduler.put(namespace, names("0", num), bytes(num * GEOMETRY.block_bytes))
+        with scheduler.acquire(namespace, names("0", 2 * num)):
+            assert worker.get(namespace, names("0", num)[4:]).num_one_sided == num - 4
+            worker.flush()
+        once = shown.snapshot()["totals"]
+        scheduler.get(namespace, names("0")[:5])
+        scheduler.flush()
+        again = shown.snapshot()["totals"]
+    assert (once["asked"], once["found"]["dram"], once["missed"]) == (2 * num, num, num)
+    assert (again["asked"], again["found"]["dram"]) == (2 * num + 5, num + 5)
+
+
 def test_a_session_is_told_what_is_gone(start: Start) -> None:
     shown = start(nvme=False)
     with Client(shown.target) as client:
