@@ -55,7 +55,7 @@ class Choice:
 
     def _encoding(self, identity: NamespaceIdentity, group: int) -> Encoding | None:
         shape = shape_of(identity.geometry, group)
-        name = self.settings.codec_for(identity, group)
+        name: str = self.settings.codec_for(identity, group)
         if name == "auto":
             name = min(("identity", *CANDIDATES), key=lambda candidate: self._load_s(candidate, shape))
         codec = codec_named(name)

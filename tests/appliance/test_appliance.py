@@ -90,6 +90,12 @@ class Recorder:
     def store_namespace(self, identity: NamespaceIdentity) -> None:
         self._store("store_namespace", identity)
 
+    def resize(self, num_segments: int) -> None:
+        self._store("resize", num_segments)
+
+    def give_back(self, number: int) -> None:
+        self._store("give_back", number)
+
     def statistics(self) -> EngineStatistics:
         return EngineStatistics("recorder")
 

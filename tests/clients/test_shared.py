@@ -166,7 +166,7 @@ def test_every_field_of_the_header_counts(filled: Memory, field: str) -> None:
     reader = filled.reader()
     assert read_one(reader, 1) == payload
     slot = places[0] & 0xFFFF_FFFF
-    headers = filled.engine._extents[places[0] >> 32].headers.table()  # type: ignore[union-attr]
+    headers = filled.engine._extents[places[0] >> 32].headers.table()
     headers[field][slot] += 1
     try:
         assert read_one(reader, 1) is None
