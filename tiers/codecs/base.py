@@ -20,6 +20,8 @@ from typing import NamedTuple, Protocol
 from ..base import Buffer
 from ..block import DTYPE_BYTES, Geometry
 
+KNOWN_LAYOUT = "layer,kv,token,head,dim"  # of which codecs know the axes
+
 
 class CodecError(Exception):
     """These bytes are not what this codec writes for this shape. Never says more than where and why."""
@@ -38,6 +40,7 @@ class Shape(NamedTuple):
     num_heads: int
     head_dim: int
     dtype: str
+    first_layer: int = 0  # which of the model's layers the first one is
 
     @property
     def raw_bytes(self) -> int:
@@ -56,7 +59,7 @@ def shape_of(geometry: Geometry, group: int) -> Shape:
     A layout that kvtier does not know is one row of values: codecs that need no axes still work on it.
     """
     num_layers = len(geometry.layers_of(group))
-    if geometry.layout != "layer,kv,token,head,dim":
+    if geometry.layout != KNOWN_LAYOUT:
         num_values = geometry.fragment_bytes(group) // DTYPE_BYTES[geometry.dtype]
         return Shape(1, 1, 1, 1, num_values, geometry.dtype)
     return Shape(
@@ -66,6 +69,7 @@ def shape_of(geometry: Geometry, group: int) -> Shape:
         geometry.num_kv_heads,
         geometry.head_dim,
         geometry.dtype,
+        geometry.layers_of(group).start,
     )
 
 
