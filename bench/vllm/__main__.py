@@ -20,7 +20,7 @@ from bench.vllm.measure import machine, use_priority
 TITLES = {
     "ttft": "ttft: seconds to the first token of a stored prompt (mid: 143 M parameters, bfloat16)",
     "overhead": "overhead: a workload in which nothing repeats (mid)",
-    "recovery": "recovery: the appliance is lost under load (tiny)",
+    "recovery": "recovery: the appliance is lost under load (mid)",
 }
 RUN: dict[str, Callable[[bool], list[Any]]] = {
     "ttft": ttft.run,

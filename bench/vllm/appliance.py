@@ -40,9 +40,18 @@ class Appliance:
 
     def start(self) -> Self:
         """Start it, again if need be; return when it serves. Raises RuntimeError with the end of its log."""
+        self.start_unseen()
+        return self.wait_until_it_serves()
+
+    def start_unseen(self) -> None:
+        """Start it, and do not wait."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         self._num_starts += 1
+
+    def wait_until_it_serves(self) -> Self:
+        """Raises RuntimeError with the end of its log when it does not."""
+        assert self._process is not None
         deadline_s = time.monotonic() + START_S
         while True:
             try:

@@ -25,6 +25,7 @@ def machine() -> dict[str, str]:
 
 _priority: int | None = None
 _lock: Path | None = None
+_joined: list[int] = []  # sessions that began during the sample under way
 
 
 def use_priority(niceness: int | None, lock: Path | None = None) -> None:
@@ -49,7 +50,15 @@ def sampling(*sessions: int) -> Iterator[None]:
         try:
             yield
         finally:
-            _renice(sessions, -change)
+            _renice((*sessions, *_joined), -change)
+            _joined.clear()
+
+
+def join_sample(session: int) -> None:
+    """Give a process that was started during a sample the priority of the others, until its end."""
+    if _priority is not None:
+        _joined.append(session)
+        _renice((session,), _priority - os.getpriority(os.PRIO_PROCESS, 0))
 
 
 @contextmanager

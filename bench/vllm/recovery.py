@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.table import render
 from bench.vllm.appliance import Appliance
-from bench.vllm.measure import sampling, seconds
+from bench.vllm.measure import join_sample, sampling, seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import Answer, EngineProcess, outputs_of
@@ -91,7 +91,7 @@ def _strike(
     chance = random.Random(13)
     blow, comes_back = _ways(kind, appliance)
     warm = engine.call("generate", requests=_requests(chance, pool, 2 * POOL), trace=True)
-    num_tokens = (BEFORE_S + AFTER_S) * _rate(warm) + GONE_S * rate_alone
+    num_tokens = (BEFORE_S + GONE_S) * _rate(warm)  # without hits, this takes long enough for a slow start
     engine.send("generate", requests=_requests(chance, pool, int(num_tokens / NEW_TOKENS)), trace=True)
     time.sleep(BEFORE_S)
     blow_at_s = time.monotonic()
@@ -99,9 +99,11 @@ def _strike(
     time.sleep(GONE_S)
     comes_back()
     back_at_s = time.monotonic()
-    answer = engine.receive()
-    outputs = outputs_of(answer)
-    steps = [(at_s, num) for at_s, num in answer["steps"]]
+    answers = [engine.receive()]  # how long a start takes is not known: what shows the return begins after it
+    num_more = int(AFTER_S * _rate(warm) / NEW_TOKENS)
+    answers.append(engine.call("generate", requests=_requests(chance, pool, num_more), trace=True))
+    outputs = [output for answer in answers for output in outputs_of(answer)]
+    steps = [(at_s, num) for answer in answers for at_s, num in answer["steps"]]
     before = [num for at_s, num in steps if blow_at_s - BEFORE_S <= at_s < blow_at_s]
     times = [blow_at_s, *(at_s for at_s, _ in steps if blow_at_s < at_s < back_at_s)]
     hits = [output.first_at_s for output in outputs if output.num_cached]
@@ -119,8 +121,13 @@ def _strike(
 
 
 def _ways(kind: str, appliance: Appliance) -> tuple[Callable[[], object], Callable[[], object]]:
+    def start() -> None:
+        appliance.start_unseen()
+        join_sample(appliance.pid)  # else the engine, which has precedence, would leave it no processor
+        appliance.wait_until_it_serves()
+
     if kind == "kill -9":
-        return appliance.kill, appliance.start
+        return appliance.kill, start
     return appliance.freeze, appliance.thaw
 
 
