@@ -26,6 +26,7 @@ from .errors import StartError
 from .marked_yaml import KeyPath
 
 ENVIRONMENT_PREFIX = "KVTIER_"
+POLICY_FILE_VARIABLE = "KVTIER_POLICY"  # names the file; it is no setting of that name
 
 
 class Problem(NamedTuple):
@@ -95,6 +96,8 @@ def gather(
     for variable in sorted(environment):
         words = variable.removeprefix(ENVIRONMENT_PREFIX).split("__")
         if not variable.startswith(ENVIRONMENT_PREFIX) or words[0] not in known:
+            continue
+        if variable == POLICY_FILE_VARIABLE:
             continue
         keys = [word.lower() for word in words]
         gathered.set(keys, _scalar(environment[variable], variable), variable)

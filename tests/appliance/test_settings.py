@@ -65,6 +65,12 @@ def test_an_empty_policy_is_the_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, "# nothing\n") == Settings.load(env={})
 
 
+def test_the_variable_that_names_the_file_is_no_setting(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("leases: {ttl: 7s}")
+    assert Settings.load(file, {"KVTIER_POLICY": str(file)}).leases.ttl_s == 7
+
+
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     text = "leases: {ttl: 10s, grace: 1s, ttl_max: 5m}\n"
     env = {"KVTIER_LEASES__TTL": "20s", "KVTIER_LEASES__GRACE": "3s"}
