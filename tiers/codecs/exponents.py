@@ -61,7 +61,7 @@ class Exponents:
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit when too many exponents are outside their windows."""
         loops = kernels()
-        layout = _Layout(shape)
+        layout = Layout(shape)
         parts = _aligned(payload).view(np.uint16).reshape(layout.num_parts, -1)
         target = np.frombuffer(into, np.uint8)
         limit = target.size - layout.tail_bytes
@@ -87,7 +87,7 @@ class Exponents:
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
         loops = kernels()
-        layout = _Layout(shape)
+        layout = Layout(shape)
         source = _aligned(stored)
         if source.size < layout.exceptions_at or _COUNT.unpack_from(stored)[0] != layout.num_parts:
             raise CodecError("exponents: not of this shape")
@@ -109,8 +109,8 @@ class Exponents:
             whole[:] = values
 
 
-class _Layout:
-    """Where the parts of an encoded fragment begin."""
+class Layout:
+    """Where the parts of an encoded fragment begin, in bytes. Shared with the device's kernels."""
 
     def __init__(self, shape: Shape) -> None:
         self.num_parts = shape.num_layers * shape.num_planes

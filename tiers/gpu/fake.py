@@ -25,7 +25,7 @@ from ..base import Buffer
 from .device import DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
 from .fake_memory import FakeMemory, move
 from .fake_order import Clock, OrderAudit
-from .fake_streams import DONE, RECORDED, Copying, FakeEvent, FakeStream, Recording, Waiting
+from .fake_streams import DONE, RECORDED, Calling, Copying, FakeEvent, FakeStream, Recording, Waiting
 
 POLL_S = 0.001  # how often a live device looks at events of other processes
 SHUT_DOWN_S = 5.0  # how long it waits for them when it ends
@@ -172,6 +172,11 @@ class FakeDevice:
             self._random.shuffle(order)
             stream.work.append(Copying(own, order))
 
+    def enqueue_call(self, stream: FakeStream, run: Callable[[], None]) -> None:
+        """Take over a kernel's stand-in."""
+        with self._working():
+            stream.work.append(Calling(run))
+
     def enqueue_wait(self, stream: FakeStream, event: FakeEvent) -> None:
         """Take over a wait for an event as it stands recorded now."""
         with self._working():
@@ -244,6 +249,8 @@ class FakeDevice:
         if isinstance(head, Copying) and head.left:
             piece = head.left.pop()
             self._move(head.pieces, piece)
+        elif isinstance(head, Calling):
+            head.run()
         is_over = not isinstance(head, Copying) or not head.left
         if is_over and stream.work:  # there is none when that piece was the device's end
             stream.work.popleft()

@@ -9,6 +9,7 @@ writes.
 import mmap
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -106,7 +107,14 @@ class Recording:
     recording: int
 
 
-Work: TypeAlias = Copying | Waiting | Recording
+@dataclass(slots=True)
+class Calling:
+    """What stands for a kernel: touches memory when the stream gets there. The audit does not know which."""
+
+    run: Callable[[], None]
+
+
+Work: TypeAlias = Copying | Waiting | Recording | Calling
 
 
 @dataclass(eq=False)
@@ -128,6 +136,10 @@ class FakeStream:
     def record(self, event: Event | None = None) -> Event:
         """See Stream.record."""
         return self.device.enqueue_record(self, cast("FakeEvent | None", event))
+
+    def call(self, run: Callable[[], None]) -> None:
+        """Enqueue a kernel's stand-in."""
+        self.device.enqueue_call(self, run)
 
     @property
     def can_go_on(self) -> bool:

@@ -1,0 +1,243 @@
+"""The device's codec: its own source run on the host, bit for bit what numba's loops do, both ways; and what
+it refuses."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Shape
+from kvtier.tiers.codecs.exponents import Exponents, Layout
+from kvtier.tiers.gpu import exponent_kernels
+from kvtier.tiers.gpu import kernels as pieces
+from kvtier.tiers.gpu.device import DeviceMemory, Stream
+from kvtier.tiers.gpu.device_codec import NUM_SLABS, DeviceExponents, Record, load
+from kvtier.tiers.gpu.fake import FakeDevice
+
+from .host_kernels import HostKernels
+from .nvrtc import compiled
+
+SHAPES = [
+    Shape(1, 2, 16, 8, 128, "bfloat16"),
+    Shape(3, 2, 16, 2, 72, "bfloat16"),  # 2304 values a part: four blocks and a tail
+    Shape(2, 1, 16, 1, 576, "bfloat16"),  # a joint latent
+    Shape(1, 2, 10, 1, 160, "bfloat16"),  # three blocks and a short tail
+]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
+    return HostKernels(exponent_kernels.SOURCE, exponent_kernels.NAMES, tmp_path_factory.mktemp("kernels"))
+
+
+class Bench:
+    """A fake device with the codec on it, and room for fragments of one shape."""
+
+    def __init__(self, kernels: HostKernels, shape: Shape, seed: int) -> None:
+        self.device = FakeDevice(seed=seed)
+        self.shape = shape
+        self.codec = DeviceExponents(self.device, kernels)
+        stream = self.device.take_stream()
+        assert stream is not None
+        self.stream = stream
+        self.stored_bytes = -(-Exponents().stored_bound(shape) // 8) * 8
+        self.memory: list[DeviceMemory] = []
+
+    def place(self, num_bytes: int, payload: bytes = b"") -> int:
+        """Allocate device memory that begins with `payload`; the rest is what was there."""
+        memory = self.device.allocate(num_bytes)
+        self.memory.append(memory)
+        self.device.poke(memory.address, payload + b"\xa5" * (num_bytes - len(payload)))
+        return memory.address
+
+    def finish(self) -> None:
+        """Let the device's time pass, and learn of it as a copier does."""
+        event = self.stream.record()
+        self.device.run()
+        assert event.is_done()
+        self.device.recycle(event)
+
+    def decode(self, stored: list[bytes]) -> tuple[list[int], list[bytes]]:
+        """Decode records; return their status and what they became."""
+        records = [
+            Record(self.place(len(s), s), len(s), self.place(self.shape.raw_bytes + 16)) for s in stored
+        ]
+        ticket = self.codec.decode(self.stream, self.shape, records)
+        assert ticket is not None
+        self.finish()
+        status, _ = ticket.results()
+        raw_bytes = self.shape.raw_bytes
+        for record in records:
+            assert self.device.peek(record.raw + raw_bytes, 16) == b"\xa5" * 16, "wrote behind its place"
+        return status.tolist(), [self.device.peek(record.raw, raw_bytes) for record in records]
+
+    def encode(self, payloads: list[bytes], room: int) -> tuple[list[int], list[bytes]]:
+        """Encode payloads into `room` bytes each; return their status and what was written, as long as it
+        is."""
+        records = [Record(self.place(room + 16), room, self.place(len(p), p)) for p in payloads]
+        ticket = self.codec.encode(self.stream, self.shape, records)
+        assert ticket is not None
+        self.finish()
+        status, lengths = ticket.results()
+        for record in records:
+            assert self.device.peek(record.stored + room, 16) == b"\xa5" * 16, "wrote behind its place"
+        written = [
+            b"" if wrong else self.device.peek(record.stored, int(length))
+            for record, wrong, length in zip(records, status, lengths, strict=True)
+        ]
+        return status.tolist(), written
+
+    def close(self) -> None:
+        """Give everything back, and see that nothing went wrong."""
+        for memory in self.memory:
+            self.device.free(memory)
+        self.codec.close()
+        self.codec.close()
+        self.device.give_stream(self.stream)
+        assert self.device.check_integrity() == []
+        assert not self.device.memory.regions
+
+
+@pytest.fixture(params=range(len(SHAPES)), ids=[f"{s.num_values}x{s.num_layers}" for s in SHAPES])
+def bench(request: pytest.FixtureRequest, kernels: HostKernels) -> Iterator[Bench]:
+    opened = Bench(kernels, SHAPES[request.param], request.param)
+    yield opened
+    opened.close()
+
+
+def payloads_of(shape: Shape, seed: int) -> list[bytes]:
+    """Ordinary KV, and what nobody expects: noise, one value, zeros, NaNs, windows at both ends."""
+    rng = np.random.default_rng(seed)
+
+    def bfloat16(values: NDArray[Any]) -> bytes:
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+    count = shape.num_values
+    usual = rng.normal(0, 1, count)
+    heavy = usual * np.where(rng.random(count) < 0.02, 1e-9, 1.0)
+    edges = rng.choice(np.array([0x0000, 0x8000, 0x7F80, 0xFFFF, 0x007F, 0x0080, 0x3F80], np.uint16), count)
+    low = (rng.integers(0, 9, count).astype(np.uint16) << 7) | rng.integers(0, 128, count).astype(np.uint16)
+    step = max(1, shape.num_values // (shape.num_layers * shape.num_planes) // 512)
+    sampled = np.where(np.arange(count) % step == 0, 1e-20, 1.0)  # the window is found by these alone
+    return [
+        bfloat16(sampled),
+        bfloat16(usual),
+        bfloat16(heavy),
+        bytes(2 * count),
+        b"\x80\x3f" * count,
+        edges.tobytes(),
+        low.tobytes(),
+        rng.bytes(2 * count),
+    ]
+
+
+def encoded(shape: Shape, payload: bytes) -> bytes | None:
+    """Encode on the host; None when it does not fit."""
+    into = bytearray(Exponents().stored_bound(shape))
+    try:
+        return bytes(into[: Exponents().encode(shape, memoryview(payload), memoryview(into))])
+    except DoesNotFit:
+        return None
+
+
+def decoded(shape: Shape, stored: bytes) -> bytes | None:
+    """Decode on the host; None when it is refused."""
+    into = bytearray(shape.raw_bytes)
+    try:
+        Exponents().decode(shape, memoryview(stored), memoryview(into))
+    except CodecError:
+        return None
+    return bytes(into)
+
+
+def test_decodes_what_the_host_encoded(bench: Bench) -> None:
+    payloads = [p for seed in range(3) for p in payloads_of(bench.shape, seed) if encoded(bench.shape, p)]
+    stored = [(encoded(bench.shape, p) or b"").ljust(bench.stored_bytes, b"\0") for p in payloads]
+    status, raw = bench.decode(stored)
+    assert status == [0] * len(payloads)
+    assert raw == payloads
+
+
+def test_encodes_the_same_bytes_as_the_host(bench: Bench) -> None:
+    payloads = [p for seed in range(3) for p in payloads_of(bench.shape, seed)]
+    on_host = [encoded(bench.shape, payload) for payload in payloads]
+    status, written = bench.encode(payloads, Exponents().stored_bound(bench.shape))
+    assert status == [2 if stored is None else 0 for stored in on_host]
+    assert written == [stored or b"" for stored in on_host]
+
+
+def test_refuses_exactly_what_the_host_refuses(bench: Bench) -> None:
+    """Damaged in the head, in the planes, in the list: the same verdict and, if it passes, the same bytes."""
+    shape, rng = bench.shape, random.Random(7)
+    good = [s for p in payloads_of(shape, 9) if (s := encoded(shape, p)) is not None]
+    head_bytes = 4 + 8 * Layout(shape).num_parts
+    damaged = []
+    for number in range(60):
+        stored = bytearray(rng.choice(good).ljust(bench.stored_bytes, b"\0"))
+        end = head_bytes if number % 2 else len(stored)
+        for _ in range(rng.choice((1, 1, 3))):
+            stored[rng.randrange(end)] = rng.randrange(256)
+        if number % 5 == 0:  # the counts are right in total and wrong in their parts
+            stored[8:12], stored[16:20] = stored[16:20], stored[8:12]
+        damaged.append(bytes(stored))
+    status, raw = bench.decode(damaged)
+    expected = [decoded(shape, stored) for stored in damaged]
+    assert [wrong == 0 for wrong in status] == [payload is not None for payload in expected]
+    assert [r for r, e in zip(raw, expected, strict=True) if e is not None] == [e for e in expected if e]
+    assert any(status), "none of them was refused: this test shows nothing"
+
+
+def test_not_a_byte_more_than_there_is(bench: Bench) -> None:
+    payload = payloads_of(bench.shape, 5)[1]
+    stored = encoded(bench.shape, payload)
+    assert stored is not None
+    assert bench.decode([stored]) == ([0], [payload])
+    assert bench.decode([stored[:-1]])[0] == [1]
+    assert bench.encode([payload], len(stored)) == ([0], [stored])
+    assert bench.encode([payload], len(stored) - 1)[0] == [2]
+
+
+def test_scratch_is_bounded_and_comes_back(kernels: HostKernels) -> None:
+    shape = SHAPES[0]
+    bench = Bench(kernels, shape, 3)
+    stored = (encoded(shape, payloads_of(shape, 1)[1]) or b"").ljust(bench.stored_bytes, b"\0")
+    record = Record(bench.place(len(stored), stored), len(stored), bench.place(shape.raw_bytes))
+    tickets = [bench.codec.decode(bench.stream, shape, [record]) for _ in range(NUM_SLABS)]
+    assert None not in tickets
+    assert bench.codec.decode(bench.stream, shape, [record]) is None
+    bench.finish()
+    for ticket in tickets:
+        assert ticket is not None
+        assert ticket.results()[0].tolist() == [0]
+    assert bench.codec.decode(bench.stream, shape, [record]) is not None
+    bench.finish()
+    bench.close()
+
+
+def test_what_it_does_not_take() -> None:
+    device = FakeDevice()
+
+    def never(stream: Stream, name: str, num_threads: int, arguments: Sequence[Any]) -> None:
+        raise AssertionError(name)
+
+    codec = DeviceExponents(device, never)
+    assert codec.max_fragments(SHAPES[0]) == 256
+    assert codec.max_fragments(SHAPES[0]._replace(dtype="float16")) == 0
+    assert codec.max_fragments(Shape(1, 2, 1 << 14, 8, 512, "bfloat16")) == 0  # longer than a call takes
+    codec.close()
+    assert load(device) is None
+
+
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [(exponent_kernels.SOURCE, exponent_kernels.NAMES), (pieces.SOURCE, (pieces.NAME,))],
+    ids=["exponents", "pieces"],
+)
+def test_the_source_compiles_for_gpus(source: str, names: tuple[str, ...], architecture: str) -> None:
+    """By NVRTC, which needs no driver, where its library is installed."""
+    ptx = compiled(source, architecture)
+    assert all(f".entry {name}(" in ptx for name in names)

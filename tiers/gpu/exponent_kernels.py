@@ -1,0 +1,264 @@
+"""The codec `exponents` on a device: the same bytes as tiers/codecs/exponents.py, both ways, as CUDA kernels.
+
+Bit planes were chosen for this: a value's three code bits stand in one byte each, at its own position, and
+which values are exceptions is the AND of three words. So no thread reads what another one decoded. Where an
+exception stands in the list is the number of marked bits before it, which every thread counts for itself with
+popcounts of words that its whole block shares; only the totals of blocks are added up in order, by one small
+kernel between two large ones. Not one barrier, shuffle or word of shared memory is needed, which is also why
+the tests can run this very source on the host, thread after thread, against numba's loops.
+
+Rejected: one kernel with a scan in shared memory (two launches less, some ten microseconds a batch, for a
+kernel that could be checked on a GPU only); decoding by warps with ballots (the marks are a ballot already,
+stored); cupy's own kernels for scans (they allocate from cupy's pool and know nothing of our streams).
+
+A record is not believed: before anything is written, `find` decides whether there are as many exceptions as
+the head says and whether they end before the record does. Shape and length are the caller's to check
+(device_codec.py does). All fragments of a launch have one shape.
+
+Layout of a stored fragment: see Exponents. Never ran on a GPU.
+"""
+
+SOURCE = r"""
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct Shape {            // of every fragment of a launch
+    int num_fragments;
+    int num_parts;        // layers times planes
+    int num_values;       // of a part
+    int num_blocks;       // of a part: num_values / 512
+    int blocks_at;        // bytes from a fragment's begin
+    int exceptions_at;
+};
+// As six numbers, because every launcher can pass numbers.
+#define SHAPE \
+    int num_fragments, int num_parts, int num_values, int num_blocks, int blocks_at, int exceptions_at
+#define TAKE_SHAPE \
+    const Shape s = {num_fragments, num_parts, num_values, num_blocks, blocks_at, exceptions_at}
+
+static const int BLOCK = 512, LANES = 64, BLOCK_BYTES = 512 + 192, SAMPLES = 512, WINDOW = 7;
+static const u32 WRONG = 1, DOES_NOT_FIT = 2;
+
+#define EACH(i, count) \
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < (i64)(count); \
+         i += (i64)blockDim.x * gridDim.x)
+
+__device__ static u8* block_of(const Shape s, const u64* stored, i64 index)
+{
+    const i64 per_fragment = (i64)s.num_parts * s.num_blocks;
+    return (u8*)stored[index / per_fragment] + s.blocks_at + index % per_fragment * BLOCK_BYTES;
+}
+
+__device__ static u16* values_of(const Shape s, const u64* raw, i64 index)
+{
+    const i64 part = index / s.num_blocks;
+    return (u16*)raw[part / s.num_parts] + part % s.num_parts * s.num_values + index % s.num_blocks * BLOCK;
+}
+
+__device__ static u64 marks_of(const u8* block, int word)  // bit: this value is an exception
+{
+    const u64* planes = (const u64*)(block + BLOCK);
+    return planes[word] & planes[8 + word] & planes[16 + word];
+}
+
+__device__ static u32 marks_before(const u8* block, int lane)  // of this block
+{
+    u32 before = 0;
+    for (int word = 0; word < lane / 8; ++word) before += __popcll(marks_of(block, word));
+    return before + __popcll(marks_of(block, lane / 8) & ((1ull << lane % 8 * 8) - 1));
+}
+
+// ------------------------------------------------------------------------------------------- both ways
+
+extern "C" __global__ void kvtier_exponents_count(SHAPE, const u64* stored, u32* counts)
+{
+    TAKE_SHAPE;
+    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks) {
+        const u8* block = block_of(s, stored, i);
+        u32 count = 0;
+        for (int word = 0; word < 8; ++word) count += __popcll(marks_of(block, word));
+        counts[i] = count;
+    }
+}
+
+// The values behind the last whole block of a part: as they are, at the end of the record.
+extern "C" __global__ void kvtier_exponents_tail(
+    SHAPE, const u64* stored, const u64* raw, const u32* ends, const u32* status, int is_decoding)
+{
+    TAKE_SHAPE;
+    const int length = s.num_values - s.num_blocks * BLOCK;
+    EACH(i, (i64)s.num_fragments * s.num_parts * length) {
+        const i64 fragment = i / ((i64)s.num_parts * length);
+        if (status[fragment]) continue;
+        const i64 inside = i % ((i64)s.num_parts * length);
+        u8* bytes = (u8*)stored[fragment] + s.exceptions_at + ends[fragment] + 2 * inside;
+        u16* value = (u16*)raw[fragment] + inside / length * s.num_values + s.num_blocks * BLOCK
+            + inside % length;
+        if (is_decoding) {
+            *value = (u16)(bytes[0] | bytes[1] << 8);
+        } else {
+            bytes[0] = (u8)*value;
+            bytes[1] = (u8)(*value >> 8);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- decode
+
+// offsets: where in its fragment's list the exceptions of a block begin; rooms: bytes the list may have.
+extern "C" __global__ void kvtier_exponents_find(
+    SHAPE, const u64* stored, const i64* rooms, const u32* counts, u32* offsets, u32* ends, u32* status)
+{
+    TAKE_SHAPE;
+    EACH(fragment, s.num_fragments) {
+        const u32* head = (const u32*)stored[fragment];
+        bool is_wrong = head[0] != (u32)s.num_parts;
+        i64 end = 0, i = fragment * s.num_parts * s.num_blocks;
+        for (int part = 0; part < s.num_parts; ++part) {
+            const u32 top = head[1 + 2 * part], declared = head[2 + 2 * part];
+            i64 used = 0;
+            for (int block = 0; block < s.num_blocks; ++block, ++i) {
+                offsets[i] = (u32)(end + used);
+                used += counts[i];
+            }
+            is_wrong = is_wrong || top > 255 || used != (i64)declared;
+            end += used;
+        }
+        ends[fragment] = (u32)end;
+        status[fragment] = is_wrong || end > rooms[fragment] ? WRONG : 0;
+    }
+}
+
+extern "C" __global__ void kvtier_exponents_decode(
+    SHAPE, const u64* stored, const u64* raw, const u32* offsets, const u32* status)
+{
+    TAKE_SHAPE;
+    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks * LANES) {
+        const i64 index = i / LANES, part = index / s.num_blocks, fragment = part / s.num_parts;
+        const int lane = (int)(i % LANES);
+        if (status[fragment]) continue;
+        const u8* block = block_of(s, stored, index);
+        const u8* codes = block + BLOCK + lane;
+        const u8 low = codes[0], middle = codes[LANES], high = codes[2 * LANES];
+        const u8 top = (u8)((const u32*)stored[fragment])[1 + 2 * (part % s.num_parts)];
+        const u8* exception = (const u8*)stored[fragment] + s.exceptions_at + offsets[index];
+        if (low & middle & high) exception += marks_before(block, lane);
+        u16* values = values_of(s, raw, index) + lane;
+        for (int bit = 0; bit < 8; ++bit) {
+            const int code = (low >> bit & 1) | (middle >> bit & 1) << 1 | (high >> bit & 1) << 2;
+            const u8 exponent = code == 7 ? *exception++ : (u8)(top - code);
+            const u8 rest = block[bit * LANES + lane];
+            values[bit * LANES] = (u16)((rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- encode
+
+// histogram: 256 counters a part, all zero before.
+extern "C" __global__ void kvtier_exponents_sample(SHAPE, const u64* raw, u32* histogram)
+{
+    TAKE_SHAPE;
+    const int num_packed = s.num_blocks * BLOCK;
+    const int step = num_packed / SAMPLES > 1 ? num_packed / SAMPLES : 1;
+    const int num_samples = (num_packed + step - 1) / step;
+    EACH(i, (i64)s.num_fragments * s.num_parts * num_samples) {
+        const i64 part = i / num_samples;
+        const u16* values = (const u16*)raw[part / s.num_parts] + part % s.num_parts * s.num_values;
+        atomicAdd(&histogram[part * 256 + (values[i % num_samples * step] >> 7 & 0xff)], 1u);
+    }
+}
+
+extern "C" __global__ void kvtier_exponents_top(SHAPE, const u64* stored, const u32* histogram)
+{
+    TAKE_SHAPE;
+    EACH(part, (i64)s.num_fragments * s.num_parts) {
+        const u32* counts = histogram + part * 256;
+        int most = -1, top = 0, inside = 0;
+        for (int exponent = 0; exponent < 256; ++exponent) {
+            inside += (int)counts[exponent];
+            if (exponent >= WINDOW) inside -= (int)counts[exponent - WINDOW];
+            if (inside > most) {
+                most = inside;
+                top = exponent;
+            }
+        }
+        ((u32*)stored[part / s.num_parts])[1 + 2 * (part % s.num_parts)] = (u32)top;
+    }
+}
+
+extern "C" __global__ void kvtier_exponents_pack(SHAPE, const u64* stored, const u64* raw)
+{
+    TAKE_SHAPE;
+    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks * LANES) {
+        const i64 index = i / LANES, part = index / s.num_blocks;
+        const int lane = (int)(i % LANES);
+        const u8 top = (u8)((const u32*)stored[part / s.num_parts])[1 + 2 * (part % s.num_parts)];
+        const u16* values = values_of(s, raw, index) + lane;
+        u8* block = block_of(s, stored, index);
+        u8 planes[3] = {0, 0, 0};
+        for (int bit = 0; bit < 8; ++bit) {
+            const u16 value = values[bit * LANES];
+            const u8 below = (u8)(top - (value >> 7 & 0xff));  // wraps around
+            const u8 code = below > 7 ? 7 : below;
+            block[bit * LANES + lane] = (u8)((value >> 8 & 0x80) | (value & 0x7f));
+            for (int plane = 0; plane < 3; ++plane) planes[plane] |= (u8)((code >> plane & 1) << bit);
+        }
+        for (int plane = 0; plane < 3; ++plane) block[BLOCK + plane * LANES + lane] = planes[plane];
+    }
+}
+
+// Completes the heads; lengths: bytes of each whole record.
+extern "C" __global__ void kvtier_exponents_place(
+    SHAPE, const u64* stored, const i64* rooms, const u32* counts, u32* offsets, u32* ends, u32* status,
+    i64* lengths)
+{
+    TAKE_SHAPE;
+    EACH(fragment, s.num_fragments) {
+        u32* head = (u32*)stored[fragment];
+        i64 end = 0, i = fragment * s.num_parts * s.num_blocks;
+        head[0] = (u32)s.num_parts;
+        for (int part = 0; part < s.num_parts; ++part) {
+            const i64 begin = end;
+            for (int block = 0; block < s.num_blocks; ++block, ++i) {
+                offsets[i] = (u32)end;
+                end += counts[i];
+            }
+            head[2 + 2 * part] = (u32)(end - begin);
+        }
+        for (int word = 1 + 2 * s.num_parts; word < s.blocks_at / 4; ++word) head[word] = 0;
+        ends[fragment] = (u32)end;
+        status[fragment] = end > rooms[fragment] ? DOES_NOT_FIT : 0;
+        lengths[fragment] = s.exceptions_at + end + 2ll * s.num_parts * (s.num_values - s.num_blocks * BLOCK);
+    }
+}
+
+extern "C" __global__ void kvtier_exponents_list(
+    SHAPE, const u64* stored, const u64* raw, const u32* offsets, const u32* status)
+{
+    TAKE_SHAPE;
+    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks * LANES) {
+        const i64 index = i / LANES, fragment = index / s.num_blocks / s.num_parts;
+        const int lane = (int)(i % LANES);
+        if (status[fragment]) continue;
+        const u8* block = block_of(s, stored, index);
+        const u8* codes = block + BLOCK + lane;
+        const u8 marks = codes[0] & codes[LANES] & codes[2 * LANES];
+        if (!marks) continue;
+        u8* exception = (u8*)stored[fragment] + s.exceptions_at + offsets[index] + marks_before(block, lane);
+        const u16* values = values_of(s, raw, index) + lane;
+        for (int bit = 0; bit < 8; ++bit)
+            if (marks >> bit & 1) *exception++ = (u8)(values[bit * LANES] >> 7);
+    }
+}
+"""
+
+NAMES = tuple(
+    f"kvtier_exponents_{step}"
+    for step in ("count", "tail", "find", "decode", "sample", "top", "pack", "place", "list")
+)
+THREADS = 256  # of a block: four blocks of values at a time
+MAX_BLOCKS = 1024  # the kernels stride over what is more
