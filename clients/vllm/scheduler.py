@@ -95,7 +95,7 @@ class SchedulerSide:
         """A request was added to the engine's queue."""
         tracked = self._track(request)
         if self._num_leased < self._options.max_early_leases:
-            self._ask(tracked, self._local_tokens(request))
+            self._ask(tracked, self._local_tokens(request), is_early=True)
 
     def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond `num_computed_tokens` will be loaded, and whether asynchronously;
@@ -270,8 +270,8 @@ class SchedulerSide:
         self._tracked[request.request_id] = tracked
         return tracked
 
-    def _ask(self, tracked: Tracked, num_computed_tokens: int) -> Asked | None:
-        """Ask; None when there is nothing to ask for, or nobody."""
+    def _ask(self, tracked: Tracked, num_computed_tokens: int, is_early: bool = False) -> Asked | None:
+        """Ask; None when there is nothing to ask for, or nobody: for good, unless it `is_early`."""
         request = tracked.request
         first_token = min(
             group.num_blocks(num_computed_tokens) * group.block_tokens for group in self._groups
@@ -283,6 +283,8 @@ class SchedulerSide:
             tracked.given_up = True
             return None
         if not self._asker.allows():
+            if is_early:  # it may answer again by the time that the scheduler comes to this request
+                return None
             self._counters.add("misses_breaker")
             tracked.given_up = True
             return None

@@ -305,6 +305,16 @@ def test_an_open_breaker_asks_nobody(scene: Scene) -> None:
     assert scene.counters.take() == {"misses_breaker": 1}
 
 
+def test_who_arrived_while_the_breaker_was_open_is_asked_for_when_its_turn_comes(scene: Scene) -> None:
+    scene.asker.is_open = True
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.is_open = False
+    assert scene.side.matched_tokens(one, 0) == PENDING
+    assert len(scene.asker.asked) == 1
+    assert scene.counters.take() == {"lookups": 1}
+
+
 def test_a_lost_lease_is_asked_for_again_but_not_for_ever(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
