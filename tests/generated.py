@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc_tools
 from grpc_tools import protoc
 
+from helm.chart_files import chart_files
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
 from kvtier.appliance.rights import matrix_markdown
@@ -148,6 +149,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     metrics_reference,
     dashboards,
     security_matrix,
+    chart_files,
 ]
 
 

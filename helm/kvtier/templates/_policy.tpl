@@ -1,0 +1,53 @@
+{{/*
+The policy file of a shape: what the values say, and what only the chart knows: addresses, paths of mounts, huge pages.
+Of (root, shape).
+*/}}
+{{- define "kvtier.policy" -}}
+{{- $values := .root.Values -}}
+{{- $policy := deepCopy .shape.policy -}}
+{{- $listen := list (include "kvtier.target" .root) -}}
+{{- if $values.grpc.enabled }}{{- $listen = append $listen (printf "%s:%d" $values.listenHost (int $values.grpc.port)) }}{{- end -}}
+{{- $_ := set $policy "listen" $listen -}}
+
+{{- $tiers := default dict $policy.tiers -}}
+{{- $dram := default dict $tiers.dram -}}
+{{- $_ := set $dram "hugepages" (ternary "on" "off" .shape.hugePages.enabled) -}}
+{{- $_ := set $tiers "dram" $dram -}}
+{{- if $tiers.nvme }}{{- $_ := set $tiers.nvme "path" "/var/lib/kvtier/cold" }}{{- end -}}
+{{- $_ := set $policy "tiers" $tiers -}}
+
+{{- $observe := default dict $policy.observe -}}
+{{- $_ := set $observe "http" (printf "%s:%d" $values.listenHost (int $values.http.port)) -}}
+{{- $_ := set $policy "observe" $observe -}}
+
+{{- $access := default dict $policy.access -}}
+{{- if $values.tls.secretName -}}
+{{- $_ := set $access "tls" (dict "certificate" "/etc/kvtier-tls/tls.crt" "key" "/etc/kvtier-tls/tls.key" "client_ca" "/etc/kvtier-tls/ca.crt") -}}
+{{- end -}}
+{{- if $values.tokens.secretName -}}
+{{- $_ := set $access "tokens" (printf "/etc/kvtier-tokens/%s" $values.tokens.key) -}}
+{{- end -}}
+{{- /* Runtimes' containers often run as root, and root is an administrator where nobody is named: name ourselves. */ -}}
+{{- $admin := default dict $access.admin -}}
+{{- $uids := list (int64 $values.security.runAsUser) -}}
+{{- range default list $admin.uids }}{{- $uids = append $uids (int64 .) }}{{- end -}}
+{{- $_ := set $admin "uids" (uniq $uids) -}}
+{{- $_ := set $access "admin" $admin -}}
+{{- $_ := set $policy "access" $access -}}
+{{- toYaml $policy -}}
+{{- end -}}
+
+{{/*
+A digest of what in a policy needs another life of the daemon. It is an annotation of the pods, so that `helm upgrade`
+replaces them for such a change and leaves them alone, to reload the file, for any other. Of (root, shape).
+*/}}
+{{- define "kvtier.restartDigest" -}}
+{{- $policy := include "kvtier.policy" . | fromYaml -}}
+{{- range (.root.Files.Get "files/live.yaml" | fromYaml).live -}}
+{{- $path := splitList "." . -}}
+{{- $node := $policy -}}
+{{- range initial $path }}{{- $node = (and (kindIs "map" $node) (hasKey $node .)) | ternary (get $node .) dict }}{{- end -}}
+{{- if kindIs "map" $node }}{{- $_ := unset $node (last $path) }}{{- end -}}
+{{- end -}}
+{{- toJson $policy | sha256sum -}}
+{{- end -}}

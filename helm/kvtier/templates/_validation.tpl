@@ -1,0 +1,70 @@
+{{/*
+Combinations that no schema can refuse. Each sentence says what to write instead. Of the root; all problems at once.
+*/}}
+{{- define "kvtier.validate" -}}
+{{- $problems := list -}}
+{{- $shapes := include "kvtier.shapes" . | fromJsonArray -}}
+{{- range $shapes -}}
+{{- $where := ternary (printf "nodeGroups %s: " .name) "" (ne .name "") -}}
+{{- range include "kvtier.validateShape" (dict "root" $ "shape" .) | fromJsonArray -}}
+{{- $problems = append $problems (printf "%s%s" $where .) -}}
+{{- end -}}
+{{- end -}}
+{{- range include "kvtier.validateRelease" (dict "root" $ "shapes" $shapes) | fromJsonArray -}}
+{{- $problems = append $problems . -}}
+{{- end -}}
+{{- if $problems -}}
+{{- fail (printf "\n\nThe values contradict each other:\n  - %s\n" (uniq $problems | join "\n  - ")) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvtier.validateShape" -}}
+{{- $values := .root.Values -}}
+{{- $problems := list -}}
+{{- with .shape -}}
+{{- $policy := .policy -}}
+{{- $tiers := default dict $policy.tiers -}}
+{{- $dram := default dict $tiers.dram -}}
+{{- $nvme := default dict $tiers.nvme -}}
+{{- $ways := compact (list .coldStore.hostPath.path .coldStore.volumeClaim.storageClassName .coldStore.existingClaim) -}}
+{{- if hasKey $policy "listen" }}{{- $problems = append $problems "policy.listen is the chart's: set socket.hostPath, and grpc.enabled for TCP" }}{{- end -}}
+{{- if hasKey (default dict $policy.observe) "http" }}{{- $problems = append $problems "policy.observe.http is the chart's: set http.port, and networkPolicy.metricsFrom for who may read it" }}{{- end -}}
+{{- if dig "access" "tls" "" $policy }}{{- $problems = append $problems "policy.access.tls is the chart's: put tls.crt, tls.key and ca.crt into a Secret and set tls.secretName" }}{{- end -}}
+{{- if dig "access" "tokens" "" $policy }}{{- $problems = append $problems "policy.access.tokens is the chart's: put the file into a Secret and set tokens.secretName" }}{{- end -}}
+{{- if hasKey $dram "hugepages" }}{{- $problems = append $problems "policy.tiers.dram.hugepages is the chart's, because pages must be requested from Kubernetes, too: set hugePages.enabled" }}{{- end -}}
+{{- if hasKey $nvme "path" }}{{- $problems = append $problems "policy.tiers.nvme.path is the chart's: say under coldStore where on the node it is" }}{{- end -}}
+{{- if and $nvme (not $ways) }}{{- $problems = append $problems "policy.tiers.nvme has no place: set coldStore.hostPath.path (a directory on the device), coldStore.volumeClaim or coldStore.existingClaim" }}{{- end -}}
+{{- if and $ways (not $nvme) }}{{- $problems = append $problems "coldStore is given and not used: set policy.tiers.nvme.capacity" }}{{- end -}}
+{{- if gt (len $ways) 1 }}{{- $problems = append $problems "coldStore is given in several ways: keep one of hostPath, volumeClaim, existingClaim" }}{{- end -}}
+{{- if and .coldStore.volumeClaim.storageClassName (not .coldStore.volumeClaim.size) }}{{- $problems = append $problems "coldStore.volumeClaim has no size: set coldStore.volumeClaim.size, a tenth more than policy.tiers.nvme.capacity" }}{{- end -}}
+{{- if and .coldStore.hostPath.path (eq .coldStore.hostPath.path $values.socket.hostPath) }}{{- $problems = append $problems "coldStore.hostPath.path and socket.hostPath are one folder, which runtimes mount: give each its own" }}{{- end -}}
+{{- $cuda := eq (dig "hbm" "backend" "host" $tiers) "cuda" -}}
+{{- if and $cuda (ne .gpu.sharing "ipc") }}{{- $problems = append $problems "policy.tiers.hbm.backend is cuda and the pod sees no GPU: set gpu.sharing to ipc (it gives the pod hostIPC)" }}{{- end -}}
+{{- if and (eq .gpu.sharing "ipc") (not $cuda) }}{{- $problems = append $problems "gpu.sharing is ipc and nothing uses the GPU: set policy.tiers.hbm.backend to cuda, or gpu.sharing to none" }}{{- end -}}
+{{- if $dram.lock }}{{- $problems = append $problems "policy.tiers.dram.lock needs a memlock limit that Kubernetes cannot give to a process that is not root: leave it false (nodes without swap need no lock) or set hugePages.enabled (they are never swapped)" }}{{- end -}}
+{{- if and $dram.numa_nodes (eq (dig "type" "RuntimeDefault" $values.security.seccompProfile) "RuntimeDefault") }}{{- $problems = append $problems "policy.tiers.dram.numa_nodes needs the system call mbind, which the RuntimeDefault profile refuses: set security.seccompProfile to a Localhost profile that adds it, or to {type: Unconfined}" }}{{- end -}}
+{{- if and (eq (dig "observe" "traces" "off" $policy | toString) "otlp") $values.networkPolicy.enabled (not $values.networkPolicy.egress) }}{{- $problems = append $problems "policy.observe.traces is otlp and the NetworkPolicy lets nothing out: add the collector (and DNS) to networkPolicy.egress" }}{{- end -}}
+{{- end -}}
+{{- toJson $problems -}}
+{{- end -}}
+
+{{- define "kvtier.validateRelease" -}}
+{{- $problems := list -}}
+{{- $values := .root.Values -}}
+{{- $names := list -}}
+{{- $selectors := list -}}
+{{- $insecure := true -}}
+{{- range .shapes -}}
+{{- $names = append $names .name -}}
+{{- $selectors = append $selectors (printf "%s %s" (toJson .nodeSelector) (toJson .affinity)) -}}
+{{- if not (dig "access" "insecure" false .policy) }}{{- $insecure = false }}{{- end -}}
+{{- end -}}
+{{- if ne (len (uniq $names)) (len $names) }}{{- $problems = append $problems "two nodeGroups have one name: give each its own" }}{{- end -}}
+{{- if ne (len (uniq $selectors)) (len $selectors) }}{{- $problems = append $problems "two nodeGroups choose the same nodes, and a node has room for one daemon: give each its own nodeSelector" }}{{- end -}}
+{{- if and $values.grpc.enabled (not $values.tls.secretName) (not $insecure) }}{{- $problems = append $problems "grpc.enabled needs certificates: set tls.secretName to a Secret with tls.crt, tls.key and ca.crt, or spell out policy.access.insecure: true" }}{{- end -}}
+{{- if and $values.tls.secretName (not $values.grpc.enabled) }}{{- $problems = append $problems "tls.secretName is set and nothing listens on TCP: set grpc.enabled" }}{{- end -}}
+{{- if eq (int $values.grpc.port) (int $values.http.port) }}{{- $problems = append $problems "grpc.port and http.port are the same: change one" }}{{- end -}}
+{{- if gt (len (include "kvtier.target" .root)) 107 }}{{- $problems = append $problems "socket.hostPath is too long for a socket: at most 87 characters" }}{{- end -}}
+{{- if and $values.podMonitor.enabled $values.serviceMonitor.enabled }}{{- $problems = append $problems "podMonitor and serviceMonitor would count everything twice: enable one" }}{{- end -}}
+{{- toJson $problems -}}
+{{- end -}}

@@ -1,0 +1,329 @@
+"""The values of the Helm chart, as one model: values.yaml, values.schema.json and the chart's README are
+printed from it (chart_files.py), so that a value, its default and its sentence are written once.
+
+`policy` *is* the daemon's `Settings`: what `kvtier policy validate` refuses, `helm install` refuses, too.
+Kubernetes' own parts (tolerations, affinity, volumes) are taken as they are: copying their schema here would
+only age. What the schema cannot say, a combination of values, is refused by templates/_validation.tpl with a
+sentence.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from kvtier.appliance.settings import Settings
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+UserId = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?$")]
+Path = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")]
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTP]i?)?$")]
+Strings = dict[str, str]
+Kubernetes = dict[str, Any]  # a part of a manifest, handed on as it is
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+    )
+
+
+class Image(_Model):
+    """Which image the daemon is run from; deploy/docker/Dockerfile makes it."""
+
+    repository: str = "kvtier"
+    """Registry and name. There is no public image: build one and name it here."""
+    tag: str = ""
+    """Tag; empty: the chart's appVersion."""
+    digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
+    """Digest (sha256:...); goes before the tag."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When it is pulled."""
+
+
+class HostPath(_Model):
+    """A directory of the node."""
+
+    path: Path | Literal[""] = ""
+    """The directory, on the NVMe device's file system. Empty: not this way."""
+    type: Literal["Directory", "DirectoryOrCreate"] = "Directory"
+    """`Directory`: the pod waits when the device is not mounted. DirectoryOrCreate would fill the root
+    disk."""
+
+
+class VolumeClaim(_Model):
+    """A volume of the pod's own (generic ephemeral volume), from a provisioner of local disks. It ends with
+    the pod."""
+
+    storage_class_name: str = ""
+    """StorageClass, e.g. of TopoLVM or OpenEBS. Empty: not this way."""
+    size: Quantity | Literal[""] = ""
+    """How large, e.g. 1Ti; a tenth more than policy.tiers.nvme.capacity."""
+
+
+class ColdStore(_Model):
+    """Where the segment files of tier nvme lie: one of three ways, or none. policy.tiers.nvme.capacity says
+    how much of it is used."""
+
+    host_path: HostPath = HostPath()
+    volume_claim: VolumeClaim = VolumeClaim()
+    existing_claim: str = ""
+    """Name of a claim on a local persistent volume; for a group of one node. Empty: not this way."""
+
+
+class HugePages(_Model):
+    """Pages of 2MiB, preallocated on the node (vm.nr_hugepages)."""
+
+    enabled: bool = False
+    """Take dram (and hbm with backend host) from them. They are requested from Kubernetes and `hugepages` is
+    set to `on`; else it is set to `off`, because a pod that did not request them is killed when it touches
+    one."""
+
+
+class Gpu(_Model):
+    """How the daemon reaches GPUs that the runtimes have requested."""
+
+    sharing: Literal["none", "ipc"] = "none"
+    """`ipc`: the daemon sees the node's GPUs without requesting one (that would take it from the runtime) and
+    shares memory by CUDA IPC: it gets runtimeClassName, NVIDIA_VISIBLE_DEVICES and hostIPC. Runtime pods need
+    `hostIPC: true`, too. hostIPC shows the pod the System V and POSIX shared memory of the whole node."""
+    runtime_class_name: str = "nvidia"
+    """RuntimeClass of the NVIDIA container toolkit. Empty: it is the node's default runtime."""
+    visible_devices: str = "all"
+    """NVIDIA_VISIBLE_DEVICES."""
+
+
+class Resources(_Model):
+    """What a pod asks for. Memory is computed: what the policy's memory tiers take, and `memoryOverhead`."""
+
+    cpu: Quantity | Positive = "2"
+    """Requested cores. There is no limit: throttling an event loop makes every call late."""
+    memory_overhead: Quantity = "4Gi"
+    """Memory beside the tiers: the process, the catalog (about 0.5Gi per million fragments), a staging extent
+    per client (limits.staging_per_client)."""
+
+
+class NodeShape(_Model):
+    """What may differ between groups of nodes."""
+
+    policy: Settings = Settings()
+    """The policy file; see docs/policy-settings.md. Reloaded while the daemon runs when `helm upgrade`
+    changes what is live; else the pods are replaced. listen, observe.http, tiers.nvme.path,
+    tiers.dram.hugepages, access.tls and access.tokens are the chart's to fill in."""
+    node_selector: Strings = {}
+    """Labels of the nodes to run on."""
+    affinity: Kubernetes = {}
+    """Affinity, as in a pod."""
+    tolerations: list[Kubernetes] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    """Tolerations, as in a pod."""
+    cold_store: ColdStore = ColdStore()
+    huge_pages: HugePages = HugePages()
+    gpu: Gpu = Gpu()
+    resources: Resources = Resources()
+
+
+class NodeGroup(NodeShape):
+    """One group of nodes: a DaemonSet of its own. What is not given is as for all."""
+
+    name: Name
+    """Ends the DaemonSet's name."""
+
+
+class Socket(_Model):
+    """The Unix socket that runtimes on the node connect to."""
+
+    host_path: Path = "/run/kvtier"
+    """Folder on the node; runtime pods mount it at the same path."""
+
+
+class Grpc(_Model):
+    """gRPC over TCP, for clients that do not share the node's memory."""
+
+    enabled: bool = False
+    """Listen. Needs tls.secretName, or `policy.access.insecure: true`."""
+    port: Port = 50051
+    """Port of pod and Service."""
+
+
+class SecretName(_Model):
+    """A Secret in the release's namespace."""
+
+    secret_name: str = ""
+    """Name of the Secret. Empty: none."""
+
+
+class TlsSecret(SecretName):
+    """Certificates of the gRPC port: a Secret with tls.crt, tls.key and ca.crt, as cert-manager makes them.
+    Read again when it changes."""
+
+
+class TokensSecret(SecretName):
+    """Bearer tokens: a Secret with the file that `kvtier tenant token` makes lines for."""
+
+    key: str = "tokens"
+    """Key of the file in the Secret."""
+
+
+class Http(_Model):
+    """Metrics, readiness and the page; read-only, and nobody says who they are. The NetworkPolicy is its
+    gate."""
+
+    port: Port = 9464
+    """Port of pod and Service."""
+
+
+class Security(_Model):
+    """What the daemon's process may do. By default: nothing beyond its own files."""
+
+    run_as_user: UserId = 10001
+    """User id; never root. It is an administrator of the daemon (probes and preStop run as it)."""
+    run_as_group: UserId = 10001
+    """Group id. Runtime pods that do not run as root need it in `supplementalGroups` to open the socket."""
+    prepare_folders: bool = True
+    """Let an init container give the host folders to runAsGroup: it is root, without any capability, and runs
+    chgrp and chmod. false: who owns the nodes does that, e.g. by tmpfiles.d."""
+    seccomp_profile: Kubernetes = {"type": "RuntimeDefault"}
+    """Seccomp profile, as in a pod."""
+
+
+class Probes(_Model):
+    """When Kubernetes looks, and when it has had enough."""
+
+    startup_period_seconds: Positive = 5
+    """Time between two looks while the cold store is recovered."""
+    startup_failure_threshold: Positive = 60
+    """Looks until the pod is restarted."""
+    period_seconds: Positive = 10
+    """Time between two looks afterwards."""
+    liveness_failure_threshold: Positive = 6
+    """Failed looks until the pod is restarted. Only a daemon whose planner failed, or that is stuck,
+    fails."""
+
+
+class Drain(_Model):
+    """How a pod ends: refuse new work, end leases, write what only memory holds, seal, exit 0."""
+
+    grace_seconds: Positive = 60
+    """How long that may take; terminationGracePeriodSeconds is 30 more."""
+
+
+class Selectors(_Model):
+    """Who reaches which port, as `from` of a NetworkPolicy."""
+
+    enabled: bool = True
+    """Make a NetworkPolicy. It governs TCP only: the Unix socket is governed by who may mount its folder."""
+    metrics_from: list[Kubernetes] = [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ]
+    """Who reads metrics and the page."""
+    callers_from: list[Kubernetes] = [{"namespaceSelector": {"matchLabels": {"kvtier.io/caller": "true"}}}]
+    """Who calls gRPC, when it is enabled."""
+    egress: list[Kubernetes] = []
+    """Egress rules. The daemon connects nowhere by itself; `policy.observe.traces: otlp` does."""
+
+
+class Monitor(_Model):
+    """What the Prometheus operator scrapes."""
+
+    enabled: bool = False
+    """Make it. Needs the operator's custom resources."""
+    interval: str = "30s"
+    """How often."""
+    labels: Strings = {}
+    """Labels that your Prometheus selects by."""
+    relabelings: list[Kubernetes] = []
+    """Relabelings before the scrape."""
+    metric_relabelings: list[Kubernetes] = []
+    """Relabelings of what was scraped."""
+
+
+class Shown(_Model):
+    """What Grafana or the Prometheus operator picks up by its labels."""
+
+    enabled: bool = False
+    """Make it."""
+    labels: Strings = {}
+    """Labels it is found by."""
+
+
+class Connection(_Model):
+    """The ConfigMap that runtimes take their configuration from (`envFrom`)."""
+
+    namespaces: list[str] = []
+    """Namespaces that get a copy, beside the release's own."""
+
+
+class ServiceAccount(_Model):
+    """The pod's service account; it has no rights and no token."""
+
+    create: bool = True
+    """Make one."""
+    name: str = ""
+    """Its name; empty: the release's."""
+    annotations: Strings = {}
+    """Its annotations."""
+
+
+class Values(NodeShape):
+    """Everything somebody who installs the chart may choose."""
+
+    name_override: str = ""
+    """Instead of the chart's name."""
+    fullname_override: str = ""
+    """Instead of release and chart name."""
+    image: Image = Image()
+    image_pull_secrets: list[Strings] = []
+    """Secrets to pull the image with, e.g. [{name: registry}]."""
+    node_groups: list[NodeGroup] = []
+    """Nodes of several shapes: a DaemonSet for each, e.g. {name: h200, nodeSelector: {...}, policy: {...}};
+    maps are merged with what is given for all. Empty: one DaemonSet."""
+    socket: Socket = Socket()
+    grpc: Grpc = Grpc()
+    tls: TlsSecret = TlsSecret()
+    tokens: TokensSecret = TokensSecret()
+    http: Http = Http()
+    listen_host: Literal["0.0.0.0", "[::]"] = "0.0.0.0"
+    """Address that both ports listen at; [::] in clusters with IPv6."""
+    security: Security = Security()
+    probes: Probes = Probes()
+    drain: Drain = Drain()
+    max_unavailable: Positive = 1
+    """Pods that an upgrade replaces at the same time."""
+    priority_class_name: str = ""
+    """PriorityClass; above that of the runtimes, or a full node has no room for the daemon."""
+    service_account: ServiceAccount = ServiceAccount()
+    connection: Connection = Connection()
+    network_policy: Selectors = Selectors()
+    pod_monitor: Monitor = Monitor()
+    service_monitor: Monitor = Monitor()
+    """Instead of podMonitor, where only those are selected."""
+    dashboard: Shown = Shown(labels={"grafana_dashboard": "1"})
+    """The Grafana dashboard, as a ConfigMap for its sidecar."""
+    prometheus_rule: Shown = Shown()
+    """The alert rules, as a PrometheusRule."""
+    pod_annotations: Strings = {}
+    """Annotations of the pods."""
+    pod_labels: Strings = {}
+    """Labels of the pods."""
+    extra_args: list[str] = []
+    """Arguments of `kvtier serve`, e.g. [--set, leases.ttl=1m]; they go before the policy."""
+    extra_env: list[Kubernetes] = []
+    """Environment variables, as in a container."""
+    extra_volumes: list[Kubernetes] = []
+    """Volumes, as in a pod."""
+    extra_volume_mounts: list[Kubernetes] = []
+    """Mounts, as in a container."""
+
+
+#: What `policy` holds by default: what a first installation should see, all else is the daemon's default.
+DEFAULT_POLICY: dict[str, Any] = {
+    "schema_version": 1,
+    "tiers": {"dram": {"capacity": "16GiB"}},
+    "observe": {"log": "json"},
+}
