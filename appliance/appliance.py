@@ -185,7 +185,9 @@ class Appliance:
         self._store = store
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
         self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
-        self._num_housekeeping = 0
+        self.num_housekeeping = 0  # calls of the store that have not ended
+        self.num_kept_house = 0  # that have
+        self.num_ticks = 0  # deadlines of the planner that were kept
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
         self._stepping = False
@@ -340,7 +342,8 @@ class Appliance:
         """
 
         def done(future: "Future[R]") -> None:
-            self._num_housekeeping -= 1
+            self.num_housekeeping -= 1
+            self.num_kept_house += 1
             failure = future.exception()
             if failure is None:
                 then(future.result())
@@ -349,7 +352,7 @@ class Appliance:
             self.counters[f"{verb}_failed"] += 1
             self.lose_tier(Tier.NVME, f"{verb} failed: {failure}")
 
-        self._num_housekeeping += 1
+        self.num_housekeeping += 1
         future = self._housekeeper.submit(function, argument)
         future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
 
@@ -385,6 +388,7 @@ class Appliance:
         self._timer = None
         deadline = self.planner.next_deadline()
         if deadline is not None and deadline <= self.clock():
+            self.num_ticks += 1
             self.step(Tick())
         else:
             self._arm_timer()
@@ -402,7 +406,7 @@ class Appliance:
             deadline = self.planner.next_deadline()
             if self.mover.is_busy:
                 await self.mover.idle()
-            elif self._num_housekeeping:
+            elif self.num_housekeeping:
                 await asyncio.wrap_future(self._housekeeper.submit(lambda: None))
             elif deadline is None or deadline > self.clock():
                 return

@@ -45,7 +45,7 @@ from .reload import Applied, Reload
 from .service import Service
 from .settings import Settings
 from .settings_origin import Loaded
-from .sight.eyes import Eyes
+from .sight.eyes import DRAINING, READY, Eyes
 from .sight.logs import configure
 from .sight.sight import Sight
 from .streams import PutBuffers, Streams
@@ -159,6 +159,8 @@ class Daemon:
             max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
+        self._reports: set[asyncio.Task[None]] = set()
+        eyes.heralds.append(self._report)
 
     @classmethod
     async def start(cls, source: Settings | Loaded, device: Device | None = None) -> "Daemon":
@@ -229,6 +231,7 @@ class Daemon:
             self._watching.cancel()
         await self.reload.close()
         await self.sight.stop()
+        await self.settle_reports()
         self.events.close()
         self.accesses.close()
         await self.grpc.stop(CLOSE_GRACE_S)
@@ -279,6 +282,17 @@ class Daemon:
         if self.local is not None:
             self.local.options = local_options(settings)
             os.chmod(self.local.path, settings.socket_mode)
+
+    def _report(self, state: str) -> None:
+        """Let gRPC's health say what /readyz says."""
+        if state not in (READY, DRAINING):
+            log.error("not ready: %s %s", state, ", ".join(self.sight.eyes.health.stalled))
+        self._reports.add(task := asyncio.get_running_loop().create_task(self.grpc.report(state == READY)))
+        task.add_done_callback(self._reports.discard)
+
+    async def settle_reports(self) -> None:
+        """Wait until gRPC's health says what was last noticed."""
+        await asyncio.gather(*self._reports)
 
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""

@@ -136,6 +136,7 @@ class GrpcServer:
         }
         for descriptor in SERVICES:
             self._serve(descriptor, handlers[descriptor.name])
+        self._is_leaving = False
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if with_reflection:
@@ -158,8 +159,18 @@ class GrpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop_serving(self) -> None:
-        """Report NOT_SERVING from now on; calls are still answered."""
-        await self._health.enter_graceful_shutdown()
+        """Report every service as NOT_SERVING from now on; calls are still answered. The process as such
+        ("") is well: who restarts what is not well must let a drain end."""
+        self._is_leaving = True
+        for descriptor in SERVICES:
+            await self._health.set(descriptor.full_name, health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def report(self, is_ready: bool) -> None:
+        """Say whether runtimes are served well. People and routers are served either way."""
+        if not self._is_leaving:
+            answers = health_pb2.HealthCheckResponse
+            status = answers.SERVING if is_ready else answers.NOT_SERVING
+            await self._health.set(SERVICES[0].full_name, status)
 
     async def stop(self, grace_s: float) -> None:
         """Let calls in progress end for `grace_s` seconds, then cancel them."""

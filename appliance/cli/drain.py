@@ -32,5 +32,5 @@ def drain(grace: str, exit_: bool, target: str | None, as_json: bool) -> None:
     else:
         console().print(
             f"drained: {answer.num_leases_ended:,} leases ended, {answer.num_blocks_flushed:,} blocks flushed"
-            + (", the daemon exits" if exit_ else "")
+            + (", the daemon exits" if exit_ else "; it takes nothing new: end it with SIGTERM, or --exit")
         )

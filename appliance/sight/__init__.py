@@ -2,6 +2,7 @@
 
     telemetry   who asked for what and where it was, by session          (told of every step)
     census      bytes of each tier by urgency                            (on demand)
+    health      whether what must go on goes on: readiness
     sampler     a few numbers a second, as far back as five minutes
     snapshot    all of that as one value, for `kvtier top` and the page
     metrics     the same for Prometheus; its table is docs/metrics.md

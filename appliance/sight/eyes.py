@@ -19,10 +19,11 @@ from ..lanes import EdgeStatistics
 from ..reload import ReloadStatus
 from ..service import Service
 from .census import Census
+from .health import Health, organs
 from .sampler import INTERVAL_S, Sample, Sampler
 from .telemetry import Telemetry
 
-READY, DRAINING, FAILED = "serving", "draining", "failed"
+READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
 
 
 class Eyes:
@@ -51,6 +52,10 @@ class Eyes:
         self.telemetry = Telemetry(self.planner)
         self.census = Census(self.planner.catalog, self.planner.rooms, self.clock)
         self.sampler = Sampler(self._look)
+        self.health = Health()
+        #: Hear of the state when it has changed, a second late at most.
+        self.heralds: list[Callable[[str], None]] = []
+        self._told = READY
         self._choice = choice
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
@@ -59,12 +64,22 @@ class Eyes:
     def open(self) -> None:
         """Begin to take samples."""
         self.sampler.sample()
+        self.look_after()
         self._due_at = self.clock() + INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self.loop_late.observe(max(0.0, self.clock() - self._due_at))
         self.open()
+
+    def look_after(self) -> None:
+        """See whether everything goes on; tell the heralds when that has changed."""
+        now = self.clock()
+        self.health.look(organs(self.appliance, now), now)
+        if (state := self.state()) != self._told:
+            self._told = state
+            for tell in self.heralds:
+                tell(state)
 
     def close(self) -> None:
         """Take no more samples. Idempotent."""
@@ -76,10 +91,12 @@ class Eyes:
         return self.clock() - self.started_at
 
     def state(self) -> str:
-        """Return `serving`, `draining` or `failed`."""
+        """Return `serving`, `stalled`, `draining` or `failed`."""
         if self.appliance.failed.done():
             return FAILED
-        return DRAINING if self.service.draining else READY
+        if self.service.draining:
+            return DRAINING
+        return STALLED if self.health.stalled else READY
 
     def statistics(self) -> dict[str, Any]:
         """Return the planner's numbers."""

@@ -41,7 +41,7 @@ SERVICE = (
            "Which nodes run which version during a rollout.", sources.build_info),
     Metric("kvtier_uptime_seconds", "gauge", (), "Time since the daemon started.",
            "Restarts: it falls.", sources.uptime),
-    Metric("kvtier_ready", "gauge", (), "1 while calls are served, 0 while draining or failed.",
+    Metric("kvtier_ready", "gauge", (), "1 while calls are served, 0 while stalled, draining or failed.",
            "The same truth as /readyz, for alerts.", sources.ready),
     Metric("kvtier_policy_generation", "gauge", (), "Number of the policy in force, from 1.",
            "Whether a new policy has reached every node.", sources.generation),

@@ -75,5 +75,8 @@ async def _stream(
 
 def _verdict(is_well: bool, eyes: Eyes) -> Answer:
     offline = ", ".join(sorted(tier.label for tier in eyes.planner.residency.offline))
-    words = eyes.state() + (f"; {offline} is offline" if offline else "")
+    stalled = ", ".join(eyes.health.stalled)
+    words = (
+        eyes.state() + (f": {stalled}" if stalled else "") + (f"; {offline} is offline" if offline else "")
+    )
     return Answer(f"{words}\n".encode(), status=200 if is_well else 503)

@@ -1,0 +1,62 @@
+"""Health: whether what must go on goes on.
+
+A daemon that answers is not yet one that works: if the timer behind evictions died, or a device swallowed a
+copy, calls would still be answered, only ever worse. So every organ is watched the same way: has it work to
+do, and has it done any since the last look? One that had work for longer than its patience and did none is
+stalled, and the daemon is not ready until it moves again. It stays alive: a restart cures no hung device.
+
+The look is taken on the event loop, once a second. A loop that stands still answers no probe at all, which
+is what their timeouts are for; a thread that watches the loop was rejected for that reason.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..appliance import Appliance
+
+PLANNER_PATIENCE_S = 5.0  # its deadlines are kept to a tenth of a second
+COPY_PATIENCE_S = 30.0  # the kernel's own for an NVMe command
+STORE_PATIENCE_S = 60.0  # sealing waits for the device, and comes after making segment files
+
+
+@dataclass(frozen=True, slots=True)
+class Organ:
+    """Something that must go on: whether it has work, and a count that grows when it does some."""
+
+    name: str
+    has_work: bool
+    num_done: int
+    patience_s: float
+
+
+class Health:
+    """Remembers since when each organ has done nothing though it had work."""
+
+    def __init__(self) -> None:
+        self.stalled: tuple[str, ...] = ()
+        self._idle_since: dict[str, tuple[int, float]] = {}  # num_done and when that was first seen
+
+    def look(self, organs: Iterable[Organ], now: float) -> None:
+        """Take in how the organs are at `now` (seconds, any origin)."""
+        stalled, seen = [], {}
+        for organ in organs:
+            if not organ.has_work:
+                continue
+            num_done, since = self._idle_since.get(organ.name, (organ.num_done, now))
+            seen[organ.name] = (organ.num_done, since if num_done == organ.num_done else now)
+            if now - seen[organ.name][1] >= organ.patience_s:
+                stalled.append(organ.name)
+        self.stalled, self._idle_since = tuple(stalled), seen
+
+
+def organs(appliance: Appliance, now: float) -> Iterator[Organ]:
+    """Yield what must go on in an appliance: the planner's clock, every edge, the store's books."""
+    deadline = appliance.planner.next_deadline()
+    is_due = deadline is not None and deadline <= now
+    yield Organ("planner", is_due, appliance.num_ticks, PLANNER_PATIENCE_S)
+    for edge in appliance.mover.statistics():
+        name = f"copies {edge.source}>{edge.target}"
+        has_work = edge.num_in_flight > 0 or edge.num_queued > 0
+        yield Organ(name, has_work, edge.num_copies + edge.num_failed, COPY_PATIENCE_S)
+    has_work = appliance.num_housekeeping > 0
+    yield Organ("cold store", has_work, appliance.num_kept_house, STORE_PATIENCE_S)
