@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-START_S = 30.0
+START_S = 90.0  # a busy machine takes its time to import a daemon
 STOP_S = 10.0
 
 
@@ -49,6 +49,11 @@ class Daemon:
         """Stop it; return its exit status."""
         assert self._process is not None
         self._process.send_signal(how)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; return its exit status."""
+        assert self._process is not None
         try:
             return self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:

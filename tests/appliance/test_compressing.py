@@ -31,7 +31,7 @@ def names(choice: Choice, identity: NamespaceIdentity = LLAMA) -> list[str]:
 
 @pytest.mark.parametrize(
     ("bandwidth", "expected"),
-    [(0.2e9, "planes"), (1e9, "exponents"), (2e9, "exponents"), (30e9, "identity")],
+    [(0.1e9, "planes"), (1e9, "exponents"), (2e9, "exponents"), (30e9, "identity")],
 )
 def test_auto_takes_what_loads_quickest(bandwidth: float, expected: str) -> None:
     assert names(Choice(CompressionSettings(), SPEEDS, bandwidth, 1)) == [expected] * 4
