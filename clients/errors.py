@@ -127,5 +127,5 @@ def from_status(code: int, message: str, trailing: Mapping[str, bytes | str]) ->
         return from_detail(types_pb2.ErrorDetail.FromString(packed))
     if code == 4:
         return Unavailable(f"no answer in time ({message})", reason=NO_ANSWER)
-    reason = CONNECTION_LOST if code == 14 else "UNKNOWN"
+    reason = CONNECTION_LOST if _BY_CODE.get(code) is Unavailable else "UNKNOWN"
     return _BY_CODE.get(code, ServerBug)(message, reason=reason)
