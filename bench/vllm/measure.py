@@ -74,13 +74,19 @@ def _alone() -> Iterator[None]:
 def _renice(sessions: tuple[int, ...], change: int) -> None:
     """Shift everybody alike: a thread that made itself less urgent than its engine stays so."""
     for session in sessions:
-        group = Path(f"/proc/{session}/autogroup")
-        if group.exists():  # then niceness of threads counts within the session only
+        if _has_autogroups():  # then niceness of threads counts within the session only
+            group = Path(f"/proc/{session}/autogroup")
             group.write_text(str(int(group.read_text().rpartition(" ")[2]) + change))
             continue
         for thread in _threads(session):
             with suppress(ProcessLookupError):  # ended meanwhile
                 os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + change)
+
+
+def _has_autogroups() -> bool:
+    """Whether the scheduler groups by session. The groups' files are there even where it does not."""
+    switch = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    return switch.exists() and switch.read_text().strip() == "1"
 
 
 def _threads(session: int) -> Iterator[int]:
