@@ -33,6 +33,7 @@ from .forward import ForwardCopier
 from .hot_tier import MAX_IN_FLIGHT, HotTier, open_device
 from .lanes import Edge, Route
 from .learned_file import read_learned
+from .profiles import Profiles, read_profiles
 from .settings import NvmeTier, Settings
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Assembly:
     indexes: Indexes
     store: ColdStore | None = None
     recovered: Recovered | None = None
+    profiles: Profiles = field(default_factory=dict)
     learned: bytes = b""  # what the policies of the last owner of the cold store knew
     pools: list[ThreadPoolExecutor] = field(default_factory=list)
     hot: HotTier | None = None  # where hbm is a GPU's
@@ -110,6 +112,7 @@ def assemble(settings: Settings, epoch: int, device: Device | None = None) -> As
     assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
     try:
         _open_memory(assembly, settings, device)
+        assembly.profiles = read_profiles(settings.compression.profiles)
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme)
         _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
@@ -157,6 +160,7 @@ def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
 
 def _open_store(assembly: Assembly, nvme: NvmeTier) -> None:
     store = ColdStore.open(nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability)
+    store.codecs.adopt(assembly.profiles)
     assembly.store = assembly.engines[Tier.NVME] = store
     assembly.rooms[Tier.NVME] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)
     assembly.recovered = store.recover()

@@ -171,6 +171,7 @@ def identity(given: types_pb2.NamespaceIdentity, domain: str) -> NamespaceIdenti
             adapter_digest=given.adapter_digest,
             shard=given.shard,
             domain=domain,
+            profile_digest=given.profile_digest,
         )
     except ValueError as problem:
         raise error("BAD_NAMESPACE", str(problem)) from None

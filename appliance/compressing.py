@@ -8,6 +8,9 @@ codec, a slow one the densest. Speeds come from a short measurement on values li
 namespace of a dtype turns up, and then from the records themselves; the bandwidth from the mover. Looked at
 again every minute, and only then, so that what is written does not change form with every burst.
 
+A namespace that names a profile is stored by it wherever `auto` would decide: whoever calibrated wants the
+room, and what is left to read is a quarter. A codec that is named by a rule is meant, and exact.
+
 Encoding is nobody's wait: spills go in the background. It is left out of the sum on purpose.
 """
 
@@ -21,6 +24,7 @@ import numpy as np
 
 from ..tiers.block import NamespaceIdentity, Tier
 from ..tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape, shape_of
+from ..tiers.codecs.profiled import Profiled
 from ..tiers.codecs.records import RecordCodecs
 from ..tiers.codecs.registry import codec_named
 from .appliance import Appliance
@@ -47,6 +51,7 @@ class Choice:
     decode_speeds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S
     num_threads: int = 1
+    profiled: Mapping[bytes, Profiled] = field(default_factory=dict)  # by the digests namespaces name
 
     def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
         """Return how the fragments of each layer group are to be stored; None: as they are."""
@@ -56,6 +61,9 @@ class Choice:
     def _encoding(self, identity: NamespaceIdentity, group: int) -> Encoding | None:
         shape = shape_of(identity.geometry, group)
         name: str = self.settings.codec_for(identity, group)
+        profiled = self.profiled.get(identity.profile_digest)
+        if name == "auto" and profiled is not None and profiled.accepts(shape):
+            return Encoding(profiled.codec_id, profiled.stored_bound(shape))
         if name == "auto":
             name = min(("identity", *CANDIDATES), key=lambda candidate: self._load_s(candidate, shape))
         codec = codec_named(name)
@@ -95,7 +103,7 @@ class Compressing:
         self._edges = edges
         self._num_threads = num_threads
         self._speeds: dict[tuple[str, str], float] = {}
-        self._chosen = Choice(settings)
+        self._chosen = Choice(settings, profiled=codecs.profiled)
         self._appliance.step(CompressionChosen(self._chosen))
 
     def adopt(self, settings: CompressionSettings) -> None:
@@ -121,6 +129,7 @@ class Compressing:
             dict(self._speeds),
             bandwidth or DEFAULT_BANDWIDTH_BYTES_PER_S,
             self._num_threads,
+            self._codecs.profiled,
         )
         if choice != self._chosen:
             self._chosen = choice

@@ -41,6 +41,7 @@ from .grpc_server import GrpcServer
 from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
 from .policy_watch import watch
+from .profiles import read_profiles_again
 from .reload import Applied, Reload
 from .service import Service
 from .settings import Settings
@@ -132,6 +133,7 @@ class Daemon:
             remote_routes=assembly.staging_routes(self.put_buffers),
             local_socket_path=str(local_path or ""),
         )
+        self.service.profiles = assembly.profiles
         self.local: LocalServer | None = None
         if local_path is not None:
             local = local_options(settings)
@@ -269,6 +271,7 @@ class Daemon:
 
     def _adopt(self, settings: Settings) -> None:
         """Let the shell's parts follow another policy."""
+        self._adopt_profiles(settings)
         limits = settings.limits
         self.settings = settings
         self.service.options = settings.planner_options()
@@ -293,6 +296,13 @@ class Daemon:
     async def settle_reports(self) -> None:
         """Wait until gRPC's health says what was last noticed."""
         await asyncio.gather(*self._reports)
+
+    def _adopt_profiles(self, settings: Settings) -> None:
+        """Look again at which profiles there are."""
+        directory = settings.compression.profiles
+        self.service.profiles = profiles = read_profiles_again(directory, self.service.profiles)
+        if self.assembly.store is not None:
+            self.assembly.store.codecs.adopt(profiles)
 
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""

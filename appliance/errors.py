@@ -107,6 +107,12 @@ REASONS: dict[str, Row] = {
     "BAD_NAMESPACE": Row(
         _INVALID, CallerError, "a namespace's digest or geometry is out of range", "fix the named field"
     ),
+    "UNKNOWN_PROFILE": Row(
+        _PRECONDITION,
+        UnknownError,
+        "a namespace names a compression profile that the daemon does not have, or one of another model",
+        "put the profile into the directory compression.profiles and reload, or register without it",
+    ),
     "BAD_SPAN": Row(
         _INVALID,
         CallerError,

@@ -27,6 +27,7 @@ from .core.options import PlannerOptions
 from .core.planner import Planner
 from .errors import error, from_refusal
 from .lanes import Route
+from .profiles import Profiles, check_profile
 from .rpcs import Rpcs
 
 DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
@@ -59,6 +60,7 @@ class Service:
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.local_socket_path = local_socket_path
         self.rpcs = Rpcs()
+        self.profiles: Profiles = {}  # that a namespace may name
         self.draining = False
         self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
 
@@ -98,6 +100,7 @@ class Service:
         self, caller: Caller, request: pb.RegisterNamespaceRequest
     ) -> "pb.RegisterNamespaceResponse | asyncio.Future[pb.RegisterNamespaceResponse]":
         identity = checks.identity(request.identity, self._domain(caller, request.identity.domain))
+        check_profile(identity, self.profiles)
         prefill = checks.prefill_speed(request.prefill) if request.HasField("prefill") else None
         answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
 

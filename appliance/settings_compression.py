@@ -5,6 +5,10 @@ compression:
   rules:
     - {layers: "0-3", codec: identity}
     - {dtype: float32, codec: planes}
+  profiles: /etc/kvtier/profiles
+
+Namespaces that name one of the profiles are stored as it says, which may lose something within bounds that
+it states; nobody else's bytes ever change.
 """
 
 import re
@@ -13,7 +17,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..tiers.block import DTYPE_BYTES, NamespaceIdentity
-from .settings_fields import refuse
+from .settings_fields import Directory, refuse
 
 CodecName: TypeAlias = Literal["auto", "identity", "exponents", "planes", "lz4", "zstd"]
 _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -60,12 +64,15 @@ class CompressionRule(_Model):
 
 
 class CompressionSettings(_Model):
-    """How fragments are encoded on their way into nvme. All codecs here are exact; none changes a bit."""
+    """How fragments are encoded on their way into nvme. Codecs named here are exact; none changes a bit."""
 
     codec: CodecName = "auto"
     """What no rule speaks of. `auto` measures and takes what makes a load quickest, `identity` none."""
     rules: list[CompressionRule] = []
     """Exceptions; the first that matches counts."""
+    profiles: Directory | None = None
+    """Where profiles are, `*.yaml` as `kvtier calibrate` writes them. Where `auto` decides, a namespace that
+    names one is stored as it says."""
 
     def codec_for(self, identity: NamespaceIdentity, group: int) -> CodecName:
         """Return the codec of the first rule that matches, or the one for everything else."""

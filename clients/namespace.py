@@ -81,8 +81,9 @@ class Geometry:
 class NamespaceIdentity:
     """Everything that must agree before bytes may be shared.
 
-    `model_digest` is of the weights; `adapter_digest` of the LoRA's content, empty when there is none.
-    Raises InvalidRequest when a digest has the wrong length.
+    `model_digest` is of the weights; `adapter_digest` of the LoRA's content, empty when there is none;
+    `profile_digest` names what the KV may lose in the cold store (`kvtier calibrate` prints it), and is empty
+    when every bit has to come back. Raises InvalidRequest when a digest has the wrong length.
     """
 
     model_digest: bytes
@@ -90,6 +91,7 @@ class NamespaceIdentity:
     adapter_digest: bytes = b""
     shard: str = ""  # e.g. "tp=0/2,pp=0/1"
     domain: str = ""  # isolation domain; empty: the client's own
+    profile_digest: bytes = b""  # of a compression profile the daemon has
 
     def __post_init__(self) -> None:
         if not 16 <= len(self.model_digest) <= 64:
@@ -99,6 +101,8 @@ class NamespaceIdentity:
             )
         if self.adapter_digest and not 16 <= len(self.adapter_digest) <= 64:
             raise _bad(f"adapter_digest must be empty or 16 to 64 bytes, is {len(self.adapter_digest)}")
+        if len(self.profile_digest) not in (0, 32):
+            raise _bad(f"profile_digest must be empty or 32 bytes, is {len(self.profile_digest)}")
 
     def to_wire(self) -> types_pb2.NamespaceIdentity:
         """Return the message that registers this identity."""
@@ -108,6 +112,7 @@ class NamespaceIdentity:
             adapter_digest=self.adapter_digest,
             shard=self.shard,
             domain=self.domain,
+            profile_digest=self.profile_digest,
             geometry=types_pb2.Geometry(
                 num_layers=geometry.num_layers,
                 num_kv_heads=geometry.num_kv_heads,

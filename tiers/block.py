@@ -107,7 +107,9 @@ class Geometry:
 class NamespaceIdentity:
     """Everything that must agree before bytes may be shared.
 
-    Raises ValueError when a digest is not 16 to 64 bytes (the adapter's may be empty).
+    A profile says what its KV may lose in the cold store; without one it loses nothing. It is part of the
+    identity, because who agreed to nothing must not be served what was shortened for somebody else. Raises
+    ValueError when a digest is not 16 to 64 bytes (the adapter's may be empty, the profile's has 32 or none).
     """
 
     model_digest: bytes
@@ -115,6 +117,7 @@ class NamespaceIdentity:
     adapter_digest: bytes = b""
     shard: str = ""
     domain: str = ""
+    profile_digest: bytes = b""
     digest: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +125,8 @@ class NamespaceIdentity:
             raise ValueError(f"model_digest must be 16 to 64 bytes, is {len(self.model_digest)}")
         if self.adapter_digest and not 16 <= len(self.adapter_digest) <= 64:
             raise ValueError(f"adapter_digest must be empty or 16 to 64 bytes, is {len(self.adapter_digest)}")
+        if len(self.profile_digest) not in (0, HASH_BYTES):
+            raise ValueError(f"profile_digest must be empty or 32 bytes, is {len(self.profile_digest)}")
         object.__setattr__(self, "digest", hashlib.sha256(self.canonical()).digest())
 
     def canonical(self) -> bytes:
@@ -144,6 +149,8 @@ class NamespaceIdentity:
             "num_planes",
         ):
             fields.append((name.encode(), getattr(geometry, name).to_bytes(4, "big")))
+        if self.profile_digest:  # last and only then: digests of namespaces without one are as ever
+            fields.append((b"profile", self.profile_digest))
         return b"".join(
             len(tag).to_bytes(1, "big") + tag + len(value).to_bytes(4, "big") + value for tag, value in fields
         )

@@ -183,6 +183,7 @@ def parse_identity(canonical: bytes) -> NamespaceIdentity:
             adapter_digest=fields["adapter"],
             shard=fields["shard"].decode(),
             domain=fields["domain"].decode(),
+            profile_digest=fields.get("profile", b""),
             geometry=Geometry(
                 num_layers=int.from_bytes(fields["num_layers"], "big"),
                 num_kv_heads=int.from_bytes(fields["num_kv_heads"], "big"),

@@ -256,7 +256,8 @@ class ColdStore:
         # Those sealed just now stand at the end of the manifest's order.
         in_order = [found[number] for number in self._manifest.state.lives if number in found]
         gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
-        recovered = assemble(in_order + gone, list(self._manifest.state.namespaces.values()))
+        namespaces = list(self._manifest.state.namespaces.values())
+        recovered = assemble(in_order + gone, namespaces, self.codecs.can_read)
         recovered.reasons.update(self._reasons)
         if recovered.reasons.keys() - {"segment_unsealed"}:  # that one every crash leaves behind
             log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))

@@ -8,6 +8,7 @@ same array of entries; no Python runs per record of a sealed segment.
 
 import mmap
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -237,11 +238,15 @@ def _with_namespace(entry: bytes, index: int) -> bytes:
     return entry[:_NAMESPACE_OFFSET] + index.to_bytes(4, "little") + entry[_NAMESPACE_OFFSET + 4 :]
 
 
-def assemble(found: list[Found], namespaces: list[NamespaceIdentity]) -> Recovered:
+def assemble(
+    found: list[Found],
+    namespaces: list[NamespaceIdentity],
+    can_read: Callable[[NamespaceIdentity], bool] = lambda _: True,
+) -> Recovered:
     """Put the segments' entries together, in the order of `found`; of several records of one fragment
-    only the newest is kept."""
+    only the newest is kept, and none of namespaces that cannot be read (their profile is missing)."""
     reasons: Counter[str] = Counter()
-    known = {identity.digest: index for index, identity in enumerate(namespaces)}
+    known = {one.digest: index for index, one in enumerate(namespaces) if can_read(one)}
     footers = []
     for segment in found:
         reasons.update(segment.reasons)

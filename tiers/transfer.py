@@ -126,7 +126,10 @@ def finish_read(
         return Cause.WRONG_IDENTITY, b""
     if not _is_asked_for(header, label, where):
         return Cause.WRONG_IDENTITY, b""
-    is_lossy = header.codec and not codecs.is_exact(header.codec, header.codec_parameters)
+    try:
+        is_lossy = header.codec and not codecs.is_exact(header.codec, header.codec_parameters)
+    except CodecError:
+        return Cause.WRONG_IDENTITY, b""
     if label.checksum and header.checksum != label.checksum and not is_lossy:
         return Cause.WRONG_CHECKSUM, b""
     if header.codec and not as_stored:

@@ -124,12 +124,11 @@ class Transfers:
         if not label.checksum:
             payload = memoryview(bytes(payload))  # nobody changes this one while it is hashed and encoded
         staged = stage_encoded(self._scratch, label, payload, self.codecs)
-        if self.codecs.is_exact(label.codec_id):
+        parameters = self.codecs.parameters(label)
+        if self.codecs.is_exact(label.codec_id, parameters):
             return staged, label.checksum or xxhash.xxh3_128_digest(payload)
         decoded = memoryview(bytearray(label.raw_length))
-        self.codecs.decode(
-            label, label.codec_id, self.codecs.parameters(label.codec_id), staged.stored, decoded
-        )
+        self.codecs.decode(label, label.codec_id, parameters, staged.stored, decoded)
         return staged, xxhash.xxh3_128_digest(decoded)
 
     def _header(
@@ -151,7 +150,7 @@ class Transfers:
             label.group,
             namespace_index,
             label.codec_id,
-            self.codecs.parameters(label.codec_id),
+            self.codecs.parameters(label),
         )
 
     def read_run(

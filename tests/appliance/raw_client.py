@@ -130,11 +130,17 @@ class RawClient:
 
 
 def identity(
-    *, layers: int = 2, layers_per_group: int = 1, model: bytes = b"m" * 16, heads: int = 2
+    *,
+    layers: int = 2,
+    layers_per_group: int = 1,
+    model: bytes = b"m" * 16,
+    heads: int = 2,
+    profile: bytes = b"",
 ) -> types_pb2.NamespaceIdentity:
     """A small model: 8 KiB a fragment, two fragments a block."""
     return types_pb2.NamespaceIdentity(
         model_digest=model,
+        profile_digest=profile,
         geometry=types_pb2.Geometry(
             num_layers=layers,
             num_kv_heads=heads,

@@ -215,6 +215,7 @@ LOCAL_REFUSALS: dict[str, tuple[str, Callable[[RawClient], Attempt]]] = {
         lambda raw: lambda: raw.register(layers=1024, layers_per_group=1024),
     ),
     "a digest too short": ("BAD_NAMESPACE", lambda raw: lambda: raw.register(model=b"m")),
+    "a profile nobody has": ("UNKNOWN_PROFILE", lambda raw: lambda: raw.register(profile=b"p" * 32)),
     "no heads": ("BAD_NAMESPACE", lambda raw: lambda: raw.register(heads=0)),
     "too many namespaces": (
         "TOO_MANY_NAMESPACES",

@@ -46,7 +46,7 @@ def read_profile(path: Path) -> Profile:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ProfileError(f"longer than {MAX_FILE_BYTES} bytes")
-        document = yaml.load(path.read_text(), yaml.CSafeLoader)
+        document = yaml.safe_load(path.read_text())
         return _profile_of(document, path)
     except (ProfileError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: {error}") from error

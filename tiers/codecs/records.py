@@ -5,6 +5,10 @@ all this does, and counting: how much each codec saved and what that cost is wha
 
 A record is as long as was reserved for it, padding included: its place was decided before anybody looked at
 its bytes.
+
+Only namespaces that name a profile have lossy records, and those name it too. Which profiles there are is
+told from outside (`adopt`) and may change while records are read; a record whose profile is gone cannot be
+read, which is a miss, and can be again when the profile is back.
 """
 
 import threading
@@ -14,8 +18,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..base import Buffer
-from ..block import FragmentLabel, NamespaceIdentity
-from .base import Codec, CodecError, Shape, shape_of
+from ..block import HASH_BYTES, FragmentLabel, NamespaceIdentity
+from .base import Codec, CodecError, DoesNotFit, Shape, shape_of
+from .profile import Profile
+from .profiled import Profiled
 from .registry import codec_of_record
 
 MAX_KNOWN = 4096  # pairs of namespace and layer group whose shape is remembered
@@ -43,23 +49,37 @@ class RecordCodecs:
     def __init__(self, namespaces: Mapping[bytes, NamespaceIdentity]) -> None:
         self._namespaces = namespaces
         self._shape = lru_cache(MAX_KNOWN)(self._find_shape)
-        self._codec = lru_cache(MAX_KNOWN)(codec_of_record)
+        self._fixed_codec = lru_cache(MAX_KNOWN)(codec_of_record)
+        self.profiled: Mapping[bytes, Profiled] = {}  # by digest; replaced as a whole
         self._books: dict[int, CodecStatistics] = {}
         self._lock = threading.Lock()
 
-    def parameters(self, codec_id: int) -> bytes:
-        """Return what stands in the header of a record of this codec."""
-        return self._codec(codec_id, b"").parameters()
+    def adopt(self, profiles: Mapping[bytes, Profile]) -> None:
+        """Know these profiles, by digest, and no others."""
+        known = self.profiled
+        self.profiled = {
+            digest: known.get(digest) or Profiled(profile) for digest, profile in profiles.items()
+        }
 
-    def is_exact(self, codec_id: int, parameters: bytes = b"") -> bool:
+    def can_read(self, identity: NamespaceIdentity) -> bool:
+        """Whether the profile that a namespace names, if it names one, is there."""
+        return not identity.profile_digest or identity.profile_digest in self.profiled
+
+    def parameters(self, label: FragmentLabel) -> bytes:
+        """Return what stands in the header of a record of this fragment. Raises CodecError."""
+        return self._codec_to_write(label).parameters()
+
+    def is_exact(self, codec_id: int, parameters: bytes) -> bool:
         """Whether records of this codec decode to what was put. Raises CodecError."""
-        return self._codec(codec_id, parameters or self.parameters(codec_id)).exactness.is_exact
+        return self._codec(codec_id, parameters).exactness.is_exact
 
     def encode(self, label: FragmentLabel, payload: Buffer, into: Buffer) -> None:
         """Fill `into` (label.stored_length long) with the encoded payload and zeros. Raises DoesNotFit, and
         CodecError when this version cannot write this codec."""
-        codec = self._codec(label.codec_id, b"")
+        codec = self._codec_to_write(label)
         shape = self._shape(label.namespace_digest, label.group)
+        if isinstance(codec, Profiled) and codec.keeps_exact(label.position * shape.num_tokens):
+            raise DoesNotFit
         began_at = time.perf_counter()
         length = 0
         try:
@@ -101,6 +121,19 @@ class RecordCodecs:
         """Return a copy of the books, one per codec that was used."""
         with self._lock:
             return [replace(books) for _, books in sorted(self._books.items())]
+
+    def _codec(self, codec_id: int, parameters: bytes) -> Codec:
+        if codec_id != Profiled.codec_id:
+            return self._fixed_codec(codec_id, parameters)
+        codec = self.profiled.get(parameters.ljust(HASH_BYTES, b"\0"))  # records end in zeros
+        if codec is None:
+            raise CodecError(f"profile {parameters.hex()[:12]} is not there; put it back to read this record")
+        return codec
+
+    def _codec_to_write(self, label: FragmentLabel) -> Codec:
+        identity = self._namespaces.get(label.namespace_digest)
+        is_profiled = label.codec_id == Profiled.codec_id and identity is not None
+        return self._codec(label.codec_id, identity.profile_digest if is_profiled and identity else b"")
 
     def _books_of(self, codec: Codec) -> CodecStatistics:
         return self._books.setdefault(codec.codec_id, CodecStatistics(codec.name))

@@ -12,6 +12,7 @@ from .exponents import Exponents
 from .general import Lz4, Zstd
 from .identity import Identity
 from .planes import Planes
+from .profiled import Profiled
 
 #: Exact codecs that need nothing but a name, best known first.
 BY_NAME: Final[dict[str, Callable[[], Codec]]] = {
@@ -29,7 +30,7 @@ _BY_ID: Final[dict[int, Callable[[], Codec]]] = {
     Zstd.codec_id: Zstd,
 }
 #: Codecs whose records this version reads.
-KNOWN_CODECS: Final = frozenset(_BY_ID)
+KNOWN_CODECS: Final = frozenset({*_BY_ID, Profiled.codec_id})
 
 
 def codec_named(name: str) -> Codec:
@@ -40,7 +41,8 @@ def codec_named(name: str) -> Codec:
 
 
 def codec_of_record(codec_id: int, parameters: bytes) -> Codec:
-    """Return the codec that reads a record. Raises CodecError when this version cannot."""
+    """Return the codec that reads a record. Raises CodecError when this version cannot, or not without a
+    profile, which is for RecordCodecs to find."""
     if codec_id not in _BY_ID:
         raise CodecError(f"codec {codec_id} is not one of this version's")
     if parameters:

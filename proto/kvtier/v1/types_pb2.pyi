@@ -150,6 +150,7 @@ class NamespaceIdentity(_message.Message):
     GEOMETRY_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     DOMAIN_FIELD_NUMBER: _builtins.int
+    PROFILE_DIGEST_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.bytes
     """of the weights, 16 to 64 bytes"""
     adapter_digest: _builtins.bytes
@@ -158,6 +159,10 @@ class NamespaceIdentity(_message.Message):
     """Position of this shard, e.g. "tp=0/2,pp=0/1". Opaque, compared as text."""
     domain: _builtins.str
     """Isolation domain. The server replaces it by the authenticated one where it authenticates."""
+    profile_digest: _builtins.bytes
+    """What its blocks may lose in the cold store: the digest of a profile in the daemon's directory of profiles,
+    32 bytes. Empty: nothing, every bit comes back.
+    """
     @_builtins.property
     def geometry(self) -> Global___Geometry: ...
     def __init__(
@@ -168,10 +173,11 @@ class NamespaceIdentity(_message.Message):
         geometry: Global___Geometry | None = ...,
         shard: _builtins.str = ...,
         domain: _builtins.str = ...,
+        profile_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "domain", b"domain", "geometry", b"geometry", "model_digest", b"model_digest", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "domain", b"domain", "geometry", b"geometry", "model_digest", b"model_digest", "profile_digest", b"profile_digest", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

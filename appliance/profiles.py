@@ -1,0 +1,75 @@
+"""The profiles a daemon knows: the files of one directory, read at the start and with every reload.
+
+A file that is damaged keeps the daemon from starting, because a namespace that counts on it would be
+refused later and nobody would know why. In a reload it is left out and said in the log: what runs goes on.
+A profile that is taken away makes its records unreadable until it is back; they are misses meanwhile.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..tiers.block import NamespaceIdentity
+from ..tiers.codecs.profile import Profile, ProfileError
+from ..tiers.codecs.profile_file import SUFFIX, read_profile
+from .errors import StartError, error
+
+log = logging.getLogger(__name__)
+
+Profiles = Mapping[bytes, Profile]  # by digest
+
+
+def read_profiles(directory: Path | None) -> Profiles:
+    """Return the profiles of a directory, none without one. Raises StartError, naming what to change."""
+    found: dict[bytes, Profile] = {}
+    for path in _files(directory):
+        try:
+            profile = read_profile(path)
+        except (ProfileError, OSError) as problem:
+            raise StartError(f"compression.profiles: {problem}; repair the file or take it away") from problem
+        found[profile.digest] = profile
+    return found
+
+
+def read_profiles_again(directory: Path | None, before: Profiles) -> Profiles:
+    """Return the profiles of a directory now; with those of before when it cannot be read."""
+    try:
+        found = read_profiles(directory)
+    except StartError as problem:
+        log.error("profiles stay as they were: %s", problem)
+        return before
+    if found.keys() != before.keys():
+        log.info("%d profiles: %s", len(found), ", ".join(digest.hex()[:12] for digest in found))
+    return found
+
+
+def check_profile(identity: NamespaceIdentity, profiles: Profiles) -> None:
+    """Refuse a namespace that names a profile which is not there, or not for it."""
+    digest = identity.profile_digest
+    if not digest:
+        return
+    profile = profiles.get(digest)
+    if profile is None:
+        raise error(
+            "UNKNOWN_PROFILE",
+            f"there is no profile {digest.hex()} here; put its file into the directory compression.profiles "
+            "and reload, or register the namespace without it",
+        )
+    if why := profile.why_not(identity):
+        raise error(
+            "UNKNOWN_PROFILE",
+            f"profile {digest.hex()[:16]} is not for this namespace: {why}; calibrate one for it, or "
+            "register without",
+        )
+
+
+def _files(directory: Path | None) -> list[Path]:
+    if directory is None:
+        return []
+    try:
+        return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
+    except OSError as problem:
+        raise StartError(
+            f"compression.profiles: {directory} cannot be read ({problem.strerror}); create it, or leave the "
+            "setting out"
+        ) from problem

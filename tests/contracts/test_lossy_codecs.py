@@ -1,0 +1,312 @@
+"""What the codec that may lose something promises: bounds over tensors made to break them, the same bits
+from another decoder, nothing lost twice, nothing broken by bytes that were damaged."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Exactness, Shape
+from kvtier.tiers.codecs.profile import Coder, Profile, ProfileError, Rule, uniform_rules
+from kvtier.tiers.codecs.profiled import Profiled
+from tests.contracts.kv_values import values_like_kv
+from tests.contracts.test_codecs import GUARD, round_trip
+
+MODEL = b"m" * 32
+SHAPES = [
+    Shape(2, 2, 16, 4, 64, "bfloat16"),
+    Shape(1, 2, 48, 2, 128, "float16"),
+    Shape(2, 1, 16, 1, 576, "bfloat16"),
+    Shape(1, 2, 7, 3, 50, "bfloat16"),
+    Shape(1, 2, 5, 1, 13, "float16"),
+]
+CODERS: list[tuple[Coder, int]] = [("int", bits) for bits in range(2, 9)]
+CODERS += [("fp8_e4m3", 0), ("fp8_e5m2", 0), ("exact", 0)]
+
+
+def profiled(shape: Shape, coder: Coder, bits: int = 0, group_tokens: int = 0) -> Profiled:
+    """Return a codec that treats everything alike."""
+    rules = uniform_rules(shape.num_layers, shape.num_planes, shape.num_heads, coder, bits, group_tokens)
+    return Profiled(profile_of(shape, rules))
+
+
+def profile_of(shape: Shape, rules: tuple[Rule, ...], **more: Any) -> Profile:
+    layers = shape.first_layer + shape.num_layers
+    return Profile(
+        MODEL, layers, shape.num_heads, shape.head_dim, shape.num_planes, shape.dtype, rules, **more
+    )
+
+
+def mixed(shape: Shape) -> Profiled:
+    """Return a codec with another rule for every head."""
+    rules = []
+    for i in range(shape.num_layers * shape.num_planes * shape.num_heads):
+        unit, head = divmod(i, shape.num_heads)
+        layer, plane = divmod(unit, shape.num_planes)
+        coder, bits = CODERS[i % len(CODERS)]
+        rules.append(Rule(layer, plane, head, head + 1, coder, bits, ("channel", "token")[i // 2 % 2], i % 5))
+    return Profiled(profile_of(shape, tuple(rules)))
+
+
+def floats_of(payload: NDArray[np.uint8], shape: Shape) -> NDArray[np.float64]:
+    words = payload.view(np.uint16)
+    if shape.dtype == "float16":
+        values = words.view(np.float16).astype(np.float64)
+    else:
+        values = (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return values.reshape(shape.num_layers, shape.num_planes, shape.num_tokens, shape.num_heads, -1)
+
+
+def payload_of(values: NDArray[Any], shape: Shape) -> NDArray[np.uint8]:
+    """Return values in the shape's dtype, bfloat16 cut off."""
+    if shape.dtype == "float16":
+        return np.clip(values, -65504, 65504).astype(np.float16).reshape(-1).view(np.uint8)
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
+
+
+def adversaries(shape: Shape) -> dict[str, NDArray[np.uint8]]:
+    """Return payloads that quantisers do badly on, by name."""
+    rng = np.random.default_rng(3)
+    size = (shape.num_layers, shape.num_planes, shape.num_tokens, shape.num_heads, shape.head_dim)
+    normal = rng.standard_normal(size)
+    outliers = np.where(rng.random(size) < 0.01, 1000, 1) * normal
+    patterns = rng.integers(0, 0x477F, size).astype(np.uint16)  # up to 65280 in bfloat16
+    patterns |= (rng.integers(0, 2, size) << 15).astype(np.uint16)
+    every = patterns.reshape(-1).view(np.uint8)
+    return {
+        "like kv": values_like_kv(shape, seed=5),
+        "outliers": payload_of(outliers, shape),
+        "zero": payload_of(np.zeros(size), shape),
+        "constant": payload_of(np.full(size, -3.140625), shape),
+        "subnormal": payload_of(normal * 2.0**-20, shape),
+        "tiny": payload_of(normal * 1e-38, shape),
+        "offset": payload_of(normal + 300, shape),
+        "negative zero": payload_of(np.full(size, -0.0), shape),
+        "one loud channel": payload_of(normal * np.where(np.arange(size[-1]) == 1, 5e4, 1e-3), shape),
+        "two values": payload_of(np.where(rng.random(size) < 0.5, -7.0, 7.0), shape),
+        "all magnitudes": every,
+    }
+
+
+def assert_within(bound: Exactness, raw: NDArray[np.float64], decoded: NDArray[np.float64]) -> None:
+    """Hold one (layer, plane) [token, head, dim] to a bound, with heads as the largest scale groups. Held to
+    per head, so a bound that is broken in a smaller group may pass; test_each_scale_group looks closer."""
+    largest = np.abs(raw).max(axis=(0, 2), keepdims=True)
+    excess = np.abs(decoded - raw) - (bound.max_relative * largest + bound.max_absolute)
+    assert excess.max() <= 0, f"beyond its bound by {excess.max()}"
+
+
+MAKERS: dict[str, Callable[[Shape], Profiled]] = {
+    **{f"{c}{b or ''}": (lambda shape, c=c, b=b: profiled(shape, c, b, 16)) for c, b in CODERS},
+    "mixed": mixed,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.dtype}-{shape.raw_bytes}")
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_bounds_hold_whatever_the_values(make: Callable[[Shape], Profiled], shape: Shape) -> None:
+    codec = make(shape)
+    num_stored = 0
+    for name, payload in adversaries(shape).items():
+        try:
+            decoded, length = round_trip(codec, shape, payload)
+        except DoesNotFit:
+            assert name in ("all magnitudes", "one loud channel"), name
+            continue
+        num_stored += 1
+        assert length == codec.stored_bound(shape)
+        raw, got = floats_of(payload, shape), floats_of(decoded, shape)
+        assert np.isfinite(got).all()
+        for layer in range(shape.num_layers):
+            for plane in range(shape.num_planes):
+                assert_within(codec.exactness_of(layer, plane), raw[layer, plane], got[layer, plane])
+    assert num_stored >= 9
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("plane", [0, 1], ids=["channel", "token"])
+def test_each_scale_group_keeps_half_a_step(bits: int, plane: int) -> None:
+    """|x' - x| <= s / 2 and the rounding to bfloat16, group by group, s from the group's own range."""
+    shape = SHAPES[0]
+    codec = profiled(shape, "int", bits)
+    for name, payload in adversaries(shape).items():
+        try:
+            decoded, _ = round_trip(codec, shape, payload)
+        except DoesNotFit:
+            assert name in ("all magnitudes", "one loud channel")
+            continue
+        raw, got = floats_of(payload, shape)[:, plane], floats_of(decoded, shape)[:, plane]
+        axis = 3 if plane else 1  # dims of a token, tokens of a channel
+        low, high = raw.min(axis=axis, keepdims=True), raw.max(axis=axis, keepdims=True)
+        offset = np.nextafter(low.astype(np.float16), np.float16(-np.inf)).astype(np.float64)
+        step = np.nextafter(((high - offset) / (2**bits - 1)).astype(np.float16), np.float16(np.inf))
+        limit = step.astype(np.float64) / 2 * (1 + 2.0**-20) + 2.0**-8 * np.maximum(abs(raw), abs(got))
+        assert (np.abs(got - raw) <= limit).all(), name
+
+
+def reference_int(stored: NDArray[np.uint8], shape: Shape, bits: int, group: int) -> NDArray[np.uint16]:
+    """Decode with numpy, in float64, from the description alone."""
+    out = np.empty((shape.num_planes, shape.num_tokens, shape.num_heads, shape.head_dim), np.float64)
+    at = 0
+    for plane in range(shape.num_planes):
+        at = -(-at // 64) * 64
+        num_tiles = shape.num_tokens // group * shape.num_heads
+        count = group if plane else shape.head_dim
+        scales = stored[at : at + 4 * num_tiles * count].copy().view(np.float16).astype(np.float64)
+        at += 4 * num_tiles * count
+        eighth = -(-group * shape.head_dim // 8)
+        for tile in range(num_tiles):
+            codes, shift = np.zeros(8 * eighth, np.int64), 0
+            packed = stored[at : at + eighth * bits]
+            for width in (8, 4, 2, 1):
+                if bits & width:
+                    part, packed = np.split(packed, [eighth * width])
+                    rows = [(part >> (i * width)) & ((1 << width) - 1) for i in range(8 // width)]
+                    codes |= np.concatenate(rows).astype(np.int64) << shift
+                    shift += width
+            at += eighth * bits
+            z, s = scales.reshape(num_tiles, 2, count)[tile]
+            values = codes[: group * shape.head_dim].reshape(group, shape.head_dim)
+            values = z[:, None] + values * s[:, None] if plane else z + values * s
+            start, head = divmod(tile, shape.num_heads)
+            out[plane, start * group : (start + 1) * group, head] = values
+    if shape.dtype == "float16":
+        return np.clip(out.astype(np.float32), -65504, 65504).astype(np.float16).view(np.uint16)
+    single = out.astype(np.float32).view(np.uint32)
+    return ((single + 0x7FFF + ((single >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_another_decoder_gives_the_same_bits(bits: int, dtype: str) -> None:
+    shape = Shape(1, 2, 12, 3, 20, dtype)
+    codec = profiled(shape, "int", bits, group_tokens=4)
+    for payload in adversaries(shape).values():
+        stored = np.zeros(codec.stored_bound(shape), np.uint8)
+        try:
+            codec.encode(shape, payload.data, stored.data)
+        except DoesNotFit:
+            continue
+        decoded = np.empty(shape.raw_bytes, np.uint8)
+        codec.decode(shape, stored.data, decoded.data)
+        expected = reference_int(stored, shape, bits, 4)
+        np.testing.assert_array_equal(decoded.view(np.uint16), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("coder", ["fp8_e4m3", "fp8_e5m2"])
+def test_fp8_is_the_standards(coder: Coder) -> None:
+    """The nearest of all values there are, halves to even: the codes themselves, not only their errors."""
+    mantissa_bits, num_codes = {"fp8_e4m3": (3, 0x7F), "fp8_e5m2": (2, 0x7C)}[coder]
+    exponents, mantissas = np.divmod(np.arange(num_codes), 1 << mantissa_bits)
+    bias = 2 ** (6 - mantissa_bits) - 1
+    fractions = mantissas / 2**mantissa_bits + (exponents > 0)
+    magnitudes = fractions * 2.0 ** (np.maximum(exponents, 1) - bias)
+    shape = Shape(1, 1, 64, 1, 128, "bfloat16")
+    values = np.random.default_rng(4).standard_normal(shape.num_values) * 2.0 ** np.linspace(-20, 3, 8192)
+    payload = payload_of(values, shape)
+    codec = profiled(shape, coder)
+    stored = np.zeros(codec.stored_bound(shape), np.uint8)
+    codec.encode(shape, payload.data, stored.data)
+    scale = stored[:2].view(np.float16).astype(np.float32)
+    scaled = (floats_of(payload, shape).reshape(-1).astype(np.float32) / scale).astype(np.float64)
+    distances = np.abs(np.abs(scaled)[:, None] - magnitudes) + 1e-30 * (np.arange(num_codes) % 2)
+    expected = distances.argmin(axis=1) | (np.signbit(scaled) << 7)
+    np.testing.assert_array_equal(stored[2:], expected.astype(np.uint8))
+
+
+@pytest.mark.parametrize("word", [0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF])
+@pytest.mark.parametrize("make", [m for n, m in MAKERS.items() if n not in ("exact", "mixed")])
+def test_what_is_not_finite_is_stored_as_it_is(make: Callable[[Shape], Profiled], word: int) -> None:
+    shape = SHAPES[0]
+    codec = make(shape)
+    for place in (0, 5001, shape.num_values - 1):
+        payload = values_like_kv(shape, seed=1).view(np.uint16)
+        payload[place] = word
+        with pytest.raises(DoesNotFit):
+            codec.encode(shape, payload.view(np.uint8).data, memoryview(bytearray(codec.stored_bound(shape))))
+
+
+def test_damaged_bytes_never_break_anything() -> None:
+    rng = random.Random(20261121)
+    shape = Shape(2, 2, 16, 5, 64, "bfloat16")
+    codec = mixed(shape)
+    payload = values_like_kv(shape, seed=1)
+    good = np.zeros(codec.stored_bound(shape), np.uint8)
+    codec.encode(shape, payload.data, good.data)
+    num_refused = 0
+    for _ in range(2_000):
+        bad = good.copy()
+        match rng.randrange(3):
+            case 0:
+                bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+            case 1:
+                bad = bad[: rng.randrange(len(bad))]
+            case _:
+                start = rng.randrange(len(bad))
+                bad[start : start + 64] = rng.randrange(256)
+        target = np.full(shape.raw_bytes + GUARD, 0x5A, np.uint8)
+        try:
+            codec.decode(shape, bad.data, target.data[:-GUARD])
+        except CodecError:
+            num_refused += 1
+        assert (target[-GUARD:] == 0x5A).all()
+    assert num_refused > 500
+
+
+def test_memory_that_lies_askew_and_places_too_short() -> None:
+    shape = SHAPES[0]
+    codec = mixed(shape)
+    bound = codec.stored_bound(shape)
+    payload = values_like_kv(shape, seed=2)
+    askew = np.empty(payload.size + 1, np.uint8)[1:]
+    askew[:] = payload
+    stored, shifted = np.zeros(bound, np.uint8), np.zeros(bound + 1, np.uint8)[1:]
+    codec.encode(shape, payload.data, stored.data)
+    codec.encode(shape, askew.data, shifted.data)
+    np.testing.assert_array_equal(stored, shifted)
+    targets = [np.zeros(payload.size, np.uint8), np.zeros(payload.size + 1, np.uint8)[1:]]
+    for source, target in zip((stored, shifted), targets, strict=True):
+        codec.decode(shape, source.data, target.data)
+    np.testing.assert_array_equal(*targets)
+    with pytest.raises(DoesNotFit):
+        codec.encode(shape, payload.data, stored.data[:-1])
+
+
+def test_layers_are_those_of_the_model() -> None:
+    """A fragment of later layers is written by their rules, not by those of the first."""
+    whole = Shape(4, 2, 16, 2, 64, "bfloat16")
+    rules = tuple(
+        Rule(layer, plane, 0, 2, "int", 8 if layer < 2 else 2, "token")
+        for layer in range(4)
+        for plane in range(2)
+    )
+    codec = Profiled(profile_of(whole, rules))
+    first, later = whole._replace(num_layers=2), whole._replace(num_layers=2, first_layer=2)
+    assert codec.stored_bound(first) > 2 * codec.stored_bound(later)
+    payload = values_like_kv(first, seed=1)
+    errors = [
+        np.abs(floats_of(round_trip(codec, shape, payload)[0], shape) - floats_of(payload, shape)).max()
+        for shape in (first, later)
+    ]
+    assert 20 * errors[0] < errors[1]
+    assert not codec.accepts(whole._replace(first_layer=1))
+    assert not codec.accepts(whole._replace(num_heads=3))
+    assert not codec.accepts(whole._replace(dtype="float16"))
+
+
+def test_rules_that_make_no_sense_are_refused_by_name() -> None:
+    shape = Shape(2, 2, 16, 4, 64, "bfloat16")
+    rules = uniform_rules(2, 2, 4, "int", 4)
+    for bad, why in [
+        (rules[:-1], "layer 1, plane 1: rules cover 0 of 4"),
+        ((*rules, rules[0]), "head 0 is not the next after 4"),
+        ((*rules, Rule(2, 0, 0, 4, "int", 4)), "layer 2, plane 0, which is not there"),
+        ((*rules[1:], Rule(0, 0, 0, 3, "int", 4)), "cover 3 of 4"),
+    ]:
+        with pytest.raises(ProfileError, match=why):
+            profile_of(shape, bad)
+    with pytest.raises(ProfileError, match="2 to 8 bits"):
+        Rule(0, 0, 0, 4, "int", 9)

@@ -1,0 +1,212 @@
+"""Quantised: fewer bits a value, with scales that travel along: intN and fp8 for the heads of one rule.
+
+    | scales of all tiles | codes of all tiles |      a tile is a group of tokens of one head
+
+Keys are scaled per channel, because their outliers stay in a channel, values per token, because theirs do
+not (KIVI, arXiv 2402.02750). The loops, and the arithmetic that makes every machine decode to the same bits,
+are in kernels/quantised.py. Lengths follow from the shape, so there is nothing in the bytes to be lied about;
+what can be wrong with them is a scale that is not finite.
+
+Rejected: a Hadamard rotation before it (a fifth less error at four bits for models without outliers, at a
+sixth of the speed; `transform` is the better rotation for who pays one); outliers kept aside (their list has
+no fixed length); scales of scales (a hundredth of a bit).
+"""
+
+from functools import cache
+from math import gcd
+from types import ModuleType
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import CodecError, DoesNotFit, Exactness
+from .profile import Rule
+
+Words: TypeAlias = NDArray[np.uint16]  # [token, head, dim] of one layer and plane, float16 or bfloat16
+Bytes: TypeAlias = NDArray[np.uint8]
+_ROUNDING = 2.0**-8  # of what is decoded, to 8 bits of mantissa or more; twice what it takes
+_SMALLEST_SCALE = 2.0**-24  # of float16: an absolute error of half of it is always possible
+_NOT_FINITE = 0x7C00
+
+
+class SegmentCoder(Protocol):
+    """Writes the heads of one rule, and touches no others. Immutable, thread-safe; lengths depend on the
+    shape only. `words` lie in one piece."""
+
+    exactness: Exactness
+
+    def stored_bytes(self, num_tokens: int) -> int:
+        """Return how long the encoded segment is."""
+        ...
+
+    def encode(self, words: Words, into: Bytes) -> None:
+        """Fill `into`. Raises DoesNotFit for values that are not finite, or out of range."""
+        ...
+
+    def decode(self, stored: Bytes, words: Words) -> None:
+        """Fill the rule's heads of `words`. Raises CodecError."""
+        ...
+
+
+class ExactSegment:
+    """Implements SegmentCoder: heads that lose nothing."""
+
+    exactness = Exactness(True)
+
+    def __init__(self, rule: Rule, head_dim: int) -> None:
+        self._heads = slice(rule.first_head, rule.end_head)
+        self._token_bytes = 2 * rule.num_heads * head_dim
+
+    def stored_bytes(self, num_tokens: int) -> int:
+        """Return the raw size."""
+        return num_tokens * self._token_bytes
+
+    def encode(self, words: Words, into: Bytes) -> None:
+        """Copy."""
+        into[:] = np.ascontiguousarray(words[:, self._heads]).view(np.uint8).reshape(-1)
+
+    def decode(self, stored: Bytes, words: Words) -> None:
+        """Copy."""
+        mine = words[:, self._heads]
+        mine[:] = stored.copy().view(np.uint16).reshape(mine.shape)
+
+
+class _Tiles(NamedTuple):
+    """How a segment lies in its bytes."""
+
+    group_tokens: int
+    num_tiles: int
+    num_scales: int  # of a tile
+    code_bytes: int  # of a tile
+
+    @property
+    def scale_bytes(self) -> int:
+        return 2 * self.num_tiles * self.num_scales
+
+    @property
+    def total_bytes(self) -> int:
+        return self.scale_bytes + self.num_tiles * self.code_bytes
+
+
+class _Tiled:
+    """What intN and fp8 share: where scales and codes lie."""
+
+    _bits: int
+    exactness: Exactness
+
+    def __init__(self, rule: Rule, head_dim: int, *, is_half: bool) -> None:
+        self._rule = rule
+        self._dim = head_dim
+        self._is_half = is_half
+
+    def _num_scales(self, group_tokens: int) -> int:
+        raise NotImplementedError
+
+    def _tiles(self, num_tokens: int) -> _Tiles:
+        group = gcd(self._rule.group_tokens, num_tokens)  # a whole block, when the rule says 0
+        num_tiles = num_tokens // group * self._rule.num_heads
+        code_bytes = -(-group * self._dim // 8) * self._bits
+        return _Tiles(group, num_tiles, self._num_scales(group), code_bytes)
+
+    def stored_bytes(self, num_tokens: int) -> int:
+        """Return how long the encoded segment is."""
+        return self._tiles(num_tokens).total_bytes
+
+    def _where(self, words: Words, tiles: _Tiles) -> tuple[Words, int, int, int]:
+        return words, self._rule.first_head, self._rule.end_head, tiles.group_tokens
+
+    def _split(self, stored: Bytes, tiles: _Tiles) -> tuple[NDArray[np.uint16], Bytes]:
+        """Return the scales [tile, scale], checked, and the codes [tile, byte]."""
+        scales = stored[: tiles.scale_bytes].copy().view(np.uint16).reshape(tiles.num_tiles, -1)
+        if ((scales & 0x7FFF) >= _NOT_FINITE).any():
+            raise CodecError("quantised: a scale that is not finite")
+        codes = stored[tiles.scale_bytes : tiles.total_bytes].reshape(tiles.num_tiles, tiles.code_bytes)
+        return scales, codes
+
+
+class IntSegment(_Tiled):
+    """Implements SegmentCoder with 2 to 8 bits, linear between the least and the largest of each group."""
+
+    def __init__(self, rule: Rule, head_dim: int, *, is_half: bool) -> None:
+        super().__init__(rule, head_dim, is_half=is_half)
+        self._bits = rule.bits
+        self._by_channel = rule.axis == "channel"
+        half_step = (1 + 2.0**-9) / ((1 << rule.bits) - 1)  # of the largest magnitude, which spans two of it
+        self.exactness = Exactness(False, half_step + _ROUNDING * (1 + 2 * half_step), _SMALLEST_SCALE)
+
+    def _num_scales(self, group_tokens: int) -> int:
+        return 2 * (self._dim if self._by_channel else group_tokens)
+
+    def encode(self, words: Words, into: Bytes) -> None:
+        """Fill `into`; see SegmentCoder."""
+        tiles = self._tiles(words.shape[0])
+        scales = np.empty((tiles.num_tiles, 2, tiles.num_scales // 2), np.uint16)
+        codes = into[tiles.scale_bytes :].reshape(tiles.num_tiles, tiles.code_bytes)
+        if not kernels().encode_int(
+            *self._where(words, tiles), self._bits, self._by_channel, self._is_half, scales, codes
+        ):
+            raise DoesNotFit
+        into[: tiles.scale_bytes] = scales.view(np.uint8).reshape(-1)
+
+    def decode(self, stored: Bytes, words: Words) -> None:
+        """Fill `words`; see SegmentCoder."""
+        tiles = self._tiles(words.shape[0])
+        scales, codes = self._split(stored, tiles)
+        pairs = scales.reshape(tiles.num_tiles, 2, -1)
+        kernels().decode_int(
+            *self._where(words, tiles), self._bits, self._by_channel, self._is_half, pairs, codes
+        )
+
+
+class Fp8Segment(_Tiled):
+    """Implements SegmentCoder with fp8, e4m3 or e5m2 (OCP 8-bit floating point), and a scale a tile."""
+
+    _bits = 8
+
+    def __init__(self, rule: Rule, head_dim: int, *, is_half: bool) -> None:
+        super().__init__(rule, head_dim, is_half=is_half)
+        is_e4m3 = rule.coder == "fp8_e4m3"
+        self._mantissa_bits = 3 if is_e4m3 else 2
+        self._top_code, self._largest = (0x7E, 448.0) if is_e4m3 else (0x7B, 57344.0)
+        relative = 2.0 ** -(self._mantissa_bits + 1)
+        self.exactness = Exactness(False, relative + _ROUNDING, _SMALLEST_SCALE)
+
+    def _num_scales(self, group_tokens: int) -> int:
+        del group_tokens
+        return 1
+
+    def encode(self, words: Words, into: Bytes) -> None:
+        """Fill `into`; see SegmentCoder."""
+        tiles = self._tiles(words.shape[0])
+        scales = np.empty(tiles.num_tiles, np.uint16)
+        codes = into[tiles.scale_bytes :].reshape(tiles.num_tiles, tiles.code_bytes)
+        if not kernels().encode_fp8(
+            *self._where(words, tiles),
+            self._mantissa_bits,
+            self._top_code,
+            self._largest,
+            self._is_half,
+            scales,
+            codes,
+        ):
+            raise DoesNotFit
+        into[: tiles.scale_bytes] = scales.view(np.uint8)
+
+    def decode(self, stored: Bytes, words: Words) -> None:
+        """Fill `words`; see SegmentCoder."""
+        tiles = self._tiles(words.shape[0])
+        scales, codes = self._split(stored, tiles)
+        kernels().decode_fp8(
+            *self._where(words, tiles), self._mantissa_bits, self._is_half, scales.reshape(-1), codes
+        )
+
+
+@cache
+def kernels() -> ModuleType:
+    """Return the compiled loops. Raises CodecError, saying what to install, when numba is missing."""
+    try:
+        from .kernels import quantised
+    except ImportError as error:
+        raise CodecError(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
+    return quantised
