@@ -19,6 +19,7 @@ from ..tiers.block import Tier
 from ..tiers.copiers import HostCopier, make_pool
 from ..tiers.edges import Viewable
 from ..tiers.gpu.device import Device
+from ..tiers.gpu.links import LinkSpeed
 from ..tiers.index import Indexes
 from ..tiers.log import SegmentLog
 from ..tiers.memfd import SharedMemoryError
@@ -57,6 +58,8 @@ class Assembly:
     learned: bytes = b""  # what the policies of the last owner of the cold store knew
     pools: list[ThreadPoolExecutor] = field(default_factory=list)
     hot: HotTier | None = None  # where hbm is a GPU's
+    is_link_measured: bool = False  # not of a device that a test brings and drives
+    link_speeds: dict[Edge, LinkSpeed] = field(default_factory=dict)  # known once memory is in place
 
     @property
     def dram(self) -> ExtentEngine:
@@ -88,6 +91,8 @@ class Assembly:
                     log.error("tier %s: %s", engine.tier.label, problem)
         if self.hot is not None:
             self.hot.pinned.pin_all()
+            if self.is_link_measured and not self.link_speeds:
+                self.link_speeds = self.hot.measure_links()
         log.info("memory in place after %.1f s", time.monotonic() - began_at)
 
     def close(self) -> None:
@@ -144,7 +149,11 @@ def _open_memory(assembly: Assembly, settings: Settings, device: Device | None) 
     if dram.hugepages == "on" and not assembly.dram.reports()[0].huge_pages:
         raise StartError("tiers.dram.hugepages is on, but the host has too few free 2MiB pages; write auto")
     if hbm is not None and is_on_device:
+        assembly.is_link_measured = device is None
         _open_hot(assembly, device or open_device(hbm), SlotPool(hbm.num_extents, hbm.extent_bytes))
+        assert assembly.hot is not None
+        if advice := assembly.hot.advise_nodes(dram.numa_nodes):
+            log.warning("%s", advice)
 
 
 def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:

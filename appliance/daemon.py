@@ -185,7 +185,7 @@ class Daemon:
         except StartError:
             await daemon.stop()
             raise
-        daemon._prefaulting = asyncio.create_task(asyncio.to_thread(assembly.prefault))
+        daemon._prefaulting = asyncio.create_task(daemon._prefault())
         if daemon.compressing is not None:
             daemon._compressing = asyncio.create_task(daemon.compressing.run())
         if origin is not None and origin.path is not None:
@@ -312,6 +312,13 @@ class Daemon:
     def _what_was_learned(self) -> bytes:
         """Return what to keep: nothing of a planner that failed, or the next one might fail of it, too."""
         return b"" if self.appliance.failed.done() else self.planner.learned()
+
+    async def _prefault(self) -> None:
+        """Make the tiers' memory, and begin with what the links to it make."""
+        await asyncio.to_thread(self.assembly.prefault)
+        for edge, speed in self.assembly.link_speeds.items():
+            mover, now = self.appliance.mover, self.appliance.clock()
+            mover.assume(edge, speed.bandwidth_bytes_per_s, speed.latency_s, now)
 
     def _sweep(self) -> None:
         """Forget remote clients that fell silent. (What they held went with their ttl, in the planner.)"""

@@ -8,7 +8,8 @@ tier. And the cold store cannot read or write it: the rare block that is archive
 into host memory first, and nothing is ever loaded from nvme into hbm but by way of dram."""
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..tiers.base import CopyError
@@ -18,7 +19,9 @@ from ..tiers.gpu.copier import DeviceCopier, End
 from ..tiers.gpu.cuda import CudaDevice
 from ..tiers.gpu.device import Device, DeviceError, DeviceFault
 from ..tiers.gpu.hbm import Fetched, HbmEngine
+from ..tiers.gpu.links import LinkSpeed, measure
 from ..tiers.gpu.pinned import Pinned, limits
+from ..tiers.gpu.topology import describe, gpus, place_of
 from ..tiers.memory import ExtentEngine
 from ..tiers.nvme import ColdStore
 from ..tiers.slots import SlotPool
@@ -50,15 +53,48 @@ class HotTier:
     def __init__(self, device: Device, room: SlotPool, dram: ExtentEngine, dram_room: SlotPool) -> None:
         self.device = device
         self.enqueuer = ThreadPoolExecutor(1, "kvtier-gpu")
+        self._measuring = threading.Lock()
+        self._is_closing = False
         try:
             self.engine = HbmEngine(device, room)
             self.pinned = Pinned(device, dram, dram_room)
-            self.engine.before_close.append(self.pinned.close)
+            self.engine.before_close += [self._end_measuring, self.pinned.close]
             self.pinned.pin(0)  # what is refused now would be refused for ever
         except (DeviceError, CopyError) as problem:
             device.shut_down()
             self.enqueuer.shutdown()
             raise StartError(_advice(problem, room, device)) from problem
+
+    def measure_links(self) -> dict[Edge, LinkSpeed]:
+        """Time both directions between dram and hbm, on the side; empty where that is not possible. Blocks
+        for some milliseconds."""
+        with self._measuring:
+            if self._is_closing:
+                return {}
+            try:
+                up, down = measure(self.device)
+            except DeviceError as problem:
+                log.warning("the link to hbm was not measured: %s", problem)
+                return {}
+        log.info(
+            "link to hbm: %.1f GB/s up, %.1f GB/s down",
+            up.bandwidth_bytes_per_s / 1e9,
+            down.bandwidth_bytes_per_s / 1e9,
+        )
+        return {Edge(Tier.DRAM, Tier.HBM): up, Edge(Tier.HBM, Tier.DRAM): down}
+
+    def _end_measuring(self) -> None:
+        with self._measuring:
+            self._is_closing = True
+
+    def advise_nodes(self, numa_nodes: Sequence[int]) -> str:
+        """Return what is wrong with the NUMA nodes that dram is taken from, for the log; empty when nothing
+        is known to be."""
+        place = place_of(self.device, gpus())
+        if place is None or place.numa_node is None or place.numa_node in numa_nodes:
+            return ""
+        near = place.numa_node
+        return f"the GPU is {describe(place)}; copies are quicker with tiers.dram.numa_nodes: [{near}]"
 
     def routes(self, hashers: ThreadPoolExecutor) -> dict[Edge, Route]:
         """Return the ways between hbm and dram, and inside hbm, for a tier that shrinks. Raises

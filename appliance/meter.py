@@ -24,6 +24,13 @@ class Meter:
         self._window_bytes = 0
         self._window_busy_s = 0.0
 
+    def assume(self, bandwidth_bytes_per_s: float, latency_s: float) -> bool:
+        """Take over a measurement of somebody else's, unless there is one; whether there was none."""
+        if self.bandwidth_bytes_per_s:
+            return False
+        self.bandwidth_bytes_per_s, self.latency_s = bandwidth_bytes_per_s, latency_s
+        return True
+
     def began(self, now: float) -> None:
         """Say that a batch was handed to the device."""
         if self._num_in_flight == 0:

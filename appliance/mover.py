@@ -116,6 +116,12 @@ class Mover:
                 for batch in lane.take_queued(lambda batch: batch.job.copy.client == client):
                     self._end(lane, batch, Cause.SOURCE_GONE)
 
+    def assume(self, edge: Edge, bandwidth_bytes_per_s: float, latency_s: float, now: float) -> None:
+        """Begin with this measurement of an edge, unless copies have been measured already."""
+        lane = self._lanes[edge]
+        if lane.meter.assume(bandwidth_bytes_per_s, latency_s):
+            self._report(lane, now)
+
     def hold(self, target: Tier) -> None:
         """Start nothing into `target` until `resume`."""
         self._held.add(target)

@@ -8,6 +8,7 @@ They read facts only (facts.py gathers them), so that every verdict can be teste
 from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
 from ..settings import Settings
 from ..units import about_bytes, format_bytes
+from .checks_gpu import check_gds, check_topology
 from .checks_places import check_daemon, check_directory, check_listen
 from .facts import Facts, Gpu, Host, Versions
 from .verdicts import Check, fail, ok, warn
@@ -36,6 +37,8 @@ def examine(facts: Facts, settings: Settings) -> list[Check]:
         check_clock(host),
         check_gpu(facts.gpu, settings),
         check_pinning(facts.gpu, settings),
+        check_topology(facts.gpu, settings),
+        check_gds(facts.gpu, facts.directory, settings),
     ]
     checks += [check_listen(listen, facts.daemon) for listen in facts.listens]
     if facts.directory is not None:

@@ -17,7 +17,9 @@ from pathlib import Path
 import grpc
 
 from ... import __version__
+from ...tiers.gpu.gds import GdsFacts, look
 from ...tiers.gpu.pinned import limits
+from ...tiers.gpu.topology import GpuPlace, gpus, with_nvlinks
 from ...v1 import admin_pb2, types_pb2
 from ...v1.addresses import socket_path
 from ...v1.admin_pb2_grpc import AdminServiceStub
@@ -65,6 +67,8 @@ class Gpu:
     torch: str = ""
     cupy: str = ""
     pin_limits: tuple[str, ...] = ()  # what limits memory that the GPU reaches
+    places: tuple[GpuPlace, ...] = ()  # as the kernel sees them, by address
+    gds: GdsFacts = field(default_factory=GdsFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,8 @@ def gather_gpu() -> Gpu:
         probes.installed_version("torch"),
         probes.installed_version("cupy-cuda12x", "cupy-cuda13x", "cupy"),
     )
-    without_driver = Gpu("", (), torch, cupy, tuple(limits()))
+    places = with_nvlinks(gpus())
+    without_driver = Gpu("", (), torch, cupy, tuple(limits()), places, look())
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

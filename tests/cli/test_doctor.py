@@ -11,6 +11,7 @@ from kvtier import __version__
 from kvtier.appliance.cli import checks, checks_places, facts, probes
 from kvtier.appliance.cli.verdicts import Verdict
 from kvtier.appliance.settings import Settings
+from kvtier.tiers.gpu.topology import GpuPlace
 
 from .conftest import GIB, ScriptedAdmin, run
 
@@ -43,6 +44,8 @@ DIRECTORY = facts.Directory(
 )
 CUDA = ("tiers.hbm.capacity=1GiB", "tiers.hbm.backend=cuda")
 GPU = facts.Gpu("570.1", ("NVIDIA H200",), "2.9", "14.2.0")
+FAR = replace(GPU, places=(GpuPlace("0000:ca:00.0", 1, 32.0, 16, 16),))
+NARROW = replace(GPU, places=(GpuPlace("0000:ca:00.0", 1, 32.0, 8, 16),))
 ADDRESS = "unix:///run/k/k.sock"
 LISTEN = facts.Listen(ADDRESS, Path("/run/k/k.sock"), Path("/run/k"))
 DAEMON = facts.Daemon(ADDRESS, reachable=True, version=__version__, backends={"nvme": "direct"})
@@ -135,6 +138,15 @@ HOST_CASES = {
     ),
     "slow clock": (checks.check_clock(replace(HOST, clock_source="hpet")), WARN, "clocksource=tsc"),
     "small /dev/shm": (checks.check_dev_shm(replace(HOST, shm_bytes=0)), OK, ""),
+    "far from the gpu": (
+        checks.check_topology(FAR, settings(*CUDA)),
+        WARN,
+        "tiers.dram.numa_nodes: [1]",
+    ),
+    "near the gpu": (checks.check_topology(FAR, settings(*CUDA, "tiers.dram.numa_nodes=[1]")), OK, ""),
+    "half the lanes": (checks.check_topology(NARROW, settings(*CUDA)), WARN, "reseat"),
+    "no gpu on the bus": (checks.check_topology(facts.Gpu(), settings(*CUDA)), OK, ""),
+    "no gds": (checks.check_gds(facts.Gpu(), DIRECTORY, nvme(*CUDA)), OK, ""),
     "no gpu": (checks.check_gpu(facts.Gpu(), settings()), OK, ""),
     "no driver": (checks.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
     "no cupy": (checks.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu]"),

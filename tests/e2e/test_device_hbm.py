@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtier.appliance import assembly
 from kvtier.appliance.assembly import assemble
 from kvtier.appliance.core.events import EvictRequested
 from kvtier.appliance.daemon import Daemon
@@ -32,6 +33,7 @@ NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(NUM_BLOCKS)]
 DATA = np.random.default_rng(5).integers(0, 256, (NUM_BLOCKS, GEOMETRY.block_bytes), np.uint8)
 BLOCKS = list(DATA)
 WAIT_S = 20.0
+TIERS = {"dram": {"capacity": "4MiB", "extent": "2MiB"}}
 
 
 def make_settings(folder: Path, hbm: str = "4MiB") -> Settings:
@@ -242,3 +244,24 @@ def test_without_a_gpu_the_error_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
         assemble(settings, 1)
     assert str(caught.value) == f"tiers.hbm.backend is cuda: {why.value}"
+
+
+def test_what_the_link_makes_is_measured_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a device that the settings ask for; the first copies are then decided on with it."""
+    device = FakeDevice(is_live=True)
+    monkeypatch.setattr(assembly, "open_device", lambda hbm: device)
+    hbm = {"capacity": "4MiB", "extent": "2MiB", "backend": "cuda"}
+    listen = [f"unix://{tmp_path}/k.sock"]
+    settings = Settings.model_validate({"listen": listen, "tiers": {**TIERS, "hbm": hbm}})
+    with DaemonThread(settings) as served:
+
+        def measured() -> bool:
+            edges = {(e.source, e.target): e for e in served.daemon.appliance.mover.statistics()}
+            both = (edges["dram", "hbm"], edges["hbm", "dram"])
+            return all(edge.bandwidth_bytes_per_s > 0 and edge.num_copies == 0 for edge in both)
+
+        wait_until(served, measured)
+        costs = served.daemon.planner.costs
+        wait_until(served, lambda: costs.bandwidth_of(Tier.HBM) != costs.bandwidth_of(Tier.NVME))
+    assert device.left_behind == []
+    assert device.check_integrity() == []
