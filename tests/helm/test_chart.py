@@ -1,0 +1,298 @@
+"""The chart: rendered, linted, checked against the schemas of Kubernetes and kvtier's own settings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helm.values import DEFAULT_POLICY
+from kvtier.appliance.cli.checks import wanted_memory_bytes
+from kvtier.appliance.settings import Settings
+from kvtier.v1.shm import extent_file_bytes
+from tests.helm import crds
+from tests.helm.charts import (
+    CHART,
+    VALUE_SETS,
+    daemon,
+    of_kind,
+    policies,
+    refusal,
+    render,
+    rendered_texts,
+    values_of,
+)
+
+KUBERNETES = ("1.29", "1.33", "1.37")
+pytest.importorskip("helm_python", reason="make test-helm installs it")
+each_set = pytest.mark.parametrize("path", VALUE_SETS, ids=lambda path: path.stem)
+
+
+def settings_of(text: str) -> Settings:
+    return Settings.load_traced(Path("policy.yaml"), {}, text=text)[1]
+
+
+@each_set
+def test_lint_finds_nothing(path: Path) -> None:
+    helm = pytest.importorskip("helm_python", reason="make test-helm installs it")
+    report = helm.lint(str(CHART), values_of(path), strict=True)
+    assert report["errors"] == []
+    assert [m["error"] for m in report["messages"] if m["severity"] > 1] == []
+
+
+@each_set
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_knows_every_field(path: Path, version: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="make test-helm installs it")
+    kinds = set()
+    for manifest in render(values_of(path)):
+        kinds.add(manifest["kind"])
+        if manifest["kind"] in crds.SCHEMAS:
+            crds.validate(manifest)
+        else:
+            validator.validate(manifest, version, strict=True)
+    assert {"DaemonSet", "ConfigMap", "Service"} <= kinds
+
+
+@each_set
+def test_the_daemon_takes_the_policy_and_gets_the_memory_for_it(path: Path) -> None:
+    manifests = render(values_of(path))
+    for daemonset, text in zip(of_kind(manifests, "DaemonSet"), policies(manifests), strict=True):
+        settings = settings_of(text)
+        limits = daemon(daemonset)["resources"]["limits"]
+        assert daemon(daemonset)["resources"]["requests"]["memory"] == limits["memory"]
+        wanted_bytes = wanted_memory_bytes(settings)
+        if settings.tiers.dram.hugepages == "on":
+            assert int(limits["hugepages-2Mi"]) == wanted_bytes
+        else:
+            assert settings.tiers.dram.hugepages == "off", "auto takes pages that were never requested"
+            assert int(limits["memory"]) >= wanted_bytes + (1 << 30)
+        mounts = {mount["mountPath"] for mount in daemon(daemonset)["volumeMounts"]}
+        if settings.tiers.nvme is not None:
+            assert str(settings.tiers.nvme.path.parent) in mounts
+        assert (
+            settings.access.admin.uids[0]
+            == daemonset["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
+        )
+
+
+@each_set
+def test_nothing_is_privileged(path: Path) -> None:
+    for manifest in render(values_of(path)):
+        spec = (
+            manifest["spec"]["template"]["spec"]
+            if manifest["kind"] == "DaemonSet"
+            else manifest.get("spec", {})
+        )
+        for container in (*spec.get("containers", ()), *spec.get("initContainers", ())):
+            security = container["securityContext"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["allowPrivilegeEscalation"] is False
+            assert "nvidia.com/gpu" not in str(container["resources"]), (
+                "it would take the GPU from the runtime"
+            )
+        if "containers" in spec:
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost")
+            assert spec["automountServiceAccountToken"] is False
+            assert not spec.keys() & {"hostNetwork", "hostPID"}
+
+
+def test_by_default_one_read_only_listener_and_nobody_is_administrator_by_being_root() -> None:
+    manifests = render({})
+    [daemonset], [text] = of_kind(manifests, "DaemonSet"), policies(manifests)
+    assert [port["name"] for port in daemon(daemonset)["ports"]] == ["http"]
+    settings = settings_of(text)
+    assert settings.listen == ["unix:///run/kvtier/kvtier.sock"]
+    assert settings.access.admin.uids == [10001]
+    assert "hostIPC" not in daemonset["spec"]["template"]["spec"]
+    [service] = of_kind(manifests, "Service")
+    assert service["spec"]["internalTrafficPolicy"] == "Local"
+    assert of_kind(manifests, "NetworkPolicy")
+
+
+def test_a_pod_lives_longer_than_its_drain() -> None:
+    [daemonset] = of_kind(render({"drain": {"graceSeconds": 90}}), "DaemonSet")
+    assert daemon(daemonset)["lifecycle"]["preStop"]["exec"]["command"] == [
+        "kvtier",
+        "drain",
+        "--grace",
+        "90s",
+    ]
+    assert daemonset["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 90 + 10
+
+
+def digest_of(**policy: Any) -> str:
+    [daemonset] = of_kind(render({"policy": policy}), "DaemonSet")
+    digest = daemonset["spec"]["template"]["metadata"]["annotations"]["kvtier.io/restart-digest"]
+    assert isinstance(digest, str)
+    return digest
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        {"watermarks": {"high": "95%"}},
+        {"leases": {"ttl": "20s"}},
+        {"limits": {"max_clients": 7}},
+        {"policy": {"eviction": "lru"}},
+        {"tenants": {"acme": {"uids": [7]}}},
+        {"tiers": {"dram": {"capacity": "32GiB"}}},
+    ],
+    ids=lambda live: next(iter(live)),
+)
+def test_what_is_live_replaces_no_pod_by_its_digest(live: dict[str, Any]) -> None:
+    before = digest_of(limits={"max_story_lines": 5}, leases={"grace": "1s"}, tenants={"x": {"uids": [8]}})
+    both = {"limits": {"max_story_lines": 5}, "leases": {"grace": "1s"}, "tenants": {"x": {"uids": [8]}}}
+    after = digest_of(**{**both, **{key: {**both.get(key, {}), **of} for key, of in live.items()}})
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"reflection": False},
+        {"limits": {"max_concurrent_rpcs": 9}},
+        {"tiers": {"dram": {"extent": "128MiB"}}},
+    ],
+    ids=lambda fixed: next(iter(fixed)),
+)
+def test_what_needs_a_restart_replaces_the_pods(fixed: dict[str, Any]) -> None:
+    assert digest_of(**fixed) != digest_of()
+
+
+@pytest.mark.parametrize("capacity", ["1GiB", "64Gi", "3TB", "1.5GiB", 1 << 31, "1000000000"])
+@pytest.mark.parametrize("extent", ["2MiB", "64MiB", "258MiB", "1GiB"])
+def test_memory_is_computed_as_the_daemon_does(capacity: str | int, extent: str) -> None:
+    tier = {"capacity": capacity, "extent": extent}
+    manifests = render({"policy": {"tiers": {"dram": tier}}, "hugePages": {"enabled": True}})
+    [daemonset] = of_kind(manifests, "DaemonSet")
+    try:
+        dram = Settings.model_validate({"tiers": {"dram": tier}}).tiers.dram
+    except ValueError:
+        pytest.skip("too many or too large extents: the daemon refuses it")
+    wanted_bytes = dram.num_extents * extent_file_bytes(dram.extent_bytes)
+    assert int(daemon(daemonset)["resources"]["limits"]["hugepages-2Mi"]) == wanted_bytes
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "listen": ({"policy": {"listen": ["unix:///x"]}}, "set socket.hostPath"),
+    "http": ({"policy": {"observe": {"http": "off"}}}, "set http.port"),
+    "tls": (
+        {"policy": {"access": {"tls": {"certificate": "/c", "key": "/k", "client_ca": "/a"}}}},
+        "tls.secretName",
+    ),
+    "tokens": ({"policy": {"access": {"tokens": "/t"}}}, "set tokens.secretName"),
+    "huge pages": ({"policy": {"tiers": {"dram": {"hugepages": "on"}}}}, "set hugePages.enabled"),
+    "no place": ({"policy": {"tiers": {"nvme": {"capacity": "1TiB"}}}}, "set coldStore.hostPath.path"),
+    "no use": ({"coldStore": {"existingClaim": "c"}}, "set policy.tiers.nvme.capacity"),
+    "path": (
+        {
+            "policy": {"tiers": {"nvme": {"capacity": "1TiB", "path": "/x"}}},
+            "coldStore": {"existingClaim": "c"},
+        },
+        "say under coldStore",
+    ),
+    "two ways": (
+        {
+            "policy": {"tiers": {"nvme": {"capacity": "1TiB"}}},
+            "coldStore": {"existingClaim": "c", "hostPath": {"path": "/mnt/x"}},
+        },
+        "keep one of",
+    ),
+    "no size": (
+        {
+            "policy": {"tiers": {"nvme": {"capacity": "1TiB"}}},
+            "coldStore": {"volumeClaim": {"storageClassName": "s"}},
+        },
+        "set coldStore.volumeClaim.size",
+    ),
+    "one folder": (
+        {
+            "policy": {"tiers": {"nvme": {"capacity": "1TiB"}}},
+            "coldStore": {"hostPath": {"path": "/run/kvtier"}},
+        },
+        "give each its own",
+    ),
+    "no gpu": ({"policy": {"tiers": {"hbm": {"backend": "cuda"}}}}, "set gpu.sharing to ipc"),
+    "idle gpu": ({"gpu": {"sharing": "ipc"}}, "gpu.sharing to none"),
+    "lock": ({"policy": {"tiers": {"dram": {"lock": True}}}}, "leave it false"),
+    "numa": ({"policy": {"tiers": {"dram": {"numa_nodes": [0]}}}}, "set security.seccompProfile"),
+    "egress": ({"policy": {"observe": {"traces": "otlp"}}}, "networkPolicy.egress"),
+    "names": ({"nodeGroups": [{"name": "a", "nodeSelector": {"x": "1"}}, {"name": "a"}]}, "have one name"),
+    "nodes": ({"nodeGroups": [{"name": "a"}, {"name": "b"}]}, "its own nodeSelector"),
+    "no tls": ({"grpc": {"enabled": True}}, "policy.access.insecure: true"),
+    "idle tls": ({"tls": {"secretName": "s"}}, "set grpc.enabled"),
+    "ports": ({"grpc": {"port": 9464}}, "change one"),
+    "long": ({"socket": {"hostPath": "/" + "x" * 120}}, "at most 87"),
+    "monitors": ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "enable one"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_contradiction_is_refused_with_the_fix(name: str) -> None:
+    values, fix = CONTRADICTIONS[name]
+    assert fix in refusal(values)
+
+
+def test_every_sentence_of_the_validation_was_provoked() -> None:
+    text = (CHART / "templates" / "_validation.tpl").read_text()
+    num_sentences = text.count('append $problems "')
+    assert num_sentences == len(CONTRADICTIONS)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"nodeSelectr": {"a": "b"}}, "nodeSelectr"),
+        ({"policy": {"tiers": {"drm": {}}}}, "drm"),
+        ({"policy": {"tiers": {"dram": {"capacity": "64 furlongs"}}}}, "/policy/tiers/dram/capacity"),
+        ({"policy": {"leases": {"ttl": "soon"}}}, "/policy/leases/ttl"),
+        ({"nodeGroups": [{"nodeSelector": {"a": "b"}}]}, "name"),
+        ({"security": {"runAsUser": 0}}, "/security/runAsUser"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"http": {"port": 70000}}, "/http/port"),
+        ({"gpu": {"sharing": "mig"}}, "/gpu/sharing"),
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_before_anything_is_rendered(values: dict[str, Any], words: str) -> None:
+    message = refusal(values)
+    assert "schema" in message
+    assert words in message
+
+
+def test_every_group_has_its_own_daemonset_and_what_it_does_not_say_is_as_for_all() -> None:
+    [path] = [path for path in VALUE_SETS if "node-groups" in path.name]
+    manifests = render(values_of(path))
+    names = [m["metadata"]["name"] for m in of_kind(manifests, "DaemonSet")]
+    assert names == ["rel-kvtier-h200", "rel-kvtier-l40s", "rel-kvtier-cpu"]
+    h200, l40s, cpu = (settings_of(text) for text in policies(manifests))
+    assert h200.watermarks.high == l40s.watermarks.high == cpu.watermarks.high == 0.92
+    assert (h200.reflection, cpu.reflection) == (True, False), "false overrides, too"
+    pods = [m["spec"]["template"]["spec"] for m in of_kind(manifests, "DaemonSet")]
+    assert [pod.get("hostIPC", False) for pod in pods] == [True, False, False]
+    assert ["tolerations" in pod for pod in pods] == [True, True, False]
+    assert (
+        len(
+            {
+                m["spec"]["selector"]["matchLabels"]["kvtier.io/node-group"]
+                for m in of_kind(manifests, "DaemonSet")
+            }
+        )
+        == 3
+    )
+
+
+def test_the_notes_say_what_was_installed_and_what_it_may_do() -> None:
+    notes = {path.stem: rendered_texts(values_of(path))["kvtier/templates/NOTES.txt"] for path in VALUE_SETS}
+    assert all("--kv-transfer-config" in text and "kvtier status" in text for text in notes.values())
+    assert "hostIPC" in notes["04-gpu-values"]
+    assert "hostIPC" not in notes["01-default-values"]
+    assert "WARNING" not in notes["01-default-values"]
+    assert notes["10-everything-values"].count("WARNING") == 2
+
+
+def test_the_default_policy_is_the_one_that_is_documented() -> None:
+    assert yaml.safe_load((CHART / "values.yaml").read_text())["policy"] == DEFAULT_POLICY

@@ -1,0 +1,149 @@
+"""What the chart renders, run: folders prepared by root without a capability, the daemon as nobody in
+particular on a read-only root, its probes, `helm test` from another pod, a reload, and the way a pod ends."""
+
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helm.charts import of_kind, policies, render
+from tests.helm.pods import Container, why_not
+
+pytest.importorskip("helm_python", reason="make test-helm installs it")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+PATIENCE_S = 60.0
+VALUES: dict[str, Any] = {
+    "policy": {"tiers": {"dram": {"capacity": "128MiB", "extent": "16MiB"}, "nvme": {"capacity": "512MiB"}}},
+    "coldStore": {"hostPath": {"path": "/mnt/nvme/kvtier"}},
+}
+
+
+class Node:
+    """One release on one node: the folders its volumes stand for, and its containers."""
+
+    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.values = {**VALUES, **values, "http": {"port": self.port}}
+        self.folder = folder
+        self.volumes = {name: folder / name for name in ("policy", "socket", "cold", "tmp")}
+        for path in self.volumes.values():
+            path.mkdir(mode=0o755)  # as the kubelet makes host folders: root's
+        self.volumes["tmp"].chmod(0o777)
+        manifests = render(self.values)
+        [self.pod] = [m["spec"]["template"]["spec"] for m in of_kind(manifests, "DaemonSet")]
+        [self.check] = [m["spec"] for m in of_kind(manifests, "Pod")]
+        self.write_policy(manifests)
+
+    def write_policy(self, manifests: list[dict[str, Any]]) -> None:
+        """Let the ConfigMap's content be what these manifests say."""
+        fresh = self.volumes["policy"] / "policy.yaml.new"
+        fresh.write_text(policies(manifests)[0])
+        fresh.rename(self.volumes["policy"] / "policy.yaml")
+
+    def container(self, container: dict[str, Any], pod: dict[str, Any], name: str) -> Container:
+        return Container(container, pod, self.volumes, self.folder / f"{name}.log")
+
+    def probe(self, name: str) -> int:
+        """Return the HTTP status of one of the daemon's probes, 0 when nobody answers."""
+        path = self.pod["containers"][0][name]["httpGet"]["path"]
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            connection.close()
+
+
+def until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Wait for something to become so. Fails, saying `what` is, when it does not."""
+    deadline_at, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline_at, what()
+        pause.wait(0.05)
+
+
+@pytest.fixture
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Node:
+    tmp_path.chmod(0o755)
+    return Node(tmp_path, getattr(request, "param", {}))
+
+
+def started(node: Node) -> Container:
+    """Run the init containers, then start the daemon and wait until it is ready."""
+    for number, container in enumerate(node.pod["initContainers"]):
+        with node.container(container, node.pod, f"init{number}") as prepare:
+            prepare.run()
+    daemon = node.container(node.pod["containers"][0], node.pod, "daemon")
+    daemon.start()
+    until(lambda: node.probe("startupProbe") == 200 or daemon.has_ended(), lambda: daemon.log.read_text())
+    assert not daemon.has_ended(), daemon.log.read_text()
+    return daemon
+
+
+def test_a_pod_from_its_folders_to_its_last_sealed_segment(node: Node) -> None:
+    with started(node) as daemon:
+        assert (node.probe("readinessProbe"), node.probe("livenessProbe")) == (200, 200)
+        status = Path(f"/proc/{daemon.pid}/status").read_text()
+        assert "Uid:\t10001\t10001\t10001\t10001" in status
+        assert "CapEff:\t0000000000000000" in status
+        assert "CapBnd:\t0000000000000000" in status
+
+        container = dict(node.check["containers"][0])
+        container["env"] = [
+            {**entry, "value": "127.0.0.1"} if entry["name"] == "CHECK_HOST" else entry
+            for entry in container["env"]
+        ]
+        with node.container(container, node.check, "check") as check:
+            assert "put and got 4 blocks" in check.run()
+
+        inside = daemon.execute(["kvtier", "status", "--json"])
+        assert inside.returncode == 0, inside.stderr
+        assert daemon.execute(["touch", "/etc/x"]).returncode != 0, "the root is read-only"
+
+        changed = {**node.values, "policy": {**node.values["policy"], "leases": {"ttl": "17s"}}}
+        node.write_policy(render(changed))
+        until(
+            lambda: "17s" in daemon.execute(["kvtier", "policy", "show", "--running", "--changed"]).stdout,
+            lambda: daemon.log.read_text(),
+        )
+
+        hook = daemon.execute(node.pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"])
+        assert hook.returncode == 0, hook.stderr
+        assert node.probe("readinessProbe") == 503
+        os.kill(daemon.pid, signal.SIGTERM)
+        assert daemon.wait() == 0, daemon.log.read_text()
+    assert sorted(path.name for path in node.volumes["cold"].iterdir()) == ["cold"]
+    assert node.volumes["socket"].stat().st_mode & 0o777 == 0o770, "others do not reach the socket"
+
+
+@pytest.mark.parametrize("node", [{"security": {"runAsUser": 2000, "runAsGroup": 3000}}], indirect=True)
+def test_folders_that_were_prepared_are_left_alone(node: Node) -> None:
+    with started(node):
+        pass
+    before = {name: path.stat() for name, path in node.volumes.items()}
+    with node.container(node.pod["initContainers"][0], node.pod, "again") as again:
+        again.run()
+    for name, path in node.volumes.items():
+        assert (path.stat().st_gid, path.stat().st_mode) == (before[name].st_gid, before[name].st_mode)
+    assert before["socket"].st_gid == 3000
+
+
+def test_a_folder_of_somebody_else_is_refused_and_not_taken(node: Node) -> None:
+    os.chown(node.volumes["cold"], 4000, 4000)
+    with node.container(node.pod["initContainers"][0], node.pod, "init") as prepare:
+        prepare.start()
+        assert prepare.wait() != 0
+    assert "Operation not permitted" in prepare.log.read_text()
+    assert node.volumes["cold"].stat().st_gid == 4000
