@@ -5,8 +5,9 @@
 A load of encoded fragments takes reading less and decoding: stored / bandwidth + raw / (speed x threads).
 `auto` takes the codec for which that is least, `identity` among them; a disk as fast as the memory gets no
 codec, a slow one the densest. Speeds come from a short measurement on values like KV when the first
-namespace of a dtype turns up, and then from the records themselves; the bandwidth from the mover. Looked at
-again every minute, and only then, so that what is written does not change form with every burst.
+namespace of a dtype turns up, and then from the records themselves; the bandwidth from the mover, the room
+from what fragments were seen to need. Looked at again every quarter of a minute, and only then, so that
+what is written does not change form with every burst.
 
 A namespace that names a profile is stored by it wherever `auto` would decide: whoever calibrated wants the
 room, and what is left to read is a quarter. A codec that is named by a rule is meant, and exact.
@@ -16,6 +17,7 @@ Encoding is nobody's wait: spills go in the background. It is left out of the su
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ import numpy as np
 
 from ..tiers.block import NamespaceIdentity, Tier
 from ..tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape, shape_of
+from ..tiers.codecs.needs import Need
 from ..tiers.codecs.profiled import Profiled
 from ..tiers.codecs.records import RecordCodecs
 from ..tiers.codecs.registry import codec_named
@@ -37,7 +40,7 @@ log = logging.getLogger(__name__)
 
 CANDIDATES = ("exponents", "planes")  # of `auto`, beside identity
 DEFAULT_BANDWIDTH_BYTES_PER_S = 1e9  # of the device, until it is measured
-INTERVAL_S = 60.0
+INTERVAL_S = 15.0
 GLANCE_S = 1.0  # how soon a dtype that was not there before is noticed
 MIN_DECODED_BYTES = 64 << 20  # before what records tell replaces the measurement
 TRIAL_SHAPE = (4, 2, 64, 8, 128)  # layers, planes, tokens, heads, dim: a megabyte of bfloat16
@@ -52,6 +55,7 @@ class Choice:
     bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S
     num_threads: int = 1
     profiled: Mapping[bytes, Profiled] = field(default_factory=dict)  # by the digests namespaces name
+    reserves: Mapping[Need, float] = field(default_factory=dict)  # shares of the raw size
 
     def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
         """Return how the fragments of each layer group are to be stored; None: as they are."""
@@ -65,23 +69,29 @@ class Choice:
         if name == "auto" and profiled is not None and profiled.accepts(shape):
             return Encoding(profiled.codec_id, profiled.stored_bound(shape))
         if name == "auto":
-            name = min(("identity", *CANDIDATES), key=lambda candidate: self._load_s(candidate, shape))
+            name = min(("identity", *CANDIDATES), key=lambda one: self._load_s(one, identity, group))
         codec = codec_named(name)
-        if name == "identity" or not codec.accepts(shape) or codec.stored_bound(shape) >= shape.raw_bytes:
+        stored_bytes = self._stored_bytes(codec, shape, identity, group)
+        if name == "identity" or not codec.accepts(shape) or stored_bytes >= shape.raw_bytes:
             return None
-        return Encoding(codec.codec_id, codec.stored_bound(shape))
+        return Encoding(codec.codec_id, stored_bytes)
 
-    def _load_s(self, name: str, shape: Shape) -> float:
+    def _stored_bytes(self, codec: Codec, shape: Shape, identity: NamespaceIdentity, group: int) -> int:
+        """Return what to reserve: what these fragments were seen to need, or what the codec thinks."""
+        share = self.reserves.get(Need(codec.codec_id, identity.digest, group))
+        return math.ceil(share * shape.raw_bytes) if share else codec.stored_bound(shape)
+
+    def _load_s(self, name: str, identity: NamespaceIdentity, group: int) -> float:
         """Return the seconds until a fragment is readable; without end where that is not known."""
+        shape = shape_of(identity.geometry, group)
         if name == "identity":
             return shape.raw_bytes / self.bandwidth_bytes_per_s
         codec = codec_named(name)
         speed = self.decode_speeds.get((shape.dtype, name), 0.0)
         if not speed or not codec.accepts(shape):
             return float("inf")
-        return codec.stored_bound(shape) / self.bandwidth_bytes_per_s + shape.raw_bytes / (
-            speed * self.num_threads
-        )
+        stored_bytes = self._stored_bytes(codec, shape, identity, group)
+        return stored_bytes / self.bandwidth_bytes_per_s + shape.raw_bytes / (speed * self.num_threads)
 
 
 class Compressing:
@@ -123,17 +133,26 @@ class Compressing:
                     break
 
     def _choose(self) -> None:
-        bandwidth = next((e.bandwidth_bytes_per_s for e in self._edges() if e.source == Tier.NVME.label), 0.0)
         choice = Choice(
             self._settings,
             dict(self._speeds),
-            bandwidth or DEFAULT_BANDWIDTH_BYTES_PER_S,
+            self._bandwidth(),
             self._num_threads,
             self._codecs.profiled,
+            self._codecs.needs.reserves(),
         )
         if choice != self._chosen:
             self._chosen = choice
             self._appliance.step(CompressionChosen(choice))
+
+    def _bandwidth(self) -> float:
+        """Return the bytes a second that the device gives: the mover counts what was decoded from them."""
+        for edge in self._edges():
+            if edge.source == Tier.NVME.label and edge.bandwidth_bytes_per_s and edge.num_bytes:
+                books = self._codecs.statistics()
+                saved = sum(b.decoded_raw_bytes - b.decoded_stored_bytes for b in books)
+                return edge.bandwidth_bytes_per_s * max(0.0, 1 - saved / edge.num_bytes) or 1.0
+        return DEFAULT_BANDWIDTH_BYTES_PER_S
 
     async def _measure(self, dtypes: set[str]) -> None:
         if self._settings.codec != "auto" and all(rule.codec != "auto" for rule in self._settings.rules):

@@ -10,6 +10,7 @@ from kvtier.appliance.settings import Settings, SettingsError
 from kvtier.appliance.settings_compression import CompressionRule, CompressionSettings
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import shape_of
+from kvtier.tiers.codecs.needs import Need
 from kvtier.tiers.codecs.registry import codec_named
 
 MODEL = bytes.fromhex("ab" * 16)
@@ -60,6 +61,23 @@ def test_the_first_rule_that_matches_counts() -> None:
         ],
     )
     assert names(Choice(settings)) == ["identity", "planes", "planes", "lz4"]
+
+
+def test_what_was_needed_is_what_is_reserved() -> None:
+    """Learned shares replace the codec's own idea, and count in what loads quickest."""
+    exponents, planes = codec_named("exponents"), codec_named("planes")
+    shape = shape_of(LLAMA.geometry, 1)
+    learned = {
+        Need(exponents.codec_id, LLAMA.digest, 0): 0.9,
+        Need(planes.codec_id, LLAMA.digest, 1): 0.5,
+        Need(exponents.codec_id, LLAMA.digest, 2): 1.0,
+        Need(planes.codec_id, LLAMA.digest, 2): 1.0,
+    }
+    chosen = Choice(CompressionSettings(), SPEEDS, 1e9, 1, reserves=learned).encodings_of(LLAMA)
+    assert chosen[0] == Encoding(planes.codec_id, planes.stored_bound(shape))
+    assert chosen[1] == Encoding(planes.codec_id, shape.raw_bytes // 2)
+    assert chosen[2] is None
+    assert chosen[3] == Encoding(exponents.codec_id, exponents.stored_bound(shape))
 
 
 def test_a_codec_that_does_not_take_the_dtype_is_no_codec() -> None:

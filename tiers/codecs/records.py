@@ -20,6 +20,7 @@ from functools import lru_cache
 from ..base import Buffer
 from ..block import HASH_BYTES, FragmentLabel, NamespaceIdentity
 from .base import Codec, CodecError, DoesNotFit, Shape, shape_of
+from .needs import Need, Needs
 from .profile import Profile
 from .profiled import Profiled
 from .registry import codec_of_record
@@ -39,6 +40,7 @@ class CodecStatistics:
     encoded_raw_bytes: int = 0
     encoded_stored_bytes: int = 0  # what was reserved for them
     decoded_raw_bytes: int = 0
+    decoded_stored_bytes: int = 0
     encode_s: float = 0.0  # of threads, added up
     decode_s: float = 0.0
 
@@ -51,6 +53,7 @@ class RecordCodecs:
         self._shape = lru_cache(MAX_KNOWN)(self._find_shape)
         self._fixed_codec = lru_cache(MAX_KNOWN)(codec_of_record)
         self.profiled: Mapping[bytes, Profiled] = {}  # by digest; replaced as a whole
+        self.needs = Needs()
         self._books: dict[int, CodecStatistics] = {}
         self._lock = threading.Lock()
 
@@ -80,11 +83,16 @@ class RecordCodecs:
         shape = self._shape(label.namespace_digest, label.group)
         if isinstance(codec, Profiled) and codec.keeps_exact(label.position * shape.num_tokens):
             raise DoesNotFit
+        need = Need(codec.codec_id, label.namespace_digest, label.group)
         began_at = time.perf_counter()
         length = 0
         try:
             length = codec.encode(shape, payload, into)
             into[length:] = bytes(len(into) - length)
+            self.needs.fitted(need, length, len(payload))
+        except DoesNotFit:
+            self.needs.unfit(need, len(into), len(payload))
+            raise
         finally:
             seconds = time.perf_counter() - began_at
             with self._lock:
@@ -116,6 +124,7 @@ class RecordCodecs:
                 books.num_decoded += not is_refused
                 books.num_refused += is_refused
                 books.decoded_raw_bytes += 0 if is_refused else len(into)
+                books.decoded_stored_bytes += 0 if is_refused else len(stored)
 
     def statistics(self) -> list[CodecStatistics]:
         """Return a copy of the books, one per codec that was used."""
