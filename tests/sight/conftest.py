@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import itertools
 import json
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ class Shown:
             return answer.status, answer.read().decode()
         finally:
             connection.close()
+
+    def header(self, path: str, name: str) -> str:
+        """Return a header of what a path answers."""
+        assert self.daemon.sight.http is not None
+        with urllib.request.urlopen(self.daemon.sight.http.address + path, timeout=10) as answer:
+            return str(answer.headers[name])
 
     def get(self, path: str) -> str:
         """Return what a path answers well."""
