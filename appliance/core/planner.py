@@ -35,6 +35,7 @@ from .options import PlannerOptions
 from .pins import Pins
 from .prefetch import Prefetching
 from .pressure import Pressure
+from .promotions import Promotions
 from .reads import Reads
 from .reclaim import Reclaim
 from .recovery import adopt
@@ -118,6 +119,7 @@ class Planner:
             self.costs,
             self.prefetching,
             self.retention,
+            Promotions(self.residency, self.copies, self.loads, self.pressure),
             shared,
         )
         self.writes = Writes(

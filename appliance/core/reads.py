@@ -22,6 +22,7 @@ from .leases import Client, Leases
 from .loads import Loads
 from .pins import Pins
 from .prefetch import Prefetching
+from .promotions import Promotions
 from .residency import MEMORY_TIERS, Residency
 from .results import AcquireResult, KeepAliveResult, PinResult, PrefetchResult, ReleaseResult
 from .retention import Retention
@@ -45,6 +46,7 @@ class Reads:
         costs: CostModel,
         prefetching: Prefetching,
         retention: Retention,
+        promotions: Promotions,
         shared: Sequence[Tier],
     ) -> None:
         self._desk = desk
@@ -57,6 +59,7 @@ class Reads:
         self._costs = costs
         self._prefetching = prefetching
         self._retention = retention
+        self._promotions = promotions
         self._shared = shared  # tiers that every client on this host reads in place
         self._memories = [tier for tier in MEMORY_TIERS if tier in residency.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
@@ -119,7 +122,10 @@ class Reads:
         )
         self._jobs[event.call] = job
         desk.remember(event.client, event.request_id, job)
-        if not job.advance():
+        is_begun = job.advance()
+        if event.on_device:
+            self._promotions.delivered(rows[event.first_block :])
+        if not is_begun:
             if self._waiting.is_full:
                 job.give_up()
             else:
