@@ -35,26 +35,22 @@ class Clock:
     """Time by which ages are told: seconds, but every request takes MIN_GAP_S at least.
 
     A recording without times, or one played a thousand times too fast, would have no ages that can be told
-    apart; by this clock it has those that its order gives. A daemon that serves more requests per second has
-    a faster clock, and that is all: nothing that is learned depends on how long a second is.
+    apart; by this clock it has those that its order gives. Requests of one instant are told apart, too, and
+    once it is later than the clock the clock is right again: rejected is one that stays ahead, by which a
+    service whose requests come in bursts has longer gaps than it has.
     """
 
     def __init__(self) -> None:
-        self._ahead_s = 0.0
         self._request_at = -math.inf
 
     def at(self, now: float) -> float:
         """Return this clock's time."""
-        return now + self._ahead_s
+        return max(now, self._request_at)
 
-    def begin_request(self, time_s: float) -> float:
-        """A request begins at this time of this clock. Returns the time, later if it follows too closely."""
-        late_s = self._request_at + MIN_GAP_S - time_s
-        if late_s > 0:
-            self._ahead_s += late_s
-            time_s += late_s
-        self._request_at = time_s
-        return time_s
+    def begin_request(self, now: float) -> float:
+        """A request begins. Returns this clock's time, later than `now` if it follows too closely."""
+        self._request_at = max(now, self._request_at + MIN_GAP_S)
+        return self._request_at
 
 
 def bin_of(age_s: float) -> int:
@@ -74,5 +70,6 @@ def step_of(age_s: float) -> float:
 def steps_of(ages_s: F64) -> F64:
     """Return the steps of many ages."""
     later = np.log2(np.maximum(ages_s, FIRST_EDGE_S) / FIRST_EDGE_S)
-    steps: F64 = STEPS_PER_BIN * (np.clip(ages_s / FIRST_EDGE_S, 0.0, 1.0) + 2.0 * later)
+    early = np.minimum(np.maximum(ages_s / FIRST_EDGE_S, 0.0), 1.0)
+    steps: F64 = STEPS_PER_BIN * (early + 2.0 * later)
     return np.minimum(steps, NUM_STEPS - 1.0, out=steps)

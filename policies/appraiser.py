@@ -46,6 +46,7 @@ KEPT_CHANCE = 0.9
 KEPT_SHARE = 0.25
 SLACK_S = 0.5
 
+_ALL_STEPS: F64 = np.arange(NUM_STEPS, dtype=np.float64)
 
 FloatOrMany = TypeVar("FloatOrMany", float, F64)
 
@@ -57,7 +58,8 @@ class Appraiser:
         self._stretches = stretches
         self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
         self._seen = Observations()
-        self._agenda: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_BINS)]  # (serial, stretch)
+        #: Serial numbers of stretches and the stretches, one after the other: no tuples, as in ghosts.py.
+        self._agenda: list[deque[int]] = [deque() for _ in range(NUM_BINS)]
         self.follows_age = False  # price by age alone: what was learned does worse than that
         self._unknown_prices: F64 = np.zeros(0)  # by step of age; empty: to be made
 
@@ -91,12 +93,13 @@ class Appraiser:
             prices = _price_by_age(now - used_at)
         else:
             steps = steps_of(now - used_at) - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
-            np.clip(steps, 0.0, NUM_PRICES - 1.001, out=steps)
-            whole = steps.astype(np.int64)
-            early, late = stretches.prices[stretches_of, whole], stretches.prices[stretches_of, whole + 1]
+            np.minimum(np.maximum(steps, 0.0, out=steps), NUM_PRICES - 1.001, out=steps)
+            whole = steps.astype(np.int32)
+            first, flat = whole + NUM_PRICES * stretches_of, stretches.prices.ravel()
+            early, late = flat[first], flat[first + 1]
             prices = np.asarray(early + (steps - whole) * (late - early), np.float64)
         prices *= share
-        for number in np.flatnonzero(back_at < math.inf).tolist():
+        for number in (back_at < math.inf).nonzero()[0].tolist():
             prices[number] = self.price(int(stretches_of[number]), now)
         return prices
 
@@ -114,16 +117,28 @@ class Appraiser:
         """Return the prices of blocks of which only the last use is known."""
         if self.follows_age:
             return _price_by_age(ages_s)
+        prices: F64 = np.interp(steps_of(ages_s), _ALL_STEPS, self._prices_by_step())
+        return prices
+
+    def price_of_unknown(self, age_s: float) -> float:
+        """Return the same for one block."""
+        if self.follows_age:
+            return _price_by_age(age_s)
+        step = step_of(age_s)
+        first = min(int(step), NUM_STEPS - 2)
+        early, late = self._prices_by_step()[first : first + 2].tolist()
+        return float(early + (step - first) * (late - early))
+
+    def _prices_by_step(self) -> F64:
         if not len(self._unknown_prices):
             nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
             hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
             self._unknown_prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0]
-        prices: F64 = np.interp(steps_of(ages_s), np.arange(NUM_STEPS), self._unknown_prices)
-        return prices
+        return self._unknown_prices
 
     def watch(self, stretch: int) -> None:
         """The age of a stretch begins now: expect it to outlive bins."""
-        self._agenda[0].append((self._stretches.serial[stretch], stretch))
+        self._agenda[0].extend((self._stretches.serial[stretch], stretch))
 
     def describe(self, visit: Visit) -> None:
         """Set features and prices of all stretches of a visit, after anything about it changed."""
@@ -172,12 +187,13 @@ class Appraiser:
         for number, queue in enumerate(self._agenda):
             latest = now - EDGES_S[number + 1]
             while queue and num_left:
-                serial, stretch = queue[0]
+                serial, stretch = queue[0], queue[1]
                 if stretches.serial[stretch] == serial:
                     if stretches.used_at[stretch] > latest:
                         break
                     if self._outlive(stretch, number):
                         moved.append(stretch)
+                queue.popleft()
                 queue.popleft()
                 num_left -= 1
         self.learn()
@@ -190,7 +206,7 @@ class Appraiser:
             self._observe(stretch, number, 0.0, _weight(stretches.weigh(stretch)))
             stretches.bin[stretch] = number + 1
         if number + 1 < NUM_BINS:
-            self._agenda[number + 1].append((stretches.serial[stretch], stretch))
+            self._agenda[number + 1].extend((stretches.serial[stretch], stretch))
         return stretches.num_rows[stretch] > 0
 
     def learn(self) -> None:

@@ -182,7 +182,7 @@ class Victim(NamedTuple):
 
     row: int
     price: float
-    runner_up: float = float("nan")  # NaN: there was no other candidate
+    runner_up: float = float("nan")  # NaN: none was at hand
     runner_up_row: int = -1
 
 

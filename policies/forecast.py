@@ -42,6 +42,7 @@ class _Pending(NamedTuple):
     """Blocks used by a request whose put, if there is one, has not been heard of."""
 
     rows: Sequence[int]
+    row_set: frozenset[int]
     use: Use
 
 
@@ -78,9 +79,9 @@ class Forecast(Observer):
     def used(self, rows: Sequence[int], use: Use) -> None:
         """A request used these blocks. They are accounted for when it is known what it adds."""
         self._settle()
-        now = self._clock.begin_request(self._clock.at(use.now))
+        now = self._clock.begin_request(use.now)
         self._appraiser.advance(now)
-        self._pending = _Pending(list(rows), use._replace(now=now))
+        self._pending = _Pending(list(rows), frozenset(rows), use._replace(now=now))
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """New blocks continue a chain: of the request just heard of, or of one that still decodes."""
@@ -112,12 +113,17 @@ class Forecast(Observer):
             usual = self._usual_log_decoded
             self._usual_log_decoded = usual + USUAL_WEIGHT * (log_decoded - usual) if usual else log_decoded
         self._usual_silence = visit.silence or self._usual_silence
-        visit.said_at, visit.back_at = self._clock.at(change.now), self._clock.at(change.back_at)
+        visit.said_at = self._clock.at(change.now)
+        visit.back_at = visit.said_at + (change.back_at - change.now)
         self._appraiser.describe(visit)
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """These blocks are nowhere any more; their names are remembered."""
-        self._settle()
+        """These blocks are nowhere any more; their names are remembered.
+
+        They often make room for the put that a use waits for; so that goes on waiting.
+        """
+        if self._pending is not None and not self._pending.row_set.isdisjoint(rows):
+            self._settle()
         self._stretches.bury(rows, self._facts.prefix_hash)
 
     # ------------------------------------------------------------------------------- what is asked
@@ -127,8 +133,7 @@ class Forecast(Observer):
         stretches = self._stretches
         stretch = stretches.of_row[row] if row < len(stretches.of_row) else UNKNOWN
         if stretch == UNKNOWN:
-            age_s = np.array([now - self._facts.last_used[row]])
-            return float(self._appraiser.prices_of_unknown(age_s)[0])
+            return self._appraiser.price_of_unknown(now - self._facts.last_used[row])
         return self._appraiser.price(stretch, self._clock.at(now))
 
     def prices(self, rows: I32, now: float) -> F64:
@@ -136,9 +141,8 @@ class Forecast(Observer):
         stretches = self._stretches.of(rows)
         prices = self._appraiser.prices(stretches, self._clock.at(now))
         if not stretches.all():
-            unknown = np.flatnonzero(stretches == UNKNOWN)
-            last_used = self._facts.last_used
-            ages_s = np.array([now - last_used[row] for row in rows[unknown].tolist()])
+            unknown = (stretches == UNKNOWN).nonzero()[0]
+            ages_s = now - np.asarray(self._facts.last_used)[rows[unknown]]
             prices[unknown] = self._appraiser.prices_of_unknown(ages_s)
         return prices
 

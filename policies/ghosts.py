@@ -4,8 +4,9 @@ A ghost that comes back was given up too early, which is what S3-FIFO and ARC le
 prefix hash: the row of a block that left may name another block by the time the first one comes back.
 
 An OrderedDict does all this in three lines, and stops for 35 ms whenever a million entries are hashed anew.
-So the names are spread over many small dicts, and their order is in a deque, which never moves. `Ghosts` is a
-set of them, `Names` keeps a number with each.
+So the names are spread over many small dicts, and their order is in deques, which never move: names in one,
+numbers in another, because a tuple of both is an object more for the garbage collector to look at, which
+stopped for 6 ms. `Ghosts` is a set of names, `Names` keeps a number with each.
 """
 
 import zlib
@@ -20,8 +21,9 @@ class Ghosts:
 
     def __init__(self) -> None:
         self._tickets: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
-        #: (name, ticket), in order of arrival. One whose ticket is not in the shard is dead.
-        self._order: deque[tuple[bytes, int]] = deque()
+        #: Names in order of arrival, and their tickets. One whose ticket is not in the shard is dead.
+        self._order: deque[bytes] = deque()
+        self._order_tickets: deque[int] = deque()
         self._num_added = 0
         self._num_ghosts = 0
 
@@ -35,7 +37,8 @@ class Ghosts:
         self._num_ghosts += prefix_hash not in shard
         self._num_added += 1
         shard[prefix_hash] = self._num_added
-        self._order.append((prefix_hash, self._num_added))
+        self._order.append(prefix_hash)
+        self._order_tickets.append(self._num_added)
         for _ in range(4):
             if self._num_ghosts <= max_ghosts and len(self._order) <= 2 * max_ghosts + SLACK:
                 break
@@ -55,7 +58,7 @@ class Ghosts:
 
     def _forget_oldest(self) -> None:
         if self._order:
-            prefix_hash, ticket = self._order.popleft()
+            prefix_hash, ticket = self._order.popleft(), self._order_tickets.popleft()
             shard = self._shard_of(prefix_hash)
             if shard.get(prefix_hash) == ticket:
                 del shard[prefix_hash]
@@ -67,8 +70,9 @@ class Names:
 
     def __init__(self) -> None:
         self._numbers: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
-        #: (name, number) as they were set. One whose number is another by now is dead.
-        self._order: deque[tuple[bytes, int]] = deque()
+        #: Names and numbers as they were set. One whose number is another by now is dead.
+        self._order: deque[bytes] = deque()
+        self._order_numbers: deque[int] = deque()
         self._num_names = 0
 
     def get(self, name: bytes) -> int:
@@ -81,7 +85,8 @@ class Names:
         before = shard.get(name, 0)
         shard[name] = number
         self._num_names += not before
-        self._order.append((name, number))
+        self._order.append(name)
+        self._order_numbers.append(number)
         return before
 
     def pop(self, name: bytes) -> int:
@@ -95,7 +100,7 @@ class Names:
         twice over; return its number. 0: nothing had to be forgotten."""
         order = self._order
         while self._num_names > max_names or len(order) > 2 * max_names + SLACK:
-            name, number = order.popleft()
+            name, number = order.popleft(), self._order_numbers.popleft()
             if self._numbers[name[0]].get(name) == number:
                 return self.pop(name)
         return 0

@@ -14,7 +14,7 @@ step of age and cost more than everything else in a full tier.
 
 from array import array
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ Entry: TypeAlias = tuple[float, int]
 #: Candidates priced at a time; about 0.1 ms.
 PORTION = 1024
 #: Of those, how many may leave before others are looked at.
-NUM_READY = 32
+NUM_READY = 64
 GROWTH = 1024
 
 
@@ -57,16 +57,17 @@ class Pool:
         if price <= self._ready[-1][0]:
             insort(self._ready, (price, row))
 
-    def discard(self, row: int) -> None:
-        """Forget a candidate; nothing happens when the row is none."""
+    def discard(self, rows: Iterable[int]) -> None:
+        """Forget candidates; nothing happens to those that are none."""
         places = self._places
-        place = places[row] if row < len(places) else 0
-        if place:
-            last = self._rows.pop()
-            if last != row:
-                self._rows[place - 1] = last
-                places[last] = place
-            places[row] = 0
+        for row in rows:
+            place = places[row] if row < len(places) else 0
+            if place:
+                last = self._rows.pop()
+                if last != row:
+                    self._rows[place - 1] = last
+                    places[last] = place
+                places[row] = 0
 
     def is_ready(self, now: float) -> bool:
         """Whether anybody is ready to leave at this instant."""
@@ -79,14 +80,18 @@ class Pool:
     def pop(self, now: float) -> tuple[Entry, Entry | None] | None:
         """Remove and return (price, row) of the cheapest candidate, and the next one, which stays.
 
-        None instead of either: there is none.
+        None: there is none. None for the next one: nobody else is ready, and looking would cost more than it
+        is worth when no other victim is wanted.
         """
-        entry = self._cheapest(now)
-        if entry is None:
-            return None
+        entry = self._first_ready() if self._ready_at == now else None
+        while entry is None:
+            if not self._rows:
+                return None
+            self._look(now)
+            entry = self._first_ready()
         del self._ready[0]
-        self.discard(entry[1])
-        return entry, self._cheapest(now)
+        self.discard((entry[1],))
+        return entry, self._first_ready()
 
     def __contains__(self, row: int) -> bool:
         return row < len(self._places) and self._places[row] > 0
@@ -94,16 +99,14 @@ class Pool:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _cheapest(self, now: float) -> Entry | None:
-        """Return the first of those who are ready; look at more candidates when there is none."""
-        while True:
-            if self._ready_at != now or not self._ready:
-                if not self._rows:
-                    return None
-                self._look(now)
-            if self._places[self._ready[0][1]]:
-                return self._ready[0]
-            del self._ready[0]  # it left meanwhile
+    def _first_ready(self) -> Entry | None:
+        """Return the cheapest of those who are ready and still here."""
+        ready, places = self._ready, self._places
+        while ready:
+            if places[ready[0][1]]:
+                return ready[0]
+            del ready[0]  # it left meanwhile
+        return None
 
     def _look(self, now: float) -> None:
         """Price the next portion, and those that were cheap before; the cheapest are ready."""
@@ -123,4 +126,4 @@ class Pool:
         start = self._cursor if self._cursor < num_rows else 0
         end = self._cursor = start + PORTION
         carried = [row for _, row in self._ready if places[row] and not start < places[row] <= end]
-        return np.array([*self._rows[start:end], *carried], np.int32)
+        return np.concatenate((np.frombuffer(self._rows, np.int32)[start:end], np.array(carried, np.int32)))

@@ -137,14 +137,19 @@ class Stretches:
 
     def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
         """Rows become ghosts. Blocks whose past is not known are forgotten."""
-        of_row = self.of_row
+        of_row, num_rows, num_ghosts, set_name = self.of_row, self.num_rows, self.num_ghosts, self.ghosts.set
         for row in rows:
             stretch = of_row[row] if row < len(of_row) else UNKNOWN
             if stretch:
                 of_row[row] = UNKNOWN
-                self.num_rows[stretch] -= 1
+                num_ghosts[stretch] += 1  # first, as in `haunt`
+                num_rows[stretch] -= 1
                 self.num_blocks -= 1
-                self.haunt(names[row], stretch)
+                before = set_name(names[row], stretch)
+                if before:
+                    num_ghosts[before] -= 1
+                    self.close_if_empty(before)
+        self._make_room(2 * len(rows))
 
     def haunt(self, name: bytes, stretch: int) -> None:
         """Remember the name of a block that is not stored. The oldest names make room."""
@@ -153,12 +158,17 @@ class Stretches:
         if before:
             self.num_ghosts[before] -= 1
             self.close_if_empty(before)
+        self._make_room(2)
+
+    def _make_room(self, max_forgotten: int) -> None:
+        """Forget the oldest ghosts beyond the limit: two for each that came, because the limit may fall."""
         limit = min(self.max_ghosts, GHOSTS_PER_BLOCK * max(self.num_blocks, MIN_BLOCKS))
-        for _ in range(2):  # two, because the limit may fall
+        for _ in range(max_forgotten):
             oldest = self.ghosts.pop_oldest(limit)
-            if oldest:
-                self.num_ghosts[oldest] -= 1
-                self.close_if_empty(oldest)
+            if not oldest:
+                return
+            self.num_ghosts[oldest] -= 1
+            self.close_if_empty(oldest)
 
     def lay(self, name: bytes) -> None:
         """A ghost is no more: its block is back, or another stretch has it."""

@@ -87,7 +87,7 @@ class UrgencyEviction(EvictionPolicy):
 
     def forgotten(self, rows: Sequence[int]) -> None:
         """Rows may name other blocks from now on."""
-        self.left(rows)
+        self._pool.discard(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
         """Add candidates."""
@@ -112,8 +112,7 @@ class UrgencyEviction(EvictionPolicy):
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left this tier."""
-        for row in rows:
-            self._pool.discard(row)
+        self._pool.discard(rows)
 
     def __len__(self) -> int:
         return len(self._pool)
