@@ -1,10 +1,11 @@
 """Profiled: one fragment, segment by segment as a profile's rules say. The only codec that may lose anything.
 
-    segment of rule 0 | segment of rule 1 | ...      in the order of layer, plane, heads; aligned to 64 bytes
+    segments of fixed length, each aligned to 64 bytes | u32 length of each other one | those, one by one
 
-Rates are fixed wherever a coder's are, so a fragment's length follows from its shape and the profile, and the
-record needs no directory: where each segment lies is computed by writer and reader alike, and cannot be lied
-about. Heads of one rule are contiguous, so that a shard or a layer can be read on its own.
+Both in the order of layer, plane, heads. Where rates are fixed, lengths follow from the shape and the
+profile: such a segment's place is computed by writer and reader alike, cannot be lied about, and can be read
+on its own. What is entropy-coded (`transform`) shares the room that is reserved for all of it: what one
+segment takes more than usual, another takes less.
 
 What a profile cannot say here: "the most recent tokens stay exact". A fragment is encoded when it leaves
 memory, and nobody knows then whether its conversation goes on; unfinished blocks, the actual window of a
@@ -25,6 +26,7 @@ from ..base import Buffer
 from .base import CodecError, DoesNotFit, Exactness, Shape
 from .profile import Profile, Rule
 from .quantised import ExactSegment, Fp8Segment, IntSegment, SegmentCoder
+from .transform import segment_coder
 
 _ALIGNMENT = 64
 _MAX_SHAPES = 64
@@ -39,6 +41,16 @@ class _Segment(NamedTuple):
     end: int
 
 
+class _Layout(NamedTuple):
+    """Where everything lies in the encoded bytes of a fragment."""
+
+    fixed: tuple[_Segment, ...]
+    varying: tuple[_Segment, ...]  # without places
+    lengths_at: int
+    varying_at: int
+    total_bytes: int  # what is reserved
+
+
 class Profiled:
     """Implements Codec for the KV of one model, by one profile."""
 
@@ -47,9 +59,9 @@ class Profiled:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._coders = {rule: _coder_of(rule, profile) for rule in profile.rules}
+        self._coders = {rule: coder_of(rule, profile) for rule in profile.rules}
         self.exactness = loosest([coder.exactness for coder in self._coders.values()])
-        self._segments = lru_cache(_MAX_SHAPES)(self._lay_out)
+        self._layout = lru_cache(_MAX_SHAPES)(self._lay_out)
 
     def parameters(self) -> bytes:
         """Return the profile's digest."""
@@ -70,8 +82,8 @@ class Profiled:
         )
 
     def stored_bound(self, shape: Shape) -> int:
-        """Return the exact length, from the rates of the rules."""
-        return self._segments(shape)[-1].end
+        """Return the length: exact where the rules have fixed rates, else with what they reserve."""
+        return self._layout(shape).total_bytes
 
     def keeps_exact(self, first_token: int) -> bool:
         """Whether a block that begins at this token of its chain is to be stored as it is."""
@@ -83,48 +95,68 @@ class Profiled:
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit, also for values that are not finite."""
-        segments = self._segments(shape)
-        if segments[-1].end > len(into):
+        layout = self._layout(shape)
+        if layout.varying_at > len(into):
             raise DoesNotFit
         values = _values(payload, shape)
         target = np.frombuffer(into, np.uint8)
         end = 0
-        for segment in segments:
+        for segment in layout.fixed:
             target[end : segment.start] = 0
-            words = values[segment.rule.layer - shape.first_layer, segment.rule.plane]
-            segment.coder.encode(words, target[segment.start : segment.end])
+            segment.coder.encode(_part(values, shape, segment), target[segment.start : segment.end])
             end = segment.end
+        target[end : layout.lengths_at] = 0
+        lengths = np.zeros(len(layout.varying), np.uint32)
+        end = layout.varying_at
+        for i, segment in enumerate(layout.varying):
+            lengths[i] = segment.coder.encode(_part(values, shape, segment), target[end:])
+            end += int(lengths[i])
+        target[layout.lengths_at : layout.varying_at] = lengths.view(np.uint8)
         return end
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
-        segments = self._segments(shape)
-        if len(stored) < segments[-1].end:
-            raise CodecError(f"profiled: {len(stored)} of {segments[-1].end} bytes")
+        layout = self._layout(shape)
+        if len(stored) < layout.varying_at:
+            raise CodecError(f"profiled: {len(stored)} of {layout.varying_at} bytes")
         source = np.frombuffer(stored, np.uint8)
         source.flags.writeable = False  # loops are compiled for one kind of memory, not for two
         whole = np.frombuffer(into, np.uint8)
         is_aligned = whole.ctypes.data % 2 == 0
         values = (whole if is_aligned else np.empty_like(whole)).view(np.uint16).reshape(_axes(shape))
-        for segment in segments:
-            words = values[segment.rule.layer - shape.first_layer, segment.rule.plane]
-            segment.coder.decode(source[segment.start : segment.end], words)
+        for segment in layout.fixed:
+            segment.coder.decode(source[segment.start : segment.end], _part(values, shape, segment))
+        lengths = source[layout.lengths_at : layout.varying_at].copy().view(np.uint32)
+        start = layout.varying_at
+        for segment, length in zip(layout.varying, lengths.tolist(), strict=True):
+            if start + length > source.size:
+                raise CodecError("profiled: lengths beyond the end")
+            segment.coder.decode(source[start : start + length], _part(values, shape, segment))
+            start += length
         if not is_aligned:
             whole[:] = values.reshape(-1).view(np.uint8)
 
-    def _lay_out(self, shape: Shape) -> tuple[_Segment, ...]:
+    def _lay_out(self, shape: Shape) -> _Layout:
         if not self.accepts(shape):
             raise CodecError(f"profile {self.profile.digest.hex()[:12]} is not for fragments like {shape}")
-        segments = []
-        end = 0
+        fixed: list[_Segment] = []
+        varying: list[_Segment] = []
+        end = num_reserved = 0
         for layer in range(shape.first_layer, shape.first_layer + shape.num_layers):
             for plane in range(shape.num_planes):
                 for rule in self.profile.rules_by_unit[layer, plane]:
-                    start = -(-end // _ALIGNMENT) * _ALIGNMENT
                     coder = self._coders[rule]
-                    end = start + coder.stored_bytes(shape.num_tokens)
-                    segments.append(_Segment(rule, coder, start, end))
-        return tuple(segments)
+                    length = coder.stored_bytes(shape.num_tokens)
+                    if coder.is_fixed:
+                        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+                        end = start + length
+                        fixed.append(_Segment(rule, coder, start, end))
+                    else:
+                        num_reserved += length
+                        varying.append(_Segment(rule, coder, 0, 0))
+        lengths_at = -(-end // 4) * 4 if varying else end
+        varying_at = lengths_at + 4 * len(varying)
+        return _Layout(tuple(fixed), tuple(varying), lengths_at, varying_at, varying_at + num_reserved)
 
 
 def loosest(bounds: list[Exactness]) -> Exactness:
@@ -136,7 +168,8 @@ def loosest(bounds: list[Exactness]) -> Exactness:
     )
 
 
-def _coder_of(rule: Rule, profile: Profile) -> SegmentCoder:
+def coder_of(rule: Rule, profile: Profile) -> SegmentCoder:
+    """Return what writes the heads of one rule. Raises ProfileError for a table that is not its."""
     is_half = profile.dtype == "float16"
     match rule.coder:
         case "exact":
@@ -146,7 +179,7 @@ def _coder_of(rule: Rule, profile: Profile) -> SegmentCoder:
         case "fp8_e4m3" | "fp8_e5m2":
             return Fp8Segment(rule, profile.head_dim, is_half=is_half)
         case "transform":
-            raise CodecError("this version has no transform coder; calibrate without it")
+            return segment_coder(rule, profile)
 
 
 def _axes(shape: Shape) -> tuple[int, ...]:
@@ -159,3 +192,9 @@ def _values(payload: Buffer, shape: Shape) -> NDArray[np.uint16]:
     aligned = array if array.ctypes.data % 2 == 0 else array.copy()
     aligned.flags.writeable = False
     return aligned.view(np.uint16).reshape(_axes(shape))
+
+
+def _part(values: NDArray[np.uint16], shape: Shape, segment: _Segment) -> NDArray[np.uint16]:
+    """Return the words of a segment's layer and plane: [token, head, dim], in one piece."""
+    part: NDArray[np.uint16] = values[segment.rule.layer - shape.first_layer, segment.rule.plane]
+    return part

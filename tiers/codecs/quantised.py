@@ -31,17 +31,19 @@ _NOT_FINITE = 0x7C00
 
 
 class SegmentCoder(Protocol):
-    """Writes the heads of one rule, and touches no others. Immutable, thread-safe; lengths depend on the
-    shape only. `words` lie in one piece."""
+    """Writes the heads of one rule, and touches no others. Immutable, thread-safe. `words` lie in one
+    piece."""
 
     exactness: Exactness
+    is_fixed: bool  # the length depends on the shape only
 
     def stored_bytes(self, num_tokens: int) -> int:
-        """Return how long the encoded segment is."""
+        """Return how long the encoded segment is, or how long it should not be."""
         ...
 
-    def encode(self, words: Words, into: Bytes) -> None:
-        """Fill `into`. Raises DoesNotFit for values that are not finite, or out of range."""
+    def encode(self, words: Words, into: Bytes) -> int:
+        """Fill `into`, or its beginning; return the bytes written. Raises DoesNotFit for values that are not
+        finite, or out of range, or take more than there is."""
         ...
 
     def decode(self, stored: Bytes, words: Words) -> None:
@@ -53,6 +55,7 @@ class ExactSegment:
     """Implements SegmentCoder: heads that lose nothing."""
 
     exactness = Exactness(True)
+    is_fixed = True
 
     def __init__(self, rule: Rule, head_dim: int) -> None:
         self._heads = slice(rule.first_head, rule.end_head)
@@ -62,9 +65,10 @@ class ExactSegment:
         """Return the raw size."""
         return num_tokens * self._token_bytes
 
-    def encode(self, words: Words, into: Bytes) -> None:
+    def encode(self, words: Words, into: Bytes) -> int:
         """Copy."""
         into[:] = np.ascontiguousarray(words[:, self._heads]).view(np.uint8).reshape(-1)
+        return into.size
 
     def decode(self, stored: Bytes, words: Words) -> None:
         """Copy."""
@@ -94,6 +98,7 @@ class _Tiled:
 
     _bits: int
     exactness: Exactness
+    is_fixed = True
 
     def __init__(self, rule: Rule, head_dim: int, *, is_half: bool) -> None:
         self._rule = rule
@@ -138,7 +143,7 @@ class IntSegment(_Tiled):
     def _num_scales(self, group_tokens: int) -> int:
         return 2 * (self._dim if self._by_channel else group_tokens)
 
-    def encode(self, words: Words, into: Bytes) -> None:
+    def encode(self, words: Words, into: Bytes) -> int:
         """Fill `into`; see SegmentCoder."""
         tiles = self._tiles(words.shape[0])
         scales = np.empty((tiles.num_tiles, 2, tiles.num_scales // 2), np.uint16)
@@ -148,6 +153,7 @@ class IntSegment(_Tiled):
         ):
             raise DoesNotFit
         into[: tiles.scale_bytes] = scales.view(np.uint8).reshape(-1)
+        return tiles.total_bytes
 
     def decode(self, stored: Bytes, words: Words) -> None:
         """Fill `words`; see SegmentCoder."""
@@ -176,7 +182,7 @@ class Fp8Segment(_Tiled):
         del group_tokens
         return 1
 
-    def encode(self, words: Words, into: Bytes) -> None:
+    def encode(self, words: Words, into: Bytes) -> int:
         """Fill `into`; see SegmentCoder."""
         tiles = self._tiles(words.shape[0])
         scales = np.empty(tiles.num_tiles, np.uint16)
@@ -192,6 +198,7 @@ class Fp8Segment(_Tiled):
         ):
             raise DoesNotFit
         into[: tiles.scale_bytes] = scales.view(np.uint8)
+        return tiles.total_bytes
 
     def decode(self, stored: Bytes, words: Words) -> None:
         """Fill `words`; see SegmentCoder."""

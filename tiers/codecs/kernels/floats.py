@@ -128,3 +128,21 @@ def narrow(floats: Any, is_half: Any, words: Any) -> Any:
             bits = bits_of(floats[i])
             odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
             words[i] = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@compiled
+def widen_heads(words: Any, first_head: Any, is_half: Any, floats: Any) -> Any:
+    """Fill `floats` [token, head * dim] from neighbouring heads of `words` [token, head, dim]."""
+    dim = words.shape[2]
+    for token in range(floats.shape[0]):
+        for head in range(floats.shape[1] // dim):
+            widen(words[token, first_head + head], is_half, floats[token, head * dim : (head + 1) * dim])
+
+
+@compiled
+def narrow_heads(floats: Any, first_head: Any, is_half: Any, words: Any) -> Any:
+    """Undo `widen_heads`."""
+    dim = words.shape[2]
+    for token in range(floats.shape[0]):
+        for head in range(floats.shape[1] // dim):
+            narrow(floats[token, head * dim : (head + 1) * dim], is_half, words[token, first_head + head])
