@@ -144,7 +144,11 @@ def digest_of(**policy: Any) -> str:
 )
 def test_what_is_live_replaces_no_pod_by_its_digest(live: dict[str, Any]) -> None:
     before = digest_of(limits={"max_story_lines": 5}, leases={"grace": "1s"}, tenants={"x": {"uids": [8]}})
-    both = {"limits": {"max_story_lines": 5}, "leases": {"grace": "1s"}, "tenants": {"x": {"uids": [8]}}}
+    both: dict[str, Any] = {
+        "limits": {"max_story_lines": 5},
+        "leases": {"grace": "1s"},
+        "tenants": {"x": {"uids": [8]}},
+    }
     after = digest_of(**{**both, **{key: {**both.get(key, {}), **of} for key, of in live.items()}})
     assert after == before
 
