@@ -157,6 +157,11 @@ class Pages:
         )
         return self._client.run(make)
 
+    def settle(self) -> None:
+        """Return when no call that was never answered touches the pages any more. Raises KvtierError while
+        nobody can say that. Costs nothing as long as the connection stands."""
+        self._client.run(partial(self._state.register, self._state.namespace))
+
     def unregister(self) -> None:
         """Let the daemon forget the pages; returns when nothing touches them. Idempotent."""
         self._client.run(self._state.unregister, repeat=False)

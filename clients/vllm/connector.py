@@ -38,7 +38,7 @@ from ..namespace import NamespaceIdentity
 from ..options import Timeout
 from .agent import Agent
 from .counters import Counters
-from .describe import describe_groups
+from .describe import cuda_pages, describe_groups
 from .events import event_of
 from .groups import groups_of, why_not
 from .metrics import KvtierPromMetrics, KvtierStats
@@ -161,18 +161,25 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _serve_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         config = self._kv_cache_config
-        paged = []
+        paged, tensors = [], []
         for group in config.kv_cache_groups:
             layers = {name: kv_caches[name] for name in group.layer_names if name in kv_caches}
-            views = {LayerView.of(tensor): None for tensor in layers.values()}  # shared layers once
+            views = {LayerView.of(tensor): tensor for tensor in layers.values()}  # shared layers once
             paged.append(PagedGroup(list(views), config.num_blocks))
+            tensors.append(list(views.values()))
         self._identities = describe_groups(self._vllm_config, config, paged, self.options)
         device = next(iter(kv_caches.values())).device
-        if device.type != "cpu":
-            self._go_dark(f"the KV cache is on {device}; only host memory is served so far")
+        pages = None
+        if device.type == "cuda":
+            pages = cuda_pages(tensors, device)
+            pages.check(self._identities)
+        elif device.type != "cpu":
+            self._go_dark(f"the KV cache is on {device}; host memory and CUDA are served so far")
             return
         make_client = partial(client_of, self.options, f"vllm-{self._engine}")
-        self._worker = WorkerSide(self.options, paged, self._identities, make_client, self.counters)
+        self._worker = WorkerSide(
+            self.options, paged, self._identities, make_client, self.counters, device=pages
+        )
 
     @harmless(lambda *_, **__: None)
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:

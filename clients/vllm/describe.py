@@ -13,6 +13,7 @@ from .groups import specs_in
 from .identity import identity_of, model_digest
 from .options import Options
 from .pages import PagedGroup
+from .roads import DevicePages
 
 
 def describe_groups(
@@ -88,3 +89,14 @@ def backend_of(vllm_config: Any, layer_name: str, spec: Any) -> dict[str, str]:
     elif isinstance(torch.cuda.device_count(), int) and torch.cuda.is_available():
         found["device"] = torch.cuda.get_device_name()
     return found
+
+
+def cuda_pages(tensors: Sequence[Sequence[torch.Tensor]], device: torch.device) -> DevicePages:
+    """Return the paged tensors on a GPU for the direct path. Raises PreconditionFailed.
+    Never ran on a GPU."""
+    from ..direct_cuda import CudaExporter
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return DevicePages(
+        tensors, CudaExporter(index), lambda event: event.record(torch.cuda.current_stream(index))
+    )

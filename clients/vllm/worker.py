@@ -17,15 +17,15 @@ from functools import partial
 
 from ..breaker import Breaker
 from ..errors import KvtierError
-from ..namespace import Namespace, NamespaceIdentity
+from ..namespace import NamespaceIdentity
 from ..options import Limits, Timeout
 from ..sync import Client
-from ..words import PutOutcome, Urgency
+from ..words import PutOutcome
 from .counters import Counters
-from .identity import salted
 from .options import Options
 from .pages import PagedGroup
 from .plan import Ack, Acks, Again, Load, Part, Save, StepPlan
+from .roads import DevicePages, DeviceRoad, HostRoad
 from .threads import run_aside
 
 HASH_BYTES = 32
@@ -38,7 +38,8 @@ MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
 
 
 class WorkerSide:
-    """Loads and saves of one rank. `groups[i]` and `identities[i]` belong to KV cache group i."""
+    """Loads and saves of one rank. `groups[i]` and `identities[i]` belong to KV cache group i. `device` has
+    the pages where they are not in host memory."""
 
     def __init__(
         self,
@@ -49,12 +50,14 @@ class WorkerSide:
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
         run: Callable[[str, Callable[[], None], int], threading.Thread] = run_aside,
+        device: DevicePages | None = None,
     ) -> None:
         self.breaker = Breaker(clock=clock)
         self._options = options
         self._groups = list(groups)
         self._identities = list(identities)
         self._make_client = make_client
+        self._device = device
         self._counters = counters
         self._lock = threading.Lock()
         self._finished: set[str] = set()
@@ -63,23 +66,37 @@ class WorkerSide:
         self._loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
         self._arriving_loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[tuple[Save, str, float] | None] = queue.SimpleQueue()
+        self._save_road = self._road(options.staging_bytes)
         self._threads = [run("kvtier-save", self._serve_saves, SAVE_NICENESS)]
         loading = [self._loads] * options.num_load_threads
         if options.max_arriving_loads:  # these wait for the disk, and would hold up those from memory
             loading.append(self._arriving_loads)
-        for i, source in enumerate(loading):
-            self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source), 0))
+        self._load_roads = [self._road(LOAD_STAGING_BYTES) for _ in loading]
+        for i, (source, road) in enumerate(zip(loading, self._load_roads, strict=True)):
+            self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source, road), 0))
+
+    def _road(self, staging_bytes: int) -> HostRoad:
+        """Make what moves bytes for one thread. On the engine's thread; nothing is sent."""
+        if self._device is None:
+            return HostRoad(self._make_client(staging_bytes), self._identities, self._groups)
+        client = self._make_client(LOAD_STAGING_BYTES)
+        return DeviceRoad(client, self._identities, self._groups, self._device)
 
     # ---------------------------------------------------------------------- the engine's thread
 
     def start_loads(self, plan: StepPlan) -> None:
         """Start the loads of a step."""
+        if plan.loads:
+            for road in self._load_roads:
+                road.mark()
         for load in plan.loads:
             waits_apart = load.is_arriving and self._options.max_arriving_loads
             (self._arriving_loads if waits_apart else self._loads).put((load, plan.salt))
 
     def start_saves(self, plan: StepPlan, step_s: float = 0.0) -> None:
         """Start the saves of a step; its blocks are complete. `step_s` is what computing it took."""
+        if plan.saves:
+            self._save_road.mark()
         for save in plan.saves:
             self._saves.put((save, plan.salt, save.prefill_share * step_s))
 
@@ -119,14 +136,14 @@ class WorkerSide:
 
     # ------------------------------------------------------------------------------------- loads
 
-    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str] | None]") -> None:
-        link = self._linked(LOAD_STAGING_BYTES)
+    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str] | None]", road: HostRoad) -> None:
+        self._connect(road)
         while (item := source.get()) is not None:
             load, salt = item
             started_at = time.monotonic()
             is_right = False
             try:
-                is_right = self._load_all(link, load, salt)
+                is_right = self._load_all(road, load, salt)
             except Exception as problem:  # whatever it is, the engine waits for the word "over"
                 self._failed_call(problem)
             self._counters.add("loads")
@@ -136,16 +153,16 @@ class WorkerSide:
                 if not is_right:
                     self._failed.add(load.request_id)
                     self._counters.add("load_failures")
-        link.client.close()
+        road.close()
 
-    def _load_all(self, link: "_Link", load: Load, salt: str) -> bool:
+    def _load_all(self, road: HostRoad, load: Load, salt: str) -> bool:
         """Whether all blocks came; a load without any is one that failed on its way here."""
-        return bool(load.parts) and all(self._load(link, load, part, salt) for part in load.parts)
+        return bool(load.parts) and all(self._load(road, load, part, salt) for part in load.parts)
 
-    def _load(self, link: "_Link", load: Load, part: Part, salt: str) -> bool:
+    def _load(self, road: HostRoad, load: Load, part: Part, salt: str) -> bool:
         """Copy one group's blocks; whether all of them came, proven right."""
         group = self._groups[part.group]
-        namespace = link.namespace(part.group, salt, load.adapter)
+        namespace = road.namespace(part.group, salt, load.adapter)
         num_named = len(part.hashes) // HASH_BYTES
         timeout_s = self._options.load_timeout_s if self.breaker.allows() else SILENT_TIMEOUT_S
         first_call = part.first_block // MAX_BLOCKS * MAX_BLOCKS
@@ -153,18 +170,18 @@ class WorkerSide:
         for start in range(first_call, num_named, MAX_BLOCKS):
             end = min(start + MAX_BLOCKS, num_named)
             ids = part.block_ids[done - part.first_block : end - part.first_block]
-            report = link.client.get(
+            got = road.get(
+                part.group,
                 namespace,
                 part.hashes[start * HASH_BYTES : end * HASH_BYTES],
-                into=group.pieces(ids),
-                first_block=done - start,
-                session=load.session,
-                urgency=Urgency.PREFILL,
-                deadline_s=timeout_s,
+                ids,
+                done - start,
+                load.session,
+                timeout_s,
             )
-            if report.num_one_sided < len(ids):  # the daemon was asked, and has answered
+            if got.was_asked:
                 self.breaker.succeeded()
-            if report.num_loaded < len(ids):
+            if got.num_loaded < len(ids):
                 return False
             self._counters.add("load_blocks", len(ids))
             self._counters.add("load_bytes", len(ids) * group.block_bytes)
@@ -174,14 +191,15 @@ class WorkerSide:
     # ------------------------------------------------------------------------------------- saves
 
     def _serve_saves(self) -> None:
-        link = self._linked(self._options.staging_bytes)
+        road = self._save_road
+        self._connect(road)
         while (item := self._saves.get()) is not None:
             save, salt, prefill_s = item
             started_at = time.monotonic()
             ack = Ack(1, 0)
             if self.breaker.allows():
                 try:
-                    ack = self._save(link, save, salt, prefill_s)
+                    ack = self._save(road, save, salt, prefill_s)
                     self.breaker.succeeded()
                 except Exception as problem:  # whatever it is, the blocks must be given back
                     self._failed_call(problem)
@@ -192,19 +210,20 @@ class WorkerSide:
             self._counters.add("save_seconds", time.monotonic() - started_at)
             with self._lock:
                 self._acks.by_job[save.job] = ack
-        link.client.close()
+        road.close()
 
-    def _save(self, link: "_Link", save: Save, salt: str, prefill_s: float) -> Ack:
+    def _save(self, road: HostRoad, save: Save, salt: str, prefill_s: float) -> Ack:
         """Store blocks; return how many from the start are stored, and what to try again."""
         group = self._groups[save.group]
-        report = link.client.put(
-            link.namespace(save.group, salt, save.adapter),
+        report = road.put(
+            save.group,
+            road.namespace(save.group, salt, save.adapter),
             save.hashes,
-            group.pieces(save.block_ids),
-            parent=save.parent,
-            session=save.session,
-            deadline_s=self._options.save_timeout_s,
-            prefill_s=prefill_s if self._options.report_prefill else 0.0,
+            save.block_ids,
+            save.parent,
+            save.session,
+            self._options.save_timeout_s,
+            prefill_s if self._options.report_prefill else 0.0,
         )
         self._counters.add("save_blocks", len(save.block_ids))
         self._counters.add("save_bytes", len(save.block_ids) * group.block_bytes)
@@ -216,37 +235,18 @@ class WorkerSide:
                 return Ack(1, number, AGAIN.get(outcome, Again.NOTHING))
         return Ack(1, len(report.outcomes))
 
-    def _linked(self, staging_bytes: int) -> "_Link":
+    def _connect(self, road: HostRoad) -> None:
         """Connect before the first request needs it; an appliance that is not there yet is found later."""
-        link = _Link(self._make_client(staging_bytes), self._identities)
         try:
-            for group in range(len(self._identities)):
-                link.namespace(group, "", b"")
+            road.connect()
         except Exception as problem:
             self._failed_call(problem)
-        return link
 
     def _failed_call(self, problem: Exception) -> None:
         if not isinstance(problem, KvtierError):
             self._counters.add("hook_errors")
         if self.breaker.failed(problem):
             self._counters.add("breaker_openings")
-
-
-class _Link:
-    """A client of one thread, and the namespaces it has registered."""
-
-    def __init__(self, client: Client, identities: Sequence[NamespaceIdentity]) -> None:
-        self.client = client
-        self._identities = list(identities)
-        self._namespaces: dict[tuple[int, str, bytes], Namespace] = {}
-
-    def namespace(self, group: int, salt: str, adapter: bytes) -> Namespace:
-        key = (group, salt, adapter)
-        if key not in self._namespaces:
-            identity = salted(self._identities[group], salt, adapter)
-            self._namespaces[key] = self.client.register(identity)
-        return self._namespaces[key]
 
 
 def client_of(options: Options, name: str, staging_bytes: int) -> Client:

@@ -1,0 +1,267 @@
+"""The two ways of bytes between the engine's pages and the appliance. Each thread of a worker has a road.
+
+    HostRoad    pages in host memory: this process copies, from shared memory and into staging memory
+    DeviceRoad  pages on a GPU: the daemon copies, into and out of the pages themselves (docs/direct.md)
+
+On a device "the step has written its blocks" is a place in a stream, not a moment: `mark` records an event
+there, on the engine's thread, and the daemon waits for it before it touches a page. Events are made with the
+road and not when it registers: a step may be marked before the daemon is there.
+
+The engine reuses a block when its load or save is over. A call that was never answered leaves its pages in
+doubt, so a DeviceRoad does not come back from it before the daemon has let go of them, or is gone.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..direct import Exported, Exporter
+from ..direct_handles import Pages
+from ..errors import NOT_RUNNING, InvalidRequest, KvtierError, PreconditionFailed
+from ..namespace import Namespace, NamespaceIdentity
+from ..page_layouts import describe
+from ..sync import Client
+from ..words import PutReport, Urgency
+from .identity import salted
+from .pages import PagedGroup
+
+PRESET = "vllm"
+DOUBT_PERIOD_S = 0.5  # between two questions whether the daemon has let go of pages
+LAST_COPIES_S = 0.5  # for what a daemon that has just died had given its device to do
+
+
+class Got(NamedTuple):
+    """Blocks that a get brought, and whether the daemon was asked (and has answered)."""
+
+    num_loaded: int
+    was_asked: bool
+
+
+class HostRoad:
+    """Copies between shared memory and pages in host memory."""
+
+    def __init__(
+        self, client: Client, identities: Sequence[NamespaceIdentity], groups: Sequence[PagedGroup]
+    ) -> None:
+        self.client = client
+        self._identities = list(identities)
+        self._groups = list(groups)
+        self._namespaces: dict[tuple[int, str, bytes], Namespace] = {}
+
+    def connect(self) -> None:
+        """Make the namespaces known before the first request needs them. Raises KvtierError."""
+        for group in range(len(self._identities)):
+            self.namespace(group, "", b"")
+
+    def namespace(self, group: int, salt: str, adapter: bytes) -> Namespace:
+        """Return a group's namespace. Raises KvtierError."""
+        key = (group, salt, adapter)
+        if key not in self._namespaces:
+            self._namespaces[key] = self.client.register(salted(self._identities[group], salt, adapter))
+        return self._namespaces[key]
+
+    def mark(self) -> None:
+        """On the engine's thread: what it has enqueued so far comes before what is handed over now."""
+
+    def get(
+        self,
+        group: int,
+        namespace: Namespace,
+        hashes: bytes,
+        block_ids: Sequence[int],
+        first_block: int,
+        session: str,
+        deadline_s: float,
+    ) -> Got:
+        """Fill the engine's blocks with blocks `first_block` and on of the chain. Raises KvtierError."""
+        report = self.client.get(
+            namespace,
+            hashes,
+            into=self._groups[group].pieces(block_ids),
+            first_block=first_block,
+            session=session,
+            urgency=Urgency.PREFILL,
+            deadline_s=deadline_s,
+        )
+        return Got(report.num_loaded, report.num_one_sided < len(block_ids))
+
+    def put(
+        self,
+        group: int,
+        namespace: Namespace,
+        hashes: bytes,
+        block_ids: Sequence[int],
+        parent: bytes,
+        session: str,
+        deadline_s: float,
+        prefill_s: float,
+    ) -> PutReport:
+        """Store the engine's blocks. Raises KvtierError."""
+        return self.client.put(
+            namespace,
+            hashes,
+            self._groups[group].pieces(block_ids),
+            parent=parent,
+            session=session,
+            deadline_s=deadline_s,
+            prefill_s=prefill_s,
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.client.close()
+
+
+@dataclass(frozen=True)
+class DevicePages:
+    """A rank's paged tensors on a device: for each KV cache group its layers, in order.
+
+    `record(event)` records on the stream that the engine computes on."""
+
+    tensors: Sequence[Sequence[Any]]
+    exporter: Exporter
+    record: Callable[[Any], None]
+
+    def check(self, identities: Sequence[NamespaceIdentity]) -> None:
+        """See that the daemon can be given these pages. Raises InvalidRequest, PreconditionFailed."""
+        for layers, identity in zip(self.tensors, identities, strict=True):
+            pages = describe(PRESET, layers, identity.geometry)
+            if pages.page_tokens != identity.geometry.block_tokens:
+                raise InvalidRequest(
+                    f"a page has {pages.page_tokens} tokens, the engine's block "
+                    f"{identity.geometry.block_tokens}; use a block size that the attention backend has",
+                    reason="BAD_PAGES",
+                )
+            for placed in pages.tensors:
+                self.exporter.export(placed.address)
+
+
+class DeviceRoad(HostRoad):
+    """Lets the daemon copy between its tiers and pages on a device. Make it on the engine's thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        identities: Sequence[NamespaceIdentity],
+        groups: Sequence[PagedGroup],
+        device: DevicePages,
+    ) -> None:
+        super().__init__(client, identities, groups)
+        self._device = device
+        self._marks = [device.exporter.new_event() for _ in device.tensors]
+        self._pages: dict[int, Pages] = {}
+
+    def connect(self) -> None:
+        """Register namespaces and pages. Raises KvtierError."""
+        super().connect()
+        for group in range(len(self._identities)):
+            self._pages_of(group)
+
+    def mark(self) -> None:
+        for event, _ in self._marks:
+            self._device.record(event)
+
+    def get(
+        self,
+        group: int,
+        namespace: Namespace,
+        hashes: bytes,
+        block_ids: Sequence[int],
+        first_block: int,
+        session: str,
+        deadline_s: float,
+    ) -> Got:
+        pages = self._pages_of(group)
+        try:
+            report = pages.get(
+                namespace,
+                hashes,
+                block_ids,
+                first_block=first_block,
+                session=session,
+                urgency=Urgency.PREFILL,
+                deadline_s=deadline_s,
+                after=pages.events[0],
+            )
+        except KvtierError:
+            self._settle(pages)
+            raise
+        return Got(report.num_loaded, True)
+
+    def put(
+        self,
+        group: int,
+        namespace: Namespace,
+        hashes: bytes,
+        block_ids: Sequence[int],
+        parent: bytes,
+        session: str,
+        deadline_s: float,
+        prefill_s: float,
+    ) -> PutReport:
+        pages = self._pages_of(group)
+        try:
+            return pages.put(
+                namespace,
+                hashes,
+                block_ids,
+                parent=parent,
+                session=session,
+                deadline_s=deadline_s,
+                prefill_s=prefill_s,
+                after=pages.events[0],
+            )
+        except KvtierError:
+            self._settle(pages)
+            raise
+
+    def close(self) -> None:
+        for pages in self._pages.values():
+            pages.unregister()
+        super().close()
+
+    def _pages_of(self, group: int) -> Pages:
+        if group not in self._pages:
+            self._pages[group] = self.client.register_pages(
+                self.namespace(group, "", b""),
+                PRESET,
+                self._device.tensors[group],
+                _Marked(self._device.exporter, self._marks[group]),
+                num_events=1,
+            )
+        return self._pages[group]
+
+    def _settle(self, pages: Pages) -> None:
+        """Return when nobody touches pages whose call failed, however long that takes: a daemon that stands
+        still may go on. Costs nothing where the daemon itself has answered."""
+        pause = threading.Event()
+        while True:
+            try:
+                pages.settle()
+                return
+            except (InvalidRequest, PreconditionFailed):
+                return  # another daemon, without this device
+            except KvtierError as problem:
+                if problem.reason == NOT_RUNNING:
+                    pause.wait(LAST_COPIES_S)
+                    return
+            pause.wait(DOUBT_PERIOD_S)
+
+
+class _Marked:
+    """An exporter with an event that exists already."""
+
+    def __init__(self, exporter: Exporter, mark: tuple[Any, bytes]) -> None:
+        self.device_uuid = exporter.device_uuid
+        self._exporter = exporter
+        self._mark = mark
+
+    def export(self, address: int) -> Exported:
+        return self._exporter.export(address)
+
+    def new_event(self) -> tuple[Any, bytes]:
+        return self._mark
+
+    def open_event(self, handle: bytes) -> Any:
+        return self._exporter.open_event(handle)

@@ -1,0 +1,194 @@
+"""The worker with its pages on a device: a real daemon with a fake GPU fills and reads them itself."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier.clients import Client
+from kvtier.clients.direct_handles import Pages
+from kvtier.clients.errors import InvalidRequest
+from kvtier.clients.options import Timeout
+from kvtier.clients.vllm.counters import Counters
+from kvtier.clients.vllm.options import Options
+from kvtier.clients.vllm.pages import LayerView, PagedGroup
+from kvtier.clients.vllm.plan import Ack, Load, Part, Save, StepPlan
+from kvtier.clients.vllm.roads import DevicePages
+from kvtier.clients.vllm.worker import WorkerSide
+from kvtier.tiers.gpu.fake import FakeDevice
+
+from ...e2e.direct_scene import (
+    IDENTITY,
+    NUM_PAGES,
+    WAIT_S,
+    Runtime,
+    Served,
+    names,
+    runtime_at,
+)
+
+CHAIN = names("chain", 6)
+PACKED = b"".join(CHAIN)
+NUM_STREAMS = 64  # as many as a real device gives: a worker registers once per thread, for two streams each
+FROM, INTO = [5, 2, 30, 11, 7, 19], [1, 4, 6, 8, 9, 10]
+
+
+class Rank:
+    """A worker whose paged cache lies on a fake GPU. Its steps compute nothing, or fill all pages with what
+    `kernel` seeds when the device goes on."""
+
+    def __init__(self, served: Served, kernel: int = 0, call_s: float = 10.0) -> None:
+        self.runtime = Runtime(served.target, is_live=not kernel)  # its tensors are the cache
+        stream = self.runtime.device.take_stream()
+        assert stream is not None
+        self.marked: list[Any] = []
+
+        def mark(event: Any) -> None:
+            self.marked.append(event)
+            if kernel:
+                self.runtime.kernel(kernel, event)
+            else:
+                stream.record(event)
+
+        self.counters = Counters()
+        options = Options(target=served.target, load_timeout_s=call_s, save_timeout_s=call_s)
+        views = [LayerView(t.ctypes.data, t.shape, t.strides, t.itemsize) for t in self.runtime.tensors]
+        timeout = Timeout(call_s=call_s, connect_s=1.0, grace_s=0.1)
+        self.pages = DevicePages([self.runtime.tensors], self.runtime.exporter, mark)
+        self.pages.check([IDENTITY])
+        self.side = WorkerSide(
+            options,
+            [PagedGroup(views, NUM_PAGES)],
+            [IDENTITY],
+            lambda _: Client(served.target, timeout=timeout),
+            self.counters,
+            device=self.pages,
+        )
+
+    def save(self, block_ids: list[int]) -> None:
+        self.side.start_saves(StepPlan(saves=[Save(1, 0, "s", b"", PACKED, block_ids)]))
+
+    def saved(self) -> Ack:
+        acks: dict[int, Ack] = {}
+        wait_for(lambda: acks.update(self.side.take_acks().by_job) or acks)
+        return acks[1]
+
+    def load(self, block_ids: list[int]) -> None:
+        part = Part(0, PACKED, 0, block_ids)
+        self.side.start_loads(StepPlan(loads=[Load("r", "s", parts=[part])]))
+
+    def loaded(self) -> tuple[set[str], set[str]]:
+        over: list[tuple[set[str], set[str]]] = []
+        wait_for(lambda: (one := self.side.take_loaded())[0] and (over.append(one) or True))
+        return over[0]
+
+    def close(self) -> None:
+        self.side.close()
+        self.runtime.close()
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    pause, deadline_s = threading.Event(), time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < deadline_s, "it never came"
+        pause.wait(0.002)
+
+
+@contextmanager
+def rank_at(served: Served, **options: Any) -> Iterator[Rank]:
+    rank = Rank(served, **options)
+    yield rank
+    rank.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    device = FakeDevice(is_live=True, num_streams=NUM_STREAMS, seed=1)
+    with Served(tmp_path, device=device) as running:
+        yield running
+        running.assert_at_rest()
+
+
+def test_what_one_rank_saves_another_loads(served: Served) -> None:
+    with rank_at(served) as one, rank_at(served) as two:
+        one.runtime.fill(1)
+        before = two.runtime.whole.copy()
+        one.save(FROM)
+        assert one.saved() == Ack(1, 6)
+        two.load(INTO)
+        assert two.loaded() == ({"r"}, set())
+        assert two.runtime.read(INTO) == one.runtime.read(FROM)
+        others = [page for page in range(NUM_PAGES) if page not in INTO]
+        assert (two.runtime.whole[:, others] == before[:, others]).all()
+        assert one.counters.take()["save_blocks_stored"] == 6
+        assert two.counters.take()["load_blocks"] == 6
+    assert served.count("direct_put_blocks") == served.count("direct_get_blocks") == 6
+
+
+def test_a_load_that_finds_too_little_has_failed(served: Served) -> None:
+    with rank_at(served) as rank:
+        rank.load(INTO)
+        assert rank.loaded() == ({"r"}, {"r"})
+
+
+def test_the_daemon_waits_for_what_the_step_computes(served: Served) -> None:
+    """The mark lies behind a kernel that has not run when the step's saves are handed over."""
+    with rank_at(served, kernel=7) as one, rank_at(served) as two:
+        one.runtime.fill(1)
+        before = one.runtime.read(FROM)
+        one.save(FROM)
+        served.until(lambda: served.daemon.planner.statistics()["num_copies_in_flight"])
+        acks = one.side.take_acks().by_job
+        assert not acks
+        wait_for(lambda: (one.runtime.device.run(), acks.update(one.side.take_acks().by_job)) and acks)
+        assert acks[1] == Ack(1, 6)
+        assert one.runtime.read(FROM) != before, "the kernel has not run"
+        two.load(INTO)
+        assert two.loaded() == ({"r"}, set())
+        assert two.runtime.read(INTO) == one.runtime.read(FROM)
+
+
+def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the engine must not use the blocks again."""
+    doubted, settle = threading.Event(), Pages.settle
+
+    def noted(pages: Pages) -> None:
+        doubted.set()
+        settle(pages)
+
+    monkeypatch.setattr(Pages, "settle", noted)
+    with Served(tmp_path, device=FakeDevice(num_streams=NUM_STREAMS, seed=3)) as stalled:
+        with rank_at(stalled, call_s=0.3) as rank:
+            with runtime_at(stalled.target) as other:
+                stalled.let_finish(other.start(other.pages.put, other.namespace, CHAIN, FROM))
+            rank.load(INTO)
+            stalled.until(doubted.is_set)
+            assert stalled.thread.call(lambda: stalled.has_copies)
+            assert rank.side.take_loaded() == (set(), set())
+            over: list[tuple[set[str], set[str]]] = []
+            stalled.pump(lambda: bool((one := rank.side.take_loaded())[0] and not over.append(one)))
+            assert over == [({"r"}, {"r"})]
+            assert not stalled.has_copies
+            closing = rank.runtime.start(rank.side.close)
+            stalled.let_finish(closing)
+        stalled.assert_at_rest()
+
+
+def test_only_what_is_handed_over_is_marked(served: Served) -> None:
+    with rank_at(served) as rank:
+        rank.side.start_loads(StepPlan())
+        rank.side.start_saves(StepPlan())
+        assert rank.marked == []
+
+
+def test_a_layout_that_cannot_be_given_away_is_refused(served: Served) -> None:
+    with rank_at(served) as rank:
+        wrong = DevicePages([[t[:, :1] for t in rank.runtime.tensors]], rank.runtime.exporter, print)
+        with pytest.raises(InvalidRequest, match="axis H"):
+            wrong.check([IDENTITY])
