@@ -1,5 +1,6 @@
 """The chart: rendered, linted, checked against the schemas of Kubernetes and kvtier's own settings."""
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def test_lint_finds_nothing(path: Path) -> None:
     report = helm.lint(str(CHART), values_of(path), strict=True)
     assert report["errors"] == []
     assert [m["error"] for m in report["messages"] if m["severity"] > 1] == []
+
+
+def test_a_packaged_chart_has_its_schema_and_no_examples(tmp_path: Path) -> None:
+    helm = pytest.importorskip("helm_python", reason="make test-helm installs it")
+    helm.package(str(CHART), destination=str(tmp_path))
+    [archive] = tmp_path.glob("*.tgz")
+    with tarfile.open(archive) as packed:
+        names = packed.getnames()
+    assert {"kvtier/values.schema.json", "kvtier/files/live.yaml", "kvtier/files/alerts.yaml"} <= set(names)
+    assert [name for name in names if "/ci/" in name] == []
 
 
 @each_set

@@ -92,6 +92,14 @@ def started(node: Node) -> Container:
     return daemon
 
 
+def checked(node: Node, name: str, **said: str) -> Container:
+    """Return `helm test`'s container, with other words in its environment."""
+    container = dict(node.check["containers"][0])
+    said = {"CHECK_HOST": "127.0.0.1", **said}
+    container["env"] = [{**e, "value": said.get(e["name"], e["value"])} for e in container["env"]]
+    return node.container(container, node.check, name)
+
+
 def test_a_pod_from_its_folders_to_its_last_sealed_segment(node: Node) -> None:
     with started(node) as daemon:
         assert (node.probe("readinessProbe"), node.probe("livenessProbe")) == (200, 200)
@@ -100,12 +108,7 @@ def test_a_pod_from_its_folders_to_its_last_sealed_segment(node: Node) -> None:
         assert "CapEff:\t0000000000000000" in status
         assert "CapBnd:\t0000000000000000" in status
 
-        container = dict(node.check["containers"][0])
-        container["env"] = [
-            {**entry, "value": "127.0.0.1"} if entry["name"] == "CHECK_HOST" else entry
-            for entry in container["env"]
-        ]
-        with node.container(container, node.check, "check") as check:
+        with checked(node, "check") as check:
             assert "put and got 4 blocks" in check.run()
 
         inside = daemon.execute(["kvtier", "status", "--json"])
@@ -126,6 +129,24 @@ def test_a_pod_from_its_folders_to_its_last_sealed_segment(node: Node) -> None:
         assert daemon.wait() == 0, daemon.log.read_text()
     assert sorted(path.name for path in node.volumes["cold"].iterdir()) == ["cold"]
     assert node.volumes["socket"].stat().st_mode & 0o777 == 0o770, "others do not reach the socket"
+
+
+TENANTS = {**VALUES["policy"], "tenants": {"acme": {"uids": [10002]}}}  # 10002 is the check's user
+
+
+@pytest.mark.parametrize("node", [{"policy": TENANTS}], indirect=True)
+def test_tenants_are_known_by_their_user_and_others_are_nobody(node: Node) -> None:
+    with started(node):
+        with checked(node, "as-installed") as check:
+            assert "left out" in check.run()
+        node.check["securityContext"]["runAsGroup"] = 4000  # another pod, that was given no group
+        with checked(node, "acme", CHECK_PUT="yes") as acme:
+            assert "put and got 4 blocks" in acme.run()
+        node.check["securityContext"]["runAsUser"] = 4000
+        with checked(node, "nobody", CHECK_PUT="yes") as nobody:
+            nobody.start()
+            assert nobody.wait() != 0
+        assert "NOT_A" in nobody.log.read_text() or "tenant" in nobody.log.read_text()
 
 
 @pytest.mark.parametrize("node", [{"security": {"runAsUser": 2000, "runAsGroup": 3000}}], indirect=True)
