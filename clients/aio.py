@@ -6,6 +6,7 @@ Copies above a megabyte run in a thread, so that the loop goes on.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -275,6 +276,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Give everything back. Idempotent; a later call connects anew."""
+        with contextlib.suppress(KvtierError):
+            await self._drive(self.operations.leave())
         link, self._link = self._link, None
         if link is not None:
             await link.close()

@@ -232,6 +232,12 @@ class Operations:
         attachment: Attachment = yield Attach()
         yield from self.flush(attachment)
 
+    def leave(self) -> Operation[None]:
+        """Report touches before the connection ends, if there is one: the last gets of a short life count."""
+        attachment: Attachment | None = yield Attach(connect=False)
+        if attachment is not None:
+            yield from self.flush(attachment)
+
     def _register(
         self, attachment: Attachment, identity: NamespaceIdentity, prefill: PrefillSpeed | None
     ) -> Operation[Any]:

@@ -5,6 +5,7 @@ staging extent), except a get of one block that shared memory answers alone. Thr
 calls each make a Client of their own; it costs a socket and a staging extent.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -273,6 +274,8 @@ class Client:
     def close(self) -> None:
         """Give everything back. Idempotent; a later call connects anew."""
         with self._lock:
+            with contextlib.suppress(KvtierError):
+                self._drive(self.operations.leave())
             link, self._link = self._link, None
             if link is not None:
                 link.close()
