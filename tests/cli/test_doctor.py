@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtier import __version__
-from kvtier.appliance.cli import checks, checks_places, facts, probes
+from kvtier.appliance.cli import checks, checks_gpu, checks_places, facts, probes
 from kvtier.appliance.cli.verdicts import Verdict
 from kvtier.appliance.settings import Settings
 from kvtier.tiers.gpu.topology import GpuPlace
@@ -139,14 +139,14 @@ HOST_CASES = {
     "slow clock": (checks.check_clock(replace(HOST, clock_source="hpet")), WARN, "clocksource=tsc"),
     "small /dev/shm": (checks.check_dev_shm(replace(HOST, shm_bytes=0)), OK, ""),
     "far from the gpu": (
-        checks.check_topology(FAR, settings(*CUDA)),
+        checks_gpu.check_topology(FAR, settings(*CUDA)),
         WARN,
         "tiers.dram.numa_nodes: [1]",
     ),
-    "near the gpu": (checks.check_topology(FAR, settings(*CUDA, "tiers.dram.numa_nodes=[1]")), OK, ""),
-    "half the lanes": (checks.check_topology(NARROW, settings(*CUDA)), WARN, "reseat"),
-    "no gpu on the bus": (checks.check_topology(facts.Gpu(), settings(*CUDA)), OK, ""),
-    "no gds": (checks.check_gds(facts.Gpu(), DIRECTORY, nvme(*CUDA)), OK, ""),
+    "near the gpu": (checks_gpu.check_topology(FAR, settings(*CUDA, "tiers.dram.numa_nodes=[1]")), OK, ""),
+    "half the lanes": (checks_gpu.check_topology(NARROW, settings(*CUDA)), WARN, "reseat"),
+    "no gpu on the bus": (checks_gpu.check_topology(facts.Gpu(), settings(*CUDA)), OK, ""),
+    "no gds": (checks_gpu.check_gds(facts.Gpu(), DIRECTORY, nvme(*CUDA)), OK, ""),
     "no gpu": (checks.check_gpu(facts.Gpu(), settings()), OK, ""),
     "no driver": (checks.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
     "no cupy": (checks.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu]"),

@@ -19,7 +19,7 @@ from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Geometry, Tier
 
 from . import rig as rigs
-from .rig import CLIENT, Rig, hashes
+from .rig import Rig, hashes
 
 LAYERS, BLOCKS, BATCH = 16, 10, 4  # three batches for each layer, the last one smaller
 DISK_BYTES_PER_S, LINK_BYTES_PER_S = 7e9, 50e9
@@ -103,4 +103,3 @@ def test_the_first_layer_takes_a_fraction_of_the_last(geometry: Geometry) -> Non
     alone_s = BLOCKS * geometry.block_bytes / DISK_BYTES_PER_S
     assert times[-1] <= alone_s * 1.01, "the link is hidden behind the disk, but for the last layer"
     assert rig.planner.check_integrity() == []
-    assert CLIENT

@@ -6,9 +6,9 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core import promotions
-from kvtier.tiers.block import Tier
+from kvtier.tiers.block import Tier, Urgency
 
-from .rig import CLIENT, GEOMETRY, Rig, hashes
+from .rig import GEOMETRY, Rig, hashes
 
 
 def make_rig(hbm_blocks: int = 4, **options: Any) -> Rig:
@@ -49,7 +49,7 @@ def test_nobody_waits_for_it() -> None:
     call = rig.acquire(chain, on_device=True)
     assert rig.answer(call).last, "answered before a byte went up"
     assert {copy.target for copy in rig.copies} == {Tier.HBM}
-    assert all(copy.urgency > ev.Urgency.QUEUED for copy in rig.copies)
+    assert all(copy.urgency > Urgency.QUEUED for copy in rig.copies)
     rig.release(call)
     rig.settle()
     assert in_hbm(rig, chain) == [True, True]
@@ -149,4 +149,3 @@ def test_without_a_device_or_when_it_is_lost() -> None:
     for _ in range(3):
         deliver(rig, chain)
     assert not any(copy.target is Tier.HBM for copy in rig.started)
-    assert CLIENT

@@ -10,7 +10,8 @@ import pytest
 from kvtier.tiers.gpu import links
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault
 from kvtier.tiers.gpu.fake import FakeDevice
-from kvtier.tiers.gpu.gds import GdsFacts, Reader, Trial, compare, look, why_not
+from kvtier.tiers.gpu.fake_streams import FakeStream
+from kvtier.tiers.gpu.gds import GdsFacts, Reader, compare, look, why_not
 from kvtier.tiers.gpu.topology import GpuPlace, describe, gpus, place_of, with_nvlinks
 
 NEAR = GpuPlace("0000:17:00.0", 0, 32.0, 16, 16)
@@ -117,14 +118,13 @@ def test_a_slow_link_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound holds: one copy of each kind instead of four."""
     device = FakeDevice(is_live=True)
     lengths = []
-    stream_type = type(device.take_stream())
-    original = stream_type.copy
+    original = FakeStream.copy
 
     def copy(self: Any, pieces: Any) -> None:
         lengths.append(int(pieces.lengths.sum()))
         original(self, pieces)
 
-    monkeypatch.setattr(stream_type, "copy", copy)
+    monkeypatch.setattr(FakeStream, "copy", copy)
     links.measure(device, 1 << 20, Clock(links.LIMIT_S))
     assert lengths == [4096, 4096, 1 << 20] * 2
     device.shut_down()
@@ -176,7 +176,7 @@ def test_the_direct_way_is_taken_only_when_it_is_clearly_quicker(
         return way
 
     trial = compare(takes(direct_s), takes(bounce_s), lambda: True, clock=clock)
-    assert trial == Trial(pytest.approx(direct_s), pytest.approx(bounce_s))
+    assert tuple(trial) == pytest.approx((direct_s, bounce_s))
     assert trial.is_quicker is is_quicker
     with pytest.raises(DeviceError, match="other bytes"):
         compare(takes(1), takes(2), lambda: False, clock=clock)

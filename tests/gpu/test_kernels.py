@@ -1,0 +1,111 @@
+"""The kernels on a real GPU, against the same work on the host. Skipped, with the reason, elsewhere.
+
+`compute-sanitizer python -m pytest tests/gpu/test_kernels.py` is how they are checked for stray accesses."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvtier.tiers.codecs.base import Shape
+from kvtier.tiers.codecs.exponents import Exponents
+from kvtier.tiers.gpu import device_codec, kernels
+from kvtier.tiers.gpu.cuda import CudaDevice
+from kvtier.tiers.gpu.device import Device, DeviceError, Pieces, Stream
+from kvtier.tiers.gpu.device_codec import DeviceExponents, Record
+from kvtier.tiers.gpu.kernels import PieceKernel
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [Shape(1, 2, 16, 8, 128, "bfloat16"), Shape(3, 2, 16, 2, 72, "bfloat16")]
+COUNT = 64
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    """The first GPU."""
+    try:
+        opened = CudaDevice(0)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    yield opened
+    opened.shut_down()
+
+
+def finish(device: Device, stream: Stream) -> None:
+    """Wait until a stream has done what it was given."""
+    event = stream.record()
+    deadline_at = time.monotonic() + WAIT_S
+    while not event.is_done():
+        assert time.monotonic() < deadline_at, "the device does not answer"
+        time.sleep(1e-4)
+    device.recycle(event)
+
+
+def values_of(shape: Shape, seed: int) -> bytes:
+    """Ordinary KV, with a hundredth of it far outside the window."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 1, shape.num_values) * np.where(rng.random(shape.num_values) < 0.01, 1e-9, 1.0)
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_codec_is_bit_identical_both_ways(device: Device, shape: Shape) -> None:
+    launch = device_codec.load(device)
+    assert launch is not None, "the kernels must compile where there is a GPU"
+    codec, on_host = DeviceExponents(device, launch), Exponents()
+    stream = device.take_stream()
+    assert stream is not None
+    stored_bytes = -(-on_host.stored_bound(shape) // 512) * 512
+    stored = np.zeros((COUNT, stored_bytes), np.uint8)  # what the host encodes
+    raw = np.zeros((COUNT, shape.raw_bytes), np.uint8)  # what the device decodes
+    back = np.zeros_like(stored)  # what the device encodes again
+    payloads = [values_of(shape, seed) for seed in range(COUNT)]
+    lengths = [on_host.encode(shape, memoryview(p), stored[i].data) for i, p in enumerate(payloads)]
+    places = [device.register_host(array.data.cast("B"), is_read_only=False) for array in (stored, raw, back)]
+    first, again = (
+        [
+            Record(place + i * stored_bytes, stored_bytes, places[1] + i * shape.raw_bytes)
+            for i in range(COUNT)
+        ]
+        for place in (places[0], places[2])
+    )
+    for records, run in ((first, codec.decode), (again, codec.encode)):
+        ticket = run(stream, shape, records)
+        assert ticket is not None
+        finish(device, stream)
+        status, written = ticket.results()
+        assert not status.any()
+    assert [row.tobytes() for row in raw] == payloads
+    assert written.tolist() == lengths
+    assert all((back[i, :n] == stored[i, :n]).all() for i, n in enumerate(lengths))
+    codec.close()
+    for place in places:
+        device.unregister_host(place)
+    device.give_stream(stream)
+
+
+@pytest.mark.parametrize("length", [16, 20, 333, 4096])
+def test_pieces_by_the_kernel(device: Device, length: int) -> None:
+    launch = kernels.load(device)
+    assert launch is not None
+    rng = np.random.default_rng(length)
+    source = np.frombuffer(bytearray(rng.bytes(COUNT * 2 * length)), np.uint8)
+    target = np.zeros(COUNT * length, np.uint8)
+    addresses = [device.register_host(array.data, is_read_only=False) for array in (source, target)]
+    offsets = np.arange(COUNT, dtype=np.uint64) * np.uint64(length)
+    shuffled = np.uint64(addresses[1]) + rng.permutation(offsets)
+    kernel = PieceKernel(device, launch)
+    stream = device.take_stream()
+    assert stream is not None
+    sources = np.uint64(addresses[0]) + np.uint64(2) * offsets
+    kernel.copy(stream, Pieces(sources, shuffled, np.full(COUNT, length)))
+    finish(device, stream)
+    for begin, end in zip(2 * offsets, shuffled - np.uint64(addresses[1]), strict=True):
+        assert (target[int(end) : int(end) + length] == source[int(begin) : int(begin) + length]).all()
+    kernel.close()
+    for address in addresses:
+        device.unregister_host(address)
+    device.give_stream(stream)
