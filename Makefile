@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm check bench proto sim docs clean
+.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm test-web pictures check bench proto sim docs clean
 
 # Debian's python3 has no ensurepip without python3-venv, so the pip outside installs the one inside.
 $(VENV)/.ready: requirements.txt pyproject.toml
@@ -93,6 +93,21 @@ $(HELM)/.ready: requirements.txt requirements-helm.txt pyproject.toml
 test-helm: $(HELM)/.ready
 	$(HELM)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/helm tests/deploy)
 
+# The page in a real browser: Debian's `chromium`, or the one that KVTIER_CHROMIUM names.
+WEB := .venv-web
+$(WEB)/.ready: requirements.txt requirements-web.txt pyproject.toml
+	$(PYTHON) -m venv --clear --without-pip $(WEB)
+	$(PYTHON) -m pip --python $(WEB)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==84.2.1
+	$(WEB)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt --requirement requirements-web.txt
+	$(WEB)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+test-web: $(WEB)/.ready
+	$(WEB)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/web tests/sight/test_page.py)
+
+pictures: $(WEB)/.ready
+	$(WEB)/bin/python -m tests.web.pictures docs/pictures
+
 check: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -114,4 +129,4 @@ sim: $(VENV)/.ready
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(WEB) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

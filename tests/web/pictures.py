@@ -1,0 +1,44 @@
+"""`python -m tests.web.pictures FOLDER`: photographs the page of a daemon under load, in light and in dark.
+
+The pictures of docs/pictures/ are made so (`make pictures`). Needs what the browser tests need.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from .conftest import Site, chromium
+
+WARM_UP_S = 90.0  # until nvme is full and the chart has something to say
+WIDTH = 1280
+PICTURES = {"page-light": ("light", 1290), "page-dark": ("dark", 760)}
+PATIENCE_MS = 240_000.0
+
+
+def main(folder: Path) -> None:
+    """Write the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kvtier-pictures-") as data, sync_playwright() as playwright:
+        site = Site(Path(data), names=(), pace=12.0)
+        site.start()
+        try:
+            time.sleep(WARM_UP_S)
+            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+            for name, (scheme, height) in PICTURES.items():
+                page = browser.new_page(
+                    viewport={"width": WIDTH, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+                )
+                page.goto(site.url)
+                page.wait_for_selector("body[data-link=live] #edges td", timeout=PATIENCE_MS)
+                page.screenshot(path=folder / f"{name}.png", timeout=PATIENCE_MS)
+                page.close()
+            browser.close()
+        finally:
+            site.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
