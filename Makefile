@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm test-web pictures check bench proto sim docs clean
+.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm test-web pictures check bench proto sim docs docs-site clean
 
 # Debian's python3 has no ensurepip without python3-venv, so the pip outside installs the one inside.
 $(VENV)/.ready: requirements.txt pyproject.toml
@@ -120,6 +120,17 @@ check: $(VENV)/.ready
 proto docs: $(VENV)/.ready
 	$(BIN)/python -m tests.generated --write
 
+# The documentation as a site, in out/site; nothing of it is fetched from elsewhere when it is read.
+DOCS := .venv-docs
+$(DOCS)/.ready: requirements-docs.txt
+	$(PYTHON) -m venv --clear --without-pip $(DOCS)
+	$(PYTHON) -m pip --python $(DOCS)/bin/python install --quiet --disable-pip-version-check pip==26.3
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-docs.txt
+	touch $@
+
+docs-site: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+
 bench: $(VENV)/.ready
 	$(BIN)/python -m bench $(ARGS)
 
@@ -129,4 +140,4 @@ sim: $(VENV)/.ready
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(WEB) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(VLLM) $(WEB) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ import grpc_tools
 from grpc_tools import protoc
 
 from helm.chart_files import chart_files
+from kvtier.appliance.cli.reference import cli_markdown
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
 from kvtier.appliance.rights import matrix_markdown
@@ -103,6 +104,11 @@ def api_reference() -> Iterator[tuple[Path, bytes]]:
     yield ROOT / "docs" / "api.md", "".join(parts).encode()
 
 
+def cli_reference() -> Iterator[tuple[Path, bytes]]:
+    """Yield docs/cli.md: the help of every command."""
+    yield ROOT / "docs" / "cli.md", cli_markdown().encode()
+
+
 def metrics_reference() -> Iterator[tuple[Path, bytes]]:
     """Yield docs/metrics.md, printed from the table that is exported."""
     text = f"""# Metrics
@@ -146,6 +152,7 @@ GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     state_diagram,
     api_reference,
     policy_reference,
+    cli_reference,
     metrics_reference,
     dashboards,
     security_matrix,

@@ -1,7 +1,8 @@
 """One call to a running daemon: where it is, how long to wait, and what a failure exits with.
 
 Nobody there, or nobody answering, is exit code 3 and names the target and how to start a daemon; a
-refusal is exit code 1 with the daemon's own sentence, which says the fix.
+refusal is exit code 1 with the daemon's own sentence, which says the fix; refused settings are 2, whoever
+refused them.
 """
 
 import os
@@ -16,7 +17,7 @@ from ...v1 import types_pb2
 from ...v1.addresses import check_address, default_target
 from ...v1.admin_pb2_grpc import AdminServiceStub
 from ...v1.channels import open_channel
-from . import EXIT_FAILED, EXIT_UNREACHABLE
+from . import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 
 DETAIL_KEY = "kvtier-error-bin"
 TIMEOUT_S = 5.0
@@ -27,6 +28,12 @@ class Failed(click.ClickException):
     """Ends the command with a sentence on stderr."""
 
     exit_code = EXIT_FAILED
+
+
+class Refused(Failed):
+    """The daemon refused settings."""
+
+    exit_code = EXIT_USAGE
 
 
 class Unreachable(Failed):
@@ -80,7 +87,8 @@ def failure(error: grpc.RpcError, address: str) -> Failed:
     """Return (not raise) the exit for a failed call."""
     detail = _detail(error)
     if detail is not None:
-        return Failed(f"{detail.reason}: {detail.message}")
+        kind = Refused if detail.reason == "BAD_POLICY" else Failed
+        return kind(f"{detail.reason}: {detail.message}")
     code, text = error.code(), error.details()
     if code is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"no daemon at {address}; start one with `kvtier serve`, or name it with --target")

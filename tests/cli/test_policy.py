@@ -109,7 +109,7 @@ def test_apply_and_show_what_is_running(
     assert "in force is generation 3" in run("policy", "apply", target=target).stdout, "the daemon's own file"
     other.write_text(policy.read_text() + "leases: {ttl: soon}\n")
     result = run("policy", "apply", str(other), target=target)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"BAD_POLICY: {other}:" in result.stderr
     assert "the last policy was refused" in " ".join(run("status", target=target).stdout.split())
     assert "the last policy was refused" in run("policy", "show", "--running", target=target).stdout

@@ -85,7 +85,7 @@ def _hang_spills(shown: Shown) -> Callable[[], None]:
     hung = _Swallowing(real.copier)
 
     def swap(route: Route) -> None:
-        routes[edge] = route  # type: ignore[index]
+        routes[edge] = route
 
     shown.served.call(lambda: swap(Route(hung)))
 

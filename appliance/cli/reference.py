@@ -1,0 +1,34 @@
+"""docs/cli.md: every command as its --help has it, printed from click."""
+
+from collections.abc import Iterator
+
+import click
+
+from kvtier.appliance.cli.app import cli
+
+_INTRO = """# Commands
+
+Generated from `appliance/cli` by `make docs`. stdout is data, stderr is talk. Exit codes: 0 ok, 1 failed,
+2 usage or refused settings, 3 no daemon reachable; `kvtier serve` also 70 and 78. `KVTIER_TARGET` stands for
+`--target`. Completion: `eval "$(_KVTIER_COMPLETE=bash_source kvtier)"`, or `zsh_source`, `fish_source`.
+"""
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield (name, help) of the program and every command below it."""
+    yield from _below("kvtier", cli, None)
+
+
+def _below(name: str, command: click.Command, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    settings = {"terminal_width": 100, **cli.context_settings}
+    with click.Context(command, info_name=name, parent=parent, **settings) as context:
+        yield context.command_path, command.get_help(context)
+        if isinstance(command, click.Group):
+            for child in sorted(command.commands):
+                yield from _below(child, command.commands[child], context)
+
+
+def cli_markdown() -> str:
+    """Return the page."""
+    parts = [f"\n## {path}\n\n```\n{text}\n```\n" for path, text in commands()]
+    return _INTRO + "".join(parts)
