@@ -265,7 +265,7 @@ def test_another_transform_decoder_gives_the_same_bits(is_far: bool) -> None:
     stored = np.zeros(codec.stored_bound(shape), np.uint8)
     payload = values_like_kv(shape, seed=5)
     if is_far:
-        payload.view(np.uint16)[:24] += 8 << 7  # the first token's values are 2^8 times as large
+        payload.view(np.uint16)[:24] += 14 << 7  # the first token's: sums that float32 does not hold
     length = codec.encode(shape, payload.data, stored.data)
     assert (stored[8:12].any()) == is_far
     assert length < len(stored)
@@ -338,6 +338,32 @@ def test_damaged_bytes_never_break_anything(make: Callable[[Shape], Profiled]) -
     assert num_refused > 500
 
 
+def test_a_state_that_is_a_little_off_is_noticed() -> None:
+    shape = Shape(1, 1, 40, 1, 24, "bfloat16")
+    codec = transformed(shape)
+    stored = np.zeros(codec.stored_bound(shape), np.uint8)
+    codec.encode(shape, values_like_kv(shape, seed=5).data, stored.data)
+    target = memoryview(bytearray(shape.raw_bytes))
+    codec.decode(shape, stored.data, target)
+    for state in range(8):
+        bad = stored.copy()
+        bad[12 + 4 * state] ^= 1  # behind the segment's length and two counts
+        with pytest.raises(CodecError, match="come out even"):
+            codec.decode(shape, bad.data, target)
+
+
+@pytest.mark.parametrize("word", [0x7C00, 0xFC00, 0x7E00, 0xFE01])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_what_is_not_finite_in_float16(word: int, bits: int) -> None:
+    shape = Shape(1, 2, 16, 2, 64, "float16")
+    codec = profiled(shape, "int", bits)
+    for place in (1, shape.num_values - 1):  # a key, a value
+        payload = values_like_kv(shape, seed=1).view(np.uint16)
+        payload[place] = word
+        with pytest.raises(DoesNotFit):
+            codec.encode(shape, payload.view(np.uint8).data, memoryview(bytearray(codec.stored_bound(shape))))
+
+
 def test_memory_that_lies_askew_and_places_too_short() -> None:
     shape = SHAPES[0]
     codec = mixed(shape)
@@ -345,7 +371,7 @@ def test_memory_that_lies_askew_and_places_too_short() -> None:
     payload = values_like_kv(shape, seed=2)
     askew = np.empty(payload.size + 1, np.uint8)[1:]
     askew[:] = payload
-    stored, shifted = np.zeros(bound, np.uint8), np.zeros(bound + 1, np.uint8)[1:]
+    stored, shifted = np.zeros(bound, np.uint8), np.full(bound + 1, 0xA5, np.uint8)[1:]
     codec.encode(shape, payload.data, stored.data)
     codec.encode(shape, askew.data, shifted.data)
     np.testing.assert_array_equal(stored, shifted)

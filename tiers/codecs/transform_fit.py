@@ -62,7 +62,7 @@ def _classes(steps: NDArray[np.float64]) -> tuple[NDArray[np.uint8], NDArray[np.
     order = np.argsort(-deviations)
     spread = max(_CLASS_SPREAD, float(deviations.max() / deviations.min()) ** (1 / (_MAX_CLASSES - 1)))
     classes = np.zeros(len(order), np.uint8)
-    rows = []
+    rows: list[NDArray[np.uint16]] = []
     start = 0
     while start < len(order):
         inside = deviations[order] > deviations[order[start]] / spread
@@ -82,7 +82,7 @@ def _frequencies(steps: NDArray[np.float64]) -> NDArray[np.uint16]:
     frequencies = np.rint(share * (1 << PRECISION)).astype(np.int64)
     frequencies[0] = max(frequencies[0], 1)
     frequencies[int(frequencies.argmax())] += (1 << PRECISION) - int(frequencies.sum())
-    return frequencies.astype(np.uint16)
+    return np.asarray(frequencies, np.uint16)
 
 
 def _bits(steps: NDArray[np.float64], classes: NDArray[np.uint8], frequencies: NDArray[np.uint16]) -> float:
