@@ -14,11 +14,11 @@ import pytest
 from kvtier.appliance.replay.setups import Shape, single_tier
 from kvtier.appliance.replay.sweep import run_setup
 from kvtier.appliance.replay.traces import Trace
-from kvtier.policies.ages import EDGES_S, MIN_GAP_S, NUM_BINS, Clock
+from kvtier.policies.ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, Clock
 from kvtier.policies.duel import MARGIN, SLACK, Duel
 from kvtier.policies.forecast import Forecast
 from kvtier.policies.ghosts import Names
-from kvtier.policies.pool import NUM_READY, PORTION, Pool
+from kvtier.policies.pool import I32, NUM_READY, PORTION, Pool
 
 from .tree import name
 from .workloads import WORKLOADS, make
@@ -99,6 +99,21 @@ def test_a_forecast_that_finds_nothing_is_left_when_its_budget_is_spent_and_trie
     assert not duel.follows_forecast
 
 
+def test_a_forecast_that_was_left_is_tried_again_when_its_loss_is_half_the_margin() -> None:
+    """Nearer than the margin it would be sent away by the next few names: tried and left all the time."""
+    duel, num_blocks, num_names = Duel(), 2000, 100
+    num_asked = 0
+    while duel.follows_forecast:
+        duel.asked([], names_of(num_asked % num_names), num_blocks)
+        num_asked += 1
+    num_lost = num_asked - num_names  # the first time around LRU does not find them either
+    while not duel.follows_forecast:
+        duel.asked(names_of(num_asked % num_names), [], num_blocks)
+        num_asked += 1
+        assert num_asked < 10_000
+    assert num_asked == pytest.approx(num_lost / (MARGIN / 2), abs=2)
+
+
 def test_who_finds_more_than_lru_is_never_left() -> None:
     duel, rng = Duel(), Random(3)
     for number in range(5000):
@@ -168,6 +183,39 @@ def test_a_large_pool_meets_the_cheapest_within_one_round() -> None:
         found = pool.pop(now)
         assert found is not None
     assert len(pool) == num_rows - num_left - 40
+
+
+def test_a_large_pool_carries_the_cheap_ones_along_though_it_looks_elsewhere() -> None:
+    prices = np.arange(8 * PORTION, dtype=np.float64)  # all that are cheap are in the first portion
+    pool = Pool(lambda rows, now: prices[rows])
+    for row in range(len(prices)):
+        pool.add(row)
+    for step in range(7):
+        found = pool.pop(float(step))
+        assert found is not None
+        (price, _), following = found
+        assert price == step
+        assert following is not None
+        assert following[0] == step + 1
+
+
+def test_a_pool_that_gave_all_who_were_ready_looks_again_when_asked_and_not_before() -> None:
+    num_looks = 0
+
+    def price_all(rows: I32, now: float) -> F64:
+        nonlocal num_looks
+        num_looks += 1
+        return rows.astype(np.float64)
+
+    pool = Pool(price_all)
+    for row in range(NUM_READY + 1):
+        pool.add(row)
+    followers = [found[1] for found in (pool.pop(0.0) for _ in range(NUM_READY)) if found is not None]
+    assert [each is None for each in followers] == [False] * (NUM_READY - 1) + [True]
+    assert num_looks == 1
+    assert pool.pop(0.0) == ((float(NUM_READY), NUM_READY), None)
+    assert num_looks == 2
+    assert pool.pop(0.0) is None
 
 
 def test_names_forget_the_oldest_and_the_dead_are_bounded() -> None:

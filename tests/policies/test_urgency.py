@@ -289,6 +289,36 @@ def one_session() -> tuple[Forecast, int, int]:
     return forecast, rows[0], rows[1]
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_use_waits_for_its_put_though_others_make_room_for_it(is_lost: bool) -> None:
+    """What is used and what is put behind it are one visit; of blocks that are gone nothing is to wait."""
+    facts = Facts()
+    forecast = Forecast(facts)
+    talk, other = (facts.add(name(number), -1, 0.0) for number in (1, 2))
+    for session, row in enumerate((talk, other), 1):
+        forecast.stored([row], Use(0.0, session, 1, Urgency.PREFILL))
+    forecast.used([talk], Use(9.0, 1, 2, Urgency.QUEUED))
+    forecast.forgotten([talk if is_lost else other])
+    assert (forecast._pending is None) == is_lost
+    assert not forecast.check_integrity()
+    if not is_lost:
+        row = facts.add(name(3), talk, 9.0)
+        forecast.stored([row], Use(9.0, 1, 1, Urgency.PREFILL))
+        stretch = forecast._stretches.of_row
+        assert forecast._stretches.visit[stretch[row]] is forecast._stretches.visit[stretch[talk]]
+
+
+def test_an_announced_return_is_as_far_off_by_a_clock_that_is_ahead() -> None:
+    forecast, mine, _ = one_session()
+    for _ in range(400):  # 20 s by that clock, at one instant
+        forecast.used([mine], Use(1.0, 1, 1, Urgency.QUEUED))
+    forecast.session_changed(SessionChange(1.0, 1, Urgency.WAITING, back_at=31.0))
+    visit = forecast._visit
+    assert visit is not None
+    assert visit.said_at > 15.0
+    assert visit.back_at - visit.said_at == pytest.approx(30.0)
+
+
 def test_blocks_of_an_ended_session_are_worth_little() -> None:
     forecast, mine, other = one_session()
     forecast.session_changed(SessionChange(1.0, 1, Urgency.ENDED))
@@ -367,6 +397,18 @@ def test_the_price_of_a_ghost_that_returns_is_that_of_a_return() -> None:
     again, rows = arrive(forecast, facts, 50.0, names)
     assert forecast.price(rows[0], 50.0) == pytest.approx(again, rel=1e-5)
     assert again != pytest.approx(first, rel=1e-3)
+
+
+def test_a_block_without_a_past_has_one_price_alone_and_among_others() -> None:
+    """As after a restart: only its last use is known."""
+    facts = Facts()
+    forecast = opinionated(facts)
+    rows = [facts.add(name(number), -1, -float(3**number)) for number in range(9)]
+    for follows_age in (False, True):
+        forecast._appraiser.follows_age = follows_age
+        together = forecast.prices(np.array(rows, np.int32), 0.0)
+        assert together == pytest.approx([forecast.price(row, 0.0) for row in rows], rel=1e-5)
+        assert len(set(together.tolist())) > 4
 
 
 def test_a_declined_return_is_a_use_that_is_learned_from() -> None:
