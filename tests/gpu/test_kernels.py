@@ -58,7 +58,7 @@ def test_the_codec_is_bit_identical_both_ways(device: Device, shape: Shape) -> N
     codec, on_host = DeviceExponents(device, launch), Exponents()
     stream = device.take_stream()
     assert stream is not None
-    stored_bytes = -(-on_host.stored_bound(shape) // 512) * 512
+    stored_bytes = 2 * shape.raw_bytes  # room for any number of exceptions
     stored = np.zeros((COUNT, stored_bytes), np.uint8)  # what the host encodes
     raw = np.zeros((COUNT, shape.raw_bytes), np.uint8)  # what the device decodes
     back = np.zeros_like(stored)  # what the device encodes again
