@@ -14,7 +14,7 @@ from .conftest import Site, chromium
 
 WARM_UP_S = 90.0  # until nvme is full and the chart has something to say
 WIDTH = 1280
-PICTURES = {"page-light": ("light", 1290), "page-dark": ("dark", 760)}
+PICTURES = {"page-light": ("light", 1222), "page-dark": ("dark", 728)}
 PATIENCE_MS = 240_000.0
 
 
