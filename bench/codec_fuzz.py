@@ -75,7 +75,11 @@ def fuzz(name: str, codec: Codec, num_records: int, seed: int) -> Counter[str]:
     """Decode damaged records of one codec; return what happened how often. Raises AssertionError."""
     payload = values_like_kv(SHAPE, seed=5)
     good = np.zeros(SHAPE.raw_bytes, np.uint8)
-    length = codec.encode(SHAPE, payload.data, good.data)
+    try:
+        length = codec.encode(SHAPE, payload.data, good.data)
+    except DoesNotFit:  # lz4 gains nothing on values like KV
+        payload = np.resize(payload[:512], payload.size)
+        length = codec.encode(SHAPE, payload.data, good.data)
     good = good[: max(length, codec.stored_bound(SHAPE))]
     cliff = Cliff(good.size)
     target = np.full(SHAPE.raw_bytes + GUARD, 0x5A, np.uint8)
@@ -116,11 +120,7 @@ def main() -> None:
     each = -(-options.records // len(codecs))
     for name, make in codecs.items():
         began_at = time.perf_counter()
-        try:
-            found = fuzz(name, make(), each, options.seed)
-        except DoesNotFit:
-            print(f"{name:22} values like KV do not fit; nothing to damage")
-            continue
+        found = fuzz(name, make(), each, options.seed)
         seconds = time.perf_counter() - began_at
         print(f"{name:22} {each} records, {dict(found)}, {seconds:.0f} s", flush=True)
 
