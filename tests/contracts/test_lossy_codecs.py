@@ -91,7 +91,8 @@ def floats_of(payload: NDArray[np.uint8], shape: Shape) -> NDArray[np.float64]:
 def payload_of(values: NDArray[Any], shape: Shape) -> NDArray[np.uint8]:
     """Return values in the shape's dtype, bfloat16 cut off."""
     if shape.dtype == "float16":
-        return np.clip(values, -65504, 65504).astype(np.float16).reshape(-1).view(np.uint8)
+        halves: NDArray[np.float16] = np.clip(values, -65504, 65504).astype(np.float16)
+        return halves.reshape(-1).view(np.uint8)
     words: NDArray[np.uint16] = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return words.reshape(-1).view(np.uint8)
 
