@@ -41,11 +41,12 @@ class Rank:
     """A worker whose paged cache lies on a fake GPU. Its steps compute nothing, or fill all pages with what
     `kernel` seeds when the device goes on."""
 
-    def __init__(self, served: Served, kernel: int = 0, call_s: float = 10.0) -> None:
+    def __init__(self, served: Served, kernel: int = 0, call_s: float = WAIT_S) -> None:
         self.runtime = Runtime(served.target, is_live=not kernel)  # its tensors are the cache
         stream = self.runtime.device.take_stream()
         assert stream is not None
         self.marked: list[Any] = []
+        self.over: tuple[set[str], set[str]] = (set(), set())  # loads, and those of them that failed
 
         def mark(event: Any) -> None:
             self.marked.append(event)
@@ -57,7 +58,7 @@ class Rank:
         self.counters = Counters()
         options = Options(target=served.target, load_timeout_s=call_s, save_timeout_s=call_s)
         views = [LayerView(t.ctypes.data, t.shape, t.strides, t.itemsize) for t in self.runtime.tensors]
-        timeout = Timeout(call_s=call_s, connect_s=1.0, grace_s=0.1)
+        timeout = Timeout(call_s=WAIT_S, connect_s=WAIT_S, grace_s=0.1)
         self.pages = DevicePages([self.runtime.tensors], self.runtime.exporter, mark)
         self.pages.check([IDENTITY])
         self.side = WorkerSide(
@@ -82,9 +83,12 @@ class Rank:
         self.side.start_loads(StepPlan(loads=[Load("r", "s", parts=[part])]))
 
     def loaded(self) -> tuple[set[str], set[str]]:
-        over: list[tuple[set[str], set[str]]] = []
-        wait_for(lambda: (one := self.side.take_loaded())[0] and (over.append(one) or True))
-        return over[0]
+        wait_for(self.has_loaded)
+        return self.over
+
+    def has_loaded(self) -> bool:
+        self.over = self.side.take_loaded()
+        return bool(self.over[0])
 
     def close(self) -> None:
         self.side.close()
@@ -164,16 +168,15 @@ def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
 
     monkeypatch.setattr(Pages, "settle", noted)
     with Served(tmp_path, device=FakeDevice(num_streams=NUM_STREAMS, seed=3)) as stalled:
-        with rank_at(stalled, call_s=0.3) as rank:
+        with rank_at(stalled, call_s=1.0) as rank:
             with runtime_at(stalled.target) as other:
                 stalled.let_finish(other.start(other.pages.put, other.namespace, CHAIN, FROM))
             rank.load(INTO)
             stalled.until(doubted.is_set)
             assert stalled.thread.call(lambda: stalled.has_copies)
             assert rank.side.take_loaded() == (set(), set())
-            over: list[tuple[set[str], set[str]]] = []
-            stalled.pump(lambda: bool((one := rank.side.take_loaded())[0] and not over.append(one)))
-            assert over == [({"r"}, {"r"})]
+            stalled.pump(rank.has_loaded)
+            assert rank.over == ({"r"}, {"r"})
             assert not stalled.has_copies
             closing = rank.runtime.start(rank.side.close)
             stalled.let_finish(closing)
