@@ -1,6 +1,7 @@
 """Readiness tells the truth: each thing that must go on is stopped in turn, in a running daemon."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -77,30 +78,29 @@ class _Swallowing:
         self._swallowed.clear()
 
 
-def _hang_spills(shown: Shown) -> Callable[[], None]:
-    """Let the device swallow what is spilled; return what ends that."""
-    routes = shown.daemon.appliance.mover._routes
+@contextlib.contextmanager
+def _hung_spills(shown: Shown) -> Iterator[Callable[[], None]]:
+    """Let the device swallow what is spilled; yields what ends that, which leaving does, too."""
+    routes: Any = shown.daemon.appliance.mover._routes
     edge = Edge(Tier.DRAM, Tier.NVME)
     real = routes[edge]
     hung = _Swallowing(real.copier)
-
-    def swap(route: Route) -> None:
-        routes[edge] = route
-
-    shown.served.call(lambda: swap(Route(hung)))
+    shown.served.call(lambda: routes.update({edge: Route(hung)}))
 
     def end() -> None:
-        swap(real)
+        routes[edge] = real
         hung.answer()
 
-    return end
+    try:
+        yield lambda: shown.served.call(end)
+    finally:
+        shown.served.call(end)
 
 
 def test_a_device_that_swallows_copies_makes_the_daemon_not_ready_until_it_answers(start: Start) -> None:
     shown = start()
-    end = _hang_spills(shown)
     data = np.ones(CHAIN_BLOCKS * GEOMETRY.block_bytes, np.uint8)
-    with Client(shown.target) as client:
+    with _hung_spills(shown) as end, Client(shown.target) as client:
         ns = client.register(IDENTITY)
         assert client.put(ns, names("a"), data)
         assert client.put(ns, names("b")[:6], data[: 6 * GEOMETRY.block_bytes])  # above the watermark
@@ -113,7 +113,7 @@ def test_a_device_that_swallows_copies_makes_the_daemon_not_ready_until_it_answe
         assert _grpc_health(shown, "kvtier.v1.KVCacheService") == NOT_SERVING
         assert _grpc_health(shown, "kvtier.v1.AdminService") == SERVING  # people can still ask
         assert _grpc_health(shown, "") == SERVING
-        shown.served.call(end)
+        end()
         shown.served.wait(shown.daemon.appliance.settled())
         _look(shown, COPY_PATIENCE_S)
         assert shown.request("GET", "/readyz") == (200, "serving\n")
