@@ -58,6 +58,8 @@ class AcquireJob:
         self._ready: list[ReadyFragment] = []  # not reported yet
         self._all_ready: list[ReadyFragment] = []
         self._has_replied = False
+        self._promised_bytes = 0  # of what the client will hold when all has arrived
+        self._promise()
         for row in rows:
             residency.keep(row)
 
@@ -153,6 +155,7 @@ class AcquireJob:
         self._leases.hold(self.lease, fragment, tier)
         place, length = catalog.place[tier][fragment], catalog.length_of(fragment)
         self._ready.append(ReadyFragment(block, group, tier, place, length))
+        self._set_promised(self._promised_bytes - length)
 
     def _arrived(self, fragment: int, cause: Cause | None) -> None:
         where = self._pending.pop(fragment, None)
@@ -181,6 +184,21 @@ class AcquireJob:
             held = self.lease.held
             self.lease.held = [pair for pair in held if pair not in gone]
             self._leases.let_go(self.lease, [pair for pair in held if pair in gone])
+        self._promise()
+
+    def _promise(self) -> None:
+        """Count what this request may still bring, so that others' are not granted the same room."""
+        if self.is_done:
+            return
+        catalog = self._residency.catalog
+        num_blocks = max(0, self._limit - self.request.first_block)
+        block_bytes = catalog.block_bytes(self._rows[0]) if self._rows else 0
+        ready = (r for found in (self._all_ready, self._ready) for r in found if r.block < self._limit)
+        self._set_promised(num_blocks * block_bytes - sum(r.length for r in ready))
+
+    def _set_promised(self, num_bytes: int) -> None:
+        self.lease.client.promised_bytes += num_bytes - self._promised_bytes
+        self._promised_bytes = num_bytes
 
     def _start_loads(self) -> None:
         self._loads.start(self._urgency, self.request.deadline_at)
@@ -194,6 +212,7 @@ class AcquireJob:
     def _finish(self) -> None:
         if not self.is_done:
             self.is_done = True
+            self._set_promised(0)
             for row in reversed(self._rows):
                 self._residency.unkeep(row)
             if self._limit <= self.request.first_block and not self._all_ready:

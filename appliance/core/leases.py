@@ -27,6 +27,7 @@ class Client:
     silent_at: float  # when it counts as gone unless it says something; inf for connected clients
     leases: dict[int, "Lease"] = field(default_factory=dict)
     held_bytes: int = 0
+    promised_bytes: int = 0  # of acquires under way: held when they arrive
 
 
 @dataclass(slots=True)

@@ -61,7 +61,8 @@ class Quotas:
         quota = self._options.quotas.get(tenant)
         if quota is None or quota.pinned_bytes is None:
             return None
-        held = sum(one.held_bytes for one in leases.clients.values() if tenant_of(one.domain) == tenant)
+        mine = [one for one in leases.clients.values() if tenant_of(one.domain) == tenant]
+        held = sum(one.held_bytes + one.promised_bytes for one in mine)
         return max(0, quota.pinned_bytes - held - pins.bytes_of_tenant.get(tenant, 0))
 
     def check_integrity(self) -> list[str]:

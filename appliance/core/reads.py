@@ -155,7 +155,8 @@ class Reads:
         """Return how many blocks of the prefix the client's quota of held bytes allows."""
         rooms = self._residency.rooms
         capacity = sum(rooms[tier].statistics().capacity_bytes for tier in readable)
-        quota = int(self._desk.options.max_pinned_fraction * capacity) - client.held_bytes
+        quota = int(self._desk.options.max_pinned_fraction * capacity)
+        quota -= client.held_bytes + client.promised_bytes
         of_tenant = self._desk.quotas.pinnable_bytes(client, self._leases, self._pins)
         if of_tenant is not None and of_tenant < quota:
             quota = of_tenant

@@ -206,3 +206,22 @@ def test_a_gpus_memory_is_read_on_the_gpu_only() -> None:
     assert not rig.answers[call][-1].ready
     rig.settle()
     assert {ready.tier for result in rig.answers[call] for ready in result.ready} == {Tier.DRAM}
+
+
+def test_what_is_on_its_way_counts_as_held() -> None:
+    """Two requests, each within the share of its client, are not granted more than that together."""
+    rig = Rig(dram_blocks=4, max_pinned_fraction=0.5)
+    chains = [hashes("a", 2), hashes("b", 2)]
+    for chain in chains:
+        rig.put(chain)
+        rig.cool(chain)
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    calls = [rig.acquire(chain) for chain in chains]
+    rig.settle()
+    assert [rig.answers[call][-1].num_blocks for call in calls] == [2, 0]
+    rig.release(calls[0])
+    client = rig.planner.leases.clients[1]
+    assert (client.held_bytes, client.promised_bytes) == (0, 0)
+    again = rig.acquire(chains[1])
+    rig.settle()
+    assert rig.answers[again][-1].num_blocks == 2
