@@ -4,6 +4,7 @@ import click
 
 from ... import __version__
 from .bench import bench
+from .calibrate import calibrate
 from .doctor import doctor
 from .drain import drain
 from .evict import evict
@@ -41,6 +42,7 @@ for command in (
     inspect,
     doctor,
     bench,
+    calibrate,
     evict,
     drain,
     story,

@@ -1,0 +1,1 @@
+"""Calibration: what is allocated, measured, kept and written."""
