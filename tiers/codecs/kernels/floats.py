@@ -107,6 +107,14 @@ def _half_of(value: Any) -> Any:
 
 
 @compiled
+def bfloat_of(value: Any) -> Any:
+    """Return the bfloat16 nearest to a finite float32, halves to even."""
+    bits = bits_of(value)
+    odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@compiled
 def widen(words: Any, is_half: Any, floats: Any) -> Any:
     """Fill `floats` (float32) with the values of `words` (float16 when `is_half`, else bfloat16)."""
     if is_half:
@@ -125,9 +133,7 @@ def narrow(floats: Any, is_half: Any, words: Any) -> Any:
             words[i] = _half_of(floats[i])
     else:
         for i in range(words.size):
-            bits = bits_of(floats[i])
-            odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
-            words[i] = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+            words[i] = bfloat_of(floats[i])
 
 
 @compiled

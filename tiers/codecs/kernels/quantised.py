@@ -18,6 +18,7 @@ import numpy as np
 
 from .compiling import compiled
 from .floats import (
+    bfloat_of,
     bits_of,
     float_of,
     float_of_half,
@@ -155,16 +156,27 @@ def _restore_channels(codes: Any, offsets: Any, steps: Any, values: Any) -> Any:
 def _restore_tile(
     codes: Any, by_channel: Any, is_half: Any, offsets: Any, steps: Any, words: Any, head: Any
 ) -> Any:
-    """Fill one head of `words`, uint16 [token, head, dim], from a tile's codes."""
+    """Fill one head of `words`, uint16 [token, head, dim], from a tile's codes. bfloat16 in one
+    pass: with a row of float32 in between it takes three times as long."""
     num_tokens, _, dim = words.shape
     values = np.empty(dim, np.float32)
     for token in range(num_tokens):
         mine = codes[token * dim : (token + 1) * dim]
+        row = words[token, head]
+        if not is_half and by_channel:
+            for d in range(dim):
+                row[d] = bfloat_of(offsets[d] + np.float32(mine[d]) * steps[d])
+            continue
+        if not is_half:
+            offset, step = offsets[token], steps[token]
+            for d in range(dim):
+                row[d] = bfloat_of(offset + np.float32(mine[d]) * step)
+            continue
         if by_channel:
             _restore_channels(mine, offsets, steps, values)
         else:
             _restore(mine, offsets[token], steps[token], values)
-        narrow(values, is_half, words[token, head])
+        narrow(values, is_half, row)
 
 
 @compiled
