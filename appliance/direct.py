@@ -42,7 +42,7 @@ from .service import Service
 
 log = logging.getLogger(__name__)
 
-MAX_REGISTRATIONS = 16
+MAX_REGISTRATIONS = 64  # a vLLM worker has three for each KV cache group; eight workers share a daemon
 MAX_EVENTS = 64  # that one runtime may open to us
 MAX_HANDLE_BYTES = 256
 MAX_EVENT_SETS = 16
