@@ -148,6 +148,10 @@ class AsyncPages:
         )
         return await self._client.run(make)
 
+    async def settle(self) -> None:
+        """See Pages.settle."""
+        await self._client.run(partial(self._state.register, self._state.namespace))
+
     async def unregister(self) -> None:
         """Let the daemon forget the pages; returns when nothing touches them. Idempotent."""
         await self._client.run(self._state.unregister, repeat=False)
