@@ -116,11 +116,11 @@ class Subject:
             attention_error=math.sqrt(squares[0] / squares[1]) if squares[1] else 0.0,
         )
 
-    @torch.inference_mode()
     def _read(self, tokens: Any) -> Words:
         """Read a past; return it as words, [layer, plane, row, token, head, dim]."""
         cache = DynamicCache(config=self._model.config)
-        self._model(input_ids=tokens.to(self._device), past_key_values=cache, use_cache=True)
+        with torch.inference_mode():
+            self._model(input_ids=tokens.to(self._device), past_key_values=cache, use_cache=True)
         layers = []
         for number, layer in enumerate(cache.layers):
             if type(layer) is not DynamicLayer or layer.keys.shape != layer.values.shape:
@@ -147,15 +147,15 @@ class Subject:
         numbers = torch.from_numpy(np.ascontiguousarray(words).view(np.int16)).view(TORCH_DTYPES[self.dtype])
         return numbers.to(self._device).float()
 
-    @torch.inference_mode()
     def _answer(self, rows: slice, states: Sequence[Sequence[Any]]) -> Any:
         """Return logarithms of the next token's probabilities, [row, asked, vocabulary], float32."""
         cache = DynamicCache(config=self._model.config)
         for layer, (keys, values) in enumerate(states):
             cache.update(keys, values, layer)
         suffix = self._suffixes[rows].to(self._device)
-        logits = self._model(input_ids=suffix, past_key_values=cache, use_cache=True).logits
-        return logits[:, :-1].float().log_softmax(-1)
+        with torch.inference_mode():
+            logits = self._model(input_ids=suffix, past_key_values=cache, use_cache=True).logits
+            return logits[:, :-1].float().log_softmax(-1)
 
 
 def _divergence(exact: Any, coded: Any) -> Any:
