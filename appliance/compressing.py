@@ -22,14 +22,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..tiers.block import NamespaceIdentity, Tier
 from ..tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape, shape_of
 from ..tiers.codecs.needs import Need
 from ..tiers.codecs.profiled import Profiled
 from ..tiers.codecs.records import RecordCodecs
 from ..tiers.codecs.registry import codec_named
+from ..tiers.codecs.trial import trial_payload
 from .appliance import Appliance
 from .core.encodings import Encoding
 from .core.events import CompressionChosen
@@ -173,7 +172,7 @@ def decode_speed(name: str, dtype: str) -> float:
     shape = Shape(*TRIAL_SHAPE, dtype)
     if not codec.accepts(shape):
         return 0.0
-    payload = _trial_payload(shape)
+    payload = trial_payload(shape)
     stored, target = bytearray(codec.stored_bound(shape)), bytearray(shape.raw_bytes)
     try:
         codec.encode(shape, payload, memoryview(stored))
@@ -187,17 +186,3 @@ def _seconds_to_decode(codec: Codec, shape: Shape, stored: bytearray, target: by
     began_at = time.perf_counter()
     codec.decode(shape, memoryview(stored), memoryview(target))
     return max(time.perf_counter() - began_at, 1e-9)
-
-
-def _trial_payload(shape: Shape) -> memoryview:
-    """Return bytes distributed as KV's are: normal values, in the type of `shape`."""
-    values = np.random.default_rng(0).standard_normal(shape.num_values).astype(np.float32)
-    match shape.dtype:
-        case "bfloat16":
-            return memoryview((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
-        case "float16":
-            return memoryview(values.astype(np.float16).tobytes())
-        case "float32":
-            return memoryview(values.tobytes())
-        case _:
-            return memoryview((values.view(np.uint32) >> 20).astype(np.uint8).tobytes())

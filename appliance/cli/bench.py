@@ -27,6 +27,7 @@ from ...clients.errors import Unavailable
 from ...clients.keys import prefix_hashes
 from ...clients.namespace import Geometry, Namespace, NamespaceIdentity
 from ..units import about_bytes, parse_bytes
+from .bench_codec import codec
 from .output import console, print_json, talk
 from .target import Failed, Unreachable, json_option, resolve, target_option
 
@@ -51,14 +52,17 @@ class Figure:
     memcpy_ratio: float  # bytes_per_s over memcpy's
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--sizes", default="64KiB,256KiB,1MiB,4MiB", show_default=True, help="Block sizes.")
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1, 1024), help="Blocks a call.")
 @click.option("--volume", default="256MiB", show_default=True, help="Bytes to store per block size.")
 @click.option("--seed", default=1, show_default=True, help="Order of the gets, and the blocks' contents.")
 @target_option
 @json_option
-def bench(sizes: str, batch: int, volume: str, seed: int, target: str | None, as_json: bool) -> None:
+@click.pass_context
+def bench(
+    context: click.Context, sizes: str, batch: int, volume: str, seed: int, target: str | None, as_json: bool
+) -> None:
     """Measure put, get and lookup of a running daemon, and memcpy on this host beside them.
 
     Stores blocks in a namespace of its own; on a full daemon that evicts others' coldest blocks.
@@ -68,6 +72,8 @@ def bench(sizes: str, batch: int, volume: str, seed: int, target: str | None, as
       kvtier bench
       kvtier bench --sizes 1MiB --batch 32 --json > before.json
     """
+    if context.invoked_subcommand is not None:
+        return
     try:
         wanted = [parse_bytes(size.strip()) for size in sizes.split(",")]
         volume_bytes = parse_bytes(volume)
@@ -222,3 +228,6 @@ def _table(figures: list[Figure], title: str) -> Table:
             f"{f.num_failed:,}" if f.num_failed else "–",
         )
     return table
+
+
+bench.add_command(codec)

@@ -66,7 +66,8 @@ def capture(model: Path, num_tokens: int, total_bytes: int) -> tuple[NDArray[np.
         layers = torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in past.layers])
         blocks = layers.to(torch.bfloat16).permute(0, 1, 3, 2, 4).unflatten(2, (-1, num_tokens))
         blocks = blocks.permute(2, 0, 1, 3, 4, 5).contiguous()  # block, layer, plane, token, head, dim
-        shape = Shape(*blocks.shape[1:], "bfloat16")
+        num_layers, num_planes, _, num_heads, head_dim = (int(size) for size in blocks.shape[1:])
+        shape = Shape(num_layers, num_planes, num_tokens, num_heads, head_dim, "bfloat16")
         fragments.append(blocks.view(torch.int16).numpy().view(np.uint16).reshape(len(blocks), -1))
         num_bytes += fragments[-1].nbytes
     assert shape is not None, "too little text"

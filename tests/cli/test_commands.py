@@ -238,3 +238,16 @@ def test_the_module_runs_and_a_missing_extra_names_the_pip_line(tmp_path: Path) 
     assert result.returncode == 1
     assert "pip install 'kvtier[server,cli]'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_bench_codec_needs_no_daemon() -> None:
+    result = run("bench", "codec", "--fragment", "64KiB", "--volume", "256KiB", "--json")
+    answer = json.loads(result.stdout)
+    assert answer["memcpy_bytes_per_s"] > 0
+    found = {one["codec"]: one for one in answer["codecs"]}
+    assert found["identity"]["ratio"] == 1
+    assert found["planes"]["ratio"] > found["exponents"]["ratio"] > 1.35
+    assert found["exponents"]["share_fitting"] == 1
+    text = run("bench", "codec", "--fragment", "64KiB", "--volume", "256KiB", "--dtype", "float16").stdout
+    assert "exponents" not in text
+    assert "planes" in text

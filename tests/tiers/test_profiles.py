@@ -100,7 +100,7 @@ def test_a_record_is_read_by_its_profile_and_without_it_a_miss(tmp_path: Path) -
 
     def label_at(position: int) -> FragmentLabel:
         name = hashlib.sha256(b"%d" % position).digest()
-        checksum = xxhash.xxh3_128_digest(payload)
+        checksum = xxhash.xxh3_128_digest(payload.data)
         return FragmentLabel(
             identity.digest, 1, name, b"", position, 0, payload.size, checksum, 5, stored.size
         )
@@ -116,7 +116,7 @@ def test_a_record_is_read_by_its_profile_and_without_it_a_miss(tmp_path: Path) -
         ]
         first, second = opened.store.write_batch(batch)
         assert first.cause is Cause.DOES_NOT_FIT  # a sink: stored as it is, the next time round
-        assert second == (None, xxhash.xxh3_128_digest(decoded))
+        assert second == (None, xxhash.xxh3_128_digest(decoded.data))
         place = batch[1][0]
         opened.room.settle(place)
         assert opened.get(place, label_at(1)) == decoded.tobytes()
