@@ -1,7 +1,7 @@
 """The profiles a daemon knows: the files of one directory, read at the start and with every reload.
 
 A file that is damaged keeps the daemon from starting, because a namespace that counts on it would be
-refused later and nobody would know why. In a reload it is left out and said in the log: what runs goes on.
+refused later and nobody would know why. In a reload the former set stays whole, and why is in the log.
 A profile that is taken away makes its records unreadable until it is back; they are misses meanwhile.
 """
 
