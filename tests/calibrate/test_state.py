@@ -6,7 +6,7 @@ import pytest
 
 from kvtier.appliance.calibrate.state import State, StateError
 
-RUN = {"model": "ab", "text": "cd", "rows": 8}
+RUN: dict[str, str | int | float] = {"model": "ab", "text": "cd", "rows": 8}
 
 
 def test_measurements_are_there_again(tmp_path: Path) -> None:
