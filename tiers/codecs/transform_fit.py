@@ -14,7 +14,7 @@ _MAX_SHIFT = 12
 _LIMIT = (1 << 24) - 1
 _CLASS_SPREAD = 1.25  # of deviations in one class, largest over smallest
 _MAX_CLASSES = 40
-_RESERVE = 1.05  # over the bits of the samples: fragments differ
+_RESERVE = 1.25  # over the bits of the samples: fragments differ, and one that does not fit is stored raw
 _ESCAPE_BITS = 32
 _HEAD_BITS = 8 * 48
 
