@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from bench.machine import describe
 from bench.table import render
+from kvtier import KvtierError
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity
 
 MIB = 1 << 20
@@ -86,7 +87,7 @@ def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: Exi
         try:
             client = stack.enter_context(Client(target))
             return Side(codec, client, client.register(IDENTITY), process)
-        except Exception:
+        except KvtierError:  # it is not up yet
             if time.monotonic() > deadline_at or process.poll() is not None:
                 raise
             time.sleep(0.1)

@@ -54,24 +54,21 @@ class Lz4:
 
 
 class Zstd:
-    """Implements Codec with one zstd frame of `level`, with a trained `dictionary` where there is one:
-    blocks of one model that are small share what a dictionary knows. It is part of a profile; records name
-    its number."""
+    """Implements Codec with one zstd frame of `level`."""
 
     codec_id = 4
     name = "zstd"
     exactness = EXACT
 
-    def __init__(self, level: int = 1, reserve: float = 0.85, dictionary: bytes = b"") -> None:
+    def __init__(self, level: int = 1, reserve: float = 0.85) -> None:
         assert -7 <= level <= 19
         assert 0 < reserve <= 1
         self._level = level
         self._reserve = reserve
-        self._dictionary = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
 
     def parameters(self) -> bytes:
-        """Return the dictionary's number, nothing without one."""
-        return self._dictionary.dict_id().to_bytes(4, "little") if self._dictionary else b""
+        """Nothing: the record describes itself."""
+        return b""
 
     def accepts(self, shape: Shape) -> bool:
         """Whether the payload is not too long for one frame."""
@@ -84,13 +81,13 @@ class Zstd:
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit."""
         del shape
-        compressor = zstandard.ZstdCompressor(level=self._level, dict_data=self._dictionary)
+        compressor = zstandard.ZstdCompressor(level=self._level)
         return _store(compressor.compress(payload), into)
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
         del shape
-        fill_from_frame(_stored(stored), into, self._dictionary)
+        fill_from_frame(_stored(stored), into)
 
 
 def _store(encoded: bytes, into: Buffer) -> int:
