@@ -17,6 +17,7 @@ Checked against cupy-cuda12x 14.2.0 (names and signatures). Never ran on a GPU.
 import importlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -168,7 +169,7 @@ class CudaDevice:
         self._free_events: list[CudaEvent] = []
         self._num_events_left = num_events
         self._allocations: set[int] = set()
-        self._opened: set[int] = set()
+        self._opened: Counter[int] = Counter()  # how often each is open: CUDA counts, and returns it again
         self._registered: dict[int, Any] = {}  # address -> view that keeps the buffer from being unmapped
         with self.calling() as runtime:
             pointers = [runtime.streamCreateWithFlags(runtime.streamNonBlocking) for _ in range(num_streams)]
@@ -213,7 +214,9 @@ class CudaDevice:
 
     def free(self, memory: DeviceMemory) -> None:
         """See Device.free."""
-        self._take_out(self._allocations, memory.address)
+        with self._lock:
+            self._check_held(memory.address, memory.address in self._allocations)
+            self._allocations.discard(memory.address)
         self._giving_back(self._runtime.free, memory.address)
 
     def register_host(self, buffer: Buffer, *, is_read_only: bool) -> int:
@@ -245,7 +248,7 @@ class CudaDevice:
             address = int(runtime.ipcOpenMemHandle(handle))
             shared_bytes = driver.allocation_bytes(address)
         with self._lock:
-            self._opened.add(address)
+            self._opened[address] += 1
         if num_bytes > shared_bytes:
             self.close(DeviceMemory(address, shared_bytes))
             raise DeviceError(DeviceFault.REFUSED, f"{num_bytes} bytes asked for, {shared_bytes} are shared")
@@ -253,13 +256,13 @@ class CudaDevice:
 
     def close(self, memory: DeviceMemory) -> None:
         """See Device.close."""
-        self._take_out(self._opened, memory.address)
+        with self._lock:
+            self._check_held(memory.address, self._opened[memory.address] > 0)
+            self._opened -= Counter({memory.address: 1})
         self._giving_back(self._runtime.ipcCloseMemHandle, memory.address)
 
-    def _take_out(self, addresses: set[int], address: int) -> None:
-        with self._lock:
-            assert address in addresses or self._is_shut_down, f"{address:#x} was given back twice"
-            addresses.discard(address)
+    def _check_held(self, address: int, is_held: bool) -> None:
+        assert is_held or self._is_shut_down, f"{address:#x} was given back twice"
 
     def _giving_back(self, call: Callable[[int], Any], pointer: int) -> None:
         """Give something back, which has no effect on a lost device."""
@@ -340,7 +343,7 @@ class CudaDevice:
             return
         for address in list(self._registered):
             self.unregister_host(address)
-        for opened in list(self._opened):
+        for opened in list(self._opened.elements()):
             self.close(DeviceMemory(opened, 0))
         for address in list(self._allocations):
             self.free(DeviceMemory(address, 0))

@@ -6,6 +6,7 @@ CUDA: the same suite on a GPU does (`pytest -m gpu`). Names and parameters are t
 
 import ctypes
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,6 +56,8 @@ class StubRuntime:
     def __init__(self, fake: FakeDevice) -> None:
         self.fake = fake
         self.things: dict[int, Any] = {}  # streams and events, by number
+        self.opened: dict[bytes, int] = {}  # handle -> address
+        self.num_opened: Counter[int] = Counter()  # by address
         self._numbers = itertools.count(1)
 
     def _add(self, thing: Any) -> int:
@@ -94,11 +97,17 @@ class StubRuntime:
             return self.fake.export(DeviceMemory(ptr, 0))
 
     def ipcOpenMemHandle(self, handle: bytes) -> int:  # noqa: N802
-        with translated():
-            return self.fake.open(handle, int.from_bytes(handle[24:32], "little")).address
+        if handle not in self.opened:  # as CUDA: the second time the same address, counted
+            with translated():
+                self.opened[handle] = self.fake.open(handle, int.from_bytes(handle[24:32], "little")).address
+        self.num_opened[self.opened[handle]] += 1
+        return self.opened[handle]
 
     def ipcCloseMemHandle(self, ptr: int) -> None:  # noqa: N802
-        self.fake.close(DeviceMemory(ptr, 0))
+        self.num_opened[ptr] -= 1
+        if self.num_opened[ptr] == 0:
+            self.opened = {handle: address for handle, address in self.opened.items() if address != ptr}
+            self.fake.close(DeviceMemory(ptr, 0))
 
     def streamCreateWithFlags(self, flags: int) -> int:  # noqa: N802
         assert flags == self.streamNonBlocking

@@ -10,6 +10,7 @@ import pytest
 
 from kvtier.tiers.gpu.cuda import fault_of, load_runtime
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault
+from kvtier.tiers.gpu.fake import FakeDevice
 from tests.contracts.devices import pieces
 from tests.tiers.gpu.stub_cuda import stubbed_cuda
 
@@ -83,3 +84,23 @@ def test_a_client_that_claims_more_than_it_shared() -> None:
         ours.open(ours.export(memory), SIZE + 1)
     assert caught.value.fault is DeviceFault.REFUSED
     ours.shut_down()
+
+
+def test_an_allocation_that_is_opened_twice_is_closed_twice() -> None:
+    """Two registrations of one runtime name the same allocation: CUDA counts, and so must we."""
+    ours, theirs = stubbed_cuda(), FakeDevice()
+    memory = theirs.allocate(SIZE)
+    handle = theirs.export(memory)
+    first, second = ours.open(handle, SIZE), ours.open(handle, SIZE)
+    assert first == second
+    ours.close(first)
+    stub: Any = ours._runtime
+    assert stub.num_opened[first.address] == 1, "the other one still uses it"
+    ours.close(second)
+    with pytest.raises(AssertionError, match="given back twice"):
+        ours.close(second)
+    third = ours.open(handle, SIZE)
+    ours.open(handle, SIZE)
+    ours.shut_down()  # closes what is left, as often as it was opened
+    assert stub.num_opened[third.address] == 0
+    theirs.shut_down()
