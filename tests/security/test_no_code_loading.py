@@ -45,7 +45,7 @@ ALLOWED = {
     ): "public names from a table, on first use",
     ("tiers/gpu/cuda.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
     ("tiers/gpu/kernels.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
-    ("tiers/gpu/device_codec.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
+    ("tiers/gpu/launching.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
     ("tiers/gpu/gds.py", "importlib.import_module"): "kvikio, by that very name, where it is installed",
     ("tiers/gpu/topology.py", "importlib.import_module"): "pynvml, by that very name, where it is installed",
     ("appliance/cli/bench_codec.py", "np.load"): "numbers only: allow_pickle is False",

@@ -11,26 +11,22 @@ asks the ticket for those words once an event behind it is done, and publishes n
 device is a fixed number of slabs, made at start; while all are in use the answer is None, and the caller
 decodes on the host, which is always possible.
 
-What is not done here: the checksum of the raw payload is not computed on the device. Records carry one of
-their encoded bytes, too, which the reader of the record compares on the host; decoding those bytes is a pure
-function. Never ran on a GPU.
+That what came out is what was put, is device_digest.py's to say. Never ran on a GPU.
 """
 
-import importlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codecs.base import Shape
 from ..codecs.exponents import Exponents, Layout
+from . import launching
 from .device import Device, DeviceError, DeviceMemory, Pieces, Stream
-from .exponent_kernels import MAX_BLOCKS, NAMES, SOURCE, THREADS
-
-log = logging.getLogger(__name__)
+from .exponent_kernels import NAMES, SOURCE
+from .launching import Launch
 
 NUM_SLABS = 4
 MAX_FRAGMENTS = 256  # of one call
@@ -46,14 +42,6 @@ class Record(NamedTuple):
     stored: int
     num_bytes: int
     raw: int
-
-
-class Launch(Protocol):
-    """Starts a kernel of exponent_kernels.SOURCE."""
-
-    def __call__(self, stream: Stream, name: str, num_threads: int, arguments: Sequence[Any]) -> None:
-        """Enqueue one launch; `arguments` are numpy integers as wide as the kernel's. Raises DeviceError."""
-        ...
 
 
 class Ticket:
@@ -229,23 +217,5 @@ class DeviceExponents:
 
 
 def load(device: Device) -> Launch | None:
-    """Return what launches the kernels on `device`; None where that is not possible, with the reason in the
-    log. Compiles them. Never ran on a GPU."""
-    calling = getattr(device, "calling", None)
-    if calling is None:  # not CUDA
-        return None
-    try:
-        cupy: Any = importlib.import_module("cupy")
-        with calling():
-            module = cupy.RawModule(code=SOURCE)
-            kernels = {name: module.get_function(name) for name in NAMES}
-    except (ImportError, DeviceError, RuntimeError, OSError) as problem:
-        log.warning("fragments are decoded on the host: %s", problem)
-        return None
-
-    def launch(stream: Any, name: str, num_threads: int, arguments: Sequence[Any]) -> None:
-        num_blocks = min(MAX_BLOCKS, -(-num_threads // THREADS))
-        with calling(), cupy.cuda.ExternalStream(stream.pointer):
-            kernels[name]((num_blocks,), (THREADS,), tuple(arguments))
-
-    return launch
+    """Return what launches the kernels on `device`; None where that is not possible. Compiles them."""
+    return launching.load(device, SOURCE, NAMES)

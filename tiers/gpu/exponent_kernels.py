@@ -260,5 +260,3 @@ NAMES = tuple(
     f"kvtier_exponents_{step}"
     for step in ("count", "tail", "find", "decode", "sample", "top", "pack", "place", "list")
 )
-THREADS = 256  # of a block: four blocks of values at a time
-MAX_BLOCKS = 1024  # the kernels stride over what is more

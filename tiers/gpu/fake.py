@@ -13,7 +13,7 @@ every race that matters).
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -26,6 +26,7 @@ from .device import DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Strea
 from .fake_memory import FakeMemory, move
 from .fake_order import Clock, OrderAudit
 from .fake_streams import DONE, RECORDED, Calling, Copying, FakeEvent, FakeStream, Recording, Waiting
+from .launching import Launch
 
 POLL_S = 0.001  # how often a live device looks at events of other processes
 SHUT_DOWN_S = 5.0  # how long it waits for them when it ends
@@ -47,7 +48,7 @@ class FakeDevice:
 
     `capacity_bytes` bounds allocations, `max_registered_bytes` host memory, `num_streams` and `num_events`
     the pools. The same `seed` and the same calls give the same schedule (not when live: threads have their
-    own mind).
+    own mind). `compiler` makes launches of kernels' source; without it there are no kernels.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class FakeDevice:
         num_events: int = 64,
         seed: int = 0,
         is_live: bool = False,
+        compiler: Callable[[str, Sequence[str]], Launch] | None = None,
     ) -> None:
         self.index = index
+        self.compiler = compiler
         self.name = "fake"
         self.uuid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"kvtier fake device {index}"))
         self.memory = FakeMemory(capacity_bytes, max_registered_bytes)

@@ -6,7 +6,9 @@ ours are. It proves nothing about a GPU's memory model or speed."""
 import ctypes
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,18 @@ import pytest
 # what the kernel takes.
 _HOST = """
 #include <cstddef>
+#include <cstring>
 #include <utility>
 struct Index { unsigned x; };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 #define __global__
 #define __device__
+static inline float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+static inline unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &value, 4); return bits; }
 static inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
+static inline unsigned long long __umul64hi(unsigned long long left, unsigned long long right)
+{ return (unsigned long long)((unsigned __int128)left * right >> 64); }
 static inline unsigned atomicAdd(unsigned* at, unsigned by) { unsigned old = *at; *at += by; return old; }
 %(source)s
 template <class... Arguments, std::size_t... I>
@@ -78,3 +85,14 @@ class HostKernels:
         assert num_threads > 0
         self.launched.append(name)
         stream.call(lambda: self.run(name, arguments))
+
+
+@cache
+def _of_source(source: str, names: tuple[str, ...]) -> HostKernels:
+    with tempfile.TemporaryDirectory(prefix="kvtier-kernels-") as folder:
+        return HostKernels(source, names, Path(folder))  # the library stays mapped when its file is gone
+
+
+def on_host(source: str, names: Sequence[str]) -> HostKernels:
+    """Return the kernels of a source, compiled once a process: a FakeDevice's `compiler`."""
+    return _of_source(source, tuple(names))

@@ -1,0 +1,127 @@
+"""The device's checksum: its own source run on the host, bit for bit what xxhash takes of the same bytes."""
+
+import numpy as np
+import pytest
+import xxhash
+
+from kvtier.tiers.gpu.device import DeviceMemory
+from kvtier.tiers.gpu.device_digest import NUM_SLABS, DeviceDigest, load_digest
+from kvtier.tiers.gpu.digest_kernels import MIN_BYTES, NAMES, SOURCE
+from kvtier.tiers.gpu.fake import FakeDevice
+
+from .host_kernels import on_host
+from .nvrtc import compiled
+
+#: Around the borders of a stripe, of a block, and of what is hashed like this at all.
+LENGTHS = [248, 256, 264, 1016, 1024, 1032, 1088, 2040, 2048, 2056, 9000, 65536, 65544, (1 << 20) + 24]
+
+
+class Bench:
+    """A fake device that hashes."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.device = FakeDevice(seed=seed, compiler=on_host)
+        digest = load_digest(self.device)
+        assert digest is not None
+        self.digest: DeviceDigest = digest
+        stream = self.device.take_stream()
+        assert stream is not None
+        self.stream = stream
+        self.memory: list[DeviceMemory] = []
+
+    def place(self, payload: bytes) -> int:
+        memory = self.device.allocate(len(payload))
+        self.memory.append(memory)
+        self.device.poke(memory.address, payload)
+        return memory.address
+
+    def finish(self) -> None:
+        """Let the device's time pass, and learn of it."""
+        event = self.stream.record()
+        self.device.run()
+        assert event.is_done()
+        self.device.recycle(event)
+
+    def close(self) -> None:
+        self.digest.close()
+        self.device.give_stream(self.stream)
+        for memory in self.memory:
+            self.device.free(memory)
+        self.device.shut_down()
+        assert self.device.check_integrity() == self.device.left_behind == []
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_same_as_on_the_host(length: int) -> None:
+    bench = Bench(seed=length)
+    payloads = [np.random.default_rng(length + i).bytes(length) for i in range(3)]
+    ticket = bench.digest.digest(bench.stream, [bench.place(payload) for payload in payloads], length)
+    bench.finish()
+    assert ticket is not None
+    digests = ticket.results()
+    assert digests == [xxhash.xxh3_128_digest(payload) for payload in payloads]
+    assert [int.from_bytes(d[8:], "big") for d in digests] == [xxhash.xxh3_64_intdigest(p) for p in payloads]
+    bench.close()
+
+
+def test_every_bit_counts() -> None:
+    """One flipped bit anywhere in a fragment is another digest: no part of it is left out."""
+    bench, length = Bench(), 3 * 1024 + 136
+    payload = np.random.default_rng(1).bytes(length)
+    places = [bench.place(payload)]
+    for at in range(0, length, 8):
+        damaged = bytearray(payload)
+        damaged[at + at // 8 % 8] ^= 1 << at // 64 % 8
+        places.append(bench.place(bytes(damaged)))
+    digests: list[bytes] = []
+    for first in range(0, len(places), 200):
+        ticket = bench.digest.digest(bench.stream, places[first : first + 200], length)
+        bench.finish()
+        assert ticket is not None
+        digests += ticket.results()
+    assert digests[0] == xxhash.xxh3_128_digest(payload)
+    assert len(set(digests)) == len(places)
+    bench.close()
+
+
+def test_what_is_hashed_is_what_is_there_when_the_stream_gets_there() -> None:
+    bench, length = Bench(), 4096
+    place = bench.place(bytes(length))
+    ticket = bench.digest.digest(bench.stream, [place], length)
+    bench.device.poke(place, b"\x01" * length)  # before any time has passed
+    bench.finish()
+    assert ticket is not None
+    assert ticket.results() == [xxhash.xxh3_128_digest(b"\x01" * length)]
+    bench.close()
+
+
+def test_lengths_that_are_hashed_otherwise_are_left_to_the_host() -> None:
+    assert DeviceDigest.max_fragments(MIN_BYTES - 1) == DeviceDigest.max_fragments(4100) == 0
+    assert DeviceDigest.max_fragments(65 << 20) == 0
+    assert DeviceDigest.max_fragments(4096) == 256
+
+
+def test_without_scratch_the_answer_is_none_and_not_a_wait() -> None:
+    bench = Bench()
+    place = bench.place(bytes(512))
+    tickets = [bench.digest.digest(bench.stream, [place], 512) for _ in range(NUM_SLABS + 1)]
+    assert tickets[-1] is None
+    bench.finish()
+    assert tickets[0] is not None
+    tickets[0].results()
+    again = bench.digest.digest(bench.stream, [place], 512)
+    assert again is not None
+    bench.finish()
+    bench.close()
+
+
+def test_no_compiler_is_no_digest() -> None:
+    device = FakeDevice()
+    assert load_digest(device) is None
+    device.shut_down()
+
+
+@pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])
+def test_it_compiles_for_a_gpu(architecture: str) -> None:
+    ptx = compiled(SOURCE, architecture)
+    assert all(f".entry {name}" in ptx for name in NAMES)
