@@ -18,18 +18,17 @@ Encoding is nobody's wait: spills go in the background. It is left out of the su
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..tiers.block import NamespaceIdentity, Tier
-from ..tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape, shape_of
+from ..tiers.codecs.base import Codec, Shape, shape_of
 from ..tiers.codecs.needs import Need
 from ..tiers.codecs.profiled import Profiled
 from ..tiers.codecs.records import RecordCodecs
 from ..tiers.codecs.registry import codec_named
-from ..tiers.codecs.trial import trial_payload
 from .appliance import Appliance
+from .codec_trials import measured_speed
 from .core.encodings import Encoding
 from .core.events import CompressionChosen
 from .lanes import EdgeStatistics
@@ -42,7 +41,6 @@ DEFAULT_BANDWIDTH_BYTES_PER_S = 1e9  # of the device, until it is measured
 INTERVAL_S = 15.0
 GLANCE_S = 1.0  # how soon a dtype that was not there before is noticed
 MIN_DECODED_BYTES = 64 << 20  # before what records tell replaces the measurement
-TRIAL_SHAPE = (4, 2, 64, 8, 128)  # layers, planes, tokens, heads, dim: a megabyte of bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Choice:
 
 
 class Compressing:
-    """Keeps the planner's choice of codecs up to date. Owned by the event loop; measures in a thread."""
+    """Keeps the planner's choice of codecs up to date. Owned by the event loop; measures apart from it."""
 
     def __init__(
         self,
@@ -158,31 +156,8 @@ class Compressing:
             return
         new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - self._speeds.keys()
         for dtype, name in sorted(new):
-            self._speeds[dtype, name] = await asyncio.to_thread(decode_speed, name, dtype)
+            self._speeds[dtype, name] = await measured_speed(name, dtype)
         for books in self._codecs.statistics():
             if books.decoded_raw_bytes >= MIN_DECODED_BYTES and books.decode_s > 0:
                 for dtype in dtypes:
                     self._speeds[dtype, books.name] = books.decoded_raw_bytes / books.decode_s
-
-
-def decode_speed(name: str, dtype: str) -> float:
-    """Return the bytes of payload a second that one thread decodes of values like KV; 0 when it cannot, or
-    when they do not fit. Compiles what has to be."""
-    codec = codec_named(name)
-    shape = Shape(*TRIAL_SHAPE, dtype)
-    if not codec.accepts(shape):
-        return 0.0
-    payload = trial_payload(shape)
-    stored, target = bytearray(codec.stored_bound(shape)), bytearray(shape.raw_bytes)
-    try:
-        codec.encode(shape, payload, memoryview(stored))
-        return shape.raw_bytes / min(_seconds_to_decode(codec, shape, stored, target) for _ in range(4))
-    except (CodecError, DoesNotFit) as problem:
-        log.warning("codec %s is left out for %s: %s", name, dtype, problem or "values like KV do not fit")
-        return 0.0
-
-
-def _seconds_to_decode(codec: Codec, shape: Shape, stored: bytearray, target: bytearray) -> float:
-    began_at = time.perf_counter()
-    codec.decode(shape, memoryview(stored), memoryview(target))
-    return max(time.perf_counter() - began_at, 1e-9)

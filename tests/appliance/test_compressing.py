@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance.compressing import CANDIDATES, Choice, decode_speed
+from kvtier.appliance.codec_trials import decode_speed
+from kvtier.appliance.compressing import CANDIDATES, Choice
 from kvtier.appliance.core.encodings import Encoding
 from kvtier.appliance.settings import Settings, SettingsError
 from kvtier.appliance.settings_compression import CompressionRule, CompressionSettings
