@@ -2,8 +2,9 @@
 
 Its time is told with every call. A use is an observation for the stretch the blocks were in, and so is each
 age bin that a stretch outlives unused: `advance` walks an agenda of these, a bounded number per call. A
-stretch has NUM_PRICES prices ready, for the steps of age that come next, and new ones whenever it moves to
-another bin or something is said about its visit.
+stretch has NUM_PRICES prices ready, for the steps of age that come next. They are out of date when it moves
+to another bin or something is said about its visit, and made anew when somebody asks: most stretches move
+many times before anybody does, and while a tier has room nobody does at all.
 
 Who is in which stretch, and why, is the forecast's business (forecast.py).
 """
@@ -70,6 +71,8 @@ class Appraiser:
         if self.follows_age:
             price = _price_by_age(age_s)
         else:
+            if not stretches.is_priced[stretch]:
+                self._reprice([stretch])
             step = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
             first = int(step)
             early, late = stretches.prices[stretch, first : first + 2].tolist()
@@ -92,6 +95,9 @@ class Appraiser:
         if self.follows_age:
             prices = _price_by_age(now - used_at)
         else:
+            late = stretches_of[np.frombuffer(stretches.is_priced, np.bool_)[stretches_of] == 0]
+            if len(late):
+                self._reprice(np.unique(late).tolist())
             steps = steps_of(now - used_at) - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
             np.minimum(np.maximum(steps, 0.0, out=steps), NUM_PRICES - 1.001, out=steps)
             whole = steps.astype(np.int32)
@@ -141,7 +147,7 @@ class Appraiser:
         self._agenda[0].extend((self._stretches.serial[stretch], stretch))
 
     def describe(self, visit: Visit) -> None:
-        """Set features and prices of all stretches of a visit, after anything about it changed."""
+        """Set the features of all stretches of a visit, after anything about it changed."""
         stretches = self._stretches
         for stretch in visit.stretches:
             kind = stretches.kind[stretch]
@@ -153,7 +159,7 @@ class Appraiser:
                 stretches.share[stretch] = ENDED_FACTOR if visit.is_over else 1.0
                 stretches.said_at[stretch] = visit.said_at
                 stretches.back_at[stretch] = math.inf if visit.is_over else visit.back_at
-        self._reprice(visit.stretches)
+            stretches.is_priced[stretch] = False
 
     def count_use(self, stretch: int, now: float, num_blocks: int) -> None:
         """Blocks of a stretch are used: an observation, after those of the bins it outlived."""
@@ -177,12 +183,11 @@ class Appraiser:
         )
 
     def advance(self, now: float) -> None:
-        """Stretches that outlived an age bin move to the next one: observations, and new prices.
+        """Stretches that outlived an age bin move to the next one: observations.
 
         After a long silence there are many: what is left over is for the calls that follow.
         """
         stretches = self._stretches
-        moved: list[int] = []
         num_left = MAX_MOVES
         for number, queue in enumerate(self._agenda):
             latest = now - EDGES_S[number + 1]
@@ -191,23 +196,21 @@ class Appraiser:
                 if stretches.serial[stretch] == serial:
                     if stretches.used_at[stretch] > latest:
                         break
-                    if self._outlive(stretch, number):
-                        moved.append(stretch)
+                    self._outlive(stretch, number)
                 queue.popleft()
                 queue.popleft()
                 num_left -= 1
         self.learn()
-        self._reprice(moved)
 
-    def _outlive(self, stretch: int, number: int) -> bool:
-        """A stretch lived through a bin; say whether anybody asks for its price."""
+    def _outlive(self, stretch: int, number: int) -> None:
+        """A stretch lived through a bin."""
         stretches = self._stretches
         if stretches.bin[stretch] <= number:
             self._observe(stretch, number, 0.0, _weight(stretches.weigh(stretch)))
             stretches.bin[stretch] = number + 1
         if number + 1 < NUM_BINS:
             self._agenda[number + 1].extend((stretches.serial[stretch], stretch))
-        return stretches.num_rows[stretch] > 0
+        stretches.is_priced[stretch] = False
 
     def learn(self) -> None:
         """Learn from what was observed, once it is a batch."""
@@ -227,8 +230,6 @@ class Appraiser:
 
     def _reprice(self, numbers: Sequence[int]) -> None:
         """Set the prices of stretches from what is known by now."""
-        if not numbers:
-            return
         stretches = self._stretches
         kinds = np.array([stretches.kind[number] for number in numbers])
         features = np.array([stretches.features[number] for number in numbers])
@@ -237,6 +238,7 @@ class Appraiser:
         steps = np.minimum(first[:, None] + np.arange(NUM_PRICES), NUM_STEPS - 1)
         for number, step in zip(numbers, first.tolist(), strict=True):
             stretches.priced_from[number] = step
+            stretches.is_priced[number] = True
         stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
 
 

@@ -56,6 +56,7 @@ class Stretches:
         self.share = array("d")  # of the price that its hints leave
         self.said_at = array("d")
         self.back_at = array("d")  # announced; inf: not, or not believed
+        self.is_priced = array("b")  # whether the prices below are of today
         self.priced_from = array("b")  # step of age of the first price
         self.prices = np.zeros((GROWTH, NUM_PRICES), np.float32)  # from there on, a step each
         self.num_blocks = 0  # rows that are in a stretch
@@ -63,6 +64,7 @@ class Stretches:
         self._next_serial = 0
         unknown = self.open(None, 0.0, 0, 0, 0, -1.0, math.nan)
         assert unknown == UNKNOWN
+        self.is_priced[unknown] = True  # nobody asks for it
 
     def open(
         self,
@@ -91,6 +93,7 @@ class Stretches:
         self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
         self.age_s[number], self.mean_log_gap[number] = age_s, mean_log_gap
         self.num_rows[number] = self.num_ghosts[number] = self.bin[number] = 0
+        self.is_priced[number] = False
         self.share[number], self.said_at[number], self.back_at[number] = 1.0, 0.0, math.inf
         self.renew(number)
         return number
@@ -232,5 +235,6 @@ class Stretches:
             self.share,
             self.said_at,
             self.back_at,
+            self.is_priced,
             self.priced_from,
         ]
