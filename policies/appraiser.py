@@ -10,6 +10,7 @@ Who is in which stretch, and why, is the forecast's business (forecast.py).
 """
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -72,7 +73,7 @@ class Appraiser:
             price = _price_by_age(age_s)
         else:
             if not stretches.is_priced[stretch]:
-                self._reprice([stretch])
+                self._reprice(np.array([stretch], np.int32))
             step = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
             first = int(step)
             early, late = stretches.prices[stretch, first : first + 2].tolist()
@@ -95,9 +96,9 @@ class Appraiser:
         if self.follows_age:
             prices = _price_by_age(now - used_at)
         else:
-            late = stretches_of[np.frombuffer(stretches.is_priced, np.bool_)[stretches_of] == 0]
+            late = stretches_of[np.frombuffer(stretches.is_priced, np.int8)[stretches_of] == 0]
             if len(late):
-                self._reprice(np.unique(late).tolist())
+                self._reprice(np.unique(late))
             steps = steps_of(now - used_at) - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
             np.minimum(np.maximum(steps, 0.0, out=steps), NUM_PRICES - 1.001, out=steps)
             whole = steps.astype(np.int32)
@@ -151,15 +152,15 @@ class Appraiser:
         stretches = self._stretches
         for stretch in visit.stretches:
             kind = stretches.kind[stretch]
-            stretches.features[stretch] = features_of(
-                visit, kind, stretches.num_uses[stretch], stretches.age_s[stretch]
+            stretches.describe(
+                stretch,
+                array("h", features_of(visit, kind, stretches.num_uses[stretch], stretches.age_s[stretch])),
+                array("h", gap_bins_of(visit, kind, stretches.mean_log_gap[stretch])),
             )
-            stretches.gap_bins[stretch] = gap_bins_of(visit, kind, stretches.mean_log_gap[stretch])
             if kind < PUBLIC:  # what a session says holds for its own blocks
                 stretches.share[stretch] = ENDED_FACTOR if visit.is_over else 1.0
                 stretches.said_at[stretch] = visit.said_at
                 stretches.back_at[stretch] = math.inf if visit.is_over else visit.back_at
-            stretches.is_priced[stretch] = False
 
     def count_use(self, stretch: int, now: float, num_blocks: int) -> None:
         """Blocks of a stretch are used: an observation, after those of the bins it outlived."""
@@ -175,8 +176,8 @@ class Appraiser:
         stretches = self._stretches
         self._seen.add(
             stretches.kind[stretch],
-            stretches.features[stretch],
-            stretches.gap_bins[stretch],
+            stretches.features_of(stretch),
+            stretches.gap_bins_of(stretch),
             bin_number,
             use,
             weight,
@@ -228,17 +229,16 @@ class Appraiser:
         self._hazards.load(saved)
         self._unknown_prices = np.zeros(0)
 
-    def _reprice(self, numbers: Sequence[int]) -> None:
+    def _reprice(self, numbers: I32) -> None:
         """Set the prices of stretches from what is known by now."""
         stretches = self._stretches
-        kinds = np.array([stretches.kind[number] for number in numbers])
-        features = np.array([stretches.features[number] for number in numbers])
-        gap_bins = np.array([stretches.gap_bins[number] for number in numbers])
-        first = np.array([stretches.bin[number] for number in numbers]) * STEPS_PER_BIN
-        steps = np.minimum(first[:, None] + np.arange(NUM_PRICES), NUM_STEPS - 1)
-        for number, step in zip(numbers, first.tolist(), strict=True):
-            stretches.priced_from[number] = step
-            stretches.is_priced[number] = True
+        kinds = np.frombuffer(stretches.kind, np.int8)[numbers]
+        features = np.frombuffer(stretches.features, np.int16).reshape(-1, NUM_FEATURES)[numbers]
+        gap_bins = np.frombuffer(stretches.gap_bins, np.int16).reshape(-1, NUM_GAPS)[numbers]
+        first = np.frombuffer(stretches.bin, np.int8)[numbers] * STEPS_PER_BIN
+        steps = np.minimum(first[:, None].astype(np.int64) + np.arange(NUM_PRICES), NUM_STEPS - 1)
+        np.frombuffer(stretches.priced_from, np.int8)[numbers] = first
+        np.frombuffer(stretches.is_priced, np.int8)[numbers] = True
         stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
 
 

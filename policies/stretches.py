@@ -51,8 +51,8 @@ class Stretches:
         self.num_ghosts = array("i")
         self.bin = array("b")  # the first one that is not counted as outlived
         self.visit: list[Visit | None] = []
-        self.features: list[tuple[int, ...]] = []
-        self.gap_bins: list[tuple[int, ...]] = []
+        self.features = array("h")  # NUM_FEATURES each
+        self.gap_bins = array("h")  # NUM_GAPS each
         self.share = array("d")  # of the price that its hints leave
         self.said_at = array("d")
         self.back_at = array("d")  # announced; inf: not, or not believed
@@ -84,8 +84,8 @@ class Stretches:
             for column in self._columns():
                 column.append(0)
             self.visit.append(None)
-            self.features.append((0,) * NUM_FEATURES)
-            self.gap_bins.append((0,) * NUM_GAPS)
+            self.features.extend((0,) * NUM_FEATURES)
+            self.gap_bins.extend((0,) * NUM_GAPS)
             if number >= len(self.prices):
                 self.prices = np.concatenate((self.prices, np.zeros_like(self.prices)))
         self.visit[number] = visit
@@ -97,6 +97,20 @@ class Stretches:
         self.share[number], self.said_at[number], self.back_at[number] = 1.0, 0.0, math.inf
         self.renew(number)
         return number
+
+    def features_of(self, stretch: int) -> "array[int]":
+        """Return a copy of its features."""
+        return self.features[stretch * NUM_FEATURES : (stretch + 1) * NUM_FEATURES]
+
+    def gap_bins_of(self, stretch: int) -> "array[int]":
+        """Return a copy of its gap bins."""
+        return self.gap_bins[stretch * NUM_GAPS : (stretch + 1) * NUM_GAPS]
+
+    def describe(self, stretch: int, features: "array[int]", gap_bins: "array[int]") -> None:
+        """Set its features and gap bins; its prices are out of date."""
+        self.features[stretch * NUM_FEATURES : (stretch + 1) * NUM_FEATURES] = features
+        self.gap_bins[stretch * NUM_GAPS : (stretch + 1) * NUM_GAPS] = gap_bins
+        self.is_priced[stretch] = False
 
     def renew(self, stretch: int) -> None:
         """Give it a new serial number: what was planned for it is void."""
