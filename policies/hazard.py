@@ -26,6 +26,7 @@ import numpy.typing as npt
 from .ages import F64, NUM_BINS
 
 I64 = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.integer[Any]]
 
 PRIOR_HAZARD = 0.0474  # of a bin; its value does not change any order
 PRIOR_WEIGHT = 4.0  # observations that it counts for
@@ -95,7 +96,7 @@ class Hazards:
         self._base: F64 = np.full((num_kinds, NUM_BINS), PRIOR_HAZARD)
         self._is_current = True
 
-    def hazards(self, kinds: I64, features: I64, gap_bins: I64) -> F64:
+    def hazards(self, kinds: Integers, features: Integers, gap_bins: Integers) -> F64:
         """Return (n, NUM_BINS) hazards of n stretches.
 
         `kinds`: (n,); `features`: (n, num_features) feature values; `gap_bins`: (n, num_gaps), each 1 + the
