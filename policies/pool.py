@@ -27,6 +27,8 @@ Entry: TypeAlias = tuple[float, int]
 PORTION = 1024
 #: Of those, how many may leave before others are looked at.
 NUM_READY = 64
+#: Prices are good for this long where nothing happens: room is made in many small steps, a copy's end each.
+FRESH_S = 0.05
 GROWTH = 1024
 
 
@@ -40,7 +42,7 @@ class Pool:
         self._places = array("i")  # by row: 1 + its index in `_rows`; 0: no candidate
         self._cursor = 0
         self._ready: list[Entry] = []  # cheapest first; those who left may still be in it
-        self._ready_at = float("nan")  # prices are of this instant
+        self._ready_at = float("nan")  # prices are of this instant; NaN: out of date
 
     def add(self, row: int) -> None:
         """Make a row a candidate."""
@@ -70,8 +72,8 @@ class Pool:
                 places[row] = 0
 
     def is_ready(self, now: float) -> bool:
-        """Whether anybody is ready to leave at this instant."""
-        return self._ready_at == now and bool(self._ready)
+        """Whether anybody is ready to leave."""
+        return self._is_fresh(now) and bool(self._ready)
 
     def reprice(self) -> None:
         """Something happened that changes prices: look anew at the next `pop`."""
@@ -83,7 +85,7 @@ class Pool:
         None: there is none. None for the next one: nobody else is ready, and looking would cost more than it
         is worth when no other victim is wanted.
         """
-        entry = self._first_ready() if self._ready_at == now else None
+        entry = self._first_ready() if self._is_fresh(now) else None
         while entry is None:
             if not self._rows:
                 return None
@@ -98,6 +100,9 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def _is_fresh(self, now: float) -> bool:
+        return now - self._ready_at <= FRESH_S  # false for NaN
 
     def _first_ready(self) -> Entry | None:
         """Return the cheapest of those who are ready and still here."""
