@@ -1,4 +1,4 @@
-"""How often a pool looks at its candidates: once for many victims, again when time passes or something happens."""
+"""How often a pool looks at its candidates: once for many victims, anew when something happened or time passed."""
 
 import numpy as np
 import numpy.typing as npt
