@@ -1,4 +1,4 @@
-"""How often a pool looks at its candidates: once for many victims, anew when something happened or time passed."""
+"""How often a pool looks at its candidates: once a moment, and anew when something happened."""
 
 import numpy as np
 import numpy.typing as npt
