@@ -42,6 +42,7 @@ from .core.instructions import (
 from .core.results import AcquireResult, Refusal, Result
 from .errors import ApplianceError, from_refusal
 from .event_log import EventLog
+from .fair_queue import Shares
 from .lanes import Edge, Route
 from .mover import Mover
 
@@ -156,8 +157,8 @@ class Replies(Generic[T]):
 class Appliance:
     """Drives one planner over real tiers. Owned by the running event loop.
 
-    `engines` are the tiers' engines, `routes` and `max_in_flight` what the mover may use. `clock` must be
-    the loop's own in production; tests inject another.
+    `engines` are the tiers' engines, `routes`, `max_in_flight` and `shares` what the mover goes by. `clock`
+    must be the loop's own in production; tests inject another.
     """
 
     def __init__(
@@ -169,13 +170,14 @@ class Appliance:
         store: StorePort | None,
         events: EventLog,
         clock: Callable[[], float] | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.clock = clock or self._loop.time
         self.planner = planner
         self.engines = engines
         self.events = events
-        self.mover = Mover(routes, self.step, max_in_flight=max_in_flight, clock=self.clock)
+        self.mover = Mover(routes, self.step, max_in_flight=max_in_flight, clock=self.clock, shares=shares)
         self.counters: Counter[str] = Counter()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         #: Hears of every event before the planner does; None while nobody wants to know.

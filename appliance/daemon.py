@@ -37,6 +37,7 @@ from .direct import DirectDevice, DirectPath
 from .doors import Doors
 from .errors import StartError
 from .event_log import EventLog
+from .fair_queue import Shares
 from .grpc_server import GrpcServer
 from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
@@ -46,6 +47,7 @@ from .reload import Applied, Reload
 from .service import Service
 from .settings import Settings
 from .settings_origin import Loaded
+from .settings_tenants import bandwidth_shares_of
 from .sight.eyes import DRAINING, READY, Eyes
 from .sight.logs import configure
 from .sight.sight import Sight
@@ -84,7 +86,9 @@ class Daemon:
             assembly.max_in_flight,
             assembly.store,
             self.events,
+            shares=Shares(lambda number: self.planner.catalog.namespaces[number].identity.domain),
         )
+        self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
         self.accesses = AccessLog(self.appliance, self.planner, limits.max_block_events)
         if assembly.hot is not None:
             soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
@@ -282,6 +286,8 @@ class Daemon:
             self.compressing.adopt(settings.compression)
         self.access.adopt(settings.tenants)
         self.rates.adopt(settings.tenants)
+        self.sight.adopt()
+        self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
         self.doors.set_mode(settings.socket_mode)
         if self.local is not None:
             self.local.options = local_options(settings)

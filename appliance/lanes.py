@@ -1,12 +1,12 @@
 """Lanes: what the mover has to do on each edge, in which order, and what it did.
 
-An edge (source tier or staging, target tier) has its own lane: a priority queue and a bounded number of
-batches in flight. NVMe reads and NVMe writes are different edges with different executors, so a load
-never waits behind a spill in our queues; only the device itself can still make it wait. One queue for
+An edge (source tier or staging, target tier) has its own lane: a fair queue (fair_queue.py) and a bounded
+number of batches in flight. NVMe reads and NVMe writes are different edges with different executors, so a
+load never waits behind a spill in our queues; only the device itself can still make it wait. One queue for
 everything was rejected for that reason, a thread per copy because nothing would bound it.
 """
 
-import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..tiers.base import Copier, CopyItem, CopyOutcome
 from ..tiers.block import Tier
 from .core.instructions import STAGING, Copy
+from .fair_queue import FairQueue, Shares
 from .histogram import Histogram
 from .meter import Meter
 
@@ -54,6 +55,7 @@ class EdgeStatistics:
     bandwidth_bytes_per_s: float
     latency_s: float
     seconds: Histogram  # of batches; the lane's own, it goes on counting
+    bytes_of_tenant: Counter[str]  # that landed; the lane's own, too
 
 
 @dataclass(slots=True)
@@ -65,17 +67,18 @@ class Job:
     num_open: int = 0
 
 
-@dataclass(slots=True, order=True)
+@dataclass(slots=True)
 class Batch:
-    """A run of items of one job that one thread copies. Ordered by how soon it must go: urgency, deadline,
-    layer group, arrival."""
+    """A run of items of one job and one tenant that one thread copies. Its key says how soon it must go:
+    urgency, deadline, layer group, arrival."""
 
     key: tuple[int, float, int, int]
-    job: Job = field(compare=False)
-    start: int = field(compare=False)
-    stop: int = field(compare=False)
-    num_bytes: int = field(compare=False)
-    began_at: float = field(default=0.0, compare=False)
+    tenant: str
+    job: Job
+    start: int
+    stop: int
+    num_bytes: int
+    began_at: float = 0.0
 
     @property
     def items(self) -> list[CopyItem]:
@@ -89,47 +92,51 @@ class Lane:
 
     edge: Edge
     max_in_flight: int
-    queue: list[Batch] = field(default_factory=list)
+    shares: Shares
+    queue: FairQueue[Batch] = field(init=False)
     num_in_flight: int = 0
     num_copies: int = 0
     num_failed: int = 0
     meter: Meter = field(default_factory=Meter)
     seconds: Histogram = field(default_factory=Histogram)  # of batches, from begin to end
     measured_at: float = float("-inf")
+    bytes_of_tenant: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.queue = FairQueue(self.shares)
 
     def enqueue(self, job: Job, sequence: Iterator[int]) -> None:
-        """Cut a job's items, kept in order, so that all threads of this lane can share them."""
-        copy = job.copy
+        """Cut a job's items, kept in order, so that all threads of this lane can share them, and where the
+        next one is another tenant's."""
+        copy, tenant_of = job.copy, self.shares.tenant
         total = sum(item.label.raw_length for item in copy.items)
         share = min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
         start = num_bytes = 0
+        owner = tenant_of(copy.items[0].label.namespace_id)
         for position, item in enumerate(copy.items):
             num_bytes += item.label.raw_length
-            if num_bytes >= share or position + 1 == len(copy.items):
-                heapq.heappush(self.queue, self.batch(job, start, position + 1, num_bytes, sequence))
+            following = (
+                copy.items[position + 1].label.namespace_id if position + 1 < len(copy.items) else None
+            )
+            next_owner = tenant_of(following) if following is not None else None
+            if num_bytes >= share or next_owner != owner:
+                self.queue.push(self.batch(job, start, position + 1, num_bytes, sequence))
                 job.num_open += 1
                 start, num_bytes = position + 1, 0
+                owner = next_owner or ""
 
     def batch(self, job: Job, start: int, stop: int, num_bytes: int, sequence: Iterator[int]) -> Batch:
         """Return items `start` to `stop` of a job as one batch."""
-        copy = job.copy
-        key = (int(copy.urgency), copy.deadline_at, copy.items[start].label.group, next(sequence))
-        return Batch(key, job, start, stop, num_bytes)
-
-    def take_queued(self, wanted: Callable[[Batch], bool]) -> list[Batch]:
-        """Remove and return the wanted batches that nobody has started, in their order."""
-        taken = sorted(batch for batch in self.queue if wanted(batch))
-        if taken:
-            self.queue = [batch for batch in self.queue if not wanted(batch)]
-            heapq.heapify(self.queue)
-        return taken
+        copy, label = job.copy, job.copy.items[start].label
+        key = (int(copy.urgency), copy.deadline_at, label.group, next(sequence))
+        return Batch(key, self.shares.tenant(label.namespace_id), job, start, stop, num_bytes)
 
     def put_back(self, batches: Sequence[Batch]) -> None:
         """Queue batches that were taken, each where its copy's urgency and deadline put it now."""
         for batch in batches:
             copy = batch.job.copy
             batch.key = (int(copy.urgency), copy.deadline_at, *batch.key[2:])
-            heapq.heappush(self.queue, batch)
+            self.queue.push(batch)
 
     def statistics(self) -> EdgeStatistics:
         """Return the books of this edge."""
@@ -144,4 +151,5 @@ class Lane:
             self.meter.bandwidth_bytes_per_s,
             self.meter.latency_s,
             self.seconds,
+            self.bytes_of_tenant,
         )

@@ -6,7 +6,6 @@ together: one wake-up for as many as have gathered, because a wake-up costs more
 """
 
 import asyncio
-import heapq
 import itertools
 import logging
 from collections import deque
@@ -18,6 +17,7 @@ from ..tiers.base import Cause, CopyOutcome
 from ..tiers.block import Tier
 from .core.events import CopyFinished, EdgeMeasured, Event
 from .core.instructions import CancelCopy, Copy, HastenCopy
+from .fair_queue import Shares
 from .lanes import Batch, Edge, EdgeStatistics, Job, Lane, Route
 
 log = logging.getLogger(__name__)
@@ -43,13 +43,15 @@ class Mover:
         max_in_flight: Mapping[Edge, int],
         clock: Callable[[], float],
         inline_bytes: int = INLINE_BYTES,
+        shares: Shares | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._routes = dict(routes)
         self._deliver = deliver
         self._clock = clock
         self._inline_bytes = inline_bytes
-        self._lanes = {edge: Lane(edge, bound) for edge, bound in max_in_flight.items()}
+        self.shares = shares or Shares()
+        self._lanes = {edge: Lane(edge, bound, self.shares) for edge, bound in max_in_flight.items()}
         self._jobs: dict[int, Job] = {}
         self._stagings: dict[int, Mapping[Tier, Route]] = {}
         self._held: set[Tier] = set()
@@ -88,7 +90,7 @@ class Mover:
         job = self._jobs.get(instruction.copy)
         if job is not None:
             lane = self._lanes[Edge(job.copy.source, job.copy.target)]
-            for batch in lane.take_queued(lambda batch: batch.job is job):
+            for batch in lane.queue.take(lambda batch: batch.job is job):
                 self._end(lane, batch, Cause.CANCELLED)
 
     def hasten(self, instruction: HastenCopy) -> None:
@@ -97,7 +99,7 @@ class Mover:
         if job is not None:
             job.copy.urgency, job.copy.deadline_at = instruction.urgency, instruction.deadline_at
             lane = self._lanes[Edge(job.copy.source, job.copy.target)]
-            lane.put_back(lane.take_queued(lambda batch: batch.job is job))
+            lane.put_back(lane.queue.take(lambda batch: batch.job is job))
 
     # ------------------------------------------------------------------------- staging, pauses, end
 
@@ -113,7 +115,7 @@ class Mover:
             return
         for edge, lane in self._lanes.items():
             if edge.source is None:
-                for batch in lane.take_queued(lambda batch: batch.job.copy.client == client):
+                for batch in lane.queue.take(lambda batch: batch.job.copy.client == client):
                     self._end(lane, batch, Cause.SOURCE_GONE)
 
     def assume(self, edge: Edge, bandwidth_bytes_per_s: float, latency_s: float, now: float) -> None:
@@ -137,7 +139,7 @@ class Mover:
         self._refused.add(target)
         for edge, lane in self._lanes.items():
             if edge.target is target:
-                for batch in lane.take_queued(lambda batch: True):
+                for batch in lane.queue.take(lambda batch: True):
                     self._end(lane, batch, Cause.TIER_OFFLINE)
 
     @property
@@ -152,7 +154,7 @@ class Mover:
     async def stop(self) -> None:
         """Cancel what is queued and wait for what is in flight. Idempotent."""
         for lane in self._lanes.values():
-            for batch in lane.take_queued(lambda batch: True):
+            for batch in lane.queue.take(lambda batch: True):
                 self._end(lane, batch, Cause.CANCELLED)
         await self._idle.wait()
 
@@ -173,6 +175,7 @@ class Mover:
             for batch in lane.queue:
                 number = batch.job.copy.copy
                 num_queued[number] = num_queued.get(number, 0) + 1
+            problems += [f"{name}: {problem}" for problem in lane.queue.check_integrity()]
             if lane.queue and lane.num_in_flight == 0 and lane.edge.target not in self._held:
                 problems.append(f"{name}: {len(lane.queue)} batches queued, none in flight")
         for number, job in self._jobs.items():
@@ -209,7 +212,7 @@ class Mover:
     def _fill(self, lane: Lane) -> None:
         """Start queued batches while the lane has room."""
         while lane.queue and lane.num_in_flight < lane.max_in_flight and lane.edge.target not in self._held:
-            batch = heapq.heappop(lane.queue)
+            batch = lane.queue.pop()
             route = self._route(lane.edge, batch.job.copy.client)
             assert route is not None, "detach takes what is queued"
             self._begin(lane, batch)
@@ -254,6 +257,7 @@ class Mover:
         lane.num_copies += landed
         lane.num_failed += len(outcomes) - landed
         num_bytes = batch.num_bytes if landed == len(outcomes) else 0
+        lane.bytes_of_tenant[batch.tenant] += num_bytes
         lane.seconds.observe(ended_at - batch.began_at)
         if lane.meter.ended(batch.began_at, ended_at, num_bytes):
             self._report(lane, ended_at)

@@ -13,6 +13,7 @@ depend on the order of a file.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
@@ -136,6 +137,9 @@ class Tenant(Identities):
     """Name of the group, with `sharing: group`."""
     quota: Quota = Quota()
     """What it may take."""
+    bandwidth_share: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    """Of the bandwidth of every edge, as a weight against other tenants whose copies wait at the same
+    urgency. What nobody else wants may be used by anybody. The shares of one group add up."""
     most_urgent: Literal["decoding", "prefill", "queued", "waiting", "idle"] = "decoding"
     """The highest urgency its requests have; what asks for more gets this."""
 
@@ -171,6 +175,14 @@ def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, PlannerQuota]:
         for name, tenant in tenants.items()
         if tenant.quota.has_bytes
     }
+
+
+def bandwidth_shares_of(tenants: Mapping[str, Tenant]) -> dict[str, float]:
+    """Return the weight of each tenant's isolation domain."""
+    shares: defaultdict[str, float] = defaultdict(float)
+    for name, tenant in tenants.items():
+        shares[tenant.domain(name)] += tenant.bandwidth_share
+    return dict(shares)
 
 
 def check_access(access: Access, tenants: Mapping[str, Tenant], has_tcp: bool) -> None:

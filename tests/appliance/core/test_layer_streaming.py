@@ -5,7 +5,6 @@ The planner and the lane of the edge are the real ones; the disk moves one batch
 and the link takes what has landed, both in virtual time. What is shown is the order and the overlap, which is
 all that software can do about it; the ratio on a real machine is owed."""
 
-import heapq
 import itertools
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core import loads
+from kvtier.appliance.fair_queue import Shares
 from kvtier.appliance.lanes import Edge, Job, Lane
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Geometry, Tier
@@ -39,7 +39,7 @@ class Pipeline:
     """A disk and a link behind it, and when each layer was whole on the device."""
 
     rig: Rig
-    lane: Lane = field(default_factory=lambda: Lane(Edge(Tier.NVME, Tier.DRAM), 1))
+    lane: Lane = field(default_factory=lambda: Lane(Edge(Tier.NVME, Tier.DRAM), 1, Shares()))
     disk_s: float = 0.0
     link_s: float = 0.0
     arrived: dict[int, int] = field(default_factory=dict)  # layer group -> fragments on the device
@@ -56,7 +56,7 @@ class Pipeline:
         """Let the disk read everything; the link takes what each answer says is readable."""
         num_seen = 0
         while self.lane.queue:
-            batch = heapq.heappop(self.lane.queue)
+            batch = self.lane.queue.pop()
             self.disk_s += batch.num_bytes / DISK_BYTES_PER_S
             job = batch.job
             job.outcomes[batch.start : batch.stop] = [CopyOutcome(None, b"\7" * 16)] * (
