@@ -4,7 +4,7 @@
 
 A part is the K or the V of one layer: their exponents lie elsewhere, so each has a window of its own. What
 does not fill a block of 512 values in the end of a part goes as it is into the tail. The loops are in
-exponent_kernels.py; numba is imported with the first use, because it takes half a second and a daemon
+kernels/exponents.py; numba is imported with the first use, because it takes half a second and a daemon
 without compression should not pay it.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Buffer
-from .base import EXACT, CodecError, DoesNotFit, Shape
+from .base import EXACT, CodecError, CodecMissing, DoesNotFit, Shape
 
 _COUNT = struct.Struct("<I")
 _ALIGNMENT = 64
@@ -27,7 +27,7 @@ def kernels() -> ModuleType:
     try:
         from .kernels import exponents
     except ImportError as error:
-        raise CodecError(
+        raise CodecMissing(
             f"codec exponents needs numba ({error}); pip install 'kvtier[codecs]', or name codec planes"
         ) from error
     return exponents
@@ -60,51 +60,36 @@ class Exponents:
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit when too many exponents are outside their windows."""
-        loops = kernels()
         layout = Layout(shape)
-        parts = _aligned(payload).view(np.uint16).reshape(layout.num_parts, -1)
-        target = np.frombuffer(into, np.uint8)
-        limit = target.size - layout.tail_bytes
-        if layout.exceptions_at > limit:
+        values = _words(payload)
+        whole = np.frombuffer(into, np.uint8)
+        if whole.size < layout.exceptions_at:
             raise DoesNotFit
-        blocks = target[layout.blocks_at : layout.exceptions_at]
-        packed = blocks if target.ctypes.data % 8 == 0 else np.empty(blocks.size, np.uint8)
-        head = np.empty((layout.num_parts, 2), np.uint32)
-        count = loops.pack(parts, packed, head, target[layout.exceptions_at : limit])
-        if count < 0:
+        target = whole if _is_aligned(whole) else np.empty(whole.size, np.uint8)
+        length: int = kernels().pack(values, layout.num_parts, layout.blocks_at, layout.exceptions_at, target)
+        if length < 0:
             raise DoesNotFit
-        if packed is not blocks:
-            blocks[:] = packed
-        tail_at = layout.exceptions_at + count
-        if layout.tail_bytes:
-            tail = np.ascontiguousarray(parts[:, layout.num_packed :])
-            target[tail_at : tail_at + layout.tail_bytes] = tail.view(np.uint8).reshape(-1)
-        target[: layout.blocks_at] = 0
-        _COUNT.pack_into(into, 0, layout.num_parts)
-        target[_COUNT.size : _COUNT.size + head.nbytes] = head.view(np.uint8).reshape(-1)
-        return int(tail_at) + layout.tail_bytes
+        if target is not whole:
+            whole[:length] = target[:length]
+        return length
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
-        loops = kernels()
         layout = Layout(shape)
-        source = _aligned(stored)
+        source = np.frombuffer(stored, np.uint8)
         if source.size < layout.exceptions_at or _COUNT.unpack_from(stored)[0] != layout.num_parts:
             raise CodecError("exponents: not of this shape")
-        head = source[_COUNT.size : _COUNT.size + 8 * layout.num_parts].view(np.uint32).reshape(-1, 2)
-        tail_at = layout.exceptions_at + int(head[:, 1].sum(dtype=np.int64))
-        if (head[:, 0] > 255).any() or tail_at + layout.tail_bytes > source.size:
+        if not _is_aligned(source):
+            source = source.copy()
+        source.flags.writeable = False  # loops are compiled for one kind of memory, not for two
+        whole = np.frombuffer(into, np.uint16)
+        values = whole if whole.flags.aligned else np.empty(whole.size, np.uint16)
+        loops = kernels()
+        wrong = loops.unpack(source, layout.num_parts, layout.blocks_at, layout.exceptions_at, values)
+        if wrong == loops.BEYOND:
             raise CodecError("exponents: lengths beyond the end")
-        whole = np.frombuffer(into, np.uint8)
-        values = whole if whole.ctypes.data % 8 == 0 else np.empty(whole.size, np.uint8)
-        parts = values.view(np.uint16).reshape(layout.num_parts, -1)
-        blocks = source[layout.blocks_at : layout.exceptions_at]
-        wrong = loops.unpack(parts, blocks, head, source[layout.exceptions_at : tail_at])
-        if wrong >= 0:
+        if wrong != loops.ALL_RIGHT:
             raise CodecError(f"exponents: part {wrong} has another number of exceptions")
-        if layout.tail_bytes:
-            tail = source[tail_at : tail_at + layout.tail_bytes].copy().view(np.uint16)
-            parts[:, layout.num_packed :] = tail.reshape(layout.num_parts, -1)
         if values is not whole:
             whole[:] = values
 
@@ -127,7 +112,14 @@ def _head_bytes(num_parts: int) -> int:
     return -(-(_COUNT.size + 8 * num_parts) // _ALIGNMENT) * _ALIGNMENT
 
 
-def _aligned(buffer: Buffer) -> NDArray[np.uint8]:
-    """Return the bytes as an array that may be read in words of eight; copies when they lie askew."""
-    array = np.frombuffer(buffer, np.uint8)
-    return array if array.ctypes.data % 8 == 0 else array.copy()
+def _is_aligned(array: NDArray[np.uint8]) -> bool:
+    """Whether the bytes may be read in words of eight from the first one on."""
+    return array[:8].view(np.uint64).flags.aligned
+
+
+def _words(buffer: Buffer) -> NDArray[np.uint16]:
+    """Return the bytes as words that are not written to; copies when they lie askew."""
+    array = np.frombuffer(buffer, np.uint16)
+    words = array if array.flags.aligned else array.copy()
+    words.flags.writeable = False
+    return words

@@ -6,9 +6,11 @@ one layer lie in a window of seven neighbours, so three bits name one: 0 to 6 be
 
 512 values are a block of three parts that a vector unit likes: 512 bytes of sign and mantissa, and three
 planes of 64 bytes, one for each bit of the code. Bit i of byte j belongs to value 64 i + j, so that eight
-loads of 64 neighbours, shifted and or-ed lane by lane, make a plane: no shuffles, and LLVM vectorises it
-for whatever the processor has. The AND of the planes marks the exceptions; only they are looked at one by
-one, in the order of the bits of that mask, which is the same in both directions.
+loads of 64 neighbours, shifted and or-ed lane by lane, make a plane: no shuffles. The AND of the planes marks
+the exceptions; they are listed in the order of the bits of that mask, which is the same in both directions.
+
+What is here is one block after another, and the loops for processors without the instructions of
+exponent_vectors.py, which does a block at once; same bytes.
 
 Rejected: codes packed three bytes for eight values (one operation in six less, but then the exceptions have
 to be searched for byte by byte, which took longer than everything else); Huffman codes (a seventh smaller
@@ -26,6 +28,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from .compiling import compiled
+from .exponent_vectors import NOT_DONE, pack_block, unpack_block
 
 BLOCK = 512  # values
 PLANE_BYTES = BLOCK // 8
@@ -33,6 +36,7 @@ CODE_BYTES = 3 * PLANE_BYTES
 BLOCK_BYTES = BLOCK + CODE_BYTES
 WINDOW = 7  # neighbouring exponents that have a code
 SAMPLES = 512  # values of a part that are looked at to find its window
+ALL_RIGHT, BEYOND = -1, -2
 
 
 @intrinsic
@@ -49,135 +53,203 @@ def _lowest_bit(typing_context: Any, word: Any) -> Any:
 
 
 @compiled
-def _find_top(values: Any) -> Any:
-    """Return the highest exponent of the window that most of `values` fall into."""
-    counts = np.zeros(256, np.int64)
-    for i in range(0, values.size, max(1, values.size // SAMPLES)):
-        counts[(values[i] >> 7) & 0xFF] += 1
-    most, top, inside = -1, 0, 0
-    for exponent in range(256):
-        inside += counts[exponent]
-        if exponent >= WINDOW:
-            inside -= counts[exponent - WINDOW]
-        if inside > most:
-            most, top = inside, exponent
-    return top
+def _find_top(values: Any, counts: Any) -> Any:
+    """Return the highest exponent of the window that most of `values` fall into. `counts` (uint16 [4, 264])
+    is scratch: four tables take turns, because neighbours are mostly equal and each increment would wait
+    for the one before."""
+    counts[:] = np.uint16(0)
+    stride = np.uint64(max(1, values.size // SAMPLES))
+    size = np.uint64(values.size)
+    end = np.uint64(size - size % (np.uint64(4) * stride))
+    for i in range(np.uint64(0), end, np.uint64(4) * stride):
+        for turn in range(np.uint64(4)):
+            exponent = np.uint8((values[i + turn * stride] >> np.uint16(7)) & np.uint16(0xFF))
+            counts[turn, exponent + np.uint64(WINDOW)] += np.uint16(1)
+    for i in range(end, size, stride):
+        exponent = np.uint8((values[i] >> np.uint16(7)) & np.uint16(0xFF))
+        counts[0, exponent + np.uint64(WINDOW)] += np.uint16(1)
+    for place in range(counts.shape[1]):
+        counts[0, place] += np.uint16(counts[1, place] + np.uint16(counts[2, place] + counts[3, place]))
+    most = np.uint16(0)
+    for place in range(1, 257):
+        inside = counts[0, place]
+        for other in range(1, WINDOW):
+            inside += counts[0, place + other]
+        counts[1, place] = inside
+        most = max(most, inside)
+    top = 0
+    while counts[1, top + 1] != most:
+        top += 1
+    return np.uint8(top)
+
+
+@compiled
+def _pack_block(source: Any, top: Any, target: Any, exceptions: Any) -> Any:
+    """Pack one block; return how many exceptions it has, -1 when they do not fit."""
+    num_exceptions = 0
+    highest = np.uint16(top)
+    codes = target[BLOCK:]
+    for place in range(BLOCK):
+        value = source[place]
+        sign = np.uint16(value >> np.uint16(8)) & np.uint16(0x80)
+        target[place] = np.uint8(sign | (value & np.uint16(0x7F)))
+    for lane in range(PLANE_BYTES):
+        low = middle = high = np.uint8(0)
+        for bit in range(8):
+            exponent = (source[bit * PLANE_BYTES + lane] >> np.uint16(7)) & np.uint16(0xFF)
+            below = np.uint8(highest - exponent)  # wraps around
+            code = np.uint8(7) if below > np.uint8(7) else below
+            low |= np.uint8((code & np.uint8(1)) << np.uint8(bit))
+            middle |= np.uint8(((code >> np.uint8(1)) & np.uint8(1)) << np.uint8(bit))
+            high |= np.uint8(((code >> np.uint8(2)) & np.uint8(1)) << np.uint8(bit))
+        codes[lane] = low
+        codes[PLANE_BYTES + lane] = middle
+        codes[2 * PLANE_BYTES + lane] = high
+    words = codes.view(np.uint64)
+    for word in range(8):
+        mask = words[word] & words[8 + word] & words[16 + word]
+        while mask != np.uint64(0):
+            if num_exceptions >= exceptions.size:
+                return -1
+            marked = _lowest_bit(mask)
+            mask &= mask - np.uint64(1)
+            exception = source[(marked & 7) * PLANE_BYTES + word * 8 + (marked >> 3)]
+            exceptions[num_exceptions] = np.uint8((exception >> 7) & 0xFF)
+            num_exceptions += 1
+    return num_exceptions
 
 
 @compiled
 def _pack(values: Any, top: Any, blocks: Any, exceptions: Any) -> Any:
     """Pack one part; return how many exceptions there were, -1 when they do not fit."""
-    num_exceptions = 0
-    highest = np.uint16(top)
-    for block in range(values.size // BLOCK):
-        source = values[block * BLOCK : (block + 1) * BLOCK]
-        target = blocks[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
-        codes = target[BLOCK:]
-        for place in range(BLOCK):
-            value = source[place]
-            sign = np.uint16(value >> np.uint16(8)) & np.uint16(0x80)
-            target[place] = np.uint8(sign | (value & np.uint16(0x7F)))
-        for lane in range(PLANE_BYTES):
-            low = middle = high = np.uint8(0)
-            for bit in range(8):
-                exponent = (source[bit * PLANE_BYTES + lane] >> np.uint16(7)) & np.uint16(0xFF)
-                below = np.uint8(highest - exponent)  # wraps around
-                code = np.uint8(7) if below > np.uint8(7) else below
-                low |= np.uint8((code & np.uint8(1)) << np.uint8(bit))
-                middle |= np.uint8(((code >> np.uint8(1)) & np.uint8(1)) << np.uint8(bit))
-                high |= np.uint8(((code >> np.uint8(2)) & np.uint8(1)) << np.uint8(bit))
-            codes[lane] = low
-            codes[PLANE_BYTES + lane] = middle
-            codes[2 * PLANE_BYTES + lane] = high
-        words = codes.view(np.uint64)
-        for word in range(8):
-            mask = words[word] & words[8 + word] & words[16 + word]
-            while mask != np.uint64(0):
-                if num_exceptions >= exceptions.size:
-                    return -1
-                marked = _lowest_bit(mask)
-                mask &= mask - np.uint64(1)
-                exception = source[(marked & 7) * PLANE_BYTES + word * 8 + (marked >> 3)]
-                exceptions[num_exceptions] = np.uint8((exception >> 7) & 0xFF)
-                num_exceptions += 1
-    return num_exceptions
-
-
-@compiled
-def _unpack(blocks: Any, top: Any, exceptions: Any, values: Any) -> Any:
-    """Undo `_pack`; return how many exceptions were used, -1 when there were too few of them."""
-    num_used = 0
-    top = np.uint8(top)
-    for block in range(values.size // BLOCK):
-        target = values[block * BLOCK : (block + 1) * BLOCK]
-        source = blocks[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
-        codes = source[BLOCK:]
-        for bit in range(8):
-            shift = np.uint8(bit)
-            for lane in range(PLANE_BYTES):
-                code = (
-                    ((codes[lane] >> shift) & np.uint8(1))
-                    | (((codes[PLANE_BYTES + lane] >> shift) & np.uint8(1)) << np.uint8(1))
-                    | (((codes[2 * PLANE_BYTES + lane] >> shift) & np.uint8(1)) << np.uint8(2))
-                )
-                exponent = np.uint8(top - np.uint8(code))
-                rest = source[bit * PLANE_BYTES + lane]
-                target[bit * PLANE_BYTES + lane] = (
-                    (np.uint16(rest & np.uint8(0x80)) << np.uint16(8))
-                    | (np.uint16(exponent) << np.uint16(7))
-                    | np.uint16(rest & np.uint8(0x7F))
-                )
-        words = codes.view(np.uint64)
-        for word in range(8):
-            mask = words[word] & words[8 + word] & words[16 + word]
-            while mask != np.uint64(0):
-                marked = _lowest_bit(mask)
-                mask &= mask - np.uint64(1)
-                if num_used >= exceptions.size:
-                    return -1
-                place = (marked & 7) * PLANE_BYTES + word * 8 + (marked >> 3)
-                known = np.uint16(exceptions[num_used]) << np.uint16(7)
-                target[place] = np.uint16((target[place] & np.uint16(0x807F)) | known)
-                num_used += 1
-    return num_used
-
-
-@compiled
-def pack(parts: Any, blocks: Any, head: Any, exceptions: Any) -> Any:
-    """Pack `parts`, uint16 [part, value], the values of each up to the last whole BLOCK.
-
-    Fills `blocks` (uint8, BLOCK_BYTES for each BLOCK of each part), `head` (uint32 [part, 2]: top,
-    exceptions) and `exceptions` (uint8). Returns the number of exceptions, -1 when they do not fit.
-    """
-    num_values = parts.shape[1] // BLOCK * BLOCK
-    part_bytes = num_values // BLOCK * BLOCK_BYTES
     end = 0
-    for part in range(parts.shape[0]):
-        values = parts[part, :num_values]
-        top = _find_top(values)
-        count = _pack(values, top, blocks[part * part_bytes : (part + 1) * part_bytes], exceptions[end:])
+    for block in range(values.size // BLOCK):
+        count = pack_block(values, 2 * BLOCK * block, blocks, BLOCK_BYTES * block, exceptions, end, top)
+        if count == NOT_DONE:
+            source = values[BLOCK * block : BLOCK * (block + 1)]
+            target = blocks[BLOCK_BYTES * block : BLOCK_BYTES * (block + 1)]
+            count = _pack_block(source, top, target, exceptions[end:])
         if count < 0:
             return -1
-        head[part, 0] = top
-        head[part, 1] = count
         end += count
     return end
 
 
 @compiled
-def unpack(parts: Any, blocks: Any, head: Any, exceptions: Any) -> Any:
-    """Undo `pack`: fill `parts`. Returns -1, or the first part whose number of exceptions is not what `head`
-    says. Reads nothing beyond its arrays whatever `head` says."""
-    num_values = parts.shape[1] // BLOCK * BLOCK
-    part_bytes = num_values // BLOCK * BLOCK_BYTES
-    end = np.int64(0)
-    for part in range(parts.shape[0]):
-        count = np.int64(head[part, 1])
-        if end + count > exceptions.size:
-            return part
-        mine = exceptions[end : end + count]
-        packed = blocks[part * part_bytes : (part + 1) * part_bytes]
-        if _unpack(packed, head[part, 0], mine, parts[part, :num_values]) != count:
+def _unpack_block(source: Any, top: Any, exceptions: Any, target: Any) -> Any:
+    """Undo `_pack_block`; return how many exceptions were used, -1 when there were too few of them."""
+    num_used = 0
+    codes = source[BLOCK:]
+    for bit in range(8):
+        shift = np.uint8(bit)
+        for lane in range(PLANE_BYTES):
+            code = (
+                ((codes[lane] >> shift) & np.uint8(1))
+                | (((codes[PLANE_BYTES + lane] >> shift) & np.uint8(1)) << np.uint8(1))
+                | (((codes[2 * PLANE_BYTES + lane] >> shift) & np.uint8(1)) << np.uint8(2))
+            )
+            exponent = np.uint8(top - np.uint8(code))
+            rest = source[bit * PLANE_BYTES + lane]
+            target[bit * PLANE_BYTES + lane] = (
+                (np.uint16(rest & np.uint8(0x80)) << np.uint16(8))
+                | (np.uint16(exponent) << np.uint16(7))
+                | np.uint16(rest & np.uint8(0x7F))
+            )
+    words = codes.view(np.uint64)
+    for word in range(8):
+        mask = words[word] & words[8 + word] & words[16 + word]
+        while mask != np.uint64(0):
+            marked = _lowest_bit(mask)
+            mask &= mask - np.uint64(1)
+            if num_used >= exceptions.size:
+                return -1
+            place = (marked & 7) * PLANE_BYTES + word * 8 + (marked >> 3)
+            known = np.uint16(exceptions[num_used]) << np.uint16(7)
+            target[place] = np.uint16((target[place] & np.uint16(0x807F)) | known)
+            num_used += 1
+    return num_used
+
+
+@compiled
+def _unpack(blocks: Any, top: Any, exceptions: Any, values: Any) -> Any:
+    """Undo `_pack`; return how many of `exceptions` were used, -1 when there were too few. Those of other
+    parts may follow."""
+    end = 0
+    for block in range(values.size // BLOCK):
+        count = unpack_block(blocks, BLOCK_BYTES * block, values, 2 * BLOCK * block, exceptions, end, top)
+        if count == NOT_DONE:
+            source = blocks[BLOCK_BYTES * block : BLOCK_BYTES * (block + 1)]
+            target = values[BLOCK * block : BLOCK * (block + 1)]
+            count = _unpack_block(source, top, exceptions[end:], target)
+        if count < 0:
+            return -1
+        end += count
+    return end
+
+
+@compiled
+def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target: Any) -> Any:
+    """Write `values` (uint16, the parts one behind the other) as codecs/exponents.py says, the blocks from
+    byte `blocks_at` of `target` (uint8, its begin aligned to 8) and the exceptions from `exceptions_at`.
+
+    Returns the bytes written, -1 when they do not fit. What is behind them is then undefined.
+    """
+    part_values = values.size // num_parts
+    num_packed = part_values // BLOCK * BLOCK
+    part_bytes = num_packed // BLOCK * BLOCK_BYTES
+    num_rest = part_values - num_packed
+    limit = target.size - 2 * num_rest * num_parts
+    if exceptions_at > limit:
+        return -1
+    target[:blocks_at] = 0
+    head = target[: 4 + 8 * num_parts].view(np.uint32)
+    head[0] = num_parts
+    counts = np.empty((4, 264), np.uint16)
+    end = exceptions_at
+    for part in range(num_parts):
+        mine = values[part * part_values : part * part_values + num_packed]
+        top = _find_top(mine, counts)
+        blocks = target[blocks_at + part * part_bytes : blocks_at + (part + 1) * part_bytes]
+        count = _pack(mine, top, blocks, target[end:limit])
+        if count < 0:
+            return -1
+        head[1 + 2 * part], head[2 + 2 * part] = top, count
+        end += count
+    for part in range(num_parts if num_rest else 0):
+        for place in range((part + 1) * part_values - num_rest, (part + 1) * part_values):
+            target[end] = np.uint8(values[place] & np.uint16(0xFF))
+            target[end + 1] = np.uint8(values[place] >> np.uint16(8))
+            end += 2
+    return end
+
+
+@compiled
+def unpack(source: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, values: Any) -> Any:
+    """Undo `pack`: fill `values`. Returns the first part whose number of exceptions is not what the head
+    says, BEYOND when all that is said would not end within `source`, and ALL_RIGHT. Reads nothing beyond it
+    whatever the head says; `source` is at least `exceptions_at` long."""
+    part_values = values.size // num_parts
+    num_packed = part_values // BLOCK * BLOCK
+    part_bytes = num_packed // BLOCK * BLOCK_BYTES
+    num_rest = part_values - num_packed
+    head = source[: 4 + 8 * num_parts].view(np.uint32)
+    tail_at = np.int64(exceptions_at)
+    for part in range(num_parts):
+        if head[1 + 2 * part] > 255:
+            return BEYOND
+        tail_at += np.int64(head[2 + 2 * part])
+    if tail_at + 2 * num_rest * num_parts > source.size:
+        return BEYOND
+    end = np.int64(exceptions_at)
+    for part in range(num_parts):
+        count = np.int64(head[2 + 2 * part])
+        blocks = source[blocks_at + part * part_bytes : blocks_at + (part + 1) * part_bytes]
+        mine = values[part * part_values : part * part_values + num_packed]
+        if _unpack(blocks, np.uint8(head[1 + 2 * part]), source[end:tail_at], mine) != count:
             return part
         end += count
-    return -1
+    for part in range(num_parts if num_rest else 0):
+        for place in range((part + 1) * part_values - num_rest, (part + 1) * part_values):
+            values[place] = np.uint16(source[end]) | (np.uint16(source[end + 1]) << np.uint16(8))
+            end += 2
+    return ALL_RIGHT
