@@ -75,6 +75,15 @@ class Access:
         self._patterns = [(_pattern(san), san) for san in named if san[:4] in ("dns:", "uri:")]
         self._known: dict[tuple[str, ...], Principal] = {}  # of certificates, by their names
 
+    @property
+    def has_tenants(self) -> bool:
+        """Whether there are tenants, who must not see each other."""
+        return self._has_tenants
+
+    def token_name(self, token: str) -> str | None:
+        """Return the name of a token, None when nobody has it."""
+        return self._tokens.name_of(token) if self._tokens is not None else None
+
     def of_peer(self, uid: int, gid: int) -> Principal:
         """Return who a process on this host is."""
         identities = (f"uid:{uid}", f"gid:{gid}")
@@ -99,7 +108,7 @@ class Access:
 
     def of_token(self, token: str) -> Principal:
         """Return whose token this is. Raises AccessError when it is nobody's."""
-        name = self._tokens.name_of(token) if self._tokens is not None else None
+        name = self.token_name(token)
         if name is None:
             raise error("NOT_AUTHENTICATED", "the bearer token is not known; ask for a new one, or send none")
         identity = f"token:{name}"

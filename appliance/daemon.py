@@ -152,7 +152,7 @@ class Daemon:
             self.counters,
             lambda: self.reload.status,
         )
-        self.sight = Sight(eyes, settings.observe)
+        self.sight = Sight(eyes, settings.observe, self.access)
         self.doors = Doors(settings.listen, self.access, settings.access.tls, settings.socket_mode)
         self.grpc = GrpcServer(
             self.service,

@@ -34,7 +34,7 @@ from .settings_fields import (
     refuse,
     require_multiple,
 )
-from .settings_observe import Observe
+from .settings_observe import Observe, check_readers
 from .settings_policy import Policy
 from .settings_sources import SettingsError
 from .settings_tenants import Access, Tenants, check_access, quotas_of
@@ -302,6 +302,7 @@ class Settings(_Model):
     @model_validator(mode="after")
     def _check_access(self) -> Self:
         check_access(self.access, self.tenants, any(socket_path(address) is None for address in self.listen))
+        check_readers(self.observe, self.access, self.tenants)
         return self
 
     @property

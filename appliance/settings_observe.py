@@ -2,18 +2,21 @@
 
 observe:
   http: 127.0.0.1:9464     # metrics, readiness and the page; `off` for none
+  readers: [prometheus]    # tokens that read them; `anyone` without tenants
   log: json
   traces: otlp             # where to: the OTEL_EXPORTER_OTLP_* variables
   kv_events: tcp://127.0.0.1:5557
 """
 
 import ipaddress
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 
 from .settings_fields import refuse
+from .settings_tenants import Access, Tenant, check_name
 
 DEFAULT_HTTP_PORT = 9464
 LOOPBACK = "127.0.0.1"
@@ -52,8 +55,21 @@ def _endpoint(value: object) -> object:
     return value
 
 
+def _readers(value: object) -> object:
+    if value in ("auto", "anyone"):
+        return value
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError("write names of tokens, such as [prometheus], or anyone, or auto")
+    return [check_name(name) for name in value]
+
+
 Http = Annotated[str, BeforeValidator(_http), WithJsonSchema({"type": ["string", "boolean"]})]
 Endpoint = Annotated[str, BeforeValidator(_endpoint), WithJsonSchema({"type": ["string", "boolean"]})]
+Readers = Annotated[
+    Literal["auto", "anyone"] | list[str],
+    BeforeValidator(_readers),
+    WithJsonSchema({"anyOf": [{"enum": ["auto", "anyone"]}, {"type": "array", "items": {"type": "string"}}]}),
+]
 LogFormat = Literal["text", "json"]
 Traces = Annotated[
     Literal["off", "console", "otlp"], BeforeValidator(lambda value: "off" if value is False else value)
@@ -67,14 +83,18 @@ class Observe(BaseModel):
 
     http: Http = "auto"
     """IP:PORT of metrics, readiness and the page; read-only. `auto`: 127.0.0.1:9464 when that is free."""
+    readers: Readers = "auto"
+    """Who reads metrics and the page: bearer tokens by their names in `access.tokens`, good for nothing else,
+    or `anyone`. `auto`: anyone, or with `tenants` nobody. Readiness is told to anyone."""
     names: bool = False
-    """Show session ids and block hashes on the page, to everybody on this host."""
+    """Show session ids and block hashes on the page, to every reader."""
     log: LogFormat = "text"
     """How the log is written: for people, or one JSON object a line."""
     traces: Traces = "off"
     """Where spans of get, plan and copy go; needs `pip install 'kvtier[otel]'`."""
     kv_events: Endpoint = "off"
-    """Address to publish block events at as vLLM does, for routers; needs `pip install 'kvtier[events]'`."""
+    """Address to publish block events at as vLLM does, for routers; needs `pip install 'kvtier[events]'`.
+    With `tenants` ipc:///path, for this user's processes, unless readers is `anyone`."""
     kv_events_replay: Endpoint = "off"
     """Address where routers ask for events they missed."""
 
@@ -90,6 +110,15 @@ class Observe(BaseModel):
         assert parts.port is not None
         return HttpAddress(parts.hostname, parts.port, True)
 
+    @property
+    def reader_tokens(self) -> frozenset[str]:
+        """Names of the tokens that read metrics and the page."""
+        return frozenset() if isinstance(self.readers, str) else frozenset(self.readers)
+
+    def is_for_anyone(self, has_tenants: bool) -> bool:
+        """Whether everything is shown to whoever gets to the listener."""
+        return self.readers == "anyone" or (self.readers == "auto" and not has_tenants)
+
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         address = self.http_address
@@ -98,3 +127,23 @@ class Observe(BaseModel):
         if self.kv_events_replay != "off" and self.kv_events == "off":
             refuse("kv_events_replay", "there is nothing to replay; set kv_events, or write off")
         return self
+
+
+def check_readers(observe: Observe, access: Access, tenants: Mapping[str, Tenant]) -> None:
+    """Refuse what shows one tenant another one's doings, or gives a reader more than looking."""
+    if observe.reader_tokens and access.tokens is None:
+        refuse("observe.readers", "there is no file of tokens; set access.tokens, or write anyone")
+    taken = {name for tenant in tenants.values() for name in tenant.tokens} | {*access.admin.tokens}
+    if both := sorted(observe.reader_tokens & taken):
+        refuse("observe.readers", f"{both[0]} is a tenant's or an administrator's token; make one of its own")
+    if tenants and observe.readers != "anyone":
+        for key in ("kv_events", "kv_events_replay"):
+            endpoint: str = getattr(observe, key)
+            if endpoint != "off" and not is_private(endpoint):
+                words = "tells every tenant's blocks to whoever connects"
+                refuse(f"observe.{key}", f"{words}; write ipc:///path, or readers: anyone")
+
+
+def is_private(endpoint: str) -> bool:
+    """Whether a ZeroMQ endpoint is a file, which says by its mode who may connect."""
+    return endpoint.startswith("ipc:///")

@@ -150,7 +150,7 @@ def explain(error: ValidationError, model: type[BaseModel], gathered: Gathered) 
         path: KeyPath = detail["loc"]
         context = detail.get("ctx", {})
         if "key" in context:  # a check of several fields says which one to change
-            path = (*path, context["key"])
+            path = (*path, *context["key"].split("."))
         sentence = _sentence(detail["type"], detail["msg"], detail["input"], context, model, path)
         problems.append(Problem(gathered.source_of(path), ".".join(map(str, path)), sentence))
     return SettingsError(problems)

@@ -5,9 +5,10 @@ and uvicorn with starlette were rejected: eight and five packages for six read-o
 planner's loop. Everything is bounded: connections, size of a request, the time it may take to come, and what
 a slow reader makes us keep.
 
-Nobody says who they are here, so the listener is for this host unless told otherwise, nothing can be changed
-through it, and a request that names another host than an address of ours is refused: a page from elsewhere
-could otherwise read us through the visitor's browser (DNS rebinding).
+Nobody says who they are here, unless `refusal` (readers.py) asks for it. So the listener is for this host
+unless told otherwise, nothing can be changed through it, and a request that names another host than an
+address of ours is refused: a page from elsewhere could otherwise read us through the visitor's browser (DNS
+rebinding).
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import contextlib
 import ipaddress
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -53,6 +54,7 @@ class Answer:
     content_type: str = TEXT
     status: int = 200
     stream: AsyncIterator[bytes] | None = field(default=None)
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Path = Callable[[Query], Answer]
@@ -63,12 +65,22 @@ class BadRequest(ValueError):
 
 
 class HttpServer:
-    """Serves `paths` at `host`:`port`. Owned by the event loop."""
+    """Serves `paths` at `host`:`port`. `refusal` says of a path and an Authorization header why the request
+    is refused, nothing when it is not; `challenge` is what a client is told then. Owned by the event loop."""
 
-    def __init__(self, host: str, port: int, paths: Mapping[str, Path]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        paths: Mapping[str, Path],
+        refusal: Callable[[str, str], str],
+        challenge: str,
+    ) -> None:
         self.host = host
         self.port = port  # of the listener once it listens: 0 asks for a free one
         self._paths = paths
+        self._refusal = refusal
+        self._challenge = challenge
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[Any]] = set()
 
@@ -87,13 +99,17 @@ class HttpServer:
             ) from problem
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def hang_up(self) -> None:
+        """Close every connection: who comes again is asked again."""
+        for task in list(self._connections):
+            task.cancel()
+
     async def stop(self) -> None:
         """Close the listener and every connection. Idempotent."""
         if self._server is None:
             return
         self._server.close()
-        for task in list(self._connections):
-            task.cancel()
+        self.hang_up()
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
@@ -148,6 +164,9 @@ class HttpServer:
         path = self._paths.get(parts.path)
         if path is None:
             return _error(404, f"nothing here; try {', '.join(sorted(self._paths))}")
+        if reason := self._refusal(parts.path, headers.get(b"authorization", b"").decode("latin-1")):
+            answer = _error(401, reason)
+            return replace(answer, headers=(("WWW-Authenticate", self._challenge),))
         try:
             return path({key: values[-1] for key, values in parse_qs(parts.query).items()})
         except BadRequest as problem:
@@ -188,7 +207,7 @@ def _error(status: int, sentence: str) -> Answer:
 
 
 async def _send(http: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, is_head: bool) -> None:
-    headers = [("Content-Type", answer.content_type), *HEADERS]
+    headers = [("Content-Type", answer.content_type), *HEADERS, *answer.headers]
     if answer.stream is None:
         headers.append(("Content-Length", str(len(answer.body))))
     else:

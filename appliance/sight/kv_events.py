@@ -19,6 +19,7 @@ never block: a subscriber that is slow loses batches, sees the gap in the number
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from ..core.catalog import NO_ROW, Catalog
 from ..core.events import Event
 from ..core.instructions import BlockChange, Notify
 from ..errors import StartError
+from ..settings_observe import is_private
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class KvEvents:
             if self._replay_endpoint:
                 self._replay = self._context.socket(zmq.ROUTER)
                 self._replay.bind(self._replay_endpoint)
+                _keep_private(self._replay_endpoint)
                 self._task = asyncio.get_running_loop().create_task(self._answer_replays())
         except zmq.ZMQError as problem:
             raise StartError(
@@ -195,5 +198,12 @@ def chains(
 def _attach(socket: Any, endpoint: str) -> None:
     if "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://"):
         socket.bind(endpoint)
+        _keep_private(endpoint)
     else:
         socket.connect(endpoint)
+
+
+def _keep_private(endpoint: str) -> None:
+    """Let nobody but this user connect to a socket that is a file, whatever the umask."""
+    if is_private(endpoint):
+        os.chmod(endpoint.removeprefix("ipc://"), 0o600)

@@ -8,10 +8,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ..access import Access
 from ..errors import StartError
 from ..settings_observe import Observe
 from .eyes import Eyes
 from .http_server import HttpServer
+from .readers import CHALLENGE, NAME_READERS, Readers
 from .snapshot import Snapshots, asked
 from .web import paths
 from .why import Why
@@ -26,8 +28,10 @@ log = logging.getLogger(__name__)
 class Sight:
     """Made with the daemon; shows from `start` to `stop`."""
 
-    def __init__(self, eyes: Eyes, settings: Observe) -> None:
+    def __init__(self, eyes: Eyes, settings: Observe, access: Access) -> None:
         self.eyes = eyes
+        self.readers = Readers(settings, access)
+        self._is_for_anyone = self.readers.is_anyone
         self.snapshots = Snapshots(eyes)
         self.why = Why(eyes.planner, eyes.telemetry)
         self.http: HttpServer | None = None
@@ -46,7 +50,8 @@ class Sight:
         wanted = self._settings.http_address
         if wanted is None:
             return
-        server = HttpServer(wanted.host, wanted.port, paths(self.eyes, self._settings.names))
+        served = paths(self.eyes, self._settings.names)
+        server = HttpServer(wanted.host, wanted.port, served, self.readers.refusal, CHALLENGE)
         try:
             await server.start()
         except StartError as problem:
@@ -56,6 +61,8 @@ class Sight:
             return
         self.http = server
         log.info("metrics and page at %s", server.address)
+        if self.readers.is_nobody:
+            log.warning(NAME_READERS)
 
     async def stop(self) -> None:
         """Show nothing any more. Idempotent."""
@@ -96,6 +103,12 @@ class Sight:
         self.kv_events = KvEvents(self.eyes.planner.catalog, settings.kv_events, replay)
         self.kv_events.start()
         self.eyes.appliance.observers.append(self.kv_events.stepped)
+
+    def adopt(self) -> None:
+        """Let who reads follow the tenants there are now: streams of the page go on for days."""
+        was_for_anyone, self._is_for_anyone = self._is_for_anyone, self.readers.is_anyone
+        if self.http is not None and was_for_anyone and not self._is_for_anyone:
+            self.http.hang_up()
 
     def asked_by(self, session_id: str) -> dict[str, Any]:
         """Return what a session asked for, found, stored and saved."""
