@@ -56,15 +56,29 @@ class Choice:
 
     def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
         """Return how the fragments of each layer group are to be stored; None: as they are."""
-        geometry = identity.geometry
-        return tuple(self._encoding(identity, group) for group in range(geometry.num_groups))
+        profiled = self.profiled.get(identity.profile_digest)
+        if profiled is None:
+            return self.exact_encodings_of(identity)
+        return tuple(
+            self._profiled_encoding(profiled, identity, group)
+            for group in range(identity.geometry.num_groups)
+        )
+
+    def exact_encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
+        """Return the same for fragments that must not lose anything, whatever their namespace agreed to."""
+        return tuple(self._encoding(identity, group) for group in range(identity.geometry.num_groups))
+
+    def _profiled_encoding(
+        self, profiled: Profiled, identity: NamespaceIdentity, group: int
+    ) -> Encoding | None:
+        shape = shape_of(identity.geometry, group)
+        if self.settings.codec_for(identity, group) == "auto" and profiled.accepts(shape):
+            return Encoding(profiled.codec_id, profiled.stored_bound(shape))
+        return self._encoding(identity, group)
 
     def _encoding(self, identity: NamespaceIdentity, group: int) -> Encoding | None:
         shape = shape_of(identity.geometry, group)
         name: str = self.settings.codec_for(identity, group)
-        profiled = self.profiled.get(identity.profile_digest)
-        if name == "auto" and profiled is not None and profiled.accepts(shape):
-            return Encoding(profiled.codec_id, profiled.stored_bound(shape))
         if name == "auto":
             name = min(("identity", *CANDIDATES), key=lambda one: self._load_s(one, identity, group))
         codec = codec_named(name)

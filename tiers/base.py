@@ -36,6 +36,7 @@ class Cause(Enum):
     CANCELLED = "cancelled"
     SOURCE_GONE = "source_gone"  # the staging extent or device went away with its client
     TIER_OFFLINE = "tier_offline"
+    UNREADABLE = "unreadable"  # what its codec needs is missing: readable again when that is back
 
 
 class CopyError(Exception):

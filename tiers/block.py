@@ -174,3 +174,4 @@ class FragmentLabel:
     checksum: bytes = b""  # xxh3-128 of the raw payload, 16 bytes; empty until it was taken, at put
     codec_id: int = 0  # of its record in the cold store, and
     stored_length: int = 0  # the bytes that takes there; 0: as it is, raw_length
+    is_spent: bool = False  # the payload was decoded from a lossy record: it loses nothing more

@@ -31,6 +31,7 @@ import numpy as np
 from ..v1.shm import PAGE_BYTES
 from .base import Buffer, Cause, CopyError, CopyOutcome, EngineStatistics
 from .block import FragmentLabel, NamespaceIdentity, Tier
+from .codecs.base import PROFILED_ID
 from .codecs.records import RecordCodecs
 from .direct import DirectIo, Scratch, offset_of, runs_of, segment_of, write_fully
 from .footer import (
@@ -257,10 +258,11 @@ class ColdStore:
         in_order = [found[number] for number in self._manifest.state.lives if number in found]
         gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
         namespaces = list(self._manifest.state.namespaces.values())
-        recovered = assemble(in_order + gone, namespaces, self.codecs.can_read)
+        recovered = assemble(in_order + gone, namespaces)
         recovered.reasons.update(self._reasons)
         if recovered.reasons.keys() - {"segment_unsealed"}:  # that one every crash leaves behind
             log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))
+        self._count_unreadable(recovered)
         return recovered
 
     # --------------------------------------------------------------------------------- observation
@@ -302,6 +304,22 @@ class ColdStore:
         self._directory_lock.release()
 
     # ------------------------------------------------------------------------------------- inside
+
+    def _count_unreadable(self, recovered: Recovered) -> None:
+        """Say which records are kept although nobody can read them until their profile is back."""
+        is_profiled = recovered.records["codec"] == PROFILED_ID
+        for index, namespace in enumerate(recovered.namespaces):
+            if self.codecs.can_read(namespace):
+                continue
+            count = int((is_profiled & (recovered.records["namespace_index"] == index)).sum())
+            if count:
+                recovered.reasons["profile_missing"] += count
+                log.warning(
+                    "%d records name profile %s, which is not there: misses until its file is back in the "
+                    "directory compression.profiles",
+                    count,
+                    namespace.profile_digest.hex(),
+                )
 
     def _seal(self, number: int, entries: Entries) -> bool:
         """Flush, write the footer, tell the manifest; the segment is suspect when any of it fails."""

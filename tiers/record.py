@@ -41,6 +41,7 @@ ENTRY_OFFSET = _PROLOGUE.size
 ENTRY_BYTES = _ENTRY.size
 HEADER_BYTES = _HEADER.size + _CRC.size  # of this version; a later one may be longer, up to a page
 _HAS_PARENT = 1
+_IS_SPENT = 2  # decoded from a lossy record before it was written: see FragmentLabel
 
 #: The same bytes as an array: what footers hold and recovery works on.
 ENTRY = np.dtype(
@@ -100,6 +101,7 @@ class RecordHeader(NamedTuple):
     codec: int = CODEC_IDENTITY
     codec_parameters: bytes = b""
     stored_hash: int = 0  # xxh3-64 of the encoded payload; 0 without a codec, `checksum` says it all then
+    is_spent: bool = False
 
 
 def pack_header(page: memoryview, header: RecordHeader) -> bytes:
@@ -130,7 +132,7 @@ def pack_header(page: memoryview, header: RecordHeader) -> bytes:
         header.group,
         header.namespace_index,
         header.codec,
-        _HAS_PARENT if parent else 0,
+        (_HAS_PARENT if parent else 0) | (_IS_SPENT if header.is_spent else 0),
         header.codec_parameters,
         header.stored_hash,
     )
@@ -180,6 +182,7 @@ def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
         codec=fields[20],
         codec_parameters=fields[22].rstrip(b"\0"),
         stored_hash=fields[23],
+        is_spent=bool(flags & _IS_SPENT),
     )
 
 
@@ -188,6 +191,13 @@ def has_parent(
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """Return which entries have a parent, from their `flags`."""
     return (flags & _HAS_PARENT).astype(np.bool_)
+
+
+def is_spent(
+    flags: "np.ndarray[tuple[int], np.dtype[np.uint16]]",
+) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Return which entries were decoded from a lossy record before they were written."""
+    return (flags & _IS_SPENT).astype(np.bool_)
 
 
 assert CHECKSUM_BYTES == 16

@@ -8,7 +8,6 @@ same array of entries; no Python runs per record of a sealed segment.
 
 import mmap
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +38,7 @@ from .record import (
     RecordError,
     RecordHeader,
     has_parent,
+    is_spent,
     unpack_header,
 )
 
@@ -58,6 +58,7 @@ RECORD = np.dtype(
         ("stored_length", "<u8"),
         ("checksum", "V16"),
         ("codec", "<u2"),
+        ("is_spent", "?"),
     ]
 )
 #: Fields that a record has from its entry, as they are.
@@ -238,15 +239,11 @@ def _with_namespace(entry: bytes, index: int) -> bytes:
     return entry[:_NAMESPACE_OFFSET] + index.to_bytes(4, "little") + entry[_NAMESPACE_OFFSET + 4 :]
 
 
-def assemble(
-    found: list[Found],
-    namespaces: list[NamespaceIdentity],
-    can_read: Callable[[NamespaceIdentity], bool] = lambda _: True,
-) -> Recovered:
+def assemble(found: list[Found], namespaces: list[NamespaceIdentity]) -> Recovered:
     """Put the segments' entries together, in the order of `found`; of several records of one fragment
-    only the newest is kept, and none of namespaces that cannot be read (their profile is missing)."""
+    only the newest is kept."""
     reasons: Counter[str] = Counter()
-    known = {one.digest: index for index, one in enumerate(namespaces) if can_read(one)}
+    known = {one.digest: index for index, one in enumerate(namespaces)}
     footers = []
     for segment in found:
         reasons.update(segment.reasons)
@@ -286,6 +283,7 @@ def _fill(
     for name in COPIED:
         records[name] = entries[name]
     records["has_parent"] = has_parent(entries["flags"])
+    records["is_spent"] = is_spent(entries["flags"])
     records["place"] = entries["page"].astype(np.int64) | footer.segment << 32
     table = np.array([known.get(digest, -1) for digest in footer.namespaces], np.int64)
     indexes = table[entries["namespace_index"]]

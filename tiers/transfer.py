@@ -13,7 +13,7 @@ import xxhash
 from ..v1.shm import PAGE_BYTES
 from .base import Buffer, Cause
 from .block import FragmentLabel
-from .codecs.base import CodecError
+from .codecs.base import CodecError, CodecMissing
 from .codecs.records import RecordCodecs
 from .direct import Scratch, copy_bytes, is_aligned
 from .log import record_bytes
@@ -129,7 +129,7 @@ def finish_read(
     try:
         is_lossy = header.codec and not codecs.is_exact(header.codec, header.codec_parameters)
     except CodecError:
-        return Cause.WRONG_IDENTITY, b""
+        return Cause.WRONG_IDENTITY, b""  # a codec that this version does not know
     if label.checksum and header.checksum != label.checksum and not is_lossy:
         return Cause.WRONG_CHECKSUM, b""
     if header.codec and not as_stored:
@@ -153,6 +153,8 @@ def _decode(
         return Cause.WRONG_CHECKSUM, b""
     try:
         codecs.decode(label, header.codec, header.codec_parameters, stored, into)
+    except CodecMissing:
+        return Cause.UNREADABLE, b""
     except CodecError:
         return Cause.WRONG_CHECKSUM, b""
     if xxhash.xxh3_128_digest(into) != header.checksum:

@@ -123,8 +123,10 @@ class Transfers:
             return staged, label.checksum or xxhash.xxh3_128_digest(staged.stored)
         if not label.checksum:
             payload = memoryview(bytes(payload))  # nobody changes this one while it is hashed and encoded
-        staged = stage_encoded(self._scratch, label, payload, self.codecs)
         parameters = self.codecs.parameters(label)
+        if label.is_spent and not self.codecs.is_exact(label.codec_id, parameters):
+            raise DoesNotFit  # the planner asks for an exact codec; whoever does not loses no bit twice here
+        staged = stage_encoded(self._scratch, label, payload, self.codecs)
         if self.codecs.is_exact(label.codec_id, parameters):
             return staged, label.checksum or xxhash.xxh3_128_digest(payload)
         decoded = memoryview(bytearray(label.raw_length))
@@ -151,6 +153,7 @@ class Transfers:
             namespace_index,
             label.codec_id,
             self.codecs.parameters(label),
+            is_spent=label.is_spent,
         )
 
     def read_run(

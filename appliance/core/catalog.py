@@ -53,6 +53,8 @@ class Namespace:
     group_offsets: tuple[int, ...]
     #: Number of the encoding in which fragments of each layer group enter the cold store from now on.
     encodings: tuple[int, ...] = ()
+    #: The same for fragments that have spent their error budget.
+    exact_encodings: tuple[int, ...] = ()
 
 
 class Catalog:
@@ -94,6 +96,8 @@ class Catalog:
         self.encoding = array("H")  # of its record in the cold store; AS_IT_IS when there is none
         #: Fragments whose encoded bytes were too long: their blocks are stored as they are. Sparse.
         self.unfit: set[int] = set()
+        #: Fragments whose bytes were decoded from a lossy record: they lose nothing more. Sparse.
+        self.spent: set[int] = set()
         #: Prefix hash of the parent of blocks that recovery found without it: their records name it.
         self.lost_parent: dict[int, bytes] = {}
         #: Priority and until when, of blocks that somebody gave one. Sparse; see retention.py.
@@ -112,7 +116,7 @@ class Catalog:
         offsets = tuple(sum(sizes[:group]) for group in range(len(sizes)))
         number = len(self.namespaces) + 1
         namespace = Namespace(number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets)
-        namespace.encodings = (AS_IT_IS,) * len(sizes)
+        namespace.encodings = namespace.exact_encodings = (AS_IT_IS,) * len(sizes)
         self.namespaces[namespace.id] = namespace
         return namespace
 
@@ -157,8 +161,9 @@ class Catalog:
         self.lost_parent.pop(row, None)
         self.retained.pop(row, None)
         self.awaited.pop(row, None)
-        if self.unfit:
-            self.unfit.difference_update(self.fragments(row))
+        for noted in (self.unfit, self.spent):
+            if noted:
+                noted.difference_update(self.fragments(row))
         self.prefix_hash[row] = b""
         self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
         # setdefault: the rows of recovered blocks were never taken from this list.
@@ -185,9 +190,10 @@ class Catalog:
             if hints:
                 for row in rows:
                     hints.pop(row, None)
-        if self.unfit:
-            for row in rows:
-                self.unfit.difference_update(self.fragments(row))
+        for noted in (self.unfit, self.spent):
+            if noted:
+                for row in rows:
+                    noted.difference_update(self.fragments(row))
         first_fragment = self.first_fragment
         free = self._free_fragments.setdefault(namespace.num_groups, [])
         free += [first_fragment[row] for row in rows]
@@ -268,7 +274,8 @@ class Catalog:
         it."""
         if fragment in self.unfit:
             return AS_IT_IS
-        return namespace.encodings[fragment - self.first_fragment[self.block_of[fragment]]]
+        encodings = namespace.exact_encodings if fragment in self.spent else namespace.encodings
+        return encodings[fragment - self.first_fragment[self.block_of[fragment]]]
 
     def label_of(self, fragment: int) -> FragmentLabel:
         """Return who a fragment is, with its checksum once it was taken."""
@@ -313,6 +320,7 @@ class Catalog:
             if number:
                 label.codec_id = encodings.codec_id(number)
                 label.stored_length = encodings.stored_bytes(number, label.raw_length)
+            label.is_spent = fragment in self.spent
 
     def set_checksum(self, fragment: int, checksum: bytes) -> None:
         """Remember the checksum taken at put."""

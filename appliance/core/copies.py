@@ -169,6 +169,8 @@ class Copies:
         labels = [item.label for item in batch.items]
         for label, outcome in zip(labels, outcomes, strict=True):
             label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
+        if self._residency.catalog.spent:
+            self._residency.catalog.spent.difference_update(fragments)
         land_run(self._residency, fragments, labels)
         for fragment in fragments if self._listeners else ():
             self.tell_listeners(fragment, batch.target, None)
@@ -194,6 +196,7 @@ class Copies:
                 # What a lossy codec decoded has a checksum of its own. The copy has ended: nobody else holds
                 # this label.
                 label.checksum = outcome.checksum
+            self._note_spent(batch, move.fragment)
             residency.land(move.fragment, batch.target, label)
         if batch.owner is not None:
             batch.owner.landed(move.fragment, outcome.cause)
@@ -203,6 +206,14 @@ class Copies:
             residency.fail(move.fragment, batch.target, outcome.cause)
             if outcome.cause is Cause.DOES_NOT_FIT and residency.catalog.prefix_hash[row]:
                 self.on_unfit(row)
+
+    def _note_spent(self, batch: _Batch, fragment: int) -> None:
+        """What came out of a lossy record loses nothing more; what a client put anew has lost nothing yet."""
+        catalog = self._residency.catalog
+        if batch.source is None:
+            catalog.spent.discard(fragment)
+        elif batch.source is Tier.NVME and catalog.encodings.is_lossy(catalog.encoding[fragment]):
+            catalog.spent.add(fragment)
 
     def _finish_inside(self, batch: _Batch, move: Move, outcome: CopyOutcome) -> None:
         """A fragment was copied to another place of its tier."""

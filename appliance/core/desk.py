@@ -157,8 +157,9 @@ class Desk:
 
     def _encode(self, namespace: Namespace) -> None:
         number_of = self._residency.catalog.encodings.number_of
-        chosen = self._compression.encodings_of(namespace.identity)
-        namespace.encodings = tuple(number_of(encoding) for encoding in chosen)
+        identity = namespace.identity
+        namespace.encodings = tuple(map(number_of, self._compression.encodings_of(identity)))
+        namespace.exact_encodings = tuple(map(number_of, self._compression.exact_encodings_of(identity)))
 
     def add_namespace(self, identity: NamespaceIdentity) -> Namespace:
         """Return the namespace of `identity`, made known if need be."""

@@ -6,11 +6,15 @@ lets the mover find out whether it fits. What does not is noted, and stored as i
 Which codec is somebody else's decision (`Compression`: settings, measured speeds, what a namespace allows);
 here it is a number in a table, because a fragment has two bytes for it. The table grows with codecs and
 shapes, not with fragments.
+
+What was decoded from a lossy record has spent its error budget. Nobody encodes it lossily again: the choice
+for such fragments is another one (`exact_encodings_of`), whatever the namespace agreed to.
 """
 
 from typing import NamedTuple, Protocol
 
 from ...tiers.block import NamespaceIdentity
+from ...tiers.codecs.base import PROFILED_ID
 
 AS_IT_IS = 0  # the number of no encoding
 MAX_ENCODINGS = 1 << 16
@@ -30,6 +34,10 @@ class Compression(Protocol):
         """Return how the fragments of each layer group are to be stored; None: as they are."""
         ...
 
+    def exact_encodings_of(self, identity: NamespaceIdentity) -> "tuple[Encoding | None, ...]":
+        """Return the same for fragments that must not lose anything more."""
+        ...
+
 
 class NoCompression:
     """Everything as it is."""
@@ -37,6 +45,8 @@ class NoCompression:
     def encodings_of(self, identity: NamespaceIdentity) -> "tuple[Encoding | None, ...]":
         """Return nothing for every layer group."""
         return (None,) * identity.geometry.num_groups
+
+    exact_encodings_of = encodings_of
 
 
 class Encodings:
@@ -67,6 +77,10 @@ class Encodings:
         """Return the codec of an encoding, 0 for none."""
         encoding = self._encodings[number]
         return 0 if encoding is None else encoding.codec_id
+
+    def is_lossy(self, number: int) -> bool:
+        """Whether fragments may lose something in this encoding."""
+        return self.codec_id(number) == PROFILED_ID
 
     def __len__(self) -> int:
         return len(self._encodings)

@@ -200,6 +200,8 @@ def _extend_fragments(
     encoding = np.zeros(num_fragments, np.uint16)
     encoding[fragment] = _encodings(catalog, records)
     _extend(catalog.encoding, encoding)
+    first_fragment = len(catalog.encoding) - num_fragments
+    catalog.spent.update((first_fragment + fragment[records["is_spent"]]).tolist())
 
 
 def _encodings(catalog: Catalog, records: Records) -> npt.NDArray[np.uint16]:

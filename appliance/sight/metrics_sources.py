@@ -171,6 +171,7 @@ def codec_fragments(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
         yield (codec.name, "unfit"), codec.num_unfit
         yield (codec.name, "decoded"), codec.num_decoded
         yield (codec.name, "refused"), codec.num_refused
+        yield (codec.name, "unreadable"), codec.num_unreadable
 
 
 def codec_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:

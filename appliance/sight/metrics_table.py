@@ -132,8 +132,9 @@ COPIES = (
 
 CODECS = (
     Metric("kvtier_codec_fragments_total", "counter", ("codec", "outcome"),
-           "Fragments `encoded`, `unfit` (too long once encoded, stored as they are), `decoded`, or "
-           "`refused` (what nothing encodes to: a damaged record, dropped).",
+           "Fragments `encoded`, `unfit` (too long once encoded, stored as they are), `decoded`, "
+           "`refused` (what nothing encodes to: a damaged record, dropped) or `unreadable` (what its codec "
+           "needs is missing: kept, a miss until that is back).",
            "Which codecs are at work.", sources.codec_fragments),
     Metric("kvtier_codec_bytes_total", "counter", ("codec", "form"),
            "Bytes of encoded fragments: `raw` as they were put, `stored` as they lie on the device.",

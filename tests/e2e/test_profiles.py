@@ -82,12 +82,19 @@ def test_only_who_names_a_profile_is_stored_by_it(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(report.data, decoded(data))
                 assert not (report.data == data).all()
         assert daemon.stop() == 0
-        (tmp_path / "profiles" / "four-bits.yaml").rename(tmp_path / "elsewhere.yaml")
+        path = tmp_path / "profiles" / "four-bits.yaml"
+        path.rename(tmp_path / "elsewhere.yaml")
         daemon.start()
         with Client(daemon.target) as client:
             with pytest.raises(KvtierError, match="no profile"):
                 client.register(lossy)
             np.testing.assert_array_equal(client.get(client.register(exact), NAMES).data, data)
+        assert daemon.stop() == 0
+        (tmp_path / "elsewhere.yaml").rename(path)
+        daemon.start()
+        with Client(daemon.target) as client:  # nothing was lost meanwhile
+            report = client.get(client.register(lossy), NAMES)
+            np.testing.assert_array_equal(report.data, decoded(data))
     finally:
         daemon.close()
 

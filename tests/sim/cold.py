@@ -11,6 +11,7 @@ import numpy as np
 
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import FragmentLabel, NamespaceIdentity
+from kvtier.tiers.codecs.base import PROFILED_ID
 from kvtier.tiers.footer import Footer
 from kvtier.tiers.log import record_bytes
 from kvtier.tiers.record import ENTRY
@@ -32,7 +33,8 @@ class Record:
         self.epoch = epoch
         self.sequence = sequence
         self.token = token
-        self.checksum = label.checksum or checksum_of(token)
+        is_lossy = label.codec_id == PROFILED_ID  # its checksum is that of what it decodes to
+        self.checksum = checksum_of(token) if is_lossy else label.checksum or checksum_of(token)
 
     @property
     def is_whole(self) -> bool:
@@ -73,8 +75,11 @@ class VirtualColdStore:
 
     # ------------------------------------------------------------------------------- transfers
 
-    def write(self, place: int, label: FragmentLabel, token: int) -> Cause | None:
-        """Store one record; return why not."""
+    def write(
+        self, place: int, label: FragmentLabel, token: int, *, as_stored: bool = False, is_torn: bool = False
+    ) -> Cause | None:
+        """Store one record; return why not. `as_stored`: a record's payload, copied forward. `is_torn`: only
+        half of it gets there."""
         number, page = extent_of(place), slot_of(place)
         segment = self.segments[number]
         if number in self._gone:
@@ -92,11 +97,15 @@ class VirtualColdStore:
         segment.written.update(pages)
         if label.codec_id and self._fault("does_not_fit"):
             return Cause.DOES_NOT_FIT
+        if label.codec_id == PROFILED_ID and not as_stored:
+            if label.is_spent:
+                raise Violation("quantised twice", f"{place:#x} would lose more than its budget")
+            token = self._contents.decoded(token)
         self._sequence += 1
         record = Record(label, page, segment.epoch, self._sequence, token)
         if self._fault("write_error"):
             return Cause.IO_ERROR
-        if self._fault("short_write") or self._fault("torn_write"):
+        if is_torn or self._fault("short_write") or self._fault("torn_write"):
             record.token = self._contents.garbage()
             segment.medium[page] = record
             return Cause.SHORT_TRANSFER
@@ -146,7 +155,8 @@ class VirtualColdStore:
             or found.stored_length != label.stored_length
         ):
             return Cause.WRONG_IDENTITY
-        if label.checksum and record.checksum != label.checksum:
+        is_lossy = label.codec_id == PROFILED_ID
+        if label.checksum and record.checksum != label.checksum and not is_lossy:
             return Cause.WRONG_CHECKSUM
         return None if record.is_whole else Cause.WRONG_CHECKSUM
 
@@ -274,6 +284,6 @@ def _entry(record: Record, table: dict[bytes, int]) -> tuple[bytes | int, ...]:
         label.group,
         table[label.namespace_digest],
         label.codec_id,
-        1 if label.parent_hash else 0,
+        (1 if label.parent_hash else 0) | (2 if label.is_spent else 0),
         b"",
     )

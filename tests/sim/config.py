@@ -13,6 +13,7 @@ from kvtier.appliance.core.options import PlannerOptions
 from kvtier.policies.costs import PrefillSpeed
 from kvtier.policies.registry import EVICTION, PREFETCH, PolicyChoice
 from kvtier.tiers.block import Geometry, NamespaceIdentity
+from kvtier.tiers.codecs.base import PROFILED_ID
 
 SENSELESS_EVICTION = "tests.sim.policies:SenselessEviction"
 SENSELESS_PREFETCH = "tests.sim.expectations:SenselessPrefetch"
@@ -78,11 +79,18 @@ class SimCompression:
 
     def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
         """See Compression."""
+        return self._encodings(identity, self.codec_id)
+
+    def exact_encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
+        """See Compression."""
+        return self._encodings(identity, 1)
+
+    def _encodings(self, identity: NamespaceIdentity, codec_id: int) -> tuple[Encoding | None, ...]:
         geometry = identity.geometry
         return tuple(
             None
             if self.is_mixed and group % 2
-            else Encoding(self.codec_id, max(1, int(geometry.fragment_bytes(group) * self.share)))
+            else Encoding(codec_id, max(1, int(geometry.fragment_bytes(group) * self.share)))
             for group in range(geometry.num_groups)
         )
 
@@ -91,7 +99,7 @@ def draw_compression(rng: Random) -> Compression:
     """Draw how fragments enter the cold store."""
     if rng.random() < 0.5:
         return NoCompression()
-    return SimCompression(rng.choice((1, 2, 4)), rng.choice((0.05, 0.4, 0.73)), rng.random() < 0.3)
+    return SimCompression(rng.choice((1, 2, PROFILED_ID)), rng.choice((0.05, 0.4, 0.73)), rng.random() < 0.3)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from kvtier.appliance.core.events import CopyFinished
 from kvtier.appliance.core.instructions import CancelCopy, Copy, HastenCopy
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import Tier
+from kvtier.tiers.codecs.base import PROFILED_ID
 from kvtier.v1.shm import extent_of
 
 from .oracle import checksum_of
@@ -97,7 +98,13 @@ class Mover:
                     whole = world.random() < 0.5
                     if self._daemon.cold.segments[extent_of(item.target)].is_sealed:
                         continue
-                    daemon.cold.write(item.target, item.label, token if whole else daemon.contents.garbage())
+                    daemon.cold.write(
+                        item.target,
+                        item.label,
+                        token,
+                        as_stored=job.copy.source is Tier.NVME,
+                        is_torn=not whole,
+                    )
 
     # ------------------------------------------------------------------------------------ private
 
@@ -141,10 +148,13 @@ class Mover:
             memory.end_write(item.target, daemon.contents.garbage() if failed else token)
         cause: Cause | None = Cause.IO_ERROR if failed else None
         if copy.target is Tier.NVME:
-            cause = daemon.cold.write(item.target, item.label, token)
+            as_stored = copy.source is Tier.NVME
+            cause = daemon.cold.write(item.target, item.label, token, as_stored=as_stored)
         if cause is not None and copy.source is Tier.NVME:
             daemon.oracle.is_lossy = True
-        return CopyOutcome(cause, b"" if cause else item.label.checksum or checksum_of(token))
+        is_decoded = copy.source is Tier.NVME and item.label.codec_id == PROFILED_ID
+        digest = checksum_of(token) if is_decoded else item.label.checksum or checksum_of(token)
+        return CopyOutcome(cause, b"" if cause else digest)
 
     def _read(self, job: _Job, item: CopyItem, is_end: bool = False) -> int | Cause:
         """Return what the source holds now."""

@@ -33,6 +33,8 @@ class Contents:
     def __init__(self) -> None:
         self._keys: list[Key | None] = [None]
         self._committed: set[int] = set()
+        self._decoded: dict[int, int] = {}  # token -> what a lossy codec makes of it
+        self._lossy: set[int] = set()  # the contents it made
 
     def new(self, key: Key) -> int:
         """A client wrote something for `key` into its staging extent."""
@@ -43,6 +45,20 @@ class Contents:
         """Something nobody meant: a half-written slot, a rotten sector."""
         self._keys.append(None)
         return len(self._keys) - 1
+
+    def decoded(self, token: int) -> int:
+        """Return what comes back of `token` from a lossy record: another content, but the same key's, and as
+        good as committed. Nothing may be decoded twice."""
+        if token in self._lossy:
+            raise Violation("quantised twice", f"token {token} was decoded from a lossy record before")
+        if token not in self._decoded:
+            self._keys.append(self._keys[token])
+            made = self._decoded[token] = len(self._keys) - 1
+            if self._keys[made] is not None:
+                self._lossy.add(made)
+            if token in self._committed:
+                self._committed.add(made)
+        return self._decoded[token]
 
     def key_of(self, token: int) -> Key:
         """Return the key a client's token was made for."""

@@ -1,6 +1,7 @@
 """Profiles as files, and records that name one: read where it is, a miss where it is not."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvtier.tiers.base import Cause
+from kvtier.appliance.forward import ForwardCopier
+from kvtier.tiers.base import Cause, CopyItem
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import shape_of
 from kvtier.tiers.codecs.profile import Profile, ProfileError, Rule, uniform_rules
@@ -86,8 +88,11 @@ def test_tables_that_were_changed_or_cut_are_noticed(tmp_path: Path) -> None:
         read_profile(path)
 
 
-def test_a_record_is_read_by_its_profile_and_without_it_a_miss(tmp_path: Path) -> None:
-    """Also where the digest ends in a zero, which a record's header does not tell from nothing."""
+def test_a_record_is_read_by_its_profile_and_without_it_a_miss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A miss, not a loss: it is kept, copied forward and found after a restart, and read when the profile is
+    back. Also where the digest ends in a zero, which a record's header does not tell from nothing."""
     salted = (replace(PROFILE, calibration={"salt": i}) for i in count())
     profile = next(profile for profile in salted if profile.digest[-1] == 0)
     geometry = Geometry(4, 2, 64, 16, "bfloat16")
@@ -121,9 +126,25 @@ def test_a_record_is_read_by_its_profile_and_without_it_a_miss(tmp_path: Path) -
         opened.room.settle(place)
         assert opened.get(place, label_at(1)) == decoded.tobytes()
         opened.store.codecs.adopt({})
-        assert opened.get(place, label_at(1)) == Cause.WRONG_IDENTITY
-        opened.store.codecs.adopt({profile.digest: profile})
-        assert opened.get(place, label_at(1)) == decoded.tobytes()
+        assert opened.get(place, label_at(1)) == Cause.UNREADABLE
+        assert opened.get(place, label_at(1)) == Cause.UNREADABLE
+        assert caplog.text.count("put its file back into the directory compression.profiles") == 1
+        (books,) = opened.store.codecs.statistics()
+        assert (books.name, books.num_unreadable, books.num_refused) == ("profiled", 2, 0)
+        with ThreadPoolExecutor(1) as pool:  # the segment is reclaimed meanwhile: nobody needs to read it
+            target = opened.room.reserve(0, stored.size)
+            assert target is not None
+            items = [CopyItem(place, target, label_at(1))]
+            assert ForwardCopier(opened.store, pool).start(items).result()[0].cause is None
+            opened.room.settle(target)
+        opened.seal()
+    with cold(tmp_path) as again:  # a restart without it
+        assert again.recovered.reasons["profile_missing"] == len(again.recovered.records) == 1
+        (place,) = again.recovered.records["place"].tolist()
+        assert place == target
+        assert again.get(place, label_at(1)) == Cause.UNREADABLE
+        again.store.codecs.adopt({profile.digest: profile})
+        assert again.get(place, label_at(1)) == decoded.tobytes()
 
 
 def test_a_namespace_without_a_profile_is_the_one_it_always_was() -> None:

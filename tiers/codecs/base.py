@@ -15,16 +15,24 @@ into `into`, fills it whole or raises, and needs no memory beyond a small multip
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ..base import Buffer
 from ..block import DTYPE_BYTES, Geometry
+
+#: The one codec that may lose anything.
+PROFILED_ID: Final = 5
 
 KNOWN_LAYOUT = "layer,kv,token,head,dim"  # of which codecs know the axes
 
 
 class CodecError(Exception):
     """These bytes are not what this codec writes for this shape. Never says more than where and why."""
+
+
+class CodecMissing(CodecError):
+    """These bytes are right as far as anybody can tell, but what their codec needs (a profile, a dictionary,
+    a library) is not here. They can be read when it is back."""
 
 
 class DoesNotFit(Exception):

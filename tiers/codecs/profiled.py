@@ -11,9 +11,10 @@ What a profile cannot say here: "the most recent tokens stay exact". A fragment 
 memory, and nobody knows then whether its conversation goes on; unfinished blocks, the actual window of a
 runtime, never come here. The first tokens of a chain are known by their position: `sink_tokens`.
 
-Nothing is ever quantised twice: records move as they are stored, and what was loaded from one is the same
-fragment, clean, with a record that is still there. Should that record be gone, a spill encodes decoded
-values again: same scales, nearly same codes; the bound counts from what was put then, and holds twice.
+Nothing is ever quantised twice. Records move as they are stored, and what was loaded from one is the same
+fragment, clean, with a record that is still there. Should that record be gone, the fragment has spent its
+budget: it is stored exactly from then on, and the new record says so (`is_spent`). Quantising decoded
+values to the same codes was tried instead: rounding to 16 bits moves one in fifty of them.
 """
 
 from functools import lru_cache
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Buffer
-from .base import CodecError, DoesNotFit, Exactness, Shape
+from .base import PROFILED_ID, CodecError, DoesNotFit, Exactness, Shape
 from .profile import Profile, Rule
 from .quantised import ExactSegment, Fp8Segment, IntSegment, SegmentCoder
 from .transform import segment_coder
@@ -54,7 +55,7 @@ class _Layout(NamedTuple):
 class Profiled:
     """Implements Codec for the KV of one model, by one profile."""
 
-    codec_id = 5
+    codec_id = PROFILED_ID
     name = "profiled"
 
     def __init__(self, profile: Profile) -> None:

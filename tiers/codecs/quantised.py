@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import CodecError, DoesNotFit, Exactness
+from .base import CodecError, CodecMissing, DoesNotFit, Exactness
 from .profile import Rule
 
 Words: TypeAlias = NDArray[np.uint16]  # [token, head, dim] of one layer and plane, float16 or bfloat16
@@ -215,5 +215,5 @@ def kernels() -> ModuleType:
     try:
         from .kernels import quantised
     except ImportError as error:
-        raise CodecError(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
+        raise CodecMissing(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
     return quantised

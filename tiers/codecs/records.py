@@ -11,6 +11,7 @@ told from outside (`adopt`) and may change while records are read; a record whos
 read, which is a miss, and can be again when the profile is back.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -19,11 +20,13 @@ from functools import lru_cache
 
 from ..base import Buffer
 from ..block import HASH_BYTES, FragmentLabel, NamespaceIdentity
-from .base import Codec, CodecError, DoesNotFit, Shape, shape_of
+from .base import PROFILED_ID, Codec, CodecError, CodecMissing, DoesNotFit, Shape, shape_of
 from .needs import Need, Needs
 from .profile import Profile
 from .profiled import Profiled
 from .registry import codec_of_record
+
+log = logging.getLogger(__name__)
 
 MAX_KNOWN = 4096  # pairs of namespace and layer group whose shape is remembered
 
@@ -37,6 +40,7 @@ class CodecStatistics:
     num_unfit: int = 0  # too long once encoded, stored as they are
     num_decoded: int = 0
     num_refused: int = 0  # records that nothing encodes to
+    num_unreadable: int = 0  # records whose profile, dictionary or library is missing
     encoded_raw_bytes: int = 0
     encoded_stored_bytes: int = 0  # what was reserved for them
     decoded_raw_bytes: int = 0
@@ -55,6 +59,7 @@ class RecordCodecs:
         self.profiled: Mapping[bytes, Profiled] = {}  # by digest; replaced as a whole
         self.needs = Needs()
         self._books: dict[int, CodecStatistics] = {}
+        self._missed: set[str] = set()  # what is missing and was said to be
         self._lock = threading.Lock()
 
     def adopt(self, profiles: Mapping[bytes, Profile]) -> None:
@@ -63,18 +68,27 @@ class RecordCodecs:
         self.profiled = {
             digest: known.get(digest) or Profiled(profile) for digest, profile in profiles.items()
         }
+        with self._lock:
+            self._missed.clear()  # say it again if it is still so
 
     def can_read(self, identity: NamespaceIdentity) -> bool:
         """Whether the profile that a namespace names, if it names one, is there."""
         return not identity.profile_digest or identity.profile_digest in self.profiled
 
     def parameters(self, label: FragmentLabel) -> bytes:
-        """Return what stands in the header of a record of this fragment. Raises CodecError."""
+        """Return what stands in the header of a record of this fragment, whether or not its codec can be used
+        just now: records are copied as they are. Raises CodecError."""
+        if label.codec_id == PROFILED_ID:
+            return self._profile_digest(label)
         return self._codec_to_write(label).parameters()
 
     def is_exact(self, codec_id: int, parameters: bytes) -> bool:
-        """Whether records of this codec decode to what was put. Raises CodecError."""
-        return self._codec(codec_id, parameters).exactness.is_exact
+        """Whether records of this codec decode to what was put; not, as far as anybody knows, where its
+        profile is missing. Raises CodecError."""
+        try:
+            return self._codec(codec_id, parameters).exactness.is_exact
+        except CodecMissing:
+            return codec_id != PROFILED_ID
 
     def encode(self, label: FragmentLabel, payload: Buffer, into: Buffer) -> None:
         """Fill `into` (label.stored_length long) with the encoded payload and zeros. Raises DoesNotFit, and
@@ -106,25 +120,36 @@ class RecordCodecs:
     def decode(
         self, label: FragmentLabel, codec_id: int, parameters: bytes, stored: Buffer, into: Buffer
     ) -> None:
-        """Fill `into` (label.raw_length long) from the payload of a record. Raises CodecError."""
-        codec = self._codec(codec_id, parameters)
+        """Fill `into` (label.raw_length long) from the payload of a record. Raises CodecError, and
+        CodecMissing when it is not the record's fault."""
+        try:
+            codec = self._codec(codec_id, parameters)
+            self._decode(codec, label, stored, into)
+        except CodecMissing as missing:
+            self._note_missing(codec_id, str(missing))
+            raise
+
+    def _decode(self, codec: Codec, label: FragmentLabel, stored: Buffer, into: Buffer) -> None:
         shape = self._shape(label.namespace_digest, label.group)
         if shape.raw_bytes != len(into):
             raise CodecError(f"{shape.raw_bytes} bytes, asked for {len(into)}")
         began_at = time.perf_counter()
-        is_refused = True
+        is_decoded = is_missing = False
         try:
             codec.decode(shape, stored, into)
-            is_refused = False
+            is_decoded = True
+        except CodecMissing:
+            is_missing = True
+            raise
         finally:
             seconds = time.perf_counter() - began_at
             with self._lock:
                 books = self._books_of(codec)
                 books.decode_s += seconds
-                books.num_decoded += not is_refused
-                books.num_refused += is_refused
-                books.decoded_raw_bytes += 0 if is_refused else len(into)
-                books.decoded_stored_bytes += 0 if is_refused else len(stored)
+                books.num_decoded += is_decoded
+                books.num_refused += not (is_decoded or is_missing)
+                books.decoded_raw_bytes += len(into) if is_decoded else 0
+                books.decoded_stored_bytes += len(stored) if is_decoded else 0
 
     def statistics(self) -> list[CodecStatistics]:
         """Return a copy of the books, one per codec that was used."""
@@ -132,17 +157,33 @@ class RecordCodecs:
             return [replace(books) for _, books in sorted(self._books.items())]
 
     def _codec(self, codec_id: int, parameters: bytes) -> Codec:
-        if codec_id != Profiled.codec_id:
+        if codec_id != PROFILED_ID:
             return self._fixed_codec(codec_id, parameters)
         codec = self.profiled.get(parameters.ljust(HASH_BYTES, b"\0"))  # records end in zeros
         if codec is None:
-            raise CodecError(f"profile {parameters.hex()[:12]} is not there; put it back to read this record")
+            raise CodecMissing(
+                f"profile {parameters.hex()[:12]} is not there; put its file back into the directory "
+                "compression.profiles and reload"
+            )
         return codec
 
     def _codec_to_write(self, label: FragmentLabel) -> Codec:
+        is_profiled = label.codec_id == PROFILED_ID
+        return self._codec(label.codec_id, self._profile_digest(label) if is_profiled else b"")
+
+    def _profile_digest(self, label: FragmentLabel) -> bytes:
         identity = self._namespaces.get(label.namespace_digest)
-        is_profiled = label.codec_id == Profiled.codec_id and identity is not None
-        return self._codec(label.codec_id, identity.profile_digest if is_profiled and identity else b"")
+        return identity.profile_digest if identity is not None else b""
+
+    def _note_missing(self, codec_id: int, why: str) -> None:
+        """Count a record that cannot be read for now; say why once."""
+        with self._lock:
+            is_new = why not in self._missed
+            self._missed.add(why)
+            name = Profiled.name if codec_id == PROFILED_ID else self._fixed_codec(codec_id, b"").name
+            self._books.setdefault(codec_id, CodecStatistics(name)).num_unreadable += 1
+        if is_new:
+            log.warning("records cannot be read and are misses until this is repaired: %s", why)
 
     def _books_of(self, codec: Codec) -> CodecStatistics:
         return self._books.setdefault(codec.codec_id, CodecStatistics(codec.name))

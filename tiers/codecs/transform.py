@@ -23,7 +23,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import CodecError, DoesNotFit, Exactness
+from .base import CodecError, CodecMissing, DoesNotFit, Exactness
 from .profile import Profile, ProfileError, Rule
 from .quantised import Bytes, Words
 from .transform_table import TransformTable
@@ -135,5 +135,5 @@ def kernels() -> tuple[ModuleType, ModuleType]:
     try:
         from .kernels import floats, rans
     except ImportError as error:
-        raise CodecError(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
+        raise CodecMissing(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
     return floats, rans

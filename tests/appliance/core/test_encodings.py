@@ -17,6 +17,8 @@ class Halved:
     def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
         return (HALF,) + (None,) * (identity.geometry.num_groups - 1)
 
+    exact_encodings_of = encodings_of
+
 
 def compressing_rig() -> Rig:
     rig = Rig(dram_blocks=4, nvme_blocks=4)
