@@ -286,7 +286,7 @@ class Daemon:
             self.compressing.adopt(settings.compression)
         self.access.adopt(settings.tenants)
         self.rates.adopt(settings.tenants)
-        self.sight.adopt()
+        self.sight.adopt(settings.observe)
         self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
         self.doors.set_mode(settings.socket_mode)
         if self.local is not None:

@@ -42,6 +42,7 @@ LIVE = (
     "limits.session_idle",
     "limits.max_story_lines",
     "tenants",
+    "observe.readers",
 )
 
 

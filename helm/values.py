@@ -171,8 +171,8 @@ class TokensSecret(SecretName):
 
 
 class Http(_Model):
-    """Metrics, readiness and the page; read-only, and nobody says who they are. The NetworkPolicy is its
-    gate."""
+    """Metrics, readiness and the page; read-only. With tenants they are for anyone whom the NetworkPolicy
+    lets in, or for the tokens of `policy.observe.readers`; without that policy for those tokens only."""
 
     port: Port = 9464
     """Port of pod and Service."""
@@ -235,6 +235,9 @@ class Monitor(_Model):
     """Make it. Needs the operator's custom resources."""
     interval: str = "30s"
     """How often."""
+    authorization: Kubernetes = {}
+    """Where `policy.observe.readers` names tokens: {credentials: {name: SECRET, key: KEY}} with one of
+    them."""
     labels: Strings = {}
     """Labels that your Prometheus selects by."""
     relabelings: list[Kubernetes] = []

@@ -28,6 +28,10 @@ class Readers:
         self._settings = settings
         self._access = access
 
+    def adopt(self, settings: Observe) -> None:
+        """Let other settings be in force."""
+        self._settings = settings
+
     @property
     def is_anyone(self) -> bool:
         """Whether everything is told to whoever asks."""

@@ -104,8 +104,10 @@ class Sight:
         self.kv_events.start()
         self.eyes.appliance.observers.append(self.kv_events.stepped)
 
-    def adopt(self) -> None:
-        """Let who reads follow the tenants there are now: streams of the page go on for days."""
+    def adopt(self, settings: Observe) -> None:
+        """Let who reads follow the policy, and the tenants there are now: a stream of the page goes on for
+        days."""
+        self.readers.adopt(settings)
         was_for_anyone, self._is_for_anyone = self._is_for_anyone, self.readers.is_anyone
         if self.http is not None and was_for_anyone and not self._is_for_anyone:
             self.http.hang_up()

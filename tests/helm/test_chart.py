@@ -241,8 +241,43 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "idle tls": ({"tls": {"secretName": "s"}}, "set grpc.enabled"),
     "ports": ({"grpc": {"port": 9464}}, "change one"),
     "long": ({"socket": {"hostPath": "/" + "x" * 120}}, "at most 87"),
+    "scrape": (
+        {
+            "podMonitor": {"enabled": True},
+            "networkPolicy": {"enabled": False},
+            "policy": {"tenants": {"a": {"uids": [7]}}},
+        },
+        "podMonitor.authorization",
+    ),
     "monitors": ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "enable one"),
 }
+
+
+@pytest.mark.parametrize(
+    ("has_policy", "readers", "expected"),
+    [(True, None, "anyone"), (False, None, None), (True, ["prometheus"], ["prometheus"])],
+)
+def test_with_tenants_somebody_says_who_reads(has_policy: bool, readers: Any, expected: Any) -> None:
+    """The NetworkPolicy, the tokens that are named, or nobody."""
+    values: dict[str, Any] = {
+        "networkPolicy": {"enabled": has_policy},
+        "tokens": {"secretName": "t"},
+        "policy": {"tenants": {"acme": {"uids": [1001]}}, "observe": {"readers": readers} if readers else {}},
+    }
+    [text] = policies(render(values))
+    assert yaml.safe_load(text)["observe"].get("readers") == expected
+    settings_of(text)
+
+
+def test_a_monitor_sends_the_token_it_is_given() -> None:
+    token = {"credentials": {"name": "kvtier-prometheus", "key": "token"}}
+    values = {
+        "podMonitor": {"enabled": True, "authorization": token},
+        "tokens": {"secretName": "t"},
+        "policy": {"observe": {"readers": ["prometheus"]}},
+    }
+    [monitor] = of_kind(render(values), "PodMonitor")
+    assert monitor["spec"]["podMetricsEndpoints"][0]["authorization"] == token
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

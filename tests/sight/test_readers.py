@@ -115,6 +115,16 @@ def test_tenants_that_come_with_a_reload_close_the_page(make: Make, tmp_path: Pa
     assert ask(served, "/metrics")[0] == 401
 
 
+def test_who_reads_follows_the_policy(make: Make, tmp_path: Path) -> None:
+    served = make("auto", TENANTS)
+    bearer = f"Bearer {TOKENS['prometheus']}"
+    assert ask(served, "/metrics", bearer)[0] == 401
+    served.call(lambda: served.daemon._adopt(settings(tmp_path, ["prometheus"], TENANTS)))
+    assert ask(served, "/metrics", bearer)[0] == 200
+    served.call(lambda: served.daemon._adopt(settings(tmp_path, "auto", {})))
+    assert ask(served, "/metrics")[0] == 200
+
+
 @pytest.mark.parametrize(
     ("readers", "tenants", "more", "words"),
     [

@@ -18,6 +18,8 @@ Of (root, shape).
 
 {{- $observe := default dict $policy.observe -}}
 {{- $_ := set $observe "http" (printf "%s:%d" $values.listenHost (int $values.http.port)) -}}
+{{- /* With tenants nobody reads unless named; here the NetworkPolicy says who gets to the port at all. */ -}}
+{{- if and $policy.tenants $values.networkPolicy.enabled (not $observe.readers) }}{{- $_ := set $observe "readers" "anyone" }}{{- end -}}
 {{- $_ := set $policy "observe" $observe -}}
 
 {{- $access := default dict $policy.access -}}

@@ -65,6 +65,13 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if and $values.tls.secretName (not $values.grpc.enabled) }}{{- $problems = append $problems "tls.secretName is set and nothing listens on TCP: set grpc.enabled" }}{{- end -}}
 {{- if eq (int $values.grpc.port) (int $values.http.port) }}{{- $problems = append $problems "grpc.port and http.port are the same: change one" }}{{- end -}}
 {{- if gt (len (include "kvtier.target" .root)) 107 }}{{- $problems = append $problems "socket.hostPath is too long for a socket: at most 87 characters" }}{{- end -}}
+{{- range .shapes -}}
+{{- $readers := dig "observe" "readers" "" .policy -}}
+{{- $needsToken := or (kindIs "slice" $readers) (and .policy.tenants (not $values.networkPolicy.enabled) (ne (toString $readers) "anyone")) -}}
+{{- $silent := or (and $values.podMonitor.enabled (not $values.podMonitor.authorization)) (and $values.serviceMonitor.enabled (not $values.serviceMonitor.authorization)) -}}
+{{- if and $needsToken $silent }}{{- $problems = append $problems "the monitor would be refused, because readers have tokens: name one in policy.observe.readers and give it in podMonitor.authorization (serviceMonitor's likewise), or enable networkPolicy and leave readers to the chart" }}{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.podMonitor.enabled $values.serviceMonitor.enabled }}{{- $problems = append $problems "podMonitor and serviceMonitor would count everything twice: enable one" }}{{- end -}}
 {{- toJson $problems -}}
 {{- end -}}
