@@ -20,12 +20,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode
+from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from .answers import Answers
 from .appliance import Replies
 from .callers import Caller
 from .errors import REASONS, ApplianceError, error, to_detail
-from .rpcs import LOCAL, OK, Rpcs
+from .rpcs import LOCAL, OK, TRACEPARENT, Rpcs
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,20 @@ class LocalConnection:
         while self._frames and not self._num_pauses and not self.closed:
             frame = self._frames.popleft()
             self._began[frame.call] = perf_counter()
-            self._answer(self, frame)
+            if frame.flags & Flag.TRACED:
+                self._answer_traced(frame)
+            else:
+                self._answer(self, frame)
         self.flush()
+
+    def _answer_traced(self, frame: Frame) -> None:
+        """Answer a frame that says which trace it belongs to: what is planned meanwhile does, too."""
+        frame, context = untraced(frame)
+        was = TRACEPARENT.set(context)
+        try:
+            self._answer(self, frame)
+        finally:
+            TRACEPARENT.reset(was)
 
     def pause(self) -> None:
         """Read nothing more for now."""

@@ -299,6 +299,7 @@ class LocalServer:
             extent_bytes=service.extent_bytes,
             version=__version__,
             max_blocks_per_request=service.options.max_blocks_per_request,
+            is_traced=service.rpcs.is_traced,
         )
         connection.reply(frame, response, fds=(staging.descriptor, index))
 

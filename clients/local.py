@@ -9,13 +9,14 @@ from collections import deque
 from typing import Any
 
 from ..v1 import direct_pb2, kvcache_pb2, local_pb2, types_pb2
-from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode
+from ..v1.local import MAX_PAYLOAD_BYTES, TRACEPARENT_BYTES, Decoder, Flag, Frame, Method, encode, traced
 from ..v1.shm import ONE_SIDED_READS_ARE_SAFE
 from .effects import Answer, Attachment
 from .errors import CONNECTION_LOST, InvalidRequest, Unavailable, from_detail
 from .extents import ExtentTable, map_memory
 from .shared import OneSidedReader
 from .staging import StagingArea
+from .tracing import traceparent
 from .words import ServerInfo
 
 __all__ = ["CLOSED", "LocalProtocol", "attachment_of"]
@@ -45,11 +46,13 @@ class LocalProtocol:
         self._response_of: dict[int, Any] = {}  # calls that still listen
         self._answers: dict[int, deque[Frame]] = {}
         self._descriptors: deque[int] = deque()
+        self._is_traced = False  # whether the daemon wants to know the callers' trace contexts
 
     def request(self, call: str, message: Any, *, no_reply: bool = False) -> tuple[int, bytes]:
         """Return the call's number and the bytes to send. Raises InvalidRequest when it is too long."""
         payload = message.SerializeToString()
-        if len(payload) > MAX_PAYLOAD_BYTES:
+        context = traceparent() if self._is_traced else ""
+        if len(payload) + (TRACEPARENT_BYTES if context else 0) > MAX_PAYLOAD_BYTES:
             raise InvalidRequest(
                 f"{call} of {len(payload)} bytes, limit {MAX_PAYLOAD_BYTES}; split it", reason="TOO_LARGE"
             )
@@ -59,7 +62,8 @@ class LocalProtocol:
         if not no_reply:
             self._response_of[number] = response
         flags = Flag.NO_REPLY if no_reply else Flag.NONE
-        return number, encode(Frame(method, flags, number, payload))
+        frame = Frame(method, flags, number, payload)
+        return number, encode(traced(frame, context) if context else frame)
 
     def feed(self, data: bytes, descriptors: list[int]) -> None:
         """Take in what arrived. Raises Unavailable when the peer speaks another language."""
@@ -86,6 +90,8 @@ class LocalProtocol:
         if frame.flags & Flag.ERROR:
             raise from_detail(types_pb2.ErrorDetail.FromString(frame.payload))
         message = response.FromString(frame.payload)
+        if frame.method is Method.ATTACH:
+            self._is_traced = message.is_traced
         return Answer(message, self._memory_of(frame, message))
 
     def has_answer(self, number: int) -> bool:

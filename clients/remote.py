@@ -21,6 +21,7 @@ from .effects import Answer, Attachment
 from .errors import CONNECTION_LOST, InvalidRequest, KvtierError, Unavailable, from_status
 from .extents import ExtentTable
 from .options import service_config
+from .tracing import trace_metadata
 from .words import ServerInfo
 
 STREAMS = ("Acquire", "Get")
@@ -98,7 +99,7 @@ class GrpcLink:
         start = getattr(self._stub, call)
         timeout_s += self._grace_s
         begin = start if call in STREAMS else start.future
-        self._calls[ticket] = call, begin(request, timeout=timeout_s)
+        self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
         return ticket
 
     def receive(self, ticket: int) -> Answer:

@@ -15,6 +15,7 @@ from .base import Settings
 from .effects import Answer, Attachment
 from .errors import CONNECTION_LOST, InvalidRequest, Unavailable
 from .remote import STREAMS, channel_options, open_request, problem_of, remote_attachment
+from .tracing import trace_metadata
 
 
 class AsyncGrpcLink:
@@ -49,7 +50,8 @@ class AsyncGrpcLink:
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         ticket = next(self._tickets)
-        self._calls[ticket] = call, getattr(self._stub, call)(request, timeout=timeout_s + self._grace_s)
+        begin, timeout_s = getattr(self._stub, call), timeout_s + self._grace_s
+        self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
         return ticket
 
     async def receive(self, ticket: int) -> Answer:

@@ -10,12 +10,14 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext
 
 from kvtier.appliance.errors import error
 from kvtier.appliance.sight.logs import JsonFormatter, TextFormatter, clean, describe
 from kvtier.appliance.sight.tracing import Tracing
-from kvtier.clients import Client
+from kvtier.clients import AsyncClient, Client
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from kvtier.v1.local import Flag, Frame, Method, encode
@@ -189,6 +191,46 @@ def test_a_get_over_grpc_continues_the_callers_trace(start: Start) -> None:
     assert f"{gets[0].context.trace_id:032x}" == TRACEPARENT.split("-")[1]
     assert f"{gets[0].parent.span_id:016x}" == TRACEPARENT.split("-")[2]
     assert gets[1].parent is None
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_clients_calls_belong_to_the_span_it_is_in(
+    start: Start, shared_memory: bool, is_async: bool
+) -> None:
+    """Over the local channel in a flagged frame, over gRPC in the metadata; only where somebody traces."""
+    shown = start()
+    data = bytes(GEOMETRY.block_bytes)
+    tracer = TracerProvider().get_tracer("a runtime")
+    kept = trace(shown)
+
+    def both() -> None:
+        with Client(shown.target, shared_memory=shared_memory) as client:
+            namespace = client.register(IDENTITY)
+            with tracer.start_as_current_span("step") as span:
+                contexts.append(span.get_span_context())
+                client.put(namespace, names("0")[:1], data)
+                client.acquire(namespace, names("0")[:1]).release()
+            client.acquire(namespace, names("0")[:1]).release()
+
+    async def both_async() -> None:
+        async with AsyncClient(shown.target, shared_memory=shared_memory) as client:
+            namespace = await client.register(IDENTITY)
+            with tracer.start_as_current_span("step") as span:
+                contexts.append(span.get_span_context())
+                await client.put(namespace, names("0")[:1], data)
+                await (await client.acquire(namespace, names("0")[:1])).release()
+            await (await client.acquire(namespace, names("0")[:1])).release()
+
+    contexts: list[SpanContext] = []
+    if is_async:
+        asyncio.run(both_async())
+    else:
+        both()
+    spans = [span for span in finished(shown, kept) if span.name in ("kvtier.get", "kvtier.put")]
+    parents = [(span.name, span.parent and (span.parent.trace_id, span.parent.span_id)) for span in spans]
+    mine = (contexts[0].trace_id, contexts[0].span_id)
+    assert parents == [("kvtier.put", mine), ("kvtier.get", mine), ("kvtier.get", None)]
 
 
 def test_what_is_cleaned() -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 HEADER = struct.Struct("<IHHQ")  # payload bytes, method, flags, call number
 MAX_PAYLOAD_BYTES = 4 << 20
+TRACEPARENT_BYTES = 55  # W3C Trace Context, version 00: 00-<32 hex>-<16 hex>-<2 hex>
 MAX_DESCRIPTORS = 64  # file descriptors one frame may carry; the kernel allows 253
 
 
@@ -49,6 +50,7 @@ class Flag(IntFlag):
     LAST = 1  # ends the answer to this call
     ERROR = 2  # the payload is an ErrorDetail
     NO_REPLY = 4  # request only: nobody waits for an answer
+    TRACED = 8  # request only, where Attach said `is_traced`: the payload follows a traceparent
 
 
 class Frame(NamedTuple):
@@ -64,6 +66,21 @@ def encode(frame: Frame) -> bytes:
     """Return the bytes of `frame`."""
     assert len(frame.payload) <= MAX_PAYLOAD_BYTES
     return HEADER.pack(len(frame.payload), frame.method, frame.flags, frame.call) + frame.payload
+
+
+def traced(frame: Frame, traceparent: str) -> Frame:
+    """Return a request that says which trace it belongs to."""
+    context = traceparent.encode("ascii")
+    assert len(context) == TRACEPARENT_BYTES
+    return frame._replace(flags=frame.flags | Flag.TRACED, payload=context + frame.payload)
+
+
+def untraced(frame: Frame) -> tuple[Frame, str]:
+    """Return a request as it was before `traced`, and its trace context, which nobody has checked."""
+    context, payload = frame.payload[:TRACEPARENT_BYTES], frame.payload[TRACEPARENT_BYTES:]
+    return frame._replace(flags=frame.flags & ~Flag.TRACED, payload=payload), context.decode(
+        "ascii", "replace"
+    )
 
 
 class Decoder:

@@ -65,6 +65,7 @@ class AttachResponse(_message.Message):
     EXTENT_BYTES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MAX_BLOCKS_PER_REQUEST_FIELD_NUMBER: _builtins.int
+    IS_TRACED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.int
     epoch: _builtins.int
     staging_bytes: _builtins.int
@@ -73,6 +74,8 @@ class AttachResponse(_message.Message):
     """data bytes of every warm extent"""
     version: _builtins.str
     max_blocks_per_request: _builtins.int
+    is_traced: _builtins.bool
+    """requests may say which trace they belong to (local.py, Flag.TRACED)"""
     def __init__(
         self,
         *,
@@ -82,10 +85,11 @@ class AttachResponse(_message.Message):
         extent_bytes: _builtins.int = ...,
         version: _builtins.str = ...,
         max_blocks_per_request: _builtins.int = ...,
+        is_traced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "epoch", b"epoch", "extent_bytes", b"extent_bytes", "max_blocks_per_request", b"max_blocks_per_request", "staging_bytes", b"staging_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "epoch", b"epoch", "extent_bytes", b"extent_bytes", "is_traced", b"is_traced", "max_blocks_per_request", b"max_blocks_per_request", "staging_bytes", b"staging_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
