@@ -31,6 +31,7 @@ from ..tiers.slots import SlotPool
 from ..v1.shm import MIN_SLOT_BYTES
 from .errors import StartError
 from .forward import ForwardCopier
+from .host_memory import require_memory
 from .hot_tier import MAX_IN_FLIGHT, HotTier, open_device
 from .lanes import Edge, Route
 from .learned_file import read_learned
@@ -107,6 +108,7 @@ class Assembly:
 def assemble(settings: Settings, epoch: int, device: Device | None = None) -> Assembly:
     """Build the tiers that `settings` ask for; hbm in the memory of `device`, when one is given. Blocks.
     Raises StartError, naming the setting to change."""
+    require_memory(settings)
     tiers = settings.tiers
     memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
     if len({part.extent_bytes for part in memory.values()}) > 1:

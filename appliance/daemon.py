@@ -207,6 +207,7 @@ class Daemon:
     async def drain(self, grace_s: float, leave: bool = False) -> Drained:
         """Take nothing new, flush what is dirty, seal; with `leave` let the process end. Idempotent."""
         if not self.service.draining:
+            log.info("draining: nothing new is taken, within %g s what only memory holds is written", grace_s)
             self.service.draining = True
             await self.grpc.stop_serving()
         if self._drained is None:
@@ -390,6 +391,7 @@ async def serve(source: Settings | Loaded) -> int:
     await daemon.stop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.remove_signal_handler(number)
+    log.info("ended")
     return EXIT_FAILED if failed else 0
 
 

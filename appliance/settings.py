@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 MAX_EXTENTS = 16_384  # each is a descriptor and a mapping, here and in every client
+MAX_SEGMENTS = 1_000_000  # of one cold store (tiers/opening.py)
 MIN_SEGMENTS = 3  # one to fill, one to reclaim, one to reclaim into
 
 
@@ -135,6 +136,9 @@ class NvmeTier(_Model):
         segment = units.format_bytes(self.segment_bytes)
         if not 1 << 20 <= self.segment_bytes <= 16 << 30:
             refuse("segment", f"{segment} is outside 1MiB to 16GiB; 64MiB suits most devices")
+        if self.num_segments > MAX_SEGMENTS:
+            most = units.format_bytes(MAX_SEGMENTS * self.segment_bytes)
+            refuse("segment", f"{MAX_SEGMENTS} segments of this size hold {most}; write larger ones")
         if self.num_segments < MIN_SEGMENTS:
             least = units.format_bytes(MIN_SEGMENTS * self.segment_bytes)
             refuse(

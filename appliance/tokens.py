@@ -61,7 +61,10 @@ class TokenFile:
         self._stamp = self._look()
         try:
             self._hashes = parse(path.read_text())
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            fix = "`kvtier tenant token NAME` makes its lines"
+            raise StartError(f"access.tokens: cannot read {path}: {error.strerror}; {fix}") from error
+        except ValueError as error:
             raise StartError(f"access.tokens: {path}: {error}") from error
 
     def name_of(self, token: str) -> str | None:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +96,8 @@ class HttpServer:
             self._server = await asyncio.start_server(self._serve, self.host, self.port)
         except OSError as problem:
             raise StartError(
-                f"cannot listen at {self.host}:{self.port} ({problem.strerror}); change `observe.http`"
+                f"cannot listen at {self.host}:{self.port} ({os.strerror(problem.errno or 0)}); "
+                "change `observe.http`"
             ) from problem
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -57,7 +57,7 @@ class Sight:
         except StartError as problem:
             if wanted.is_wanted:
                 raise
-            log.warning("%s; going without metrics and page", problem)
+            log.warning("%s; going without metrics and page", str(problem))
             return
         self.http = server
         log.info("metrics and page at %s", server.address)

@@ -6,8 +6,9 @@
 
 Made from the events and instructions of the planner, which every request passes: no service has a line of
 tracing in it, and without the extra this module is never imported. Calls continue the caller's trace (W3C
-`traceparent`): in gRPC's metadata, and in a frame of the local channel. Copies that begin later than the plan (a
-get that had to wait for room) and background ones (spills, prefetches) have no span: the metrics have them.
+`traceparent`): in gRPC's metadata, and in a frame of the local channel. Copies that begin later than the plan
+(a get that had to wait for room) and background ones (spills, prefetches) have no span: the metrics have
+them.
 
 Attributes are numbers and words of ours. Names of blocks and sessions are never in a span.
 """
