@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from .core.options import tenant_of
+from ..tiers.block import tenant_of
 
 MAX_IDLE_TAGS = 64  # of tenants that have nothing waiting, remembered beyond those that have
 

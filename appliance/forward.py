@@ -2,8 +2,9 @@
 
 The only edge of the host with no memory at either end, so it is the only one with a buffer of its own:
 one batch at a time is read into it and written from it, as it is stored: nothing is decoded to be encoded
-again, which would cost time, and with a lossy codec truth. What was read is verified, and its checksum is
-carried by the label, so a record is never re-hashed into a new truth either.
+again, which would cost time, and with a lossy codec truth; nothing is decrypted to be encrypted again, which
+would cost a key. What was read is verified, and its checksum is carried by the label, so a record is never
+re-hashed into a new truth either.
 """
 
 import mmap
@@ -13,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
-from ..tiers.base import Buffer, CopyItem, CopyOutcome
+from ..tiers.base import Buffer, CopyItem, CopyOutcome, Encryption
 from ..tiers.block import FragmentLabel
 from ..tiers.transfer import stored_bytes
 from ..v1.shm import PAGE_BYTES
@@ -29,7 +30,11 @@ class RecordStore(Protocol):
         ...
 
     def write_batch(
-        self, items: list[tuple[int, FragmentLabel, Buffer]], *, as_stored: bool
+        self,
+        items: list[tuple[int, FragmentLabel, Buffer]],
+        *,
+        as_stored: bool,
+        encryptions: Sequence[Encryption | None],
     ) -> list[CopyOutcome]:
         """Store the payloads; one outcome per item."""
         ...
@@ -58,6 +63,8 @@ class ForwardCopier:
         writes = [
             (items[n].target, replace(items[n].label, checksum=outcomes[n].checksum), parts[n]) for n in whole
         ]
-        for n, outcome in zip(whole, self._store.write_batch(writes, as_stored=True), strict=True):
+        encryptions = [outcomes[n].encryption for n in whole]
+        written = self._store.write_batch(writes, as_stored=True, encryptions=encryptions)
+        for n, outcome in zip(whole, written, strict=True):
             outcomes[n] = outcome
         return outcomes

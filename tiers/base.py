@@ -33,6 +33,8 @@ class Cause(Enum):
     WRONG_CHECKSUM = "wrong_checksum"  # the record there is this one, its bytes are not
     NO_SPACE = "no_space"
     DOES_NOT_FIT = "does_not_fit"  # encoded it is longer than its place: to be stored as it is
+    NOT_AUTHENTIC = "not_authentic"  # it was changed since it was encrypted
+    NO_KEY = "no_key"  # of a tenant that was erased, or of another key file
     CANCELLED = "cancelled"
     SOURCE_GONE = "source_gone"  # the staging extent or device went away with its client
     TIER_OFFLINE = "tier_offline"
@@ -47,11 +49,20 @@ class CopyError(Exception):
         self.cause = cause
 
 
+class Encryption(NamedTuple):
+    """How a payload is encrypted, as its record's header says: what must go along with it where it is copied
+    as it stands."""
+
+    key: int  # id, never 0
+    envelope: bytes
+
+
 class CopyOutcome(NamedTuple):
     """How one copy ended: with the payload's checksum, or with a cause."""
 
     cause: Cause | None
     checksum: bytes = b""  # xxh3-128 of the raw payload, when the copy took or verified it
+    encryption: Encryption | None = None  # of what was read as it stands
 
 
 @dataclass(slots=True)

@@ -47,6 +47,12 @@ class Urgency(IntEnum):
     ENDED = 5
 
 
+def tenant_of(domain: str) -> str:
+    """Return the part of an isolation domain's name that names its tenant: of `tenant:acme/eu`,
+    `tenant:acme`."""
+    return domain.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Shape of the KV of one block. Part of the namespace's identity.

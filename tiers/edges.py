@@ -161,7 +161,7 @@ def _pull(read: TransferAll, target: Viewable, items: Sequence[CopyItem]) -> lis
             opened.append(position)
         except Exception as error:
             outcomes[position] = CopyOutcome(cause_of(error))
-    for position, (cause, digest) in zip(opened, read(transfers), strict=True):
-        known = digest or (b"" if cause else items[position].label.checksum)
-        outcomes[position] = CopyOutcome(cause, known)
+    for position, outcome in zip(opened, read(transfers), strict=True):
+        known = outcome.checksum or (b"" if outcome.cause else items[position].label.checksum)
+        outcomes[position] = CopyOutcome(outcome.cause, known)
     return outcomes

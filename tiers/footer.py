@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from ..v1.shm import HASH_BYTES, PAGE_BYTES
-from .record import CODEC_IDENTITY, ENTRY, ENTRY_BYTES
+from .record import CODEC_IDENTITY, ENCRYPTED, ENTRY, ENTRY_BYTES, INCOMPAT_FEATURES
 
 Entries: TypeAlias = npt.NDArray[np.void]  # dtype ENTRY
 
@@ -71,11 +71,12 @@ def pack_footer(footer: Footer) -> bytes:
     """Return the footer's bytes, whole pages."""
     assert len(footer.namespaces) <= MAX_NAMESPACES
     body = b"".join(footer.namespaces) + footer.entries.tobytes()
+    is_encrypted = bool(len(footer.entries)) and bool(footer.entries["key"].any())
     head = _HEAD.pack(
         MAGIC,
         VERSION,
         0,
-        0,
+        ENCRYPTED if is_encrypted else 0,
         footer.segment,
         len(footer.namespaces),
         footer.epoch,
@@ -109,7 +110,7 @@ def unpack_head(page: bytes | memoryview, segment: int, epoch: int, data_pages: 
         raise FooterError("no footer here")
     if google_crc32c.value(head) != _CRC.unpack_from(page, _HEAD.size)[0]:
         raise FooterError("head CRC does not match")
-    if fields[1] != VERSION or fields[3]:
+    if fields[1] != VERSION or fields[3] & ~INCOMPAT_FEATURES:
         raise FooterError(f"footer version {fields[1]}, incompatible features {fields[3]:#x}")
     if (fields[4], fields[6]) != (segment, epoch):
         raise FooterError(f"footer of segment {fields[4]} in another life or place")

@@ -27,8 +27,8 @@ class _ReadOnlyIo(DirectIo):
 
 def inspect_segment(directory: Path, number: int) -> dict[str, Any]:
     """Return what is known of segment `number`: `state` (free, unsealed, sealed, unknown), `epoch`,
-    `footer` (valid, tombstone, or what is wrong), `num_records`, `payload_bytes`, `owner_epoch`,
-    `namespaces` (records by hex digest), `problems`.
+    `footer` (valid, tombstone, or what is wrong), `num_records`, `payload_bytes`, `num_encrypted`,
+    `owner_epoch`, `namespaces` (records by hex digest), `problems`.
 
     Raises FileNotFoundError when there is no such segment, ManifestDamaged never.
     """
@@ -61,6 +61,7 @@ def inspect_segment(directory: Path, number: int) -> dict[str, Any]:
         report |= {
             "num_records": len(footer.entries),
             "payload_bytes": int(footer.entries["stored_length"].sum()),
+            "num_encrypted": int((footer.entries["key"] != 0).sum()),
             "owner_epoch": footer.owner_epoch,
             "namespaces": {footer.namespaces[index].hex(): times for index, times in sorted(counts.items())},
         }

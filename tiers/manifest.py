@@ -23,7 +23,8 @@ from .block import Geometry, NamespaceIdentity
 
 MAGIC = b"kvtmanif"
 VERSION = 1
-INCOMPAT_FEATURES = 0
+ENCRYPTED = 1
+INCOMPAT_FEATURES = ENCRYPTED  # known here
 MAX_FRAME_BYTES = 1 << 20
 
 # magic, version, padding, compat, incompat, generation. These 28 bytes and their CRC are the same in every
@@ -69,6 +70,7 @@ class ManifestState:
     segment_bytes: int = 0
     num_segments: int = 0
     generation: int = 0
+    features: int = 0  # incompatible ones that were ever used here
     namespaces: dict[bytes, NamespaceIdentity] = field(default_factory=dict)  # by digest
     lives: dict[int, Life] = field(default_factory=dict)  # by segment; absent: free
     complete: bool = False  # the whole snapshot was there
@@ -131,9 +133,9 @@ def frame(body: bytes) -> bytes:
     return _FRAME.pack(len(body), google_crc32c.value(body)) + body
 
 
-def pack_prologue(generation: int) -> bytes:
+def pack_prologue(generation: int, features: int = 0) -> bytes:
     """Return the first bytes of a manifest file."""
-    head = _PROLOGUE.pack(MAGIC, VERSION, 0, 0, INCOMPAT_FEATURES, generation)
+    head = _PROLOGUE.pack(MAGIC, VERSION, 0, 0, features, generation)
     return head + _CRC.pack(google_crc32c.value(head))
 
 
@@ -150,7 +152,7 @@ def parse_manifest(data: bytes) -> ManifestState:
     _, version, _, _, incompat, generation = _PROLOGUE.unpack(head)
     if version != VERSION or incompat & ~INCOMPAT_FEATURES:
         raise IncompatibleFormat(f"manifest version {version}, incompatible features {incompat:#x}")
-    state = ManifestState(generation=generation)
+    state = ManifestState(generation=generation, features=incompat)
     start = PROLOGUE_BYTES
     while start + _FRAME.size <= len(data):
         length, crc = _FRAME.unpack_from(data, start)

@@ -108,7 +108,9 @@ class Manifest:
     def _rotate(self) -> None:
         """Write the state to a new file, flush it, and put it in the place of the older one."""
         self.state.generation += 1
-        content = pack_prologue(self.state.generation) + b"".join(map(frame, self.state.snapshot()))
+        content = pack_prologue(self.state.generation, self.state.features) + b"".join(
+            map(frame, self.state.snapshot())
+        )
         path = self._directory / NEW_NAME
         fd = -1
         try:

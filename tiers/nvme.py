@@ -29,11 +29,12 @@ from typing import Any
 import numpy as np
 
 from ..v1.shm import PAGE_BYTES
-from .base import Buffer, Cause, CopyError, CopyOutcome, EngineStatistics
+from .base import Buffer, Cause, CopyError, CopyOutcome, Encryption, EngineStatistics
 from .block import FragmentLabel, NamespaceIdentity, Tier
 from .codecs.base import PROFILED_ID
 from .codecs.records import RecordCodecs
 from .direct import DirectIo, Scratch, offset_of, runs_of, segment_of, write_fully
+from .envelope import Envelopes
 from .footer import (
     Entries,
     Footer,
@@ -42,6 +43,7 @@ from .footer import (
     pack_tombstone,
 )
 from .inspection import inspect_segment
+from .keyring import PLAIN, Keyring
 from .manifest import Kind, namespace_event, segment_event
 from .manifest_file import Manifest
 from .opening import Durability, open_directory
@@ -50,12 +52,14 @@ from .record import ENTRY
 from .recovery import Found, Recovered, SegmentFile, assemble, examine
 from .segment_files import open_segment_files, segment_path
 from .segment_life import NO_FILE, SegmentLife, check_lives
-from .transfer import stored_bytes
+from .transfer import header_of, stored_bytes
 from .transfers import TransferItem, Transfers
 
 log = logging.getLogger(__name__)
 
 _MAX_RECOVERY_THREADS = 8
+#: Reasons that every crash leaves behind, and that were wanted.
+HARMLESS = {"segment_unsealed", "tenant_erased"}
 
 
 class ColdStore:
@@ -77,6 +81,7 @@ class ColdStore:
         segment_bytes: int,
         durability: Durability,
         reasons: Counter[str],
+        keyring: Keyring,
     ) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
@@ -97,8 +102,16 @@ class ColdStore:
         self._idle = threading.Condition(self._lock)
         self._num_busy = 0
         self._closed = False
+        self._keyring = keyring
+        self._envelopes = Envelopes(keyring) if keyring.can_encrypt else None
         self._transfers = Transfers(
-            io, manifest, self._segments, self._lock, self.data_pages, sync_each=durability == "record"
+            io,
+            manifest,
+            self._segments,
+            self._lock,
+            self.data_pages,
+            self._envelopes,
+            sync_each=durability == "record",
         )
 
     @property
@@ -114,15 +127,17 @@ class ColdStore:
         num_segments: int,
         durability: Durability = "none",
         *,
+        master_key: bytes | None = None,
         io: DirectIo | None = None,
     ) -> "ColdStore":
-        """Own the directory `path`, preallocate `num_segments` files of `segment_bytes` in it, and return
-        the store. `io` replaces the system calls (tests).
+        """Own the directory `path`, preallocate `num_segments` files of `segment_bytes` in it, and return the
+        store. With a `master_key` (32 bytes) records are encrypted (keyring.py, envelope.py). `io` replaces
+        the system calls (tests).
 
         Raises ColdStoreError, naming the fix: the directory has another owner, the disk is too small,
         the sizes make no sense. Damage is not an error: see `recover`.
         """
-        opened = open_directory(Path(path), segment_bytes, num_segments, durability, io)
+        opened = open_directory(Path(path), segment_bytes, num_segments, durability, io, master_key)
         return cls(*opened)
 
     # ------------------------------------------------------------------------------------ transfers
@@ -140,24 +155,32 @@ class ColdStore:
         if outcome.cause is not None:
             raise CopyError(outcome.cause, _where(place))
 
-    def write_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
+    def write_batch(
+        self,
+        items: Sequence[TransferItem],
+        *,
+        as_stored: bool = False,
+        encryptions: Sequence[Encryption | None] = (),
+    ) -> list[CopyOutcome]:
         """Store records; neighbours share a system call. Outcomes in the order of `items`; never raises
         for what the disk does. A payload (len == label.raw_length) with a checksum in its label must not
         change during the call; one without is copied first, and the copy is hashed and written. `as_stored`:
-        payloads are records' as `read_batch` returned them, with their checksums."""
+        payloads are records' as `read_batch` returned them, with their checksums and `encryptions`."""
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
                 for run in _runs(items):
-                    self._transfers.write_run(run, items, outcomes, as_stored=as_stored)
+                    self._transfers.write_run(
+                        run, items, outcomes, as_stored=as_stored, encryptions=encryptions
+                    )
         self._count(outcomes, items, written=True)
         return outcomes
 
     def read_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
         """Fill each item's view (at least label.raw_length bytes; a longer one is overwritten up to the
         next page) and verify it. Outcomes in the order of `items`; never raises for what the disk does.
-        A view whose outcome has a cause is undefined. `as_stored`: leave encoded what is; views are
-        label.stored_length long then."""
+        A view whose outcome has a cause is undefined. `as_stored`: leave encoded and encrypted what is; views
+        are label.stored_length long then, and outcomes say how it is encrypted."""
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
@@ -165,6 +188,20 @@ class ColdStore:
                     self._transfers.read_run(run, items, outcomes, as_stored=as_stored)
         self._count(outcomes, items, written=False)
         return outcomes
+
+    def whereabouts(self, place: int) -> tuple[Path, int, int]:
+        """Return the file of a record, which life of its segment that is, and where in it the record begins,
+        in bytes: for who reads it in another way, and then asks `confirm`."""
+        number = segment_of(place)
+        return segment_path(self.directory, number), self._segments[number].epoch, offset_of(place)
+
+    def confirm(self, place: int, label: FragmentLabel, page: Buffer) -> CopyOutcome:
+        """Return the checksum that the payload has to have which was read with the header in `page`, when
+        that is still the record asked for."""
+        number = segment_of(place)
+        where = (number, self._segments[number].epoch, offset_of(place) // PAGE_BYTES)
+        header = header_of(page, label, where, self.codecs)
+        return CopyOutcome(header) if isinstance(header, Cause) else CopyOutcome(None, header.checksum)
 
     def publish(self, place: int, label: FragmentLabel) -> None:
         """Nothing to do: clients never read the cold store themselves."""
@@ -216,6 +253,30 @@ class ColdStore:
             if identity.digest not in self._manifest.state.namespaces:
                 self._manifest.append(namespace_event(identity))
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether what is written is encrypted."""
+        return self._envelopes is not None
+
+    def has_key(self, tenant: str) -> bool:
+        """Whether there is a key that a tenant's records can be read with."""
+        return self._keyring.key_id(tenant) != PLAIN
+
+    def tenants_with_keys(self) -> set[str]:
+        """Return whose records can be read with a key."""
+        return self._keyring.tenants()
+
+    def erase_tenant(self, tenant: str) -> bool:
+        """Destroy a tenant's key. When this returns nothing it ever stored can be read again, here or after a
+        restart. Returns whether it had a key. Raises CopyError when that could not be made durable."""
+        with self._busy() as is_open:
+            if not is_open:
+                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+            had_key = self._keyring.erase(tenant, self._transfers.next_sequence())
+            if self._envelopes is not None:
+                self._envelopes.forget(tenant)
+            return had_key
+
     def resize(self, num_segments: int) -> None:
         """Have the files of `num_segments` segments. Those beyond stay until they are given back. Raises
         ColdStoreError, naming the fix, when the disk has no room for them; nothing changes then."""
@@ -258,9 +319,9 @@ class ColdStore:
         in_order = [found[number] for number in self._manifest.state.lives if number in found]
         gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
         namespaces = list(self._manifest.state.namespaces.values())
-        recovered = assemble(in_order + gone, namespaces)
+        recovered = assemble(in_order + gone, namespaces, self._keyring.trust)
         recovered.reasons.update(self._reasons)
-        if recovered.reasons.keys() - {"segment_unsealed"}:  # that one every crash leaves behind
+        if recovered.reasons.keys() - HARMLESS:
             log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))
         self._count_unreadable(recovered)
         return recovered

@@ -14,7 +14,8 @@ from .base import CopyError
 from .buffered import BufferedIo
 from .direct import DirectIo, supports_direct
 from .footer import footer_bytes_for
-from .manifest import IncompatibleFormat, ManifestState
+from .keyring import Keyring
+from .manifest import ENCRYPTED, IncompatibleFormat, ManifestState
 from .manifest_file import Manifest, load_manifest
 from .ownership import ColdStoreError, DirectoryLock, set_aside
 from .segment_files import PATTERN, open_segment_files, remove_surplus
@@ -35,16 +36,25 @@ class OpenedDirectory(NamedTuple):
     segment_bytes: int
     durability: Durability
     reasons: Counter[str]
+    keyring: Keyring
 
 
 def open_directory(
-    directory: Path, segment_bytes: int, num_segments: int, durability: Durability, io: DirectIo | None
+    directory: Path,
+    segment_bytes: int,
+    num_segments: int,
+    durability: Durability,
+    io: DirectIo | None,
+    master_key: bytes | None,
 ) -> OpenedDirectory:
     """Open `directory` for one owner. Raises ColdStoreError; everything taken is then given back."""
     _check_sizes(segment_bytes, num_segments, durability)
     lock = DirectoryLock(directory)
     try:
         state, reasons = _load(directory)
+        keyring = Keyring(directory, master_key)  # of the owner only: another one may just have erased
+        if keyring.can_encrypt:
+            state.features |= ENCRYPTED
         _fit_geometry(state, segment_bytes, num_segments, reasons)
         io = io or _choose_io(directory)
         try:
@@ -70,7 +80,9 @@ def open_directory(
     except BaseException:
         lock.release()
         raise
-    return OpenedDirectory(directory, lock, io, manifest, files.fds, segment_bytes, durability, +reasons)
+    return OpenedDirectory(
+        directory, lock, io, manifest, files.fds, segment_bytes, durability, +reasons, keyring
+    )
 
 
 def _check_sizes(segment_bytes: int, num_segments: int, durability: str) -> None:

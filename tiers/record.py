@@ -11,6 +11,10 @@ yield the same array. A separate, denser footer entry was rejected: a second for
 What keeps a record from being taken for another one: its segment, the random epoch of the segment's
 present life, and its own page, all under the header's CRC32C; then namespace and prefix hash; then the
 xxh3-128 of the raw payload, taken once, at put.
+
+An encrypted record has a longer header, with the envelope (envelope.py) behind everything else, and zeros for
+the checksum, which is in the envelope. Readers from before there were any refuse it by its incompat bit; the
+footer and the manifest have the same bit for the same reason.
 """
 
 import struct
@@ -25,15 +29,18 @@ from .log import record_bytes
 MAGIC = b"kvtrecrd"
 VERSION = 1
 COMPAT_FEATURES = 0  # a reader may ignore compat bits it does not know
-INCOMPAT_FEATURES = 0  # but must refuse records with an incompat bit it does not know
+ENCRYPTED = 1
+INCOMPAT_FEATURES = ENCRYPTED  # but must refuse records with an incompat bit it does not know
 CODEC_IDENTITY = 0
+ENVELOPE_BYTES = 64
 
 # magic, version, header bytes, compat, incompat, segment, epoch, owner epoch, record bytes, namespace
 _PROLOGUE = struct.Struct("<8sHHIIIQQQ32s")
 # prefix, parent, checksum, sequence, raw length, stored length, page, position, group, namespace index,
-# codec, flags
-_ENTRY = struct.Struct("<32s32s16sQQQIIIIHH4x")
-_EPILOGUE = struct.Struct("<32sQ4x")  # codec parameters, xxh3-64 of the payload as it stands here, if encoded
+# codec, flags, key
+_ENTRY = struct.Struct("<32s32s16sQQQIIIIHHI")
+# codec parameters, xxh3-64 of the payload as it stands here, if that is not the raw payload
+_EPILOGUE = struct.Struct("<32sQ4x")
 _HEADER = struct.Struct("<" + (_PROLOGUE.format + _ENTRY.format + _EPILOGUE.format).replace("<", ""))
 _CRC = struct.Struct("<I")
 
@@ -58,7 +65,7 @@ ENTRY = np.dtype(
         ("namespace_index", "<u4"),
         ("codec", "<u2"),
         ("flags", "<u2"),
-        ("padding", "V4"),
+        ("key", "<u4"),
     ]
 )
 #: What finds header pages in a segment without parsing them one by one.
@@ -75,6 +82,10 @@ MAGIC_WORD = int.from_bytes(MAGIC, "little")
 assert ENTRY.itemsize == ENTRY_BYTES == 128
 assert HEADER_BYTES == 256
 _NO_PARENT = bytes(HASH_BYTES)
+_NO_CHECKSUM = bytes(CHECKSUM_BYTES)
+# What a fragment asks for, and what an encrypted payload is bound to: namespace, prefix, parent, raw length,
+# stored length, position, group, codec, flags, codec parameters.
+_IDENTITY = struct.Struct("<32s32s32sQQIIHH32s")
 
 
 class RecordError(ValueError):
@@ -90,7 +101,7 @@ class RecordHeader(NamedTuple):
     namespace_digest: bytes
     prefix_hash: bytes
     parent_hash: bytes  # empty at the start of a chain
-    checksum: bytes  # xxh3-128 of the raw payload
+    checksum: bytes  # xxh3-128 of the raw payload; empty when the payload is encrypted
     sequence: int  # grows with every record ever written by any owner
     raw_length: int
     stored_length: int
@@ -100,30 +111,54 @@ class RecordHeader(NamedTuple):
     namespace_index: int  # in the segment's own table of namespaces
     codec: int = CODEC_IDENTITY
     codec_parameters: bytes = b""
-    stored_hash: int = 0  # xxh3-64 of the encoded payload; 0 without a codec, `checksum` says it all then
+    stored_hash: int = 0  # xxh3-64 of the encoded or encrypted payload; 0 when `checksum` says it all
     is_spent: bool = False
+    key: int = 0  # id of the key it is encrypted with; 0: it is not
+    envelope: bytes = b""  # ENVELOPE_BYTES, if it is
+
+    @property
+    def flags(self) -> int:
+        """The flags of the entry."""
+        return (_HAS_PARENT if self.parent_hash else 0) | (_IS_SPENT if self.is_spent else 0)
+
+    def identity(self) -> bytes:
+        """Return which fragment this is and in which form, without where it stands and when it was
+        written."""
+        return _IDENTITY.pack(
+            self.namespace_digest,
+            self.prefix_hash,
+            self.parent_hash,
+            self.raw_length,
+            self.stored_length,
+            self.position,
+            self.group,
+            self.codec,
+            self.flags & _HAS_PARENT,  # what else a flag says is noted again when a record is copied forward
+            self.codec_parameters,
+        )
 
 
 def pack_header(page: memoryview, header: RecordHeader) -> bytes:
-    """Write `header` into the first HEADER_BYTES of `page`; return the footer entry of the record.
+    """Write `header` into the first bytes of `page`, HEADER_BYTES without an envelope; return the footer
+    entry of the record.
 
     The rest of `page` is the caller's to keep zero.
     """
-    parent = header.parent_hash
+    assert len(header.envelope) == (ENVELOPE_BYTES if header.key else 0)
     packed = _HEADER.pack(
         MAGIC,
         VERSION,
-        HEADER_BYTES,
+        HEADER_BYTES + len(header.envelope),
         COMPAT_FEATURES,
-        INCOMPAT_FEATURES,
+        ENCRYPTED if header.key else 0,
         header.segment,
         header.epoch,
         header.owner_epoch,
         record_bytes(header.stored_length),
         header.namespace_digest,
         header.prefix_hash,
-        parent or _NO_PARENT,
-        header.checksum,
+        header.parent_hash or _NO_PARENT,
+        header.checksum or _NO_CHECKSUM,
         header.sequence,
         header.raw_length,
         header.stored_length,
@@ -132,11 +167,13 @@ def pack_header(page: memoryview, header: RecordHeader) -> bytes:
         header.group,
         header.namespace_index,
         header.codec,
-        (_HAS_PARENT if parent else 0) | (_IS_SPENT if header.is_spent else 0),
+        header.flags,
+        header.key,
         header.codec_parameters,
         header.stored_hash,
     )
-    page[:HEADER_BYTES] = packed + _CRC.pack(google_crc32c.value(packed))
+    head = packed + header.envelope
+    page[: len(head) + _CRC.size] = head + _CRC.pack(google_crc32c.value(head))
     return packed[ENTRY_OFFSET : ENTRY_OFFSET + ENTRY_BYTES]
 
 
@@ -158,7 +195,10 @@ def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
         raise RecordError("header CRC does not match")
     if version != VERSION or incompat & ~INCOMPAT_FEATURES:
         raise RecordError(f"format version {version}, incompatible features {incompat:#x}")
-    record_length, raw_length, stored_length, flags = fields[8], fields[14], fields[15], fields[21]
+    record_length, raw_length, stored_length, flags, key = fields[8], *fields[14:16], *fields[21:23]
+    envelope = head[_HEADER.size : _HEADER.size + ENVELOPE_BYTES] if incompat & ENCRYPTED else b""
+    if bool(key) != bool(envelope) or (envelope and header_bytes < HEADER_BYTES + ENVELOPE_BYTES):
+        raise RecordError("a key without an envelope, or the other way round")
     # Bounded before the arithmetic: 32-bit page numbers address at most 2**44 bytes.
     if not 0 < stored_length < 1 << 44 or not 0 < raw_length < 1 << 44:
         raise RecordError(f"payload of {stored_length} stored, {raw_length} raw bytes")
@@ -171,7 +211,7 @@ def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
         namespace_digest=fields[9],
         prefix_hash=fields[10],
         parent_hash=fields[11] if flags & _HAS_PARENT else b"",
-        checksum=fields[12],
+        checksum=b"" if key else fields[12],
         sequence=fields[13],
         raw_length=raw_length,
         stored_length=stored_length,
@@ -180,9 +220,11 @@ def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
         group=fields[18],
         namespace_index=fields[19],
         codec=fields[20],
-        codec_parameters=fields[22].rstrip(b"\0"),
-        stored_hash=fields[23],
+        codec_parameters=fields[23].rstrip(b"\0"),
+        stored_hash=fields[24],
         is_spent=bool(flags & _IS_SPENT),
+        key=key,
+        envelope=envelope,
     )
 
 

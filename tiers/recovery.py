@@ -8,7 +8,9 @@ same array of entries; no Python runs per record of a sealed segment.
 
 import mmap
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ import xxhash
 
 from ..v1.shm import PAGE_BYTES
 from .base import CopyError
-from .block import NamespaceIdentity
+from .block import NamespaceIdentity, tenant_of
 from .codecs.registry import KNOWN_CODECS
 from .direct import DirectIo, read_fully
 from .footer import (
@@ -28,6 +30,7 @@ from .footer import (
     unpack_footer,
     unpack_head,
 )
+from .keyring import PLAIN
 from .record import (
     CODEC_IDENTITY,
     ENTRY,
@@ -80,6 +83,18 @@ _FIRST_WORD = np.dtype(
         "itemsize": RECORD.itemsize,
     }
 )
+
+
+class _Known(NamedTuple):
+    """What is known of a namespace: its number in the result, and which of its records count."""
+
+    index: int
+    key: int
+    erased_before: int
+
+
+_UNKNOWN = _Known(-1, PLAIN, 0)
+_KNOWN = np.dtype([("index", "<i8"), ("key", "<u4"), ("erased_before", "<u8")])
 
 
 @dataclass(slots=True)
@@ -227,7 +242,7 @@ def _header_pages(view: memoryview, file: SegmentFile, first_page: int) -> list[
 
 def _is_whole(view: memoryview, offset: int, header: RecordHeader) -> bool:
     payload = view[offset + PAGE_BYTES : offset + PAGE_BYTES + header.stored_length]
-    if header.codec != CODEC_IDENTITY:
+    if header.codec != CODEC_IDENTITY or header.key != PLAIN:
         return bool(xxhash.xxh3_64_intdigest(payload) == header.stored_hash)
     return bool(xxhash.xxh3_128_digest(payload) == header.checksum)
 
@@ -239,11 +254,16 @@ def _with_namespace(entry: bytes, index: int) -> bytes:
     return entry[:_NAMESPACE_OFFSET] + index.to_bytes(4, "little") + entry[_NAMESPACE_OFFSET + 4 :]
 
 
-def assemble(found: list[Found], namespaces: list[NamespaceIdentity]) -> Recovered:
-    """Put the segments' entries together, in the order of `found`; of several records of one fragment
-    only the newest is kept."""
+def assemble(
+    found: list[Found],
+    namespaces: list[NamespaceIdentity],
+    trust: Callable[[str], tuple[int, int]] = lambda tenant: (PLAIN, 0),
+) -> Recovered:
+    """Put the segments' entries together, in the order of `found`; of several records of one fragment only
+    the newest is kept. `trust` says which key a tenant has, and from which sequence number on its records
+    count."""
     reasons: Counter[str] = Counter()
-    known = {one.digest: index for index, one in enumerate(namespaces)}
+    known = {one.digest: _Known(index, *trust(tenant_of(one.domain))) for index, one in enumerate(namespaces)}
     footers = []
     for segment in found:
         reasons.update(segment.reasons)
@@ -258,10 +278,9 @@ def assemble(found: list[Found], namespaces: list[NamespaceIdentity]) -> Recover
     for footer in footers:
         end = start + len(footer.entries)
         spans.append((start, end))
-        _fill(records[start:end], keep[start:end], footer, known)
+        _fill(records[start:end], keep[start:end], footer, known, reasons)
         sequences[start:end] = footer.entries["sequence"]
         start = end
-    reasons["namespace_unknown"] += num_records - int(keep.sum())
     reasons["duplicate"] += _drop_duplicates(records, sequences, keep)
     segments = []
     for footer, (start, end) in zip(footers, spans, strict=True):
@@ -276,19 +295,30 @@ def assemble(found: list[Found], namespaces: list[NamespaceIdentity]) -> Recover
 
 
 def _fill(
-    records: npt.NDArray[np.void], keep: npt.NDArray[np.bool_], footer: Footer, known: dict[bytes, int]
+    records: npt.NDArray[np.void],
+    keep: npt.NDArray[np.bool_],
+    footer: Footer,
+    known: dict[bytes, _Known],
+    reasons: Counter[str],
 ) -> None:
-    """Write one segment's entries into its part of the result; mark those of unknown namespaces."""
+    """Write one segment's entries into its part of the result; mark those of unknown namespaces and keys, and
+    what was erased."""
     entries: Entries = footer.entries
     for name in COPIED:
         records[name] = entries[name]
     records["has_parent"] = has_parent(entries["flags"])
     records["is_spent"] = is_spent(entries["flags"])
     records["place"] = entries["page"].astype(np.int64) | footer.segment << 32
-    table = np.array([known.get(digest, -1) for digest in footer.namespaces], np.int64)
-    indexes = table[entries["namespace_index"]]
-    keep[:] = (indexes >= 0) & np.isin(entries["codec"], sorted(KNOWN_CODECS))
-    records["namespace_index"] = np.maximum(indexes, 0)
+    table = np.array([known.get(digest, _UNKNOWN) for digest in footer.namespaces], _KNOWN)
+    mine = table[entries["namespace_index"]]
+    is_known = (mine["index"] >= 0) & np.isin(entries["codec"], sorted(KNOWN_CODECS))
+    is_erased = is_known & (entries["sequence"] < mine["erased_before"])
+    has_key = (entries["key"] == PLAIN) | (entries["key"] == mine["key"])
+    keep[:] = is_known & ~is_erased & has_key
+    reasons["namespace_unknown"] += int((~is_known).sum())
+    reasons["tenant_erased"] += int(is_erased.sum())
+    reasons["key_unknown"] += int((is_known & ~is_erased & ~has_key).sum())
+    records["namespace_index"] = np.maximum(mine["index"], 0)
 
 
 def _drop_duplicates(

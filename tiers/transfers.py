@@ -1,7 +1,8 @@
 """Transfers: runs of records to and from the segment files of one cold store, one system call each.
 
 The half of the cold store that touches payloads. It writes headers, encodes, proves on every read that the
-bytes are the right ones, and knows nothing of recovery, sealing or who may call.
+bytes are the right ones, encrypts where there is a key for it, and knows nothing of recovery, sealing or who
+may call.
 """
 
 import secrets
@@ -13,11 +14,12 @@ from typing import TypeAlias
 import xxhash
 
 from ..v1.shm import PAGE_BYTES
-from .base import Buffer, Cause, CopyError, CopyOutcome
-from .block import FragmentLabel
+from .base import Buffer, Cause, CopyError, CopyOutcome, Encryption
+from .block import FragmentLabel, tenant_of
 from .codecs.base import CodecError, DoesNotFit
 from .codecs.records import RecordCodecs
 from .direct import DirectIo, Scratch, offset_of, read_fully, segment_of, write_fully
+from .envelope import Envelopes
 from .footer import MAX_NAMESPACES
 from .log import record_bytes
 from .manifest import Kind, segment_event
@@ -25,6 +27,7 @@ from .manifest_file import Manifest
 from .record import RecordHeader, pack_header
 from .segment_life import SegmentLife
 from .transfer import (
+    Opener,
     StagedWrite,
     finish_read,
     scratch_bytes,
@@ -52,10 +55,13 @@ class Transfers:
         segments: list[SegmentLife],
         lock: threading.Lock,
         data_pages: int,
+        envelopes: Envelopes | None,
         *,
         sync_each: bool,
     ) -> None:
         self.codecs = RecordCodecs(manifest.state.namespaces)
+        self._envelopes = envelopes
+        self._opener = Opener(manifest.state.namespaces, self.codecs, envelopes)
         self._io = io
         self._manifest = manifest
         self._segments = segments
@@ -72,9 +78,10 @@ class Transfers:
         outcomes: list[CopyOutcome],
         *,
         as_stored: bool = False,
+        encryptions: Sequence[Encryption | None] = (),
     ) -> None:
         """Write neighbouring records of one segment with one call; set their outcomes. `as_stored`: what is
-        given is encoded already."""
+        given is encoded already, and encrypted where `encryptions` say so."""
         place = items[run[0]][0]
         number = segment_of(place)
         done = 0
@@ -88,9 +95,11 @@ class Transfers:
             page = offset_of(place) // PAGE_BYTES
             for i, namespace_index in zip(run, indexes, strict=True):
                 _, label, payload = items[i]
-                staged, checksum = self._stage(label, payload, as_stored)
+                encryption = encryptions[i] if encryptions else None
+                staged, checksum = self._stage(label, payload, as_stored, encryption)
                 header = self._header(number, segment.epoch, label, checksum, page, namespace_index)
-                if label.codec_id:
+                header = self._encrypt(header, staged, encryption)
+                if header.codec or header.key:
                     header = header._replace(stored_hash=xxhash.xxh3_64_intdigest(staged.stored))
                 entries.append(pack_header(staged.page, header))
                 buffers += staged.buffers
@@ -103,7 +112,7 @@ class Transfers:
             outcomes[run[done]] = CopyOutcome(Cause.DOES_NOT_FIT)
             for rest in (run[:done], run[done + 1 :]):
                 if rest:
-                    self.write_run(rest, items, outcomes, as_stored=as_stored)
+                    self.write_run(rest, items, outcomes, as_stored=as_stored, encryptions=encryptions)
             return
         except CopyError as error:
             for i in run:
@@ -114,13 +123,19 @@ class Transfers:
         for i, checksum in zip(run, checksums, strict=True):
             outcomes[i] = CopyOutcome(None, checksum)
 
-    def _stage(self, label: FragmentLabel, payload: Buffer, as_stored: bool) -> tuple[StagedWrite, bytes]:
-        """Lay out one record; return it with the checksum of what will be read from it."""
+    def _stage(
+        self, label: FragmentLabel, payload: Buffer, as_stored: bool, encryption: Encryption | None
+    ) -> tuple[StagedWrite, bytes]:
+        """Lay out one record; return it with the checksum of what will be read from it, which of one that is
+        encrypted already nobody here knows."""
         assert len(payload) == (stored_bytes(label) if as_stored else label.raw_length)
+        if encryption is not None:
+            return stage_write(self._scratch, payload, private=False), b""
         if not label.codec_id or as_stored:
             assert label.checksum or not label.codec_id
-            staged = stage_write(self._scratch, payload, private=not label.checksum)
-            return staged, label.checksum or xxhash.xxh3_128_digest(staged.stored)
+            is_apart = self._envelopes is not None
+            staged = stage_write(self._scratch, payload, private=not label.checksum, apart=is_apart)
+            return staged, label.checksum or xxhash.xxh3_128_digest(staged.plain)
         if not label.checksum:
             payload = memoryview(bytes(payload))  # nobody changes this one while it is hashed and encoded
         parameters = self.codecs.parameters(label)
@@ -132,6 +147,25 @@ class Transfers:
         decoded = memoryview(bytearray(label.raw_length))
         self.codecs.decode(label, label.codec_id, parameters, staged.stored, decoded)
         return staged, xxhash.xxh3_128_digest(decoded)
+
+    def _encrypt(
+        self, header: RecordHeader, staged: StagedWrite, encryption: Encryption | None
+    ) -> RecordHeader:
+        """Encrypt what is staged, unless it is or nothing is to be; return the header that says so. Raises
+        CopyError."""
+        if encryption is None and self._envelopes is not None:
+            tenant = tenant_of(self._manifest.state.namespaces[header.namespace_digest].domain)
+            key, envelope = self._envelopes.seal(
+                tenant, header.identity(), header.checksum, staged.plain, staged.stored
+            )
+            encryption = Encryption(key, envelope.pack())
+        if encryption is None:
+            return header
+        return header._replace(key=encryption.key, envelope=encryption.envelope, checksum=b"")
+
+    def next_sequence(self) -> int:
+        """Return a number between those of the records written so far and of those to come."""
+        return next(self._sequence)
 
     def _header(
         self, number: int, epoch: int, label: FragmentLabel, checksum: bytes, page: int, namespace_index: int
@@ -189,7 +223,7 @@ class Transfers:
         for i, one in zip(run, staged, strict=True):
             place, label, into = items[i]
             where = (number, segment.epoch, offset_of(place) // PAGE_BYTES)
-            outcomes[i] = CopyOutcome(*finish_read(one, into, label, where, self.codecs, as_stored=as_stored))
+            outcomes[i] = finish_read(one, into, label, where, self._opener, as_stored=as_stored)
         if self._segments[number] is not segment:  # freed meanwhile, though the planner should have waited
             for i in run:
                 outcomes[i] = CopyOutcome(Cause.WRONG_IDENTITY)

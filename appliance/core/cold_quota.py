@@ -11,9 +11,9 @@ Rejected: refusing to spill at the limit. The store would keep for ever what hap
 from collections import defaultdict
 from itertools import islice
 
-from ...tiers.block import Tier
+from ...tiers.block import Tier, tenant_of
 from .catalog import NO_ROW, Namespace
-from .options import PlannerOptions, tenant_of
+from .options import PlannerOptions
 from .residency import Residency
 from .table import NUM_SHARDS
 

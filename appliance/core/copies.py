@@ -16,7 +16,16 @@ from .residency import MEMORY_TIERS, Residency
 from .runs import MIN_RUN, is_plain, land_run
 
 #: Causes that make reading the same record again pointless.
-LOST = frozenset({Cause.WRONG_CHECKSUM, Cause.WRONG_IDENTITY, Cause.SHORT_TRANSFER, Cause.IO_ERROR})
+LOST = frozenset(
+    {
+        Cause.WRONG_CHECKSUM,
+        Cause.WRONG_IDENTITY,
+        Cause.SHORT_TRANSFER,
+        Cause.IO_ERROR,
+        Cause.NOT_AUTHENTIC,
+        Cause.NO_KEY,
+    }
+)
 
 Listener: TypeAlias = Callable[[int, Cause | None], None]  # fragment, why it did not arrive
 
@@ -63,6 +72,7 @@ class Copies:
         #: Batches of promotions that nobody waits for, and fragments whose copy is being cancelled.
         self._background: dict[int, _Batch] = {}
         self._cancelled: set[tuple[int, Tier]] = set()
+        self._disowned: dict[int, frozenset[int]] = {}  # copies and whose fragments of them must not land
         #: Records being read, per segment: a segment is not freed under a reader.
         self.num_reads_of_segment: dict[int, int] = {}
         #: Told of a block of which a fragment was too long once it was encoded: it is to be copied again.
@@ -135,6 +145,14 @@ class Copies:
         """Whether the copy under way will hardly arrive: who wants the fragment begins anew afterwards."""
         return (fragment, tier) in self._cancelled
 
+    def disown(self, namespace_ids: frozenset[int]) -> None:
+        """What is under way of these namespaces does not count as landed, whatever becomes of it."""
+        catalog = self._residency.catalog
+        for copy, batch in self._batches.items():
+            rows = [catalog.block_of[move.fragment] for move in batch.moves]
+            if any(catalog.namespace_id[row] in namespace_ids for row in rows):
+                self._disowned[copy] = self._disowned.get(copy, frozenset()) | namespace_ids
+
     def listen(self, fragment: int, tier: Tier, listener: Listener) -> None:
         """Call `listener` once, when the copy of `fragment` into `tier` has ended."""
         self._listeners.setdefault((fragment, tier), []).append(listener)
@@ -152,6 +170,8 @@ class Copies:
             self._cancelled.difference_update([(move.fragment, batch.target) for move in batch.moves])
         assert len(outcomes) == len(batch.moves)
         self._count_bytes(batch, -batch.num_bytes)
+        if copy in self._disowned:
+            outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
         is_inside = batch.source is batch.target
         if batch.source is None and len(batch.moves) >= MIN_RUN and self._land_run(batch, outcomes):
             return
@@ -160,6 +180,17 @@ class Copies:
                 self._finish_inside(batch, move, outcome)
             else:
                 self._finish_one(batch, move, item, outcome)
+
+    def _without(
+        self, namespace_ids: frozenset[int], batch: _Batch, outcomes: Sequence[CopyOutcome]
+    ) -> list[CopyOutcome]:
+        """Return the outcomes with those of disowned fragments failed."""
+        catalog = self._residency.catalog
+        rows = [catalog.block_of[move.fragment] for move in batch.moves]
+        return [
+            CopyOutcome(Cause.NO_KEY) if catalog.namespace_id[row] in namespace_ids else outcome
+            for row, outcome in zip(rows, outcomes, strict=True)
+        ]
 
     def _land_run(self, batch: _Batch, outcomes: Sequence[CopyOutcome]) -> bool:
         """Land a whole put at once; False when it is not as plain as that."""

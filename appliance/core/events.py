@@ -318,6 +318,15 @@ class EvictRequested:
 
 
 @dataclass(slots=True)
+class TenantErased:
+    """A tenant's key is gone: nothing of what it stored may be found any more. Answered with CountResult
+    (blocks forgotten) when that is so."""
+
+    call: int
+    tenant: str  # first part of its isolation domains
+
+
+@dataclass(slots=True)
 class CopyFinished:
     """A copy batch ended; one outcome per item, in order."""
 
@@ -408,4 +417,5 @@ Event: TypeAlias = (
     | CompressionChosen
     | DrainStarted
     | Tick
+    | TenantErased
 )

@@ -18,11 +18,6 @@ class Quota:
     cold_bytes: int | None = None  # payload in the cold store
 
 
-def tenant_of(domain: str) -> str:
-    """Return the part of an isolation domain's name that quotas are given to."""
-    return domain.partition("/")[0]
-
-
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
     """Limits and defaults. Immutable: a policy change makes a new one."""

@@ -7,9 +7,9 @@ above its floor. That is what a shared system prompt needs.
 import heapq
 from dataclasses import dataclass
 
-from ...tiers.block import Tier
+from ...tiers.block import Tier, tenant_of
 from .catalog import NO_ROW, TIERS
-from .options import PlannerOptions, tenant_of
+from .options import PlannerOptions
 from .residency import Residency
 
 

@@ -28,6 +28,7 @@ from .changes import Changes
 from .copies import Copies
 from .desk import Desk, unknown_namespace
 from .encodings import Compression
+from .erasing import Erasing
 from .inspection import Inspection
 from .leases import Leases
 from .loads import Loads
@@ -135,6 +136,7 @@ class Planner:
         self.resizing = Resizing(self.residency, self.copies, self.pressure)
         self.changes = Changes(self)
         self._handlers = self._handler_table()
+        self.erasing = Erasing(self.desk, self.residency, self.copies)
 
     def _handler_table(self) -> dict[type, Callable[[Any], None]]:
         """Say which part answers which event."""
@@ -159,6 +161,7 @@ class Planner:
             ev.EvictRequested: self._evict,
             ev.CopyFinished: self._copy_finished,
             ev.SegmentFreed: self._segment_freed,
+            ev.TenantErased: self.erasing.begin,
             ev.TierLost: self._tier_lost,
             ev.EdgeMeasured: self._edge_measured,
             ev.PolicyChanged: self.changes.apply,
@@ -180,6 +183,7 @@ class Planner:
         self.waiting.retry(isinstance(event, ev.Tick))
         self.prefetching.run(is_crowded=len(self.waiting) > 0)
         self.reads.report()
+        self.erasing.run()
         return residency.take_instructions()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:
@@ -212,7 +216,7 @@ class Planner:
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
-        parts = (self.reclaim, self.pressure, self.resizing)
+        parts = (self.reclaim, self.pressure, self.resizing, self.erasing)
         return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...tiers.base import Room
-from ...tiers.block import Tier
+from ...tiers.block import Tier, tenant_of
 from ...tiers.shares import Share
 from ...tiers.slots import SlotPool
 from .leases import Client, Leases
-from .options import PlannerOptions, tenant_of
+from .options import PlannerOptions
 from .pins import Pins
 
 

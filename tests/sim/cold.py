@@ -285,5 +285,5 @@ def _entry(record: Record, table: dict[bytes, int]) -> tuple[bytes | int, ...]:
         table[label.namespace_digest],
         label.codec_id,
         (1 if label.parent_hash else 0) | (2 if label.is_spent else 0),
-        b"",
+        0,
     )

@@ -8,9 +8,9 @@ kept, so what counts is the largest that ever was in force.
 from dataclasses import replace
 from random import Random
 
-from kvtier.appliance.core.options import Quota, tenant_of
+from kvtier.appliance.core.options import Quota
 from kvtier.appliance.core.planner import Planner
-from kvtier.tiers.block import Tier
+from kvtier.tiers.block import Tier, tenant_of
 from kvtier.tiers.slots import SlotPool
 
 from .config import SLOT_BYTES, Config

@@ -122,10 +122,11 @@ def cold(
     *,
     num_segments: int = NUM_SEGMENTS,
     segment_bytes: int = SEGMENT_BYTES,
+    master_key: bytes | None = None,
     io: DirectIo | None = None,
 ) -> Iterator[Cold]:
     """Open and recover a store, its room adopting what was found; audit both at the end."""
-    store = ColdStore.open(directory, segment_bytes, num_segments, durability, io=io)
+    store = ColdStore.open(directory, segment_bytes, num_segments, durability, master_key=master_key, io=io)
     try:
         opened = adopt(store, num_segments)
         yield opened

@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from kvtier.appliance.forward import ForwardCopier
-from kvtier.tiers.base import Buffer, Cause, CopyItem
+from kvtier.tiers.base import Buffer, Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.codecs import registry
 from kvtier.tiers.codecs.base import Exactness, Shape, shape_of
@@ -202,9 +202,9 @@ def test_what_a_lossy_codec_wrote_is_read_as_it_was_written(
         assert place is not None
         assert target is not None
         (outcome,) = opened.store.write_batch([(place, label, in_slot(payload))])
-        assert outcome == (None, xxhash.xxh3_128_digest(rounded))
+        assert outcome == CopyOutcome(None, xxhash.xxh3_128_digest(rounded))
         (outcome,) = ForwardCopier(opened.store, pool).start([CopyItem(place, target, label)]).result()
-        assert outcome == (None, xxhash.xxh3_128_digest(rounded))
+        assert outcome == CopyOutcome(None, xxhash.xxh3_128_digest(rounded))
         for where in (place, target):
             opened.room.settle(where)
             assert opened.get(where, label) == rounded

@@ -1,6 +1,7 @@
 """Record headers and footers: what was packed comes back, and nothing else is ever believed."""
 
 import struct
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -20,8 +21,11 @@ from kvtier.tiers.footer import (
     unpack_head,
 )
 from kvtier.tiers.record import (
+    ENCRYPTED,
     ENTRY,
     ENTRY_BYTES,
+    ENTRY_OFFSET,
+    ENVELOPE_BYTES,
     HEADER_BYTES,
     PAGE_PROLOGUE,
     RecordError,
@@ -55,8 +59,18 @@ headers = st.builds(
     codec=st.integers(0, 2**16 - 1),
     codec_parameters=st.binary(max_size=32).map(lambda data: data.rstrip(b"\0")),
     stored_hash=U64,
+    is_spent=st.booleans(),
+    key=st.just(0),
+    envelope=st.just(b""),
+)
+encrypted_headers = st.builds(
+    lambda header, key, envelope: header._replace(key=key, envelope=envelope, checksum=b""),
+    headers,
+    st.integers(1, 2**32 - 1),
+    st.binary(min_size=ENVELOPE_BYTES, max_size=ENVELOPE_BYTES),
 )
 SAMPLE = RecordHeader(7, 1 << 60, 3, b"n" * 32, b"p" * 32, b"q" * 32, b"c" * 16, 9, 9000, 9000, 40, 2, 1, 0)
+ENCRYPTED_SAMPLE = SAMPLE._replace(key=0xCAFE, envelope=bytes(range(ENVELOPE_BYTES)), checksum=b"")
 
 
 def page_of(header: RecordHeader) -> bytearray:
@@ -65,7 +79,7 @@ def page_of(header: RecordHeader) -> bytearray:
     return page
 
 
-@given(headers)
+@given(st.one_of(headers, encrypted_headers))
 @settings(max_examples=200, deadline=None)
 def test_a_header_comes_back(header: RecordHeader) -> None:
     assert unpack_header(page_of(header)) == header
@@ -84,15 +98,50 @@ def test_the_footer_entry_is_the_middle_of_the_header(header: RecordHeader) -> N
     assert (quick["segment"], quick["epoch"], quick["page"]) == (header.segment, header.epoch, header.page)
 
 
-def test_every_flipped_byte_of_a_header_is_noticed() -> None:
-    page = page_of(SAMPLE)
-    for offset in range(HEADER_BYTES):
+@pytest.mark.parametrize("header", [SAMPLE, ENCRYPTED_SAMPLE], ids=["plain", "encrypted"])
+def test_every_flipped_byte_of_a_header_is_noticed(header: RecordHeader) -> None:
+    page = page_of(header)
+    for offset in range(HEADER_BYTES + len(header.envelope)):
         for mask in (1, 0x80):
             page[offset] ^= mask
             with pytest.raises(RecordError):
                 unpack_header(page)
             page[offset] ^= mask
-    assert unpack_header(page) == SAMPLE
+    assert unpack_header(page) == header
+
+
+def test_an_encrypted_record_is_refused_by_readers_from_before_there_were_any() -> None:
+    """They know no incompat bit: what they compare is `incompat & ~0`."""
+    plain, encrypted = page_of(SAMPLE), page_of(ENCRYPTED_SAMPLE)
+    assert struct.unpack_from("<I", plain, 16)[0] == 0
+    assert struct.unpack_from("<I", encrypted, 16)[0] == ENCRYPTED
+
+
+@pytest.mark.parametrize("key", [0, 5])
+def test_a_key_without_an_envelope_is_refused_and_the_other_way_round(key: int) -> None:
+    page = page_of(SAMPLE if key else ENCRYPTED_SAMPLE)
+    struct.pack_into("<I", page, ENTRY_OFFSET + ENTRY_BYTES - 4, key)
+    fix_crc(page)
+    with pytest.raises(RecordError, match="envelope"):
+        unpack_header(page)
+
+
+def test_the_identity_says_what_a_record_is_and_not_where() -> None:
+    moved = SAMPLE._replace(segment=1, epoch=2, owner_epoch=9, sequence=77, page=3, namespace_index=4)
+    assert moved.identity() == SAMPLE.identity()
+    changes: dict[str, Any] = {
+        "namespace_digest": b"m" * 32,
+        "prefix_hash": b"z" * 32,
+        "parent_hash": b"",
+        "raw_length": 9001,
+        "stored_length": 8999,
+        "position": 3,
+        "group": 2,
+        "codec": 1,
+        "codec_parameters": b"p",
+    }
+    for name, value in changes.items():
+        assert SAMPLE._replace(**{name: value}).identity() != SAMPLE.identity(), name
 
 
 def fix_crc(page: bytearray) -> None:
