@@ -409,6 +409,7 @@ Event: TypeAlias = (
     | SessionForked
     | SessionEnded
     | EvictRequested
+    | TenantErased
     | CopyFinished
     | SegmentFreed
     | TierLost
@@ -417,5 +418,4 @@ Event: TypeAlias = (
     | CompressionChosen
     | DrainStarted
     | Tick
-    | TenantErased
 )

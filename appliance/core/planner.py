@@ -134,9 +134,9 @@ class Planner:
             self.retention,
         )
         self.resizing = Resizing(self.residency, self.copies, self.pressure)
+        self.erasing = Erasing(self.desk, self.residency, self.copies)
         self.changes = Changes(self)
         self._handlers = self._handler_table()
-        self.erasing = Erasing(self.desk, self.residency, self.copies)
 
     def _handler_table(self) -> dict[type, Callable[[Any], None]]:
         """Say which part answers which event."""
