@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import os
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from ..tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape
 from ..tiers.codecs.registry import codec_named
 from ..tiers.codecs.trial import trial_payload
+from ..v1.threads import make_way
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def _seconds_to_decode(codec: Codec, shape: Shape, stored: bytearray, target: by
 def main() -> None:
     """Compile one codec for one dtype, in a process of its own."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.nice(NICENESS)
+    make_way("kvtier-compile", NICENESS)
     decode_speed(*sys.argv[1:3])
 
 

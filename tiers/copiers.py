@@ -9,20 +9,23 @@ when the last byte was moved, not earlier.
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
+from ..v1.threads import make_way
 from .base import Cause, CopyItem, CopyOutcome
 from .edges import Readable, Run, Viewable, Writable, edge
 
 TASK_BYTES = 2 << 20  # least a task should carry, unless the batch is smaller
 
 
-def make_pool(num_threads: int, name: str = "kvtier-copy") -> ThreadPoolExecutor:
-    """Return threads for the copiers of a daemon to share. What waits for them is bounded by the mover.
+def make_pool(num_threads: int, name: str = "kvtier-copy", in_background: bool = False) -> ThreadPoolExecutor:
+    """Return threads for the copiers of a daemon to share. What waits for them is bounded by the mover. Those
+    `in_background` make way for an engine beside the daemon: nobody waits for what they copy.
 
     All of them run when this returns. The executor alone would start each with the first work it gets, the
     event loop waiting for every one: with busy processors that took 80 ms of a first load's 200.
     """
-    pool = ThreadPoolExecutor(num_threads, name)
+    pool = ThreadPoolExecutor(num_threads, name, partial(make_way, name) if in_background else None)
     all_there = threading.Barrier(num_threads + 1)
     for _ in range(num_threads):
         pool.submit(all_there.wait)

@@ -413,9 +413,12 @@ class SchedulerSide:
         return num_tokens
 
     def _hurry(self, tracked: Tracked, num_tokens: int) -> None:
-        """Tell the appliance when the urgency of a session changes."""
-        decodes = num_tokens > tracked.request.num_prompt_tokens
-        urgency = Urgency.DECODING if decodes else Urgency.PREFILL
+        """Tell the appliance when the urgency of a session changes; not when its prompt ends in this step:
+        the next one says that it decodes."""
+        num_prompt_tokens = tracked.request.num_prompt_tokens
+        if num_tokens == num_prompt_tokens:
+            return
+        urgency = Urgency.DECODING if num_tokens > num_prompt_tokens else Urgency.PREFILL
         if urgency != tracked.urgency:
             tracked.urgency = urgency
             self._asker.tell(tracked.turn.session, Word(urgency, tracked.turn.deadline_s))

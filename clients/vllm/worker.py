@@ -33,7 +33,8 @@ STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 AGAIN = {PutOutcome.NO_ROOM: Again.REST, PutOutcome.PARENT_MISSING: Again.ALL}
 LOAD_STAGING_BYTES = 1 << 16  # loads need none
 SILENT_TIMEOUT_S = 0.5  # while the daemon does not answer: shared memory may still do
-SAVE_NICENESS = 5  # nobody waits for a save
+#: Of one commit: one call for most prompts, and still in the processor's cache when the daemon reads it.
+SAVE_PIECE_BYTES = 16 << 20
 MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
 
 
@@ -49,7 +50,7 @@ class WorkerSide:
         make_client: Callable[[int], Client],
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
-        run: Callable[[str, Callable[[], None], int], threading.Thread] = run_aside,
+        run: Callable[[str, Callable[[], None], bool], threading.Thread] = run_aside,
         device: DevicePages | None = None,
     ) -> None:
         self.breaker = Breaker(clock=clock)
@@ -67,13 +68,13 @@ class WorkerSide:
         self._arriving_loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[tuple[Save, str, float] | None] = queue.SimpleQueue()
         self._save_road = self._road(options.staging_bytes)
-        self._threads = [run("kvtier-save", self._serve_saves, SAVE_NICENESS)]
+        self._threads = [run("kvtier-save", self._serve_saves, True)]
         loading = [self._loads] * options.num_load_threads
         if options.max_arriving_loads:  # these wait for the disk, and would hold up those from memory
             loading.append(self._arriving_loads)
         self._load_roads = [self._road(LOAD_STAGING_BYTES) for _ in loading]
         for i, (source, road) in enumerate(zip(loading, self._load_roads, strict=True)):
-            self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source, road), 0))
+            self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source, road), False))
 
     def _road(self, staging_bytes: int) -> HostRoad:
         """Make what moves bytes for one thread. On the engine's thread; nothing is sent."""
@@ -253,5 +254,5 @@ def client_of(options: Options, name: str, staging_bytes: int) -> Client:
     """Make a client for a thread of a worker."""
     timeout_s = max(options.load_timeout_s, options.save_timeout_s)
     timeout = Timeout(call_s=timeout_s, connect_s=min(1.0, timeout_s), grace_s=0.5)
-    limits = Limits(staging_bytes=staging_bytes)
+    limits = Limits(staging_bytes=staging_bytes, piece_bytes=SAVE_PIECE_BYTES)
     return Client(options.target, name=name, domain=options.domain, timeout=timeout, limits=limits)

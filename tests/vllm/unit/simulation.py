@@ -32,7 +32,7 @@ class Inline:
     def __init__(self) -> None:
         self.work: dict[str, Callable[[], None]] = {}
 
-    def run(self, name: str, work: Callable[[], None], niceness: int) -> threading.Thread:
+    def run(self, name: str, work: Callable[[], None], in_background: bool) -> threading.Thread:
         self.work[name] = work
         return threading.Thread()
 

@@ -633,7 +633,9 @@ def test_an_adapter_without_a_digest_saves_nothing(scene: Scene) -> None:
 def test_urgency_follows_the_request(scene: Scene) -> None:
     one = request(16)
     scene.side.arrived(one)
-    scene.plan(one, 16, [1, 2])
+    scene.plan(one, 10, [1, 2])
+    one.num_computed_tokens = 10
+    scene.plan(one, 6, [1, 2])
     one.num_computed_tokens = 16
     one.tokens.append(1)
     scene.plan(one, 1, [1, 2, 3])
@@ -645,6 +647,17 @@ def test_urgency_follows_the_request(scene: Scene) -> None:
         ("e/r", Word(Urgency.DECODING)),
         ("e/r", Word(Urgency.ENDED, num_decoded_tokens=1, is_last=True)),
     ]
+
+
+def test_a_prompt_of_one_step_is_told_about_once(scene: Scene) -> None:
+    one = request(16)
+    scene.side.arrived(one)
+    scene.plan(one, 16, [1, 2])
+    assert scene.asker.told == []
+    one.num_computed_tokens = 16
+    one.tokens.append(1)
+    scene.plan(one, 1, [1, 2, 3])
+    assert scene.asker.told == [("e/r", Word(Urgency.DECODING))]
 
 
 def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
