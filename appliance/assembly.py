@@ -196,8 +196,8 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     if store is None:
         return
     reading = make_pool(num_store_threads, "kvtier-load")
-    writing = make_pool(num_store_threads, "kvtier-spill")
-    forwarding = ThreadPoolExecutor(1, "kvtier-forward")
+    writing = make_pool(num_store_threads, "kvtier-spill", in_background=True)
+    forwarding = make_pool(1, "kvtier-forward", in_background=True)
     assembly.pools += [reading, writing, forwarding]
     for memory in memories:
         load, spill = Edge(Tier.NVME, memory.tier), Edge(memory.tier, Tier.NVME)
