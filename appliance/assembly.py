@@ -32,11 +32,11 @@ from ..v1.shm import MIN_SLOT_BYTES
 from .errors import StartError
 from .forward import ForwardCopier
 from .host_memory import require_memory
-from .hot_tier import MAX_IN_FLIGHT, HotTier, open_device
+from .hot_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from .lanes import Edge, Route
 from .learned_file import read_learned
 from .profiles import Profiles, read_profiles
-from .settings import NvmeTier, Settings
+from .settings import FromNvme, NvmeTier, Settings
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ class Assembly:
     hot: HotTier | None = None  # where hbm is a GPU's
     is_link_measured: bool = False  # not of a device that a test brings and drives
     link_speeds: dict[Edge, LinkSpeed] = field(default_factory=dict)  # known once memory is in place
+    from_nvme: FromNvme = "off"  # whether what is in the cold store may go straight into hbm
+    straight_codecs: frozenset[int] = frozenset()  # and of which codecs it does, known at the same time
 
     @property
     def dram(self) -> ExtentEngine:
@@ -94,6 +96,7 @@ class Assembly:
             self.hot.pinned.pin_all()
             if self.is_link_measured and not self.link_speeds:
                 self.link_speeds = self.hot.measure_links()
+            self.straight_codecs = self.hot.straight_codecs(self.from_nvme, self.store)
         log.info("memory in place after %.1f s", time.monotonic() - began_at)
 
     def close(self) -> None:
@@ -152,6 +155,8 @@ def _open_memory(assembly: Assembly, settings: Settings, device: Device | None) 
         raise StartError("tiers.dram.hugepages is on, but the host has too few free 2MiB pages; write auto")
     if hbm is not None and is_on_device:
         assembly.is_link_measured = device is None
+        # Not of a device that a test brings and drives, unless it says so.
+        assembly.from_nvme = "off" if device is not None and hbm.from_nvme == "auto" else hbm.from_nvme
         _open_hot(assembly, device or open_device(hbm), SlotPool(hbm.num_extents, hbm.extent_bytes))
         assert assembly.hot is not None
         if advice := assembly.hot.advise_nodes(dram.numa_nodes):
@@ -207,5 +212,8 @@ def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int
     if hot is not None:
         spill = Edge(Tier.HBM, Tier.NVME)
         routes[spill], bounds[spill] = hot.spill_route(store, writing), num_store_threads
+        if assembly.from_nvme != "off" and (route := hot.cold_route(store, reading)) is not None:
+            load = Edge(Tier.NVME, Tier.HBM)
+            routes[load], bounds[load] = route, MAX_COLD_IN_FLIGHT
     routes[Edge(Tier.NVME, Tier.NVME)] = Route(ForwardCopier(store, forwarding))
     bounds[Edge(Tier.NVME, Tier.NVME)] = 1

@@ -30,7 +30,7 @@ from .assembly import Assembly, assemble
 from .callers import Rates
 from .clients import Clients
 from .compressing import Compressing
-from .core.events import DrainStarted
+from .core.events import ColdEdgeOpened, DrainStarted
 from .core.planner import Planner
 from .core.results import CountResult
 from .direct import DirectDevice, DirectPath
@@ -262,6 +262,9 @@ class Daemon:
         counters["policies_refused"] = self.reload.status.num_refused
         if self.direct is not None:
             counters += self.direct.counters
+        hot = self.assembly.hot
+        for name, number in (hot.cold.counters if hot is not None and hot.cold is not None else {}).items():
+            counters[f"nvme_to_hbm_{name}"] += number
         for reason, number in (self.local.counters if self.local is not None else Counter[str]()).items():
             counters[f"local_closed_{reason.replace(' ', '_')}"] += number
         return counters
@@ -327,6 +330,8 @@ class Daemon:
         for edge, speed in self.assembly.link_speeds.items():
             mover, now = self.appliance.mover, self.appliance.clock()
             mover.assume(edge, speed.bandwidth_bytes_per_s, speed.latency_s, now)
+        if self.assembly.straight_codecs:
+            self.appliance.step(ColdEdgeOpened(self.assembly.straight_codecs))
 
     def _sweep(self) -> None:
         """Forget remote clients that fell silent. (What they held went with their ttl, in the planner.)"""

@@ -4,36 +4,45 @@ Beside assembly.py, which knows nothing of devices: a daemon without a GPU impor
 device comes from the settings, or from a test that brings its own.
 
 Two things are different from the host-memory hot tier. Clients on the host cannot read it, so it is no shared
-tier. And the cold store cannot read or write it: the rare block that is archived straight from hbm is fetched
-into host memory first, and nothing is ever loaded from nvme into hbm but by way of dram."""
+tier. And the cold store cannot write it: a block comes up by way of dram, or straight, through a chunk of its
+own and the device's decoder, where a trial at start found that quicker (tiers/gpu/cold_edge.py). The rare
+block that is archived from hbm is fetched into host memory first."""
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from ..tiers.base import CopyError
 from ..tiers.block import Tier
 from ..tiers.copiers import HostCopier
+from ..tiers.gpu import gds
+from ..tiers.gpu.chunks import NUM_CHUNKS
+from ..tiers.gpu.cold_edge import ColdCopier
+from ..tiers.gpu.cold_trial import quicker_codecs, trial_codecs
 from ..tiers.gpu.copier import DeviceCopier, End
 from ..tiers.gpu.cuda import CudaDevice
 from ..tiers.gpu.device import Device, DeviceError, DeviceFault
+from ..tiers.gpu.device_decoding import load_decoding
 from ..tiers.gpu.hbm import Fetched, HbmEngine
 from ..tiers.gpu.links import LinkSpeed, measure
 from ..tiers.gpu.pinned import Pinned, limits
 from ..tiers.gpu.topology import describe, gpus, place_of
 from ..tiers.memory import ExtentEngine
+from ..tiers.mounts import filesystem_of
 from ..tiers.nvme import ColdStore
 from ..tiers.slots import SlotPool
 from .direct import DirectDevice
 from .errors import StartError
 from .lanes import Edge, Route
-from .settings import HbmTier
+from .settings import FromNvme, HbmTier
 from .units import format_bytes
 
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 4  # batches per edge: two streams that never run dry
+MAX_COLD_IN_FLIGHT = NUM_CHUNKS
 
 
 def open_device(hbm: HbmTier) -> Device:
@@ -53,6 +62,8 @@ class HotTier:
     def __init__(self, device: Device, room: SlotPool, dram: ExtentEngine, dram_room: SlotPool) -> None:
         self.device = device
         self.enqueuer = ThreadPoolExecutor(1, "kvtier-gpu")
+        self.cold: ColdCopier | None = None  # from nvme, when there is that edge
+        self._readers: ThreadPoolExecutor | None = None
         self._measuring = threading.Lock()
         self._is_closing = False
         try:
@@ -123,6 +134,40 @@ class HotTier:
     def spill_route(self, store: ColdStore, threads: ThreadPoolExecutor) -> Route:
         """Return the way from hbm straight to the cold store."""
         return Route(HostCopier(Fetched(self.engine), store, threads, num_tasks=1))
+
+    def cold_route(self, store: ColdStore, readers: ThreadPoolExecutor) -> Route | None:
+        """Return the way from the cold store straight into hbm; None where the device has no memory left for
+        it, or cannot decode, and everything comes by way of dram."""
+        try:
+            decoding = load_decoding(self.device)
+            if decoding is None:
+                return None
+            self.cold = ColdCopier(self.engine, store, self.enqueuer, readers, decoding)
+        except DeviceError as problem:
+            log.warning("tiers.hbm.from_nvme: %s; everything comes by way of dram", problem)
+            return None
+        self._readers = readers
+        return Route(self.cold)
+
+    def straight_codecs(self, wanted: FromNvme, store: ColdStore | None) -> frozenset[int]:
+        """Return the codecs whose records come straight from nvme from now on: what is `on`, or what a trial
+        found to be quicker. Blocks for some tenths of a second."""
+        if self.cold is None or self._readers is None or store is None or wanted == "off":
+            return frozenset()
+        if getattr(store, "is_encrypted", False):  # what lies there is nothing to a device
+            return frozenset()
+        if wanted == "on":
+            return frozenset({0, *(codec.codec_id for codec in trial_codecs())})
+        with self._measuring:
+            if self._is_closing:
+                return frozenset()
+            mounts = Path("/proc/self/mountinfo").read_text()
+            reasons = gds.why_not(gds.look(), filesystem_of(store.directory.resolve(), mounts))
+            disk = None if reasons else (store.directory, gds.Reader)
+            found = quicker_codecs(self.cold, self._readers, disk)
+        if 0 in found:
+            self.cold.direct = gds.Records(store.whereabouts, gds.Reader)
+        return found
 
     @property
     def direct(self) -> DirectDevice:

@@ -92,6 +92,9 @@ class _MemoryTier(_Model):
         return self
 
 
+FromNvme = Literal["auto", "on", "off"]
+
+
 class HbmTier(_MemoryTier):
     """The hot tier: a GPU's memory, or memory that stands for it."""
 
@@ -100,6 +103,10 @@ class HbmTier(_MemoryTier):
     the memory of an NVIDIA GPU, read on that GPU or by way of dram; it needs `pip install kvtier[gpu]`."""
     device: int = Field(default=0, ge=0, le=255)
     """Which GPU, as this process numbers them (CUDA_VISIBLE_DEVICES). Only for `cuda`."""
+    from_nvme: FromNvme = "auto"
+    """Whether blocks that are wanted on the GPU come from nvme without a stop in dram: encoded ones are
+    decoded there. `auto` does it where a trial at start finds it quicker, `on` for all that the GPU can
+    decode, `off` never. Encrypted blocks always stop in dram. Only for `cuda`."""
 
 
 class DramTier(_MemoryTier):

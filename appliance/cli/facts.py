@@ -20,6 +20,7 @@ from ... import __version__
 from ...tiers.gpu.gds import GdsFacts, look
 from ...tiers.gpu.pinned import limits
 from ...tiers.gpu.topology import GpuPlace, gpus, with_nvlinks
+from ...tiers.mounts import filesystem_of
 from ...v1 import admin_pb2, types_pb2
 from ...v1.addresses import socket_path
 from ...v1.admin_pb2_grpc import AdminServiceStub
@@ -230,7 +231,7 @@ def gather_directory(path: Path) -> Directory:
         exists=existing == path,
         is_something_else=not is_directory,
         is_writable=writable,
-        filesystem=probes.filesystem_of(existing, probes.read_text(Path("/proc/self/mountinfo"))),
+        filesystem=filesystem_of(existing, probes.read_text(Path("/proc/self/mountinfo"))),
         free_bytes=space.f_bavail * space.f_frsize,
         own_bytes=sum(probes.allocated_bytes(file) for file in path.glob("segment-*")) if is_directory else 0,
         direct_error=probes.direct_error(existing) if writable else "",

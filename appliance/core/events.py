@@ -361,6 +361,14 @@ class EdgeMeasured:
 
 
 @dataclass(slots=True)
+class ColdEdgeOpened:
+    """The way from nvme straight into hbm was found to be the quicker one, for what these codecs wrote (0:
+    for what is stored as it is). Without it everything stops in dram."""
+
+    codecs: frozenset[int]
+
+
+@dataclass(slots=True)
 class PolicyChanged:
     """An administrator chose anew. What can be wrong with it was asked before (`Planner.objections`)."""
 
@@ -414,6 +422,7 @@ Event: TypeAlias = (
     | SegmentFreed
     | TierLost
     | EdgeMeasured
+    | ColdEdgeOpened
     | PolicyChanged
     | CompressionChosen
     | DrainStarted

@@ -7,12 +7,14 @@ A fragment that cannot be brought up shortens the prefix; it is never an error f
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ...policies.costs import Advice
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, Catalog, Namespace
 from .events import AcquireRequested
+from .hot_room import HotRoom
 from .instructions import Reply
 from .leases import Lease, Leases
 from .loads import Loads
@@ -36,6 +38,8 @@ class AcquireJob:
         loads: Loads,
         residency: Residency,
         readable: Sequence[Tier],
+        hot_room: HotRoom,
+        used_before: float,
         on_done: Callable[["AcquireJob"], None],
     ) -> None:
         self.request = request
@@ -51,6 +55,8 @@ class AcquireJob:
         self._loads = loads
         self._residency = residency
         self._readable = readable
+        self._hot_room = hot_room
+        self._used_before = used_before  # when the blocks were used last, this time left out
         self._on_done = on_done
         self._limit = len(rows)  # blocks that can still become readable
         self._next = (request.first_block, 0)  # block and group to look at next
@@ -140,15 +146,38 @@ class AcquireJob:
             if catalog.state[tier][fragment] == State.RESIDENT:
                 self._hold(fragment, tier, block, group)
                 return True
-        is_coming = catalog.state[Tier.DRAM][fragment] == State.ARRIVING
-        can_come = catalog.state[Tier.DRAM][fragment] == State.ABSENT
-        if not (is_coming or (can_come and self._loads.source_of(fragment, Tier.DRAM) is not None)):
-            self._shorten(block)
-            return False
-        if not self._loads.bring(fragment, Tier.DRAM, self._arrived):
+        for target in self._targets(fragment, block):
+            if self._loads.bring(fragment, target, partial(self._arrived, target)):
+                break
+        else:
+            if not self._may_come(fragment):
+                self._shorten(block)
             return False
         self._pending[fragment] = (block, group)
         return True
+
+    def _targets(self, fragment: int, block: int) -> list[Tier]:
+        """Return the tiers into which a fragment may be brought for this reader, the better one first."""
+        catalog = self._residency.catalog
+        if not self._may_come(fragment):
+            return []
+        if catalog.state[Tier.DRAM][fragment] == State.ARRIVING or Tier.HBM not in self._readable:
+            return [Tier.DRAM]
+        if catalog.state[Tier.HBM][fragment] == State.ARRIVING:
+            return [Tier.HBM]
+        if not self.request.on_device or not self._hot_room.comes_straight(fragment):
+            return [Tier.DRAM]
+        is_admitted = self._hot_room.admits(self._rows[block], self._used_before)
+        return [Tier.HBM, Tier.DRAM] if is_admitted else [Tier.DRAM]
+
+    def _may_come(self, fragment: int) -> bool:
+        """Whether a fragment is on its way into a tier that is read here, or is where it can be had."""
+        state = self._residency.catalog.state
+        if any(state[tier][fragment] == State.ARRIVING for tier in self._readable):
+            return True
+        return state[Tier.DRAM][fragment] == State.ABSENT and (
+            self._loads.source_of(fragment, Tier.DRAM) is not None
+        )
 
     def _hold(self, fragment: int, tier: Tier, block: int, group: int) -> None:
         catalog = self._residency.catalog
@@ -157,12 +186,12 @@ class AcquireJob:
         self._ready.append(ReadyFragment(block, group, tier, place, length))
         self._set_promised(self._promised_bytes - length)
 
-    def _arrived(self, fragment: int, cause: Cause | None) -> None:
+    def _arrived(self, tier: Tier, fragment: int, cause: Cause | None) -> None:
         where = self._pending.pop(fragment, None)
         if self.is_done or where is None or where[0] >= self._limit or not self._has_lease:
             return
         if cause is None:
-            self._hold(fragment, Tier.DRAM, *where)
+            self._hold(fragment, tier, *where)
         else:
             self._shorten(where[0])
 

@@ -11,6 +11,7 @@ from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import TIERS
 from .copies import Copies, Listener, Move, Owner
+from .hot_room import HotRoom
 from .pressure import Pressure
 from .residency import Residency
 from .states import State
@@ -22,12 +23,14 @@ MAX_BATCH = 32
 class Loads:
     """Collects moves and starts them in batches when told to."""
 
-    def __init__(self, residency: Residency, copies: Copies, pressure: Pressure) -> None:
+    def __init__(self, residency: Residency, copies: Copies, pressure: Pressure, hot_room: HotRoom) -> None:
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
+        self._hot_room = hot_room
         self._collected: defaultdict[tuple[Tier, Tier, int], list[Move]] = defaultdict(list)
-        self._joined: set[int] = set()  # fragments that are on their way into dram, and waited for now
+        #: Fragments that are on their way into a tier, and waited for now.
+        self._joined: defaultdict[Tier, set[int]] = defaultdict(set)
 
     def source_of(self, fragment: int, target: Tier) -> Tier | None:
         """Return the fastest working tier other than `target` that holds this fragment."""
@@ -67,8 +70,8 @@ class Loads:
                 return False
         elif self._copies.is_cancelled(fragment, target):
             return False
-        elif listener is not None and target is Tier.DRAM:
-            self._joined.add(fragment)
+        elif listener is not None:
+            self._joined[target].add(fragment)
         if listener is not None:
             self._copies.listen(fragment, target, listener)
         return True
@@ -77,8 +80,9 @@ class Loads:
         """Start what was collected, earliest layers first, and hasten what was joined. Returns the number of
         fragments started; `owner` hears about each of them."""
         if self._joined:
-            self._copies.hasten(self._joined, Tier.DRAM, urgency, deadline_at)
-            self._joined = set()
+            for target, fragments in self._joined.items():
+                self._copies.hasten(fragments, target, urgency, deadline_at)
+            self._joined.clear()
         collected, self._collected = self._collected, defaultdict(list)
         for (source, target, _), moves in sorted(collected.items(), key=lambda entry: entry[0][2]):
             for first in range(0, len(moves), MAX_BATCH):
@@ -91,7 +95,8 @@ class Loads:
     def promote(self, row: int, target: Tier, urgency: Urgency, deadline_at: float) -> bool:
         """Bring a whole block to `target` for nobody in particular; False when nothing was queued.
 
-        From the cold store to `hbm` it goes through `dram`, one edge after the other.
+        From the cold store to `hbm` it goes through `dram`, one edge after the other, unless it may go
+        straight.
         """
         if target in self._residency.offline:
             return False
@@ -103,7 +108,10 @@ class Loads:
             source = self.source_of(fragment, target)
             if source is None or (source < target and target is Tier.NVME):
                 continue
-            first_stop = Tier.DRAM if source > Tier.DRAM and target is Tier.HBM else target
+            has_stop = (
+                source > Tier.DRAM and target is Tier.HBM and not self._hot_room.comes_straight(fragment)
+            )
+            first_stop = Tier.DRAM if has_stop else target
             onward = None if first_stop is target else self._onward(target, urgency, deadline_at)
             queued |= self.bring(fragment, first_stop, onward)
         return queued

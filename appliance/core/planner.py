@@ -29,6 +29,7 @@ from .copies import Copies
 from .desk import Desk, unknown_namespace
 from .encodings import Compression
 from .erasing import Erasing
+from .hot_room import HotRoom
 from .inspection import Inspection
 from .leases import Leases
 from .loads import Loads
@@ -94,7 +95,8 @@ class Planner:
         self.reclaim = Reclaim(self.residency, self.copies, log, options)
         self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
         self.copies.on_unfit = self.pressure.archive
-        self.loads = Loads(self.residency, self.copies, self.pressure)
+        self.hot_room = HotRoom(self.residency, self.pressure)
+        self.loads = Loads(self.residency, self.copies, self.pressure, self.hot_room)
         self.prefetching = Prefetching(
             self.residency, self.copies, self.loads, self.costs, chosen.prefetcher, options
         )
@@ -120,7 +122,8 @@ class Planner:
             self.costs,
             self.prefetching,
             self.retention,
-            Promotions(self.residency, self.copies, self.loads, self.pressure),
+            Promotions(self.residency, self.copies, self.loads, self.hot_room),
+            self.hot_room,
             shared,
         )
         self.writes = Writes(
@@ -159,11 +162,12 @@ class Planner:
             ev.SessionForked: self._session_forked,
             ev.SessionEnded: self._session_ended,
             ev.EvictRequested: self._evict,
+            ev.TenantErased: self.erasing.begin,
             ev.CopyFinished: self._copy_finished,
             ev.SegmentFreed: self._segment_freed,
-            ev.TenantErased: self.erasing.begin,
             ev.TierLost: self._tier_lost,
             ev.EdgeMeasured: self._edge_measured,
+            ev.ColdEdgeOpened: self._cold_edge_opened,
             ev.PolicyChanged: self.changes.apply,
             ev.CompressionChosen: lambda event: self.desk.compress(event.compression),
             ev.DrainStarted: self._drain_started,
@@ -180,10 +184,10 @@ class Planner:
         self.pressure.relieve()
         if self.resizing.is_active:
             self.resizing.run()
+        self.erasing.run()
         self.waiting.retry(isinstance(event, ev.Tick))
         self.prefetching.run(is_crowded=len(self.waiting) > 0)
         self.reads.report()
-        self.erasing.run()
         return residency.take_instructions()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:
@@ -343,6 +347,9 @@ class Planner:
         if event.target is Tier.DRAM and event.source is not Tier.DRAM:
             now = self.residency.now
             self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s, now)
+
+    def _cold_edge_opened(self, event: ev.ColdEdgeOpened) -> None:
+        self.hot_room.straight_codecs = event.codecs
 
     def _evict(self, event: ev.EvictRequested) -> None:
         if event.tier not in self.residency.evictions:

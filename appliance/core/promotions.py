@@ -5,12 +5,12 @@ time, and for most blocks that is right, because a conversation's blocks are ask
 dear. But the beginning of many prompts is the same: a system prompt is delivered with every request. So a
 block that was delivered from dram MIN_DELIVERIES times lately goes up in the background.
 
-Two rules keep that safe. It takes free room, or that of blocks which have not been delivered since the
-newcomer was first seen: so a set of hot blocks larger than hbm does not turn over for ever. And it goes up in
-chain order, parents first, because a block cannot leave before its children (I-5). What is counted is bounded
-(MAX_COUNTED) and forgotten oldest first: a block that is not asked for again within as many others is no
-shared prefix. Rejected: the tier's admission policy as the judge (by default it admits everybody), and
-promoting at the first delivery (a scan of one-time prompts would then sweep hbm).
+Two rules keep that safe (hot_room.py): it takes free room, or that of blocks which have not been delivered
+since the newcomer was first seen, so that a set of hot blocks larger than hbm does not turn over for ever;
+and it goes up in chain order, parents first. What is counted is bounded (MAX_COUNTED) and forgotten oldest
+first: a block that is not asked for again within as many others is no shared prefix. Rejected: the tier's
+admission policy as the judge (by default it admits everybody), and promoting at the first delivery (a scan of
+one-time prompts would then sweep hbm).
 
 The bytes go by the ordinary way of loads, with the urgency of nobody in particular, so that whatever somebody
 waits for goes before them.
@@ -19,10 +19,9 @@ waits for goes before them.
 from collections.abc import Sequence
 
 from ...tiers.block import Tier, Urgency
-from .catalog import NO_ROW, Namespace
 from .copies import Copies
+from .hot_room import HotRoom
 from .loads import Loads
-from .pressure import Pressure
 from .residency import Residency
 
 MIN_DELIVERIES = 2
@@ -35,17 +34,17 @@ _EDGE = (Tier.DRAM, Tier.HBM)
 class Promotions:
     """Counts deliveries on the device; promotes. Without hbm it does nothing."""
 
-    def __init__(self, residency: Residency, copies: Copies, loads: Loads, pressure: Pressure) -> None:
+    def __init__(self, residency: Residency, copies: Copies, loads: Loads, hot_room: HotRoom) -> None:
         self._residency = residency
         self._copies = copies
         self._loads = loads
-        self._pressure = pressure
+        self._hot_room = hot_room
         self._counts: dict[int, tuple[int, float]] = {}  # handle -> deliveries from dram, when it was first
 
     def delivered(self, rows: Sequence[int]) -> None:
         """These blocks of one chain, its first ones first, are delivered on the device now."""
         residency, catalog = self._residency, self._residency.catalog
-        if not rows or Tier.HBM not in residency.rooms or Tier.HBM in residency.offline:
+        if not rows or not self._hot_room.is_there:
             return
         num_groups, placed = catalog.namespace_of(rows[0]).num_groups, catalog.num_placed[Tier.HBM]
         counted = [(row, *self._count(row)) for row in rows[:MAX_CHAIN] if placed[row] < num_groups]
@@ -72,23 +71,8 @@ class Promotions:
     def _promote(self, row: int, first_at: float) -> bool:
         """Begin to bring a block up; False when that is not to be, now."""
         catalog = self._residency.catalog
-        namespace, parent = catalog.namespace_of(row), catalog.parent[row]
-        if catalog.num_resident[Tier.DRAM][row] < namespace.num_groups:
+        if catalog.num_resident[Tier.DRAM][row] < catalog.namespace_of(row).num_groups:
             return False  # it is just coming from nvme; the next delivery finds it in dram
-        if parent != NO_ROW and not catalog.num_placed[Tier.HBM][parent]:
-            return False
-        if not self._has_room(namespace, first_at):
-            return False
-        return self._loads.promote(row, Tier.HBM, Urgency.WAITING, float("inf"))
-
-    def _has_room(self, namespace: Namespace, first_at: float) -> bool:
-        """Whether there is room that nobody fills, or whoever would leave is colder."""
-        room = self._residency.rooms[Tier.HBM].statistics()
-        limit = int(self._pressure.options.high_watermark * room.capacity_bytes)
-        if room.taken_bytes + namespace.block_bytes <= limit:
-            return True
-        victim = self._pressure.victims.choose(Tier.HBM, namespace.domain)
-        if victim is None:
-            return False
-        self._residency.offer(victim.row, Tier.HBM)
-        return self._residency.catalog.last_used[victim.row] < first_at
+        return self._hot_room.admits(row, first_at) and self._loads.promote(
+            row, Tier.HBM, Urgency.WAITING, float("inf")
+        )

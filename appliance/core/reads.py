@@ -18,6 +18,7 @@ from .events import (
     Touched,
 )
 from .gets import AcquireJob, stored_prefix
+from .hot_room import HotRoom
 from .leases import Client, Leases
 from .loads import Loads
 from .pins import Pins
@@ -47,6 +48,7 @@ class Reads:
         prefetching: Prefetching,
         retention: Retention,
         promotions: Promotions,
+        hot_room: HotRoom,
         shared: Sequence[Tier],
     ) -> None:
         self._desk = desk
@@ -60,6 +62,7 @@ class Reads:
         self._prefetching = prefetching
         self._retention = retention
         self._promotions = promotions
+        self._hot_room = hot_room
         self._shared = shared  # tiers that every client on this host reads in place
         self._memories = [tier for tier in MEMORY_TIERS if tier in residency.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
@@ -96,6 +99,7 @@ class Reads:
         readable = self._memories if event.on_device else self._shared
         rows = rows[: self._affordable(client, namespace, event.first_block, len(rows), readable)]
         chain, num_asked = rows[event.first_block :], len(event.prefix_hashes)
+        used_before = catalog.last_used[chain[0]] if chain else 0.0
         urgency = self._use(
             chain, event.client, event.session_id, event.urgency, num_asked, event.deadline_at
         )
@@ -118,6 +122,8 @@ class Reads:
             self._loads,
             self._residency,
             readable,
+            self._hot_room,
+            used_before,
             self._done,
         )
         self._jobs[event.call] = job

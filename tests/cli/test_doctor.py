@@ -12,6 +12,7 @@ from kvtier.appliance.cli import checks, checks_gpu, checks_places, facts, probe
 from kvtier.appliance.cli.verdicts import Verdict
 from kvtier.appliance.settings import Settings
 from kvtier.tiers.gpu.topology import GpuPlace
+from kvtier.tiers.mounts import filesystem_of
 
 from .conftest import GIB, ScriptedAdmin, run
 
@@ -266,9 +267,9 @@ def test_the_file_system_is_that_of_the_nearest_mount() -> None:
         "31 30 259:3 / /mnt/my\\040disk rw,noatime shared:2 - xfs /dev/nvme0n1 rw\n"
         "not a mount\n"
     )
-    assert probes.filesystem_of(Path("/mnt/my disk/data"), mountinfo) == "xfs"
-    assert probes.filesystem_of(Path("/mnt/other"), mountinfo) == "tmpfs"
-    assert probes.filesystem_of(Path("/mntx"), mountinfo) == "ext4"
+    assert filesystem_of(Path("/mnt/my disk/data"), mountinfo) == "xfs"
+    assert filesystem_of(Path("/mnt/other"), mountinfo) == "tmpfs"
+    assert filesystem_of(Path("/mntx"), mountinfo) == "ext4"
 
 
 def test_the_holder_of_a_lock_is_read_from_the_kernels_list() -> None:

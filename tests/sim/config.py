@@ -133,6 +133,7 @@ class Config:
     hint_rate: float = 0.0  # of puts, acquires and session updates: says more than it must
     compression: Compression = field(default_factory=NoCompression)
     min_run: int = 2  # blocks of a put that are admitted and landed in columns
+    straight_codecs: frozenset[int] = frozenset()  # whose records reach a GPU's hbm without a stop
     audit_every: int = 64
 
 
@@ -208,6 +209,7 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         prefill_speeds=[rng.choice((None, None, PrefillSpeed(1e9), PrefillSpeed(1e4))) for _ in geometries],
         hint_rate=rng.choice((0.0, 0.2, 0.7)),
         compression=draw_compression(rng),
+        straight_codecs=rng.choice((frozenset(), frozenset({0}), frozenset({0, 1, 2, PROFILED_ID}))),
     )
 
 

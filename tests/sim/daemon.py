@@ -92,6 +92,8 @@ class Daemon:
         self._next_call = 0
         self._tick_at = float("inf")
         self._house_busy_until = 0.0
+        if not config.hbm_is_shared:  # the daemon's, once it has measured
+            self.planner.handle(ev.ColdEdgeOpened(config.straight_codecs), world.now)
         self._execute: dict[type, Callable[..., None]] = {
             ev.Reply: self._reply,
             ev.Copy: self.mover.start,

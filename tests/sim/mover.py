@@ -62,6 +62,8 @@ class Mover:
         self._jobs[copy.copy] = job
         for item in copy.items:
             self._register(copy.source, item.source, +1)
+        if (copy.source, copy.target) == (Tier.NVME, Tier.HBM):
+            world.counts["straight_loads"] += len(copy.items)
         is_cold = Tier.NVME in (copy.source, copy.target)
         mean_s = config.nvme_copy_s if is_cold else config.memory_copy_s
         queued_s, moving_s = world.spread(mean_s), world.spread(mean_s)

@@ -342,8 +342,8 @@ def _reservation_leaks() -> list[Patch]:
 def _failed_load_is_ready() -> list[Patch]:
     arrived = gets.AcquireJob._arrived
 
-    def ready(self: Any, fragment: int, cause: Any) -> None:
-        arrived(self, fragment, None)
+    def ready(self: Any, tier: Tier, fragment: int, cause: Any) -> None:
+        arrived(self, tier, fragment, None)
 
     return [(gets.AcquireJob, "_arrived", ready)]
 

@@ -94,6 +94,12 @@ class Profiled:
         """Return the bound of one layer's K or V."""
         return loosest([self._coders[rule].exactness for rule in self.profile.rules_by_unit[layer, plane]])
 
+    def fixed_rates(self, shape: Shape) -> list[tuple[Rule, int]] | None:
+        """Return the rules of these layers, each with where its bytes begin, for who decodes them elsewhere;
+        None when a length depends on the data."""
+        layout = self._layout(shape)
+        return None if layout.varying else [(segment.rule, segment.start) for segment in layout.fixed]
+
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit, also for values that are not finite."""
         layout = self._layout(shape)

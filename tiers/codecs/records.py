@@ -82,6 +82,14 @@ class RecordCodecs:
             return self._profile_digest(label)
         return self._codec_to_write(label).parameters()
 
+    def shape(self, label: FragmentLabel) -> Shape:
+        """Return what the bytes of a fragment mean. Raises CodecError for one the store was not told of."""
+        return self._shape(label.namespace_digest, label.group)
+
+    def codec_to_write(self, label: FragmentLabel) -> Codec:
+        """Return the codec that writes, and wrote, records of this fragment. Raises CodecError."""
+        return self._codec_to_write(label)
+
     def is_exact(self, codec_id: int, parameters: bytes) -> bool:
         """Whether records of this codec decode to what was put; not, as far as anybody knows, where its
         profile is missing. Raises CodecError."""

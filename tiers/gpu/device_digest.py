@@ -57,6 +57,11 @@ class DeviceDigest:
         is_taken = num_bytes >= MIN_BYTES and num_bytes % _WORD == 0
         return min(MAX_FRAGMENTS, MAX_BYTES // num_bytes) if is_taken else 0
 
+    @property
+    def has_scratch(self) -> bool:
+        """Whether a call would find scratch now."""
+        return self._slabs.has_free
+
     def digest(self, stream: Stream, places: Sequence[int], num_bytes: int) -> DigestTicket | None:
         """Enqueue the hashing of `num_bytes` bytes at each of `places` (device addresses, multiples of
         eight); None while all scratch is in use. Raises DeviceError; that scratch is then not used again."""

@@ -5,10 +5,8 @@ the file system and the disk support it and no IOMMU is in the way; otherwise cu
 ourselves, through a bounce buffer of its own. So nothing is believed: `why_not` names what is missing, kvikio
 is told not to fall back, and `is_quicker` compares both ways on a real file of the cold store.
 
-It is no edge of the daemon yet. What comes up from nvme is verified against the hash in its record before it
-counts, and bytes that went straight to the device would have to be hashed there, for which no kernel exists
-here. Until one does, the way through pinned dram is the safe one, and it leaves a copy in dram. What is here
-is what a GPU machine needs to tell whether that kernel is worth writing.
+What came this way nobody on the host has seen: cold_edge.py has its header sent back, and hashes on the
+device what it speaks of. A device without kernels therefore has no use for this.
 
 Sources: kvikio 26.10 (CuFile, defaults); NVIDIA GPUDirect Storage installation guide, supported file systems.
 Without a driver kvikio refuses, as it should; never ran with one.
@@ -17,17 +15,20 @@ Without a driver kvikio refuses, as it should; never ran with one.
 import importlib
 import importlib.metadata
 import statistics
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from .device import DeviceError, DeviceFault, DeviceMemory
 
 FILE_SYSTEMS = ("ext4", "xfs")  # local ones; ext4 in its default journalling mode, data=ordered
 ALIGNMENT = 4096  # of offsets, lengths and addresses: what is not aligned is copied by the host
-MIN_GAIN = 1.05  # below this the bounce stays: it also leaves a copy in dram
+MIN_GAIN = 1.05  # below this the bounce stays: it is the way that everybody knows to work
+MAX_OPEN = 64  # files
 _MODULES = Path("/proc/modules")
 _NVFS = Path("/proc/driver/nvidia-fs/version")
 
@@ -71,6 +72,21 @@ def why_not(facts: GdsFacts, filesystem: str) -> list[str]:
     return reasons
 
 
+class FileReader(Protocol):
+    """Reads from one file into device memory."""
+
+    def read(self, offset: int, memory: DeviceMemory) -> None:
+        """Fill `memory` from `offset` on. Blocks. Raises DeviceError."""
+        ...
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        ...
+
+
+OpenFile: TypeAlias = Callable[[Path], FileReader]  # raises DeviceError
+
+
 class Reader:
     """Reads from a file into device memory with cuFile. One per file; `close` it.
 
@@ -102,6 +118,34 @@ class Reader:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._file.close()
+
+
+class Records:
+    """Implements DirectReads for the records of a cold store: one open file per life of a segment, the ones
+    used last. Thread-safe. `close` when nobody reads."""
+
+    def __init__(self, whereabouts: Callable[[int], tuple[Path, int, int]], open_file: OpenFile) -> None:
+        self._whereabouts = whereabouts
+        self._open_file = open_file
+        self._files: OrderedDict[tuple[Path, int], FileReader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, place: int, memory: DeviceMemory) -> None:
+        """Fill `memory` from the record at `place` on, header first. Blocks. Raises DeviceError."""
+        path, epoch, offset = self._whereabouts(place)
+        with self._lock:
+            reader = self._files.get((path, epoch)) or self._open_file(path)
+            self._files[path, epoch] = reader
+            self._files.move_to_end((path, epoch))
+            while len(self._files) > MAX_OPEN:  # whoever reads from it now holds it; it closes with them
+                self._files.popitem(last=False)
+        reader.read(offset, memory)
+
+    def close(self) -> None:
+        """Close all files. Idempotent."""
+        with self._lock:
+            while self._files:
+                self._files.popitem()[1].close()
 
 
 class _Array:

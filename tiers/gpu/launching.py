@@ -8,7 +8,7 @@ and no compiler on the host. A device that stands for a GPU in the tests brings 
 import importlib
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from .device import Device, DeviceError, Stream
 
@@ -45,9 +45,14 @@ def load(device: Device, source: str, names: Sequence[str]) -> Launch | None:
         log.warning("kernels cannot be compiled, their work is done on the host: %s", problem)
         return None
 
+    failed: Any = cupy.cuda.driver.CUDADriverError  # launches go through the driver, which has its own
+
     def launch(stream: Any, name: str, num_threads: int, arguments: Sequence[Any]) -> None:
         num_blocks = min(MAX_BLOCKS, -(-num_threads // THREADS))
-        with calling(), cupy.cuda.ExternalStream(stream.pointer):
-            kernels[name]((num_blocks,), (THREADS,), tuple(arguments))
+        try:
+            with calling(), cupy.cuda.ExternalStream(stream.pointer):
+                kernels[name]((num_blocks,), (THREADS,), tuple(arguments))
+        except failed as error:
+            raise cast(Any, device).error(int(error.status), str(error)) from error
 
     return launch

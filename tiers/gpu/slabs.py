@@ -78,6 +78,11 @@ class Slabs:
             for number in range(num_slabs)
         ]
 
+    @property
+    def has_free(self) -> bool:
+        """Whether there is a slab that nobody uses."""
+        return bool(self._free)
+
     def take(self) -> Slab | None:
         """Return a slab that nobody uses; None: there is none now."""
         return self._free.pop() if self._free else None
