@@ -15,6 +15,7 @@ from .errors import error, from_refusal
 from .reload import Reload
 from .service import Service
 from .sight.sight import Sight
+from .tenant_admin import TenantAdmin
 
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
 
@@ -42,6 +43,9 @@ class Admin:
         self._counters = counters
         self._sight = sight
         self._reload = reload
+        self._tenants = TenantAdmin(
+            service.appliance, service.planner, lambda: reload.loaded.settings.tenants
+        )
         self._started_at = service.appliance.clock()
 
     def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
@@ -178,6 +182,12 @@ class Admin:
         return pb.DrainResponse(
             num_leases_ended=drained.num_leases_ended, num_blocks_flushed=drained.num_blocks_flushed
         )
+
+    def list_tenants(self, caller: Caller, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
+        return self._tenants.list()
+
+    async def erase_tenant(self, caller: Caller, request: pb.EraseTenantRequest) -> pb.EraseTenantResponse:
+        return await self._tenants.erase(request.name)
 
     def check_integrity(self, caller: Caller, request: pb.CheckIntegrityRequest) -> pb.CheckIntegrityResponse:
         service = self._service

@@ -321,6 +321,11 @@ class Appliance:
         assert self._store is not None
         await asyncio.wrap_future(self._housekeeper.submit(self._store.resize, num_segments))
 
+    async def keep_store(self, call: Callable[[], T]) -> T:
+        """Run a blocking call of the cold store in its thread, after what it was asked before. Raises what the
+        call raises."""
+        return await asyncio.wrap_future(self._housekeeper.submit(call))
+
     def _store_namespace(self, instruction: StoreNamespace) -> None:
         """No record may reach the store before its namespace has: copies into it wait meanwhile."""
         assert self._store is not None

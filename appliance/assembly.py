@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..tiers.base import CopyError, Engine, Room
 from ..tiers.block import Tier
@@ -21,6 +22,7 @@ from ..tiers.edges import Viewable
 from ..tiers.gpu.device import Device
 from ..tiers.gpu.links import LinkSpeed
 from ..tiers.index import Indexes
+from ..tiers.keyring import read_master_key
 from ..tiers.log import SegmentLog
 from ..tiers.memfd import SharedMemoryError
 from ..tiers.memory import MAX_NUMBERS, ExtentEngine
@@ -124,7 +126,7 @@ def assemble(settings: Settings, epoch: int, device: Device | None = None) -> As
         _open_memory(assembly, settings, device)
         assembly.profiles = read_profiles(settings.compression.profiles)
         if tiers.nvme is not None:
-            _open_store(assembly, tiers.nvme)
+            _open_store(assembly, tiers.nvme, settings.encryption.master_key)
         _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
     except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
         assembly.close()
@@ -174,8 +176,11 @@ def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
     assembly.pools.append(hot.enqueuer)
 
 
-def _open_store(assembly: Assembly, nvme: NvmeTier) -> None:
-    store = ColdStore.open(nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability)
+def _open_store(assembly: Assembly, nvme: NvmeTier, key_file: Path | None) -> None:
+    master_key = read_master_key(key_file) if key_file is not None else None
+    store = ColdStore.open(
+        nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_key=master_key
+    )
     store.codecs.adopt(assembly.profiles)
     assembly.store = assembly.engines[Tier.NVME] = store
     assembly.rooms[Tier.NVME] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)

@@ -113,6 +113,12 @@ REASONS: dict[str, Row] = {
         "a namespace names a compression profile that the daemon does not have, or one of another model",
         "put the profile into the directory compression.profiles and reload, or register without it",
     ),
+    "NOT_ENCRYPTED": Row(
+        _PRECONDITION,
+        CallerError,
+        "a tenant is to be erased whose records are not encrypted: no key can be destroyed",
+        "set encryption.master_key and restart; what was stored before stays on the device until overwritten",
+    ),
     "BAD_SPAN": Row(
         _INVALID,
         CallerError,

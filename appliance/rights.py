@@ -68,6 +68,8 @@ RIGHTS: dict[str, Right] = {
     "AdminService/GetSnapshot": _ADMIN,
     "AdminService/Evict": _ADMIN,
     "AdminService/Drain": _ADMIN,
+    "AdminService/ListTenants": _ADMIN,
+    "AdminService/EraseTenant": _ADMIN,
     "AdminService/CheckIntegrity": _ADMIN,
     "EventsService/Watch": _ADMIN,
     "EventsService/WatchAccesses": _ADMIN,

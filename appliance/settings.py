@@ -22,6 +22,7 @@ from ..v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
 from . import settings_sources, units
 from .core.options import PlannerOptions
 from .settings_compression import CompressionSettings
+from .settings_encryption import EncryptionSettings
 from .settings_fields import (
     Addresses,
     Bytes,
@@ -295,6 +296,8 @@ class Settings(_Model):
     """Bounds on prefetching."""
     compression: CompressionSettings = CompressionSettings()
     """In which form fragments enter the cold store."""
+    encryption: EncryptionSettings = EncryptionSettings()
+    """Whether what lies on the device can be read without a key."""
     early_layers: EarlyLayers = EarlyLayers()
     """Which layers of a cold block stay in dram for longer."""
     leases: Leases = Leases()

@@ -145,6 +145,8 @@ def requests(v: Victim) -> dict[str, Callable[[], Any]]:
         ),
         "Evict": lambda: admin_pb2.EvictRequest(tier=types_pb2.TIER_DRAM, bytes=1),
         "Drain": admin_pb2.DrainRequest,
+        "ListTenants": admin_pb2.ListTenantsRequest,
+        "EraseTenant": lambda: admin_pb2.EraseTenantRequest(name="bolt"),
         "CheckIntegrity": admin_pb2.CheckIntegrityRequest,
         "GetPolicy": admin_pb2.GetPolicyRequest,
         "ApplyPolicy": lambda: admin_pb2.ApplyPolicyRequest(dry_run=True),

@@ -79,6 +79,16 @@ class AdminServiceStub:
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyRequest.SerializeToString,
                 response_deserializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/kvtier.v1.AdminService/ListTenants',
+                request_serializer=kvtier_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.EraseTenant = channel.unary_unary(
+                '/kvtier.v1.AdminService/EraseTenant',
+                request_serializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantRequest.SerializeToString,
+                response_deserializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantResponse.FromString,
+                _registered_method=True)
         self.CheckIntegrity = channel.unary_unary(
                 '/kvtier.v1.AdminService/CheckIntegrity',
                 request_serializer=kvtier_dot_v1_dot_admin__pb2.CheckIntegrityRequest.SerializeToString,
@@ -153,6 +163,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTenants(self, request, context):
+        """Who there is, and what each takes. No effect.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EraseTenant(self, request, context):
+        """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
+        rest where there is a cold store. Idempotent, and without remedy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckIntegrity(self, request, context):
         """Audits every stateful part. No effect on what is stored.
         """
@@ -207,6 +232,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ApplyPolicy,
                     request_deserializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyRequest.FromString,
                     response_serializer=kvtier_dot_v1_dot_admin__pb2.ApplyPolicyResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=kvtier_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_admin__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'EraseTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.EraseTenant,
+                    request_deserializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantRequest.FromString,
+                    response_serializer=kvtier_dot_v1_dot_admin__pb2.EraseTenantResponse.SerializeToString,
             ),
             'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckIntegrity,
@@ -457,6 +492,60 @@ class AdminService:
             '/kvtier.v1.AdminService/ApplyPolicy',
             kvtier_dot_v1_dot_admin__pb2.ApplyPolicyRequest.SerializeToString,
             kvtier_dot_v1_dot_admin__pb2.ApplyPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.AdminService/ListTenants',
+            kvtier_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+            kvtier_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EraseTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtier.v1.AdminService/EraseTenant',
+            kvtier_dot_v1_dot_admin__pb2.EraseTenantRequest.SerializeToString,
+            kvtier_dot_v1_dot_admin__pb2.EraseTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,12 @@ class AdminServiceStub:
     """Brings a policy into force as a whole or not at all, without a restart. What the daemon's environment and
     command line say stays stronger. Lasts until the file is read again; a restart reads the file.
     """
+    ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
+    """Who there is, and what each takes. No effect."""
+    EraseTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EraseTenantRequest, _admin_pb2.EraseTenantResponse]
+    """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
+    rest where there is a cold store. Idempotent, and without remedy.
+    """
     CheckIntegrity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CheckIntegrityRequest, _admin_pb2.CheckIntegrityResponse]
     """Audits every stateful part. No effect on what is stored."""
 
@@ -76,6 +82,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ApplyPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyPolicyRequest, _admin_pb2.ApplyPolicyResponse]  # type: ignore[assignment]
     """Brings a policy into force as a whole or not at all, without a restart. What the daemon's environment and
     command line say stays stronger. Lasts until the file is read again; a restart reads the file.
+    """
+    ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
+    """Who there is, and what each takes. No effect."""
+    EraseTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.EraseTenantRequest, _admin_pb2.EraseTenantResponse]  # type: ignore[assignment]
+    """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
+    rest where there is a cold store. Idempotent, and without remedy.
     """
     CheckIntegrity: _aio.UnaryUnaryMultiCallable[_admin_pb2.CheckIntegrityRequest, _admin_pb2.CheckIntegrityResponse]  # type: ignore[assignment]
     """Audits every stateful part. No effect on what is stored."""
@@ -153,6 +165,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.ApplyPolicyResponse, _abc.Awaitable[_admin_pb2.ApplyPolicyResponse]]:
         """Brings a policy into force as a whole or not at all, without a restart. What the daemon's environment and
         command line say stays stronger. Lasts until the file is read again; a restart reads the file.
+        """
+
+    @_abc_1.abstractmethod
+    def ListTenants(
+        self,
+        request: _admin_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
+        """Who there is, and what each takes. No effect."""
+
+    @_abc_1.abstractmethod
+    def EraseTenant(
+        self,
+        request: _admin_pb2.EraseTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.EraseTenantResponse, _abc.Awaitable[_admin_pb2.EraseTenantResponse]]:
+        """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
+        rest where there is a cold store. Idempotent, and without remedy.
         """
 
     @_abc_1.abstractmethod

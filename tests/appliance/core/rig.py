@@ -29,7 +29,7 @@ def hashes(name: str, count: int) -> list[bytes]:
 
 
 class Rig:
-    """`dram_blocks` blocks of two fragments fit dram, `nvme_blocks` a segment of nvme (0: no nvme)."""
+    """`dram_blocks` blocks of two fragments fit an extent of dram, `nvme_blocks` a segment (0: no nvme)."""
 
     def __init__(
         self,
@@ -39,9 +39,10 @@ class Rig:
         hbm_blocks: int = 0,
         hbm_is_shared: bool = True,
         policies: PolicyChoice | None = None,
+        num_extents: int = 1,
         **options: Any,
     ) -> None:
-        rooms: dict[Tier, Room] = {Tier.DRAM: SlotPool(1, dram_blocks * 2 * SLOT_BYTES)}
+        rooms: dict[Tier, Room] = {Tier.DRAM: SlotPool(num_extents, dram_blocks * 2 * SLOT_BYTES)}
         if hbm_blocks:
             rooms[Tier.HBM] = SlotPool(1, hbm_blocks * 2 * SLOT_BYTES)
         if nvme_blocks:
