@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from bench.vllm import overhead, recovery, ttft
-from bench.vllm.measure import machine, use_priority
+from bench.vllm.measure import machine
+from bench.vllm.priority import use_priority
 
 TITLES = {
     "ttft": "ttft: seconds to the first token of a stored prompt (mid: 143 M parameters, bfloat16)",
     "overhead": "overhead: a workload in which nothing repeats (mid)",
     "recovery": "recovery: the appliance is lost under load (mid)",
 }
-RUN: dict[str, Callable[[bool], list[Any]]] = {
-    "ttft": ttft.run,
-    "overhead": overhead.run,
-    "recovery": recovery.run,
+RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
+    "ttft": lambda args: ttft.run(args.quick),
+    "overhead": lambda args: overhead.run(
+        args.quick, overhead.Plan(args.against == "itself", args.rounds, args.spare_core)
+    ),
+    "recovery": lambda args: recovery.run(args.quick),
 }
 REPORT: dict[str, Callable[[Any], str]] = {
     "ttft": ttft.report,
@@ -41,10 +44,24 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and samples to FILE")
     parser.add_argument(
-        "--niceness", type=int, help="of engines and appliance while a sample is taken; negative needs root"
+        "--niceness",
+        type=int,
+        help="of engines and appliance while a sample is taken, with short slices; negative needs root",
     )
     parser.add_argument(
         "--lock", type=Path, metavar="FILE", help="take no sample while somebody else holds this lock"
+    )
+    parser.add_argument(
+        "--against",
+        choices=["kvtier", "itself"],
+        default="kvtier",
+        help="overhead: what an engine alone is compared with; itself shows the noise",
+    )
+    parser.add_argument("--rounds", type=int, default=0, help="overhead: how many, instead of 8")
+    parser.add_argument(
+        "--spare-core",
+        action="store_true",
+        help="overhead: vLLM binds its threads itself and leaves a core to the rest; else they have all",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     args = parser.parse_args(arguments)
@@ -63,7 +80,7 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     for section in args.sections:
         began_at_s = time.monotonic()
-        samples = RUN[section](args.quick)
+        samples = RUN[section](args)
         results[section] = [asdict(sample) for sample in samples]
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         print(f"\n{TITLES[section]}  [{time.monotonic() - began_at_s:.0f} s, load {load} at its end]")

@@ -124,7 +124,11 @@ class Appliance:
         assert not answer.problems, list(answer.problems)
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:  # nobody leaves what was never entered: gigabytes would stay
+            self.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,7 +2,9 @@
 
 Two engines take turns, A B B A and then B A A B; each such round gives one ratio, and the median of them,
 with a bootstrap interval, is the answer. Wall time on a shared machine moves by more than the bar; the CPU
-seconds of engine and appliance together say how much work was added.
+seconds of engine and appliance together say how much work was added. Two engines without kvtier (`against
+itself`) show what of all that is the method's own noise. The appliance has its memory in place before the
+first round: a daemon makes it once in its life.
 """
 
 from __future__ import annotations
@@ -12,29 +14,58 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.table import render
 from bench.vllm.appliance import Appliance
-from bench.vllm.measure import cpu_s, sampling
+from bench.vllm.measure import CpuClock, Seconds, total_s
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
-from bench.vllm.options import kvtier_connector
+from bench.vllm.options import EngineOptions, kvtier_connector
+from bench.vllm.priority import sampling
 from bench.vllm.process import EngineProcess
 from bench.vllm.ttft import MID, warm_up
 
 PROMPT_TOKENS, NEW_TOKENS, NUM_REQUESTS = 400, 48, 20  # requests of one leg, a quarter of a round
+NUM_ROUNDS, QUICK_ROUNDS = 8, 2
+LEAST_SHOWN_S = 0.005  # of a thread, per leg
+LET_VLLM_BIND = {"VLLM_CPU_OMP_THREADS_BIND": "auto"}  # leaves a core to the engine's other processes
+
+
+@dataclass(frozen=True)
+class Side:
+    """What two legs of one engine took: wall time, and CPU time by thread, the appliance's with it."""
+
+    wall_s: float
+    cpu_s: Seconds
 
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of one round: wall and CPU, without the connector and with it, two legs each."""
+    """Two legs of an engine alone, and two of the one it is compared with."""
 
-    plain_s: float
-    kvtier_s: float
-    plain_cpu_s: float
-    kvtier_cpu_s: float
+    alone: Side
+    other: Side
+
+    @property
+    def time_ratio(self) -> float:
+        return self.other.wall_s / self.alone.wall_s
+
+    @property
+    def work_ratio(self) -> float:
+        return total_s(self.other.cpu_s) / total_s(self.alone.cpu_s)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare. `is_itself`: the other engine is one without kvtier, too; `num_rounds` 0: as usual;
+    `has_spare_core`: vLLM binds its threads itself, which leaves a core to everything else."""
+
+    is_itself: bool = False
+    num_rounds: int = 0
+    has_spare_core: bool = False
 
 
 def workload(chance: random.Random) -> list[dict[str, Any]]:
@@ -48,39 +79,63 @@ def workload(chance: random.Random) -> list[dict[str, Any]]:
     ]
 
 
-def run(is_quick: bool) -> list[Round]:
+def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
+    """Measure. Raises EngineDied when an engine does not work."""
     chance, rounds = random.Random(11), []
-    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, Appliance(dram="3GiB") as appliance:
-        folder, options = Path(name), replace(MID, max_requests=4)
-        with_kvtier = replace(options, connector=kvtier_connector(appliance.target))
-        with (
-            EngineProcess(options, folder, "plain") as plain,
-            EngineProcess(with_kvtier, folder, "kvtier") as kvtier,
-        ):
-            for engine in (plain, kvtier):
-                warm_up(engine)
-                engine.call("generate", requests=workload(chance)[:4])
-            for number in range(2 if is_quick else 8):
-                order = (plain, kvtier, kvtier, plain) if number % 2 else (kvtier, plain, plain, kvtier)
-                with sampling(plain.pid, kvtier.pid, appliance.pid):
-                    rounds.append(_round(order, appliance, chance))
-                print(f"round {number + 1}: {rounds[-1]}", file=sys.stderr, flush=True)  # it takes minutes
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
+        appliance = None if plan.is_itself else stack.enter_context(Appliance(dram="3GiB"))
+        alone, other = _engines(stack, folder, plan, appliance)
+        for number in range(plan.num_rounds or (QUICK_ROUNDS if is_quick else NUM_ROUNDS)):
+            order = (alone, other, other, alone) if number % 2 else (other, alone, alone, other)
+            sessions = [alone.pid, other.pid] + ([appliance.pid] if appliance else [])
+            with sampling(*sessions):
+                rounds.append(_round(order, appliance, chance))
+            print(
+                f"round {number + 1}: {rounds[-1].time_ratio:.3f} {rounds[-1].work_ratio:.3f}",
+                file=sys.stderr,
+                flush=True,
+            )  # it takes minutes
     return rounds
 
 
-def _round(order: Sequence[EngineProcess], appliance: Appliance, chance: random.Random) -> Round:
+def _engines(
+    stack: ExitStack, folder: Path, plan: Plan, appliance: Appliance | None
+) -> tuple[EngineProcess, EngineProcess]:
+    """Start both engines; return them when each has computed something."""
+    options = replace(MID, max_requests=4, environment=LET_VLLM_BIND if plan.has_spare_core else {})
+    connector = kvtier_connector(appliance.target) if appliance else None
+
+    def start(name: str, chosen: EngineOptions) -> EngineProcess:
+        return stack.enter_context(EngineProcess(chosen, folder, name))
+
+    alone, other = start("alone", options), start("other", replace(options, connector=connector))
+    for engine in (alone, other):
+        warm_up(engine)
+        engine.call("generate", requests=workload(random.Random(10))[:4])
+    if appliance is not None:
+        appliance.wait_for_memory()
+    return alone, other
+
+
+def _round(order: Sequence[EngineProcess], appliance: Appliance | None, chance: random.Random) -> Round:
     """Two legs of each engine, the second pair in the opposite order: what drifts evenly cancels."""
     legs = [workload(chance) for _ in range(2)]
-    seen = {"plain": 0, "kvtier": 0}
-    wall_s, cpu = dict.fromkeys(seen, 0.0), dict.fromkeys(seen, 0.0)
-    appliance_s = cpu_s(appliance.pid)
+    walls: dict[str, list[float]] = {"alone": [], "other": []}
+    spent: dict[str, Seconds] = {"alone": {}, "other": {}}
+    of_appliance = CpuClock(appliance.pid, "appliance") if appliance else None
     for engine in order:
-        before_s = cpu_s(engine.pid)
-        wall_s[engine.name] += engine.call("generate", requests=legs[seen[engine.name]])["wall_s"]
-        cpu[engine.name] += cpu_s(engine.pid) - before_s
-        seen[engine.name] += 1
-    cpu["kvtier"] += cpu_s(appliance.pid) - appliance_s  # also what it finished while the other engine ran
-    return Round(wall_s["plain"], wall_s["kvtier"], cpu["plain"], cpu["kvtier"])
+        clock = CpuClock(engine.pid)
+        walls[engine.name].append(engine.call("generate", requests=legs[len(walls[engine.name])])["wall_s"])
+        spent[engine.name] = _sum(spent[engine.name], clock.spent())
+    if of_appliance is not None:  # also what it finished while the other engine ran
+        spent["other"] = _sum(spent["other"], of_appliance.spent())
+    alone, other = (Side(sum(walls[name]), spent[name]) for name in walls)
+    return Round(alone, other)
+
+
+def _sum(one: Seconds, other: Seconds) -> Seconds:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 def interval(ratios: Sequence[float], num_draws: int = 10_000, seed: int = 1) -> tuple[float, float, float]:
@@ -92,24 +147,42 @@ def interval(ratios: Sequence[float], num_draws: int = 10_000, seed: int = 1) ->
 
 
 def report(rounds: list[Round]) -> str:
+    """One row per round, the interval, and where the CPU time went."""
     num_tokens = 2 * NUM_REQUESTS * (PROMPT_TOKENS + NEW_TOKENS)
     rows = [
         [
             str(number + 1),
-            f"{num_tokens / one.plain_s:.0f}",
-            f"{num_tokens / one.kvtier_s:.0f}",
-            f"{(one.kvtier_s / one.plain_s - 1) * 100:+.1f} %",
-            f"{one.plain_cpu_s:.1f}",
-            f"{one.kvtier_cpu_s:.1f}",
-            f"{(one.kvtier_cpu_s / one.plain_cpu_s - 1) * 100:+.1f} %",
+            f"{num_tokens / one.alone.wall_s:.0f}",
+            f"{num_tokens / one.other.wall_s:.0f}",
+            _percent(one.time_ratio),
+            f"{total_s(one.alone.cpu_s):.1f}",
+            f"{total_s(one.other.cpu_s):.1f}",
+            _percent(one.work_ratio),
         ]
         for number, one in enumerate(rounds)
     ]
-    wall = interval([one.kvtier_s / one.plain_s for one in rounds])
-    work = interval([one.kvtier_cpu_s / one.plain_cpu_s for one in rounds])
+    wall = interval([one.time_ratio for one in rounds])
+    work = interval([one.work_ratio for one in rounds])
     rows.append([])
     for label, which in (("median", 0), ("95 % from", 1), ("to", 2)):
-        texts = [f"{(values[which] - 1) * 100:+.1f} %" for values in (wall, work)]
-        rows.append([label, "", "", texts[0], "", "", texts[1]])
-    header = ["round", "tokens/s alone", "with kvtier", "time", "CPU s alone", "with kvtier", "work"]
-    return render(header, rows)
+        rows.append([label, "", "", _percent(wall[which]), "", "", _percent(work[which])])
+    header = ["round", "tokens/s alone", "the other", "time", "CPU s alone", "the other", "work"]
+    return render(header, rows) + "\n\n" + _by_thread(rounds)
+
+
+def _by_thread(rounds: list[Round]) -> str:
+    """Median CPU milliseconds of a leg, by thread."""
+    names = sorted({name for one in rounds for name in (*one.alone.cpu_s, *one.other.cpu_s)})
+    rows = []
+    for name in names:
+        alone_s, other_s = (
+            statistics.median(getattr(one, side).cpu_s.get(name, 0.0) for one in rounds) / 2
+            for side in ("alone", "other")
+        )
+        if max(alone_s, other_s) >= LEAST_SHOWN_S:
+            rows.append([name, *(f"{value * 1000:.0f}" for value in (alone_s, other_s, other_s - alone_s))])
+    return render(["thread, CPU ms of a leg", "alone", "the other", "more"], rows)
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %"

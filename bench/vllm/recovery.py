@@ -21,9 +21,10 @@ from typing import Any
 
 from bench.table import render
 from bench.vllm.appliance import Appliance
-from bench.vllm.measure import join_sample, sampling, seconds
+from bench.vllm.measure import seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import kvtier_connector
+from bench.vllm.priority import join_sample, sampling
 from bench.vllm.process import Answer, EngineProcess, outputs_of
 from bench.vllm.ttft import MID
 

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from bench.table import ratio, render
 from bench.vllm.appliance import Appliance
-from bench.vllm.measure import sampling, seconds
+from bench.vllm.measure import seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import Connector, EngineOptions, kvtier_connector
+from bench.vllm.priority import sampling
 from bench.vllm.process import EngineProcess, Output
 
 RECOMPUTE, DRAM, NVME, TIER, TIER_FS = "recompute", "kvtier dram", "kvtier nvme", "vllm tier", "vllm fs tier"
