@@ -24,7 +24,7 @@ TITLES = {
     "recovery": "recovery: the appliance is lost under load (mid)",
 }
 RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
-    "ttft": lambda args: ttft.run(args.quick),
+    "ttft": lambda args: ttft.run(args.quick, args.rounds),
     "overhead": lambda args: overhead.run(
         args.quick, overhead.Plan(args.against == "itself", args.rounds, args.spare_core)
     ),
@@ -57,7 +57,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="kvtier",
         help="overhead: what an engine alone is compared with; itself shows the noise",
     )
-    parser.add_argument("--rounds", type=int, default=0, help="overhead: how many, instead of 8")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="how many: of overhead 8, of ttft in memory 15, if not said"
+    )
     parser.add_argument(
         "--spare-core",
         action="store_true",

@@ -38,6 +38,7 @@ MID = EngineOptions(
     num_blocks=160,
 )
 WAKE_S = 120.0
+RECOMPUTE_EVERY = 5  # rounds: it takes seconds
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,16 @@ class Rig:
                 ask(engine, tokens)
             engine.reset()
 
-    def round_in_memory(self, with_recompute: bool) -> Iterator[Sample]:
+    def round_in_memory(self, number: int) -> Iterator[Sample]:
+        """Both stores in turns, the other first every second time; sometimes without any."""
         for tokens in self.asked.values():
-            if with_recompute:
+            if number % RECOMPUTE_EVERY == 0:
                 yield again(self.plain, RECOMPUTE, tokens)
-            yield again(self.kvtier, DRAM, tokens, self.appliance.pid)
-            yield again(self.tier, TIER, tokens)
+            for road in (DRAM, TIER) if number % 2 else (TIER, DRAM):
+                if road == DRAM:
+                    yield again(self.kvtier, DRAM, tokens, self.appliance.pid)
+                else:
+                    yield again(self.tier, TIER, tokens)
 
     def round_on_disk(self, number: int) -> Iterator[Sample]:
         self.appliance.leave_dram()
@@ -149,15 +154,16 @@ def rig(sizes: Sequence[int]) -> Iterator[Rig]:
         yield running
 
 
-def run(is_quick: bool) -> list[Sample]:
-    """Measure. Raises EngineDied or TimeoutError when a store does not work."""
+def run(is_quick: bool, num_rounds: int = 0) -> list[Sample]:
+    """Measure; `num_rounds` 0 is as many as usual. Raises EngineDied or TimeoutError when a store does not
+    work."""
     sizes = SIZES[:1] if is_quick else SIZES
-    num_recomputed, num_rounds, num_on_disk = (1, 3, 1) if is_quick else (1, 7, 3)
+    num_in_memory, num_on_disk = (3, 1) if is_quick else (num_rounds or 15, 3)
     with rig(sizes) as running:
         running.prime()
         samples = []
-        for number in range(num_rounds):
-            samples += list(running.round_in_memory(with_recompute=number < num_recomputed))
+        for number in range(num_in_memory):
+            samples += list(running.round_in_memory(number))
         for number in range(num_on_disk):
             samples += list(running.round_on_disk(number))
     return samples
