@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Exactness, Shape
 from kvtier.tiers.codecs.profile import Coder, Profile, ProfileError, Rule, uniform_rules
 from kvtier.tiers.codecs.profiled import Profiled, coder_of
+from kvtier.tiers.codecs.quantised import INSETS
 from kvtier.tiers.codecs.transform import TransformSegment
 from kvtier.tiers.codecs.transform_fit import fit_table
 from kvtier.tiers.codecs.transform_table import TransformTable
@@ -170,7 +171,7 @@ def test_bounds_hold_whatever_the_values(make: Callable[[Shape], Profiled], shap
 def test_each_scale_group_keeps_half_a_step(bits: int, plane: int) -> None:
     """|x' - x| <= s / 2 and the rounding to bfloat16, group by group, s from the group's own range."""
     shape = SHAPES[0]
-    codec = profiled(shape, "int", bits)
+    codec, inset = profiled(shape, "int", bits), INSETS.get(bits, 0.0)
     for name, payload in adversaries(shape).items():
         try:
             decoded, _ = round_trip(codec, shape, payload)
@@ -180,8 +181,11 @@ def test_each_scale_group_keeps_half_a_step(bits: int, plane: int) -> None:
         raw, got = floats_of(payload, shape)[:, plane], floats_of(decoded, shape)[:, plane]
         axis = 3 if plane else 1  # dims of a token, tokens of a channel
         low, high = raw.min(axis=axis, keepdims=True), raw.max(axis=axis, keepdims=True)
-        offset = np.nextafter(low.astype(np.float16), np.float16(-np.inf)).astype(np.float64)
-        step = np.nextafter(((high - offset) / (2**bits - 1)).astype(np.float16), np.float16(np.inf))
+        lowest = low + (high - low) * inset / 2 / (2**bits - 1 + inset)
+        offset = np.nextafter(lowest.astype(np.float16), np.float16(-np.inf)).astype(np.float64)
+        step = np.nextafter(
+            ((high - offset) / (2**bits - 1 + inset / 2)).astype(np.float16), np.float16(np.inf)
+        )
         limit = step.astype(np.float64) / 2 * (1 + 2.0**-20) + 2.0**-8 * np.maximum(abs(raw), abs(got))
         assert (np.abs(got - raw) <= limit).all(), name
 
@@ -437,3 +441,28 @@ def test_rules_that_make_no_sense_are_refused_by_name() -> None:
             profile_of(shape, bad)
     with pytest.raises(ProfileError, match="2 to 8 bits"):
         Rule(0, 0, 0, 4, "int", 9)
+
+
+@pytest.mark.parametrize("num_heads", [2, 3])
+def test_units_coded_by_one_call_are_those_coded_one_by_one(num_heads: int) -> None:
+    """Layers and planes of fp8 share a call; the third layer is another format, in the middle of them."""
+    shape = Shape(5, 2, 12, num_heads, 10, "bfloat16")
+    rules = [
+        replace(rule, coder="fp8_e5m2" if rule.layer == 2 else "fp8_e4m3", first_head=0, end_head=num_heads)
+        for rule in uniform_rules(5, 2, num_heads, "fp8_e4m3", group_tokens=4)
+    ]
+    profile = profile_of(shape, tuple(rules))
+    codec = Profiled(profile)
+    payload = values_like_kv(shape, seed=11)
+    stored = np.full(codec.stored_bound(shape), 0xA5, np.uint8)
+    codec.encode(shape, payload.data, stored.data)
+    units = payload.view(np.uint16).reshape(10, 12, num_heads, 10)
+    units.flags.writeable = False
+    expected, end = np.zeros_like(stored), 0
+    for unit, rule in zip(units, rules, strict=True):
+        coder = coder_of(rule, profile)
+        start = -(-end // 64) * 64
+        end = start + coder.stored_bytes(12)
+        coder.encode(unit, expected[start:end])
+    assert end == stored.size
+    np.testing.assert_array_equal(stored, expected)

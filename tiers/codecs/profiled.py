@@ -46,6 +46,7 @@ class _Layout(NamedTuple):
     """Where everything lies in the encoded bytes of a fragment."""
 
     fixed: tuple[_Segment, ...]
+    runs: tuple[tuple[_Segment, ...], ...]  # the same; those of one run are coded by one call
     varying: tuple[_Segment, ...]  # without places
     lengths_at: int
     varying_at: int
@@ -108,10 +109,14 @@ class Profiled:
         values = _values(payload, shape)
         target = np.frombuffer(into, np.uint8)
         end = 0
-        for segment in layout.fixed:
-            target[end : segment.start] = 0
-            segment.coder.encode(_part(values, shape, segment), target[segment.start : segment.end])
-            end = segment.end
+        for run in layout.runs:
+            target[end : run[0].start] = 0
+            end = run[-1].end
+            place = target[run[0].start : end]
+            if len(run) > 1:
+                _joined(run).encode_units(_parts(values, shape, run), place, _stride(run))
+            else:
+                run[0].coder.encode(_part(values, shape, run[0]), place)
         target[end : layout.lengths_at] = 0
         lengths = np.zeros(len(layout.varying), np.uint32)
         end = layout.varying_at
@@ -131,8 +136,12 @@ class Profiled:
         whole = np.frombuffer(into, np.uint8)
         is_aligned = whole.ctypes.data % 2 == 0
         values = (whole if is_aligned else np.empty_like(whole)).view(np.uint16).reshape(_axes(shape))
-        for segment in layout.fixed:
-            segment.coder.decode(source[segment.start : segment.end], _part(values, shape, segment))
+        for run in layout.runs:
+            place = source[run[0].start : run[-1].end]
+            if len(run) > 1:
+                _joined(run).decode_units(place, _stride(run), _parts(values, shape, run))
+            else:
+                run[0].coder.decode(place, _part(values, shape, run[0]))
         lengths = source[layout.lengths_at : layout.varying_at].copy().view(np.uint32)
         start = layout.varying_at
         for segment, length in zip(layout.varying, lengths.tolist(), strict=True):
@@ -163,7 +172,8 @@ class Profiled:
                         varying.append(_Segment(rule, coder, 0, 0))
         lengths_at = -(-end // 4) * 4 if varying else end
         varying_at = lengths_at + 4 * len(varying)
-        return _Layout(tuple(fixed), tuple(varying), lengths_at, varying_at, varying_at + num_reserved)
+        total_bytes = varying_at + num_reserved
+        return _Layout(tuple(fixed), _runs(fixed, shape), tuple(varying), lengths_at, varying_at, total_bytes)
 
 
 def loosest(bounds: list[Exactness]) -> Exactness:
@@ -199,6 +209,45 @@ def _values(payload: Buffer, shape: Shape) -> NDArray[np.uint16]:
     aligned = array if array.ctypes.data % 2 == 0 else array.copy()
     aligned.flags.writeable = False
     return aligned.view(np.uint16).reshape(_axes(shape))
+
+
+def _runs(fixed: list[_Segment], shape: Shape) -> tuple[tuple[_Segment, ...], ...]:
+    """Return the segments, those of neighbouring layers and planes together that one call may code."""
+    runs: list[list[_Segment]] = []
+    for segment in fixed:
+        before = runs[-1][-1] if runs else None
+        if (
+            before is not None
+            and isinstance(before.coder, Fp8Segment)
+            and isinstance(segment.coder, Fp8Segment)
+            and before.coder.joins(segment.coder)
+            and _unit(before, shape) + 1 == _unit(segment, shape)
+        ):
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    return tuple(tuple(run) for run in runs)
+
+
+def _joined(run: tuple[_Segment, ...]) -> Fp8Segment:
+    """Return the coder of a run of several: any of theirs."""
+    assert isinstance(run[0].coder, Fp8Segment)
+    return run[0].coder
+
+
+def _stride(run: tuple[_Segment, ...]) -> int:
+    """Return the distance of the segments of a run of several; they are of one length."""
+    return run[1].start - run[0].start
+
+
+def _unit(segment: _Segment, shape: Shape) -> int:
+    return (segment.rule.layer - shape.first_layer) * shape.num_planes + segment.rule.plane
+
+
+def _parts(values: NDArray[np.uint16], shape: Shape, run: tuple[_Segment, ...]) -> NDArray[np.uint16]:
+    """Return the words of a run: [layer and plane, token, head, dim]."""
+    units: NDArray[np.uint16] = values.reshape(-1, *values.shape[2:])
+    return units[_unit(run[0], shape) : _unit(run[-1], shape) + 1]
 
 
 def _part(values: NDArray[np.uint16], shape: Shape, segment: _Segment) -> NDArray[np.uint16]:

@@ -12,6 +12,7 @@ sixth of the speed; `transform` is the better rotation for who pays one); outlie
 no fixed length); scales of scales (a hundredth of a bit).
 """
 
+from dataclasses import replace
 from functools import cache
 from math import gcd
 from types import ModuleType
@@ -28,6 +29,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 _ROUNDING = 2.0**-8  # of what is decoded, to 8 bits of mantissa or more; twice what it takes
 _SMALLEST_SCALE = 2.0**-24  # of float16: an absolute error of half of it is always possible
 _NOT_FINITE = 0x7C00
+#: How far the outermost codes stand inside a group's range, in half steps, by bits; see kernels/quantised.py.
+#: A matter of the encoder alone.
+INSETS = {2: 1.0, 3: 0.5}
 
 
 class SegmentCoder(Protocol):
@@ -118,17 +122,6 @@ class _Tiled:
         """Return how long the encoded segment is."""
         return self._tiles(num_tokens).total_bytes
 
-    def _where(self, words: Words, tiles: _Tiles) -> tuple[Words, int, int, int]:
-        return words, self._rule.first_head, self._rule.end_head, tiles.group_tokens
-
-    def _split(self, stored: Bytes, tiles: _Tiles) -> tuple[NDArray[np.uint16], Bytes]:
-        """Return the scales [tile, scale], checked, and the codes [tile, byte]."""
-        scales = stored[: tiles.scale_bytes].copy().view(np.uint16).reshape(tiles.num_tiles, -1)
-        if ((scales & 0x7FFF) >= _NOT_FINITE).any():
-            raise CodecError("quantised: a scale that is not finite")
-        codes = stored[tiles.scale_bytes : tiles.total_bytes].reshape(tiles.num_tiles, tiles.code_bytes)
-        return scales, codes
-
 
 class IntSegment(_Tiled):
     """Implements SegmentCoder with 2 to 8 bits, linear between the least and the largest of each group."""
@@ -137,7 +130,9 @@ class IntSegment(_Tiled):
         super().__init__(rule, head_dim, is_half=is_half)
         self._bits = rule.bits
         self._by_channel = rule.axis == "channel"
-        half_step = (1 + 2.0**-9) / ((1 << rule.bits) - 1)  # of the largest magnitude, which spans two of it
+        self._inset = INSETS.get(rule.bits, 0.0)
+        num_steps = (1 << rule.bits) - 1 + self._inset
+        half_step = (1 + 2.0**-9) / num_steps  # of the largest magnitude, which spans two of it
         self.exactness = Exactness(False, half_step + _ROUNDING * (1 + 2 * half_step), _SMALLEST_SCALE)
 
     def _num_scales(self, group_tokens: int) -> int:
@@ -149,7 +144,13 @@ class IntSegment(_Tiled):
         scales = np.empty((tiles.num_tiles, 2, tiles.num_scales // 2), np.uint16)
         codes = into[tiles.scale_bytes :].reshape(tiles.num_tiles, tiles.code_bytes)
         if not kernels().encode_int(
-            *self._where(words, tiles), self._bits, self._by_channel, self._is_half, scales, codes
+            *self._where(words, tiles),
+            self._bits,
+            self._inset,
+            self._by_channel,
+            self._is_half,
+            scales,
+            codes,
         ):
             raise DoesNotFit
         into[: tiles.scale_bytes] = scales.view(np.uint8).reshape(-1)
@@ -164,6 +165,17 @@ class IntSegment(_Tiled):
             *self._where(words, tiles), self._bits, self._by_channel, self._is_half, pairs, codes
         )
 
+    def _where(self, words: Words, tiles: _Tiles) -> tuple[Words, int, int, int]:
+        return words, self._rule.first_head, self._rule.end_head, tiles.group_tokens
+
+    def _split(self, stored: Bytes, tiles: _Tiles) -> tuple[NDArray[np.uint16], Bytes]:
+        """Return the scales [tile, scale], checked, and the codes [tile, byte]."""
+        scales = stored[: tiles.scale_bytes].copy().view(np.uint16).reshape(tiles.num_tiles, -1)
+        if ((scales & 0x7FFF) >= _NOT_FINITE).any():
+            raise CodecError("quantised: a scale that is not finite")
+        codes = stored[tiles.scale_bytes : tiles.total_bytes].reshape(tiles.num_tiles, tiles.code_bytes)
+        return scales, codes
+
 
 class Fp8Segment(_Tiled):
     """Implements SegmentCoder with fp8, e4m3 or e5m2 (OCP 8-bit floating point), and a scale a tile."""
@@ -174,9 +186,13 @@ class Fp8Segment(_Tiled):
         super().__init__(rule, head_dim, is_half=is_half)
         is_e4m3 = rule.coder == "fp8_e4m3"
         self._mantissa_bits = 3 if is_e4m3 else 2
-        self._top_code, self._largest = (0x7E, 448.0) if is_e4m3 else (0x7B, 57344.0)
+        self._largest = 448.0 if is_e4m3 else 57344.0
         relative = 2.0 ** -(self._mantissa_bits + 1)
         self.exactness = Exactness(False, relative + _ROUNDING, _SMALLEST_SCALE)
+
+    def joins(self, other: "Fp8Segment") -> bool:
+        """Whether segments of both may be coded by one call of `encode_units`. They are of one profile."""
+        return replace(other._rule, layer=self._rule.layer, plane=self._rule.plane) == self._rule
 
     def _num_scales(self, group_tokens: int) -> int:
         del group_tokens
@@ -184,29 +200,28 @@ class Fp8Segment(_Tiled):
 
     def encode(self, words: Words, into: Bytes) -> int:
         """Fill `into`; see SegmentCoder."""
-        tiles = self._tiles(words.shape[0])
-        scales = np.empty(tiles.num_tiles, np.uint16)
-        codes = into[tiles.scale_bytes :].reshape(tiles.num_tiles, tiles.code_bytes)
-        if not kernels().encode_fp8(
-            *self._where(words, tiles),
-            self._mantissa_bits,
-            self._top_code,
-            self._largest,
-            self._is_half,
-            scales,
-            codes,
-        ):
-            raise DoesNotFit
-        into[: tiles.scale_bytes] = scales.view(np.uint8)
-        return tiles.total_bytes
+        total_bytes = self.stored_bytes(words.shape[0])
+        self.encode_units(words[None], into[:total_bytes], total_bytes)
+        return total_bytes
 
     def decode(self, stored: Bytes, words: Words) -> None:
         """Fill `words`; see SegmentCoder."""
-        tiles = self._tiles(words.shape[0])
-        scales, codes = self._split(stored, tiles)
-        kernels().decode_fp8(
-            *self._where(words, tiles), self._mantissa_bits, self._is_half, scales.reshape(-1), codes
-        )
+        self.decode_units(stored, len(stored), words[None])
+
+    def encode_units(self, units: Words, into: Bytes, stride: int) -> None:
+        """Encode each of `units` [unit, token, head, dim] as `encode` does, `stride` bytes apart, zeros in
+        between: a call costs as much as some ten kilobytes. Raises DoesNotFit."""
+        if not kernels().encode_fp8(*self._where(units), self._largest, self._is_half, into, stride):
+            raise DoesNotFit
+
+    def decode_units(self, stored: Bytes, stride: int, units: Words) -> None:
+        """Undo `encode_units`. Raises CodecError."""
+        if not kernels().decode_fp8(*self._where(units), self._is_half, stored, stride):
+            raise CodecError("quantised: too short, or a scale that is not finite")
+
+    def _where(self, units: Words) -> tuple[Words, int, int, int, int]:
+        group_tokens = gcd(self._rule.group_tokens, units.shape[1])
+        return units, self._rule.first_head, self._rule.end_head, group_tokens, self._mantissa_bits
 
 
 @cache

@@ -65,6 +65,12 @@ def key_of(word: Any) -> Any:
 
 
 @compiled
+def float_of_bfloat(word: Any) -> Any:
+    """Return the float32 of a bfloat16."""
+    return float_of(np.uint32(np.uint32(word) << np.uint32(16)))
+
+
+@compiled
 def float_of_half(word: Any) -> Any:
     """Return the float32 of a finite float16; subnormals included."""
     bits = np.uint32(word)
@@ -122,7 +128,7 @@ def widen(words: Any, is_half: Any, floats: Any) -> Any:
             floats[i] = float_of_half(words[i])
     else:
         for i in range(words.size):
-            floats[i] = float_of(np.uint32(np.uint32(words[i]) << np.uint32(16)))
+            floats[i] = float_of_bfloat(words[i])
 
 
 @compiled
