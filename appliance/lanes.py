@@ -81,7 +81,7 @@ class Batch:
     began_at: float = 0.0
 
     @property
-    def items(self) -> list[CopyItem]:
+    def items(self) -> Sequence[CopyItem]:
         """The items of this batch."""
         return self.job.copy.items[self.start : self.stop]
 

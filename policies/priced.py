@@ -29,8 +29,7 @@ class PricedEviction(EvictionPolicy):
 
     def forgotten(self, rows: Sequence[int]) -> None:
         """Rows may name other blocks from now on."""
-        for row in rows:
-            self._candidates.discard(row)
+        self._candidates.discard_many(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
         """Add candidates. A known one whose price rose is left where it is until it comes up."""
@@ -62,8 +61,7 @@ class PricedEviction(EvictionPolicy):
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left this tier."""
-        for row in rows:
-            self._candidates.discard(row)
+        self._candidates.discard_many(rows)
 
     def __len__(self) -> int:
         return len(self._candidates)

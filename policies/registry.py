@@ -88,7 +88,7 @@ class PolicyChoice:
 class PolicySet:
     """The policies of one planner."""
 
-    evictions: dict[Tier, EvictionPolicy]  # of the memory tiers
+    evictions: dict[Tier, RetainedEviction]  # of the memory tiers
     admissions: dict[Tier, AdmissionPolicy]
     prefetcher: Prefetcher | None
     #: Everyone who learns, in the order in which they are told: shared learners first.
@@ -142,4 +142,4 @@ def build(
     prefetcher = make(PREFETCH, choice.prefetch, Tier.DRAM) if choice.prefetch else None
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
     policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]
-    return PolicySet(dict(evictions), admissions, prefetcher, [*learners, *policies], shared)
+    return PolicySet(evictions, admissions, prefetcher, [*learners, *policies], shared)

@@ -12,7 +12,7 @@ block that somebody gave priority 0 must go before any block that nobody spoke a
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .base import DEFAULT_PRIORITY, BlockFacts, EvictionPolicy, Victim
 
@@ -58,6 +58,10 @@ class RetainedEviction(EvictionPolicy):
         if priority == DEFAULT_PRIORITY:
             return self.inner.price(row, now)
         return (priority - DEFAULT_PRIORITY) * BAND + self._facts.last_used[row]
+
+    def pricing(self) -> Callable[[int, float], float]:
+        """Return the quickest way to `price`, good until something is said about retention."""
+        return self.price if self._facts.has_retention else self.inner.price
 
     def choose(self, now: float) -> Victim | None:
         """Remove and return a candidate of the lowest priority there is."""

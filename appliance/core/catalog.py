@@ -104,8 +104,8 @@ class Catalog:
         self.retained: dict[int, tuple[int, float]] = {}
         #: End of the window in which a prefetched block should be used, until it is; see prefetch.py.
         self.awaited: dict[int, float] = {}
-        self._free_rows: list[int] = []
-        self._free_fragments: dict[int, list[int]] = {}  # by number of groups
+        #: By number of groups. A free row keeps its fragments, its links are NO_ROW and its counts 0.
+        self._free_rows: dict[int, list[int]] = {}
 
     # ---------------------------------------------------------------------------------- namespaces
 
@@ -125,31 +125,28 @@ class Catalog:
     def add(self, namespace: Namespace, prefix_hash: bytes, parent: int, now: float) -> int:
         """Create the row of a block that is nowhere yet, linked under `parent`; return it."""
         assert prefix_hash not in namespace.rows
-        row = self._free_rows.pop() if self._free_rows else self._grow_blocks()
+        row = self.take_rows(namespace, 1)[0]
         namespace.rows[prefix_hash] = row
         self.prefix_hash[row] = prefix_hash
         self.namespace_id[row] = namespace.id
-        self.first_child[row] = NO_ROW
-        self.first_fragment[row] = self._take_fragments(namespace.num_groups, row)
+        for fragment in self.fragments(row):
+            self.checksum_low[fragment] = self.checksum_high[fragment] = 0
         self.last_used[row] = now
         self.num_uses[row] = 0
         self.urgency[row] = self.NEW_URGENCY
         self.position[row] = self.position[parent] + 1 if parent != NO_ROW else 0
         self.link(row, parent)
-        self.num_blocks += 1
         return row
 
-    def take_rows(self, namespace: Namespace, count: int) -> tuple[list[int], list[int]]:
-        """Take many free rows and their first fragments, for the caller to fill (see runs.py)."""
-        while len(self._free_rows) < count:
-            self._free_rows.insert(0, self._grow_blocks())
-        free = self._free_fragments.setdefault(namespace.num_groups, [])
+    def take_rows(self, namespace: Namespace, count: int) -> list[int]:
+        """Take free rows, for the caller to fill (see runs.py)."""
+        free = self._free_rows.setdefault(namespace.num_groups, [])
         while len(free) < count:
-            self._grow_fragments(namespace.num_groups, free)
-        rows, firsts = self._free_rows[: -count - 1 : -1], free[: -count - 1 : -1]
-        del self._free_rows[-count:], free[-count:]
+            self._grow(namespace.num_groups, free)
+        rows = free[: -count - 1 : -1]
+        del free[-count:]
         self.num_blocks += count
-        return rows, firsts
+        return rows
 
     def remove(self, row: int) -> None:
         """Forget a block that has no place, no child and no keeper."""
@@ -167,8 +164,7 @@ class Catalog:
         self.prefix_hash[row] = b""
         self.serial[row] = (self.serial[row] + 1) & 0xFFFF_FFFF
         # setdefault: the rows of recovered blocks were never taken from this list.
-        self._free_fragments.setdefault(namespace.num_groups, []).append(self.first_fragment[row])
-        self._free_rows.append(row)
+        self._free_rows.setdefault(namespace.num_groups, []).append(row)
         self.num_blocks -= 1
 
     def remove_run(self, rows: Sequence[int]) -> None:
@@ -194,10 +190,7 @@ class Catalog:
             if noted:
                 for row in rows:
                     noted.difference_update(self.fragments(row))
-        first_fragment = self.first_fragment
-        free = self._free_fragments.setdefault(namespace.num_groups, [])
-        free += [first_fragment[row] for row in rows]
-        self._free_rows += rows
+        self._free_rows.setdefault(namespace.num_groups, []).extend(rows)
         self.num_blocks -= len(rows)
 
     def find(self, namespace_id: int, prefix_hash: bytes) -> int:
@@ -256,6 +249,13 @@ class Catalog:
         return row if alive else NO_ROW
 
     # ----------------------------------------------------------------------------------- fragments
+
+    def fragments_of(self, rows: Sequence[int], num_groups: int) -> list[int]:
+        """Return the fragments of blocks of one namespace, block by block in group order."""
+        firsts = self.first_fragment
+        if num_groups == 1:
+            return [firsts[row] for row in rows]
+        return [fragment for row in rows for fragment in range(firsts[row], firsts[row] + num_groups)]
 
     def length_of(self, fragment: int) -> int:
         """Return the raw bytes of a fragment."""
@@ -348,6 +348,11 @@ class Catalog:
             slowest = max(slowest, tier_or_none)
         return slowest
 
+    def is_only_in(self, row: int, tier: Tier) -> bool:
+        """Whether no other tier has, or is about to have, anything of this block."""
+        hbm, dram, nvme = self.num_placed
+        return hbm[row] + dram[row] + nvme[row] == self.num_placed[tier][row]
+
     # ------------------------------------------------------------------------------------ internals
 
     def link(self, row: int, parent: int) -> None:
@@ -372,11 +377,12 @@ class Catalog:
             self.first_child[parent] = after
         if after != NO_ROW:
             self.previous_sibling[after] = before
-        self.parent[row] = NO_ROW
+        self.parent[row] = self.previous_sibling[row] = self.next_sibling[row] = NO_ROW
 
-    def _grow_blocks(self) -> int:
-        """Append GROWTH empty rows, keep all but one of them free; return that one."""
-        row = len(self.prefix_hash)
+    def _grow(self, num_groups: int, free: list[int]) -> None:
+        """Append GROWTH free rows with their fragments; the new ones are taken in order, and last."""
+        first_row, first_fragment = len(self.prefix_hash), len(self.block_of)
+        rows = range(first_row, first_row + GROWTH)
         self.prefix_hash += [b""] * GROWTH
         links = (self.parent, self.first_child, self.next_sibling, self.previous_sibling)
         counts: Sequence[array[Any]] = (
@@ -386,7 +392,6 @@ class Catalog:
             self.num_keepers,
             self.urgency,
             self.position,
-            self.first_fragment,
             self.last_used,
             *self.num_placed,
             *self.num_resident,
@@ -395,26 +400,13 @@ class Catalog:
         )
         _append(links, NO_ROW, GROWTH)
         _append(counts, 0, GROWTH)
-        self._free_rows += range(row + GROWTH - 1, row, -1)
-        return row
-
-    def _take_fragments(self, num_groups: int, row: int) -> int:
-        free = self._free_fragments.setdefault(num_groups, [])
-        if not free:
-            self._grow_fragments(num_groups, free)
-        first = free.pop()
-        for fragment in range(first, first + num_groups):
-            self.block_of[fragment] = row
-            self.checksum_low[fragment] = self.checksum_high[fragment] = 0
-        return first
-
-    def _grow_fragments(self, num_groups: int, free: list[int]) -> None:
-        first = len(self.block_of)
         num_fragments = num_groups * GROWTH
-        _append((self.block_of, *self.place), NO_PLACE, num_fragments)
+        self.first_fragment.extend(range(first_fragment, first_fragment + num_fragments, num_groups))
+        self.block_of.extend(row for row in rows for _ in range(num_groups))
+        _append(self.place, NO_PLACE, num_fragments)
         zero = (self.checksum_low, self.checksum_high, *self.state, *self.holds, self.encoding)
         _append(zero, 0, num_fragments)
-        free += range(first + num_fragments - num_groups, first - 1, -num_groups)
+        free[:0] = reversed(rows)
 
     # ------------------------------------------------------------------------------------ integrity
 

@@ -11,9 +11,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import Tier, Urgency
 from ...v1.shm import extent_of
+from .fresh import FreshRun
 from .instructions import CancelCopy, Copy, HastenCopy
 from .residency import MEMORY_TIERS, Residency
-from .runs import MIN_RUN, is_plain, land_run
+from .runs import land_run
 
 #: Causes that make reading the same record again pointless.
 LOST = frozenset(
@@ -54,11 +55,12 @@ class Move(NamedTuple):
 class _Batch:
     source: Tier | None
     target: Tier
-    moves: Sequence[Move]
-    items: list[CopyItem]
+    fragments: Sequence[int]
+    items: Sequence[CopyItem]  # one per fragment
     num_bytes: int
     urgency: Urgency
     owner: "Owner | None"
+    run: FreshRun | None = None
 
 
 class Copies:
@@ -99,10 +101,10 @@ class Copies:
         `owner` hears about every fragment of this batch.
         """
         residency = self._residency
-        labels = residency.catalog.labels_of([move.fragment for move in moves])
+        fragments, sources, targets = zip(*moves, strict=True)
+        labels = residency.catalog.labels_of(fragments)
         if Tier.NVME in (source, target):
-            residency.catalog.tell_encodings(labels, [move.fragment for move in moves])
-        _, sources, targets = zip(*moves, strict=True)
+            residency.catalog.tell_encodings(labels, fragments)
         items = list(map(CopyItem._make, zip(sources, targets, labels, strict=True)))
         num_bytes = sum(item.label.raw_length for item in items)
         if source is not None:
@@ -111,19 +113,33 @@ class Copies:
         if source is Tier.NVME:
             for move in moves:
                 self._count_read(move.source, +1)
-        copy, self._next_copy = self._next_copy, self._next_copy + 1
-        batch = self._batches[copy] = _Batch(source, target, moves, items, num_bytes, urgency, owner)
-        self._count_bytes(batch, num_bytes)
+        batch = _Batch(source, target, fragments, items, num_bytes, urgency, owner)
+        copy = self._begin(batch, deadline_at, client)
         if urgency > Urgency.QUEUED and target < Tier.NVME and source is not target:
             self._background[copy] = batch
-        residency.out.append(Copy(copy, source, target, items, urgency, deadline_at, client))
+
+    def start_run(
+        self, run: FreshRun, spans: Sequence[tuple[int, int]], urgency: Urgency, client: int, owner: "Owner"
+    ) -> None:
+        """Queue the copy of new blocks from the staging extent of `client`, one span per block, into dram."""
+        num_bytes = len(run.rows) * run.namespace.block_bytes
+        batch = _Batch(None, Tier.DRAM, run.fragments, run.items(spans), num_bytes, urgency, owner, run)
+        self._begin(batch, float("inf"), client)
+
+    def _begin(self, batch: _Batch, deadline_at: float, client: int) -> int:
+        copy, self._next_copy = self._next_copy, self._next_copy + 1
+        self._batches[copy] = batch
+        self._count_bytes(batch, batch.num_bytes)
+        instruction = Copy(copy, batch.source, batch.target, batch.items, batch.urgency, deadline_at, client)
+        self._residency.out.append(instruction)
+        return copy
 
     def hasten(self, fragments: set[int], tier: Tier, urgency: Urgency, deadline_at: float) -> None:
         """Somebody waits for these fragments now, which come up for nobody in particular."""
         for copy, batch in list(self._background.items()):
             if batch.target is not tier or urgency >= batch.urgency:
                 continue
-            if any(move.fragment in fragments for move in batch.moves):
+            if not fragments.isdisjoint(batch.fragments):
                 self._count_bytes(batch, -batch.num_bytes)
                 batch.urgency = urgency
                 self._count_bytes(batch, batch.num_bytes)
@@ -135,7 +151,7 @@ class Copies:
         """Nobody wants these fragments any more, which come up into dram for nobody in particular. A batch
         is cancelled when nobody wants anything of it."""
         for copy, batch in list(self._background.items()) if fragments else ():
-            pairs = [(move.fragment, batch.target) for move in batch.moves]
+            pairs = [(fragment, batch.target) for fragment in batch.fragments]
             if all(pair[0] in fragments and pair not in self._listeners for pair in pairs):
                 del self._background[copy]
                 self._cancelled.update(pairs)
@@ -149,7 +165,7 @@ class Copies:
         """What is under way of these namespaces does not count as landed, whatever becomes of it."""
         catalog = self._residency.catalog
         for copy, batch in self._batches.items():
-            rows = [catalog.block_of[move.fragment] for move in batch.moves]
+            rows = [catalog.block_of[fragment] for fragment in batch.fragments]
             if any(catalog.namespace_id[row] in namespace_ids for row in rows):
                 self._disowned[copy] = self._disowned.get(copy, frozenset()) | namespace_ids
 
@@ -167,59 +183,58 @@ class Copies:
         batch = self._batches.pop(copy)
         self._background.pop(copy, None)
         if self._cancelled:
-            self._cancelled.difference_update([(move.fragment, batch.target) for move in batch.moves])
-        assert len(outcomes) == len(batch.moves)
+            self._cancelled.difference_update([(fragment, batch.target) for fragment in batch.fragments])
+        assert len(outcomes) == len(batch.fragments)
         self._count_bytes(batch, -batch.num_bytes)
         if copy in self._disowned:
             outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
         is_inside = batch.source is batch.target
-        if batch.source is None and len(batch.moves) >= MIN_RUN and self._land_run(batch, outcomes):
+        if batch.run is not None and self._land_run(batch, batch.run, outcomes):
             return
-        for move, item, outcome in zip(batch.moves, batch.items, outcomes, strict=True):
+        for fragment, item, outcome in zip(batch.fragments, batch.items, outcomes, strict=True):
             if is_inside:
-                self._finish_inside(batch, move, outcome)
+                self._finish_inside(batch, fragment, item, outcome)
             else:
-                self._finish_one(batch, move, item, outcome)
+                self._finish_one(batch, fragment, item, outcome)
 
     def _without(
         self, namespace_ids: frozenset[int], batch: _Batch, outcomes: Sequence[CopyOutcome]
     ) -> list[CopyOutcome]:
         """Return the outcomes with those of disowned fragments failed."""
         catalog = self._residency.catalog
-        rows = [catalog.block_of[move.fragment] for move in batch.moves]
+        rows = [catalog.block_of[fragment] for fragment in batch.fragments]
         return [
             CopyOutcome(Cause.NO_KEY) if catalog.namespace_id[row] in namespace_ids else outcome
             for row, outcome in zip(rows, outcomes, strict=True)
         ]
 
-    def _land_run(self, batch: _Batch, outcomes: Sequence[CopyOutcome]) -> bool:
-        """Land a whole put at once; False when it is not as plain as that."""
-        fragments = [move.fragment for move in batch.moves]
-        if any(outcome.cause is not None for outcome in outcomes) or not is_plain(self._residency, fragments):
+    def _land_run(self, batch: _Batch, run: FreshRun, outcomes: Sequence[CopyOutcome]) -> bool:
+        """Land a whole run at once; False when something happened to a part of it."""
+        checksums = [outcome.checksum for outcome in outcomes if outcome.cause is None]
+        if len(checksums) < len(outcomes) or batch.target in self._residency.offline:
             return False
-        labels = [item.label for item in batch.items]
-        for label, outcome in zip(labels, outcomes, strict=True):
-            label.checksum = outcome.checksum  # the copy has ended: nobody else holds this label
-        if self._residency.catalog.spent:
-            self._residency.catalog.spent.difference_update(fragments)
-        land_run(self._residency, fragments, labels)
-        for fragment in fragments if self._listeners else ():
+        land_run(self._residency, run, checksums)
+        for fragment in run.fragments if self._listeners else ():
             self.tell_listeners(fragment, batch.target, None)
         if batch.owner is not None:
-            batch.owner.landed_run(fragments)
+            batch.owner.landed_run(run.fragments)
         return True
 
     def forward_targets(self) -> list[tuple[int, int]]:
         """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""
         forwards = [b for b in self._batches.values() if b.source is Tier.NVME and b.target is Tier.NVME]
         length = self._residency.catalog.stored_length
-        return [(move.target, length(move.fragment, Tier.NVME)) for batch in forwards for move in batch.moves]
+        return [
+            (item.target, length(fragment, Tier.NVME))
+            for batch in forwards
+            for fragment, item in zip(batch.fragments, batch.items, strict=True)
+        ]
 
-    def _finish_one(self, batch: _Batch, move: Move, item: CopyItem, outcome: CopyOutcome) -> None:
+    def _finish_one(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
         residency = self._residency
         label = item.label
         if batch.source is not None:
-            self._release_source(batch.source, move, outcome)
+            self._release_source(batch.source, fragment, item, outcome)
         if batch.target in MEMORY_TIERS and batch.target in residency.offline:
             outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
         if outcome.cause is None:
@@ -227,14 +242,14 @@ class Copies:
                 # What a lossy codec decoded has a checksum of its own. The copy has ended: nobody else holds
                 # this label.
                 label.checksum = outcome.checksum
-            self._note_spent(batch, move.fragment)
-            residency.land(move.fragment, batch.target, label)
+            self._note_spent(batch, fragment)
+            residency.land(fragment, batch.target, label)
         if batch.owner is not None:
-            batch.owner.landed(move.fragment, outcome.cause)
-        self.tell_listeners(move.fragment, batch.target, outcome.cause)
+            batch.owner.landed(fragment, outcome.cause)
+        self.tell_listeners(fragment, batch.target, outcome.cause)
         if outcome.cause is not None:  # last, because the block may be forgotten by this
-            row = residency.catalog.block_of[move.fragment]
-            residency.fail(move.fragment, batch.target, outcome.cause)
+            row = residency.catalog.block_of[fragment]
+            residency.fail(fragment, batch.target, outcome.cause)
             if outcome.cause is Cause.DOES_NOT_FIT and residency.catalog.prefix_hash[row]:
                 self.on_unfit(row)
 
@@ -246,23 +261,23 @@ class Copies:
         elif batch.source is Tier.NVME and catalog.encodings.is_lossy(catalog.encoding[fragment]):
             catalog.spent.add(fragment)
 
-    def _finish_inside(self, batch: _Batch, move: Move, outcome: CopyOutcome) -> None:
+    def _finish_inside(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
         """A fragment was copied to another place of its tier."""
         residency, tier = self._residency, batch.target
         if batch.owner is not None:
-            batch.owner.landed(move.fragment, outcome.cause)
-        if outcome.cause is None and residency.may_move(move.fragment, tier):
-            residency.move(move.fragment, tier, move.target)
+            batch.owner.landed(fragment, outcome.cause)
+        if outcome.cause is None and residency.may_move(fragment, tier):
+            residency.move(fragment, tier, item.target)
         else:
-            residency.abandon_place(move.fragment, tier, move.target)
-        self._release_source(tier, move, outcome)
+            residency.abandon_place(fragment, tier, item.target)
+        self._release_source(tier, fragment, item, outcome)
 
-    def _release_source(self, source: Tier, move: Move, outcome: CopyOutcome) -> None:
+    def _release_source(self, source: Tier, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
         if source is Tier.NVME:
-            self._count_read(move.source, -1)
+            self._count_read(item.source, -1)
             if outcome.cause in LOST:
-                self._residency.condemn(move.fragment, source, outcome.cause.value)
-        self._residency.drop(move.fragment, source)
+                self._residency.condemn(fragment, source, outcome.cause.value)
+        self._residency.drop(fragment, source)
 
     def _count_read(self, place: int, by: int) -> None:
         segment = extent_of(place)

@@ -72,7 +72,7 @@ class Desk:
             message = f"{len(prefix_hashes)} blocks in one request; split it, limit {limit}"
             self.refuse(call, "TOO_MANY_BLOCKS", message)
             return None
-        if any(len(prefix_hash) != HASH_BYTES for prefix_hash in prefix_hashes):
+        if prefix_hashes and set(map(len, prefix_hashes)) != {HASH_BYTES}:
             self.refuse(call, "BAD_KEY", f"prefix hashes are {HASH_BYTES} bytes each")
             return None
         return client, namespace

@@ -29,6 +29,7 @@ class Exits:
         self._residency = residency
         self._tier = Tier.DRAM
         self._rows: list[int] = []  # taken, of one namespace and tier
+        self._nowhere: list[int] = []  # those of them that are in no other tier
         self._parents: list[int] = []  # of those that were taken last of their run
 
     def take(self, victim: Victim, tier: Tier, reason: str, limit: int, price_of: PriceOf) -> int:
@@ -49,6 +50,9 @@ class Exits:
             self.flush()
         self._tier = tier
         self._rows += rows
+        # As safe as the leaf means as stored as the leaf: either all of them are elsewhere, or none is.
+        if catalog.is_only_in(victim.row, tier):
+            self._nowhere += rows
         num_resident, names = catalog.num_resident[tier], catalog.prefix_hash
         for row in rows:
             num_resident[row] = 0  # no candidate any more, should its policy name it
@@ -64,11 +68,10 @@ class Exits:
             return
         residency, tier = self._residency, self._tier
         rows, self._rows = self._rows, []
+        nowhere, self._nowhere = self._nowhere, []
         parents, self._parents = self._parents, []
         self._vacate(rows, tier, residency.catalog.namespace_of(rows[0]))
         residency.audience.left(rows, tier)
-        placed = residency.catalog.num_placed
-        nowhere = [row for row in rows if not (placed[0][row] or placed[1][row] or placed[2][row])]
         if nowhere:
             residency.audience.forgotten(nowhere)
             residency.catalog.remove_run(nowhere)
@@ -90,24 +93,27 @@ class Exits:
         other = Tier.DRAM if tier is Tier.HBM else Tier.HBM
         in_other, in_nvme = catalog.num_placed[other], catalog.num_placed[Tier.NVME]
         complete, cold = catalog.num_resident[tier], catalog.num_resident[Tier.NVME]
+        is_single = len(residency.rooms) == 1  # of tiers: nothing can be elsewhere
         # A child in a tier that is offline may stay behind; its parent's row then has to.
         is_only_here = not (in_other[leaf] or in_nvme[leaf]) and catalog.first_child[leaf] == NO_ROW
         is_cold = cold[leaf] == num_groups and Tier.NVME not in residency.offline
         if complete[leaf] != num_groups or not (is_only_here or is_cold):
             return []
-        faster = catalog.num_children_placed[Tier.HBM] if tier is not Tier.HBM else None
+        has_faster = Tier.HBM in residency.rooms and tier is not Tier.HBM
+        faster = catalog.num_children_placed[Tier.HBM] if has_faster else None
         children, holds = catalog.num_children_placed[tier], catalog.num_holds[tier]
         keepers, floors = catalog.num_keepers, residency.floors
         parent, first_child, next_sibling = catalog.parent, catalog.first_child, catalog.next_sibling
         run, child, row = [leaf], leaf, parent[leaf]
-        while row != NO_ROW and len(run) < limit:
+        while row >= 0 and len(run) < limit:
             if keepers[row] or holds[row] or children[row] != 1 or complete[row] != num_groups:
                 break
             if row in floors or (faster is not None and faster[row]):
                 break
             if is_only_here:
-                has_one_child = first_child[row] == child and next_sibling[child] == NO_ROW
-                if not has_one_child or in_other[row] or in_nvme[row]:
+                if first_child[row] != child or next_sibling[child] >= 0:
+                    break
+                if not is_single and (in_other[row] or in_nvme[row]):
                     break
             elif cold[row] != num_groups:
                 break
@@ -124,7 +130,7 @@ class Exits:
         parent = catalog.parent[top]
         if parent == NO_ROW:
             return
-        if not any(catalog.num_placed[other][leaf] for other in TIERS if other is not tier):
+        if catalog.is_only_in(leaf, tier):
             catalog.unlink(top)
         self._parents.append(parent)
         children = catalog.num_children_placed[tier]
@@ -138,18 +144,16 @@ class Exits:
         residency = self._residency
         catalog = residency.catalog
         num_placed, num_children = catalog.num_placed[tier], catalog.num_children_placed[tier]
-        states, place_of = catalog.state[tier], catalog.place[tier]
-        first_fragment, num_groups = catalog.first_fragment, namespace.num_groups
-        resident, absent = int(State.RESIDENT), int(State.ABSENT)
-        places = []
         for row in rows:
             num_placed[row] = num_children[row] = 0
-            first = first_fragment[row]
-            for fragment in range(first, first + num_groups):
-                assert states[fragment] == resident
-                states[fragment] = absent
-                places.append(place_of[fragment])
-                place_of[fragment] = NO_PLACE
+        states, place_of = catalog.state[tier], catalog.place[tier]
+        resident, absent = int(State.RESIDENT), int(State.ABSENT)
+        fragments = catalog.fragments_of(rows, namespace.num_groups)
+        places = [place_of[fragment] for fragment in fragments]
+        for fragment in fragments:
+            assert states[fragment] == resident
+            states[fragment] = absent
+            place_of[fragment] = NO_PLACE
         cast(MemoryRoom, residency.rooms[tier]).release_many(places, namespace.fragment_bytes)
         residency.resident_bytes[tier] -= len(rows) * namespace.block_bytes
         residency.num_resident[tier] -= len(places)

@@ -5,6 +5,7 @@ Dumb values. A shell executes those it can do something about: replay has no byt
 the shell hands it back in `CopyFinished` (events.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
@@ -31,7 +32,7 @@ class Copy:
     copy: int
     source: Tier | None  # None: the staging extent of `client`
     target: Tier
-    items: list[CopyItem]
+    items: Sequence[CopyItem]
     urgency: Urgency
     deadline_at: float = float("inf")
     client: int = 0
@@ -68,7 +69,7 @@ class PublishRun:
 
     tier: Tier
     places: list[int]
-    labels: list[FragmentLabel]
+    labels: Sequence[FragmentLabel]
 
 
 @dataclass(slots=True)

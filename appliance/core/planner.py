@@ -185,7 +185,8 @@ class Planner:
         if self.resizing.is_active:
             self.resizing.run()
         self.erasing.run()
-        self.waiting.retry(isinstance(event, ev.Tick))
+        if self.waiting:
+            self.waiting.retry(isinstance(event, ev.Tick))
         self.prefetching.run(is_crowded=len(self.waiting) > 0)
         self.reads.report()
         return residency.take_instructions()

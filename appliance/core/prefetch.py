@@ -99,6 +99,8 @@ class Prefetching:
         """Begin what is due, as far as the bounds allow. `is_crowded`: requests wait for room."""
         now = self._residency.now
         self._is_crowded = is_crowded
+        if self.prefetcher is None and not (self._begun or self._rests or self._windows):
+            return
         if self._windows and self._windows[0][0] <= now:
             self._end_windows(now)
         if is_crowded:

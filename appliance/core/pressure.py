@@ -134,6 +134,8 @@ class Pressure:
     def relieve(self) -> None:
         """Bring every memory tier from its high watermark to its low one; keep cold segments free."""
         self.is_busy = False
+        if len(self._rooms) == 1:  # nothing has anywhere to go
+            return
         for tier in MEMORY_TIERS:
             if tier in self._rooms and self._lower(tier) is not None:
                 self._relieve(tier)
@@ -211,7 +213,7 @@ class Pressure:
                 return Step.DECLINED, 0
             if trims and (num_trimmed := self._trim(victim, max_blocks)):
                 return Step.EVICTED, num_trimmed
-            reason = self._reason_to_evict(row, tier)
+            reason = self._reason_to_evict(row, tier, lower)
             if reason and residency.may_leave(row, tier):
                 return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
             if lower is None:
@@ -269,14 +271,14 @@ class Pressure:
     def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""
         residency = self._residency
-        price_of = residency.evictions[tier].price
+        price_of = residency.evictions[tier].pricing()
         return self._exits.take(victim, tier, reason, max_blocks, price_of)
 
-    def _reason_to_evict(self, row: int, tier: Tier) -> str:
+    def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
         if self._residency.catalog.tier_of(row) is None:
             return "incomplete"
-        if self._lower(tier) is None:
+        if lower is None:
             return "coldest, no slower tier"
         return "coldest" if self._residency.is_below(row, tier) else ""
 

@@ -15,6 +15,7 @@ from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS, Namespace
 from .copies import Copies, Move
 from .events import ReserveRequested
+from .fresh import FreshRun
 from .instructions import Reply
 from .leases import Client
 from .pressure import Pressure, Step
@@ -62,9 +63,11 @@ class PutJob:
         self._is_declined = False
         self._kept: list[int] = []
         self.rows: list[int] = []  # of the blocks decided so far, NO_ROW for refused ones
-        self._taken: list[tuple[int, int]] = []  # (block, fragment) with a slot, waiting for its bytes
+        #: What has slots and waits for its bytes: runs, and single fragments by (block, fragment).
+        self._fresh: list[FreshRun] = []
+        self._taken: list[tuple[int, int]] = []
         self._spans: Sequence[tuple[int, int]] | None = None
-        self._copying: dict[int, int] = {}  # fragment -> block, bytes on their way
+        self._copying: set[int] = set()  # fragments whose bytes are on their way
         self._parent = self._find_parent()
 
     @property
@@ -118,15 +121,14 @@ class PutJob:
                 self._decline_rest()
             return self._is_declined
         end = start + num_blocks
-        run = self.request.prefix_hashes[start:end]
-        rows, fragments = admit_run(self._residency, namespace, run, self._parent, places)
-        blocks = [block for block in range(start, end) for _ in range(namespace.num_groups)]
-        self._taken += zip(blocks, fragments, strict=True)
-        self._kept += rows
-        self._residency.writers.update(dict.fromkeys(rows, self.reservation_id))
-        self.outcomes[start:end] = bytes([PutOutcome.NEEDED]) * num_blocks
-        self.rows += rows
-        self._parent = rows[-1]
+        names = self.request.prefix_hashes[start:end]
+        run = admit_run(self._residency, namespace, start, names, self._parent, places)
+        self._fresh.append(run)
+        self._kept += run.rows
+        self._residency.writers.update(dict.fromkeys(run.rows, self.reservation_id))
+        self.outcomes[start:end] = NEEDED * num_blocks
+        self.rows += run.rows
+        self._parent = run.rows[-1]
         self._next = end
         return True
 
@@ -291,9 +293,18 @@ class PutJob:
 
     def _copy_taken(self) -> None:
         """Start copying what has both a slot and bytes."""
-        if self._spans is None or not self._taken:
+        if self._spans is None:
             return
-        catalog, spans, offsets = self._residency.catalog, self._spans, self.namespace.group_offsets
+        fresh, self._fresh = self._fresh, []
+        for run in fresh:
+            spans = self._spans[run.first_block : run.first_block + len(run.rows)]
+            self._copying.update(run.fragments)
+            self._copies.start_run(run, spans, Urgency.PREFILL, self.client.id, self)
+        if self._taken:
+            self._copy_single(self._spans)
+
+    def _copy_single(self, spans: Sequence[tuple[int, int]]) -> None:
+        catalog, offsets = self._residency.catalog, self.namespace.group_offsets
         block_of, first_fragment, place = catalog.block_of, catalog.first_fragment, catalog.place[Tier.DRAM]
         moves = [
             Move(
@@ -303,14 +314,17 @@ class PutJob:
             )
             for block, fragment in self._taken
         ]
-        self._copying.update([(fragment, block) for block, fragment in self._taken])
+        self._copying.update([fragment for _, fragment in self._taken])
         self._taken = []
         self._copies.start(None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, owner=self)
 
     def landed(self, fragment: int, cause: Cause | None) -> None:
         """The copy of one fragment ended."""
-        block = self._copying.pop(fragment)
+        self._copying.remove(fragment)
         if cause is not None:
+            row = self._residency.catalog.block_of[fragment]
+            # A block that waits for room for its other fragments is not among the decided ones yet.
+            block = self.rows.index(row) if row in self.rows else self._next
             self.outcomes[block] = PutOutcome.FAILED
         if not self._copying:
             self._finish_if_landed()
@@ -320,8 +334,7 @@ class PutJob:
         if len(fragments) == len(self._copying):
             self._copying.clear()
         else:
-            for fragment in fragments:
-                del self._copying[fragment]
+            self._copying.difference_update(fragments)
         if not self._copying:
             self._finish_if_landed()
 
@@ -329,6 +342,9 @@ class PutJob:
 
     def abort(self) -> None:
         """Give back what has no bytes on their way; what is being copied lands as if nothing was said."""
+        fresh, self._fresh = self._fresh, []
+        for run in fresh:
+            self._fail(run.fragments)
         for block in range(len(self.outcomes)):
             self._give_back(block)
             if self.outcomes[block] in (0, PutOutcome.NEEDED):
@@ -341,7 +357,10 @@ class PutJob:
     def _give_back(self, block: int) -> None:
         mine = [fragment for number, fragment in self._taken if number == block]
         self._taken = [pair for pair in self._taken if pair[0] != block]
-        for fragment in mine:
+        self._fail(mine)
+
+    def _fail(self, fragments: Sequence[int]) -> None:
+        for fragment in fragments:
             self._copies.tell_listeners(fragment, Tier.DRAM, Cause.CANCELLED)
             self._residency.fail(fragment, Tier.DRAM, Cause.CANCELLED)
 
@@ -355,9 +374,9 @@ class PutJob:
         for call in self.commit_calls:
             self._residency.out.append(Reply(call, PutResult(bytes(self.outcomes))))
         self._on_done(self)  # the rows are still kept, so they are still these blocks
-        writers = self._residency.writers
-        for row in self._kept:
-            if writers.get(row) == self.reservation_id:
+        writers, mine = self._residency.writers, self.reservation_id
+        for row in self._kept if writers else ():
+            if writers.get(row) == mine:
                 del writers[row]
         if len(self._kept) >= MIN_RUN:
             unkeep_run(self._residency, self._kept)

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...tiers.block import FragmentLabel, Tier
-from .catalog import NO_ROW, Namespace
+from ...tiers.block import Tier
+from .catalog import NO_ROW, Catalog, Namespace
+from .fresh import FreshRun
 from .instructions import BlockChange, Notify, PublishRun
 from .residency import STORED_IN, Residency
 from .states import State
@@ -55,61 +56,49 @@ def _up_to_a_repetition(prefix_hashes: Sequence[bytes]) -> Sequence[bytes]:
 def admit_run(
     residency: Residency,
     namespace: Namespace,
+    first_block: int,
     prefix_hashes: Sequence[bytes],
     parent: int,
-    places: Sequence[int],
-) -> tuple[list[int], list[int]]:
+    places: list[int],
+) -> FreshRun:
     """Create the rows of a run of new blocks under `parent`, ARRIVING in dram at `places`, kept.
 
-    `places` holds one place per fragment, block by block in group order. Returns (rows, fragments).
+    `places` holds one place per fragment, block by block in group order.
     """
     catalog = residency.catalog
-    rows, firsts = catalog.take_rows(namespace, len(prefix_hashes))
-    _fill_rows(residency, rows, firsts, namespace, prefix_hashes, parent)
-    catalog.link(rows[0], parent)
+    rows = catalog.take_rows(namespace, len(prefix_hashes))
+    parent_hash, position = b"", 0
     if parent != NO_ROW:
+        parent_hash, position = catalog.prefix_hash[parent], catalog.position[parent] + 1
         catalog.num_children_placed[Tier.DRAM][parent] += 1
-    num_groups = namespace.num_groups
-    if num_groups == 1:
-        fragments, owners = firsts, rows
-    else:
-        fragments = [fragment for first in firsts for fragment in range(first, first + num_groups)]
-        owners = [row for row in rows for _ in range(num_groups)]
-    _fill_fragments(residency, fragments, owners, places)
+    fragments = catalog.fragments_of(rows, namespace.num_groups)
+    run = FreshRun(namespace, first_block, prefix_hashes, parent_hash, position, rows, fragments, places)
+    _fill_rows(residency, run)
+    _fill_fragments(catalog, run)
+    catalog.link(rows[0], parent)
     residency.arriving_bytes[Tier.DRAM] += len(rows) * namespace.block_bytes
-    return rows, fragments
+    return run
 
 
-def _fill_rows(
-    residency: Residency,
-    rows: Sequence[int],
-    firsts: Sequence[int],
-    namespace: Namespace,
-    prefix_hashes: Sequence[bytes],
-    parent: int,
-) -> None:
-    """Fill the block columns of rows that follow one another in a chain. The first is to be linked."""
+def _fill_rows(residency: Residency, run: FreshRun) -> None:
+    """Fill the block columns of free rows that follow one another in a chain. The first is to be linked."""
     catalog, now, urgency = residency.catalog, residency.now, int(residency.catalog.NEW_URGENCY)
-    shards, names, number = namespace.rows.shards, catalog.prefix_hash, namespace.id
-    namespace_ids, positions, first_fragments = catalog.namespace_id, catalog.position, catalog.first_fragment
+    shards, names, number = run.namespace.rows.shards, catalog.prefix_hash, run.namespace.id
+    namespace_ids, positions = catalog.namespace_id, catalog.position
     last_used, num_uses, urgencies = catalog.last_used, catalog.num_uses, catalog.urgency
     keepers, parents, first_child = catalog.num_keepers, catalog.parent, catalog.first_child
-    following, preceding = catalog.next_sibling, catalog.previous_sibling
     num_placed, num_holds = catalog.num_placed[Tier.DRAM], catalog.num_holds[Tier.DRAM]
-    children, num_groups = catalog.num_children_placed[Tier.DRAM], namespace.num_groups
-    position = positions[parent] + 1 if parent != NO_ROW else 0
-    before = NO_ROW
-    for prefix_hash, row, first in zip(prefix_hashes, rows, firsts, strict=True):
+    children, num_groups = catalog.num_children_placed[Tier.DRAM], run.namespace.num_groups
+    position, before = run.position, NO_ROW
+    for prefix_hash, row in zip(run.names, run.rows, strict=True):
         shards[prefix_hash[0]][prefix_hash] = row
         names[row] = prefix_hash
         namespace_ids[row] = number
         positions[row] = position
-        first_fragments[row] = first
         last_used[row] = now
         num_uses[row] = 0
         urgencies[row] = urgency
         keepers[row] = 1
-        following[row] = preceding[row] = NO_ROW
         num_placed[row] = num_holds[row] = num_groups
         if before >= 0:
             parents[row] = before
@@ -117,68 +106,45 @@ def _fill_rows(
             children[before] = 1
         before = row
         position += 1
-    first_child[before] = NO_ROW
 
 
-def _fill_fragments(
-    residency: Residency, fragments: Sequence[int], owners: Sequence[int], places: Sequence[int]
-) -> None:
-    """Fill the fragment columns of new blocks."""
-    catalog = residency.catalog
-    block_of, lows, highs = catalog.block_of, catalog.checksum_low, catalog.checksum_high
+def _fill_fragments(catalog: Catalog, run: FreshRun) -> None:
+    """Fill the fragment columns of new blocks. Checksums come with the bytes."""
     place_of, states = catalog.place[Tier.DRAM], catalog.state[Tier.DRAM]
     holds, arriving = catalog.holds[Tier.DRAM], int(State.ARRIVING)
-    for fragment, row, place in zip(fragments, owners, places, strict=True):
-        block_of[fragment] = row
-        lows[fragment] = highs[fragment] = 0
+    for fragment, place in zip(run.fragments, run.places, strict=True):
         place_of[fragment] = place
         states[fragment] = arriving
         holds[fragment] = 1
 
 
-def land_run(residency: Residency, fragments: Sequence[int], labels: list[FragmentLabel]) -> None:
-    """The bytes of distinct fragments of a put arrived in dram, with the checksums in `labels`.
+def land_run(residency: Residency, run: FreshRun, checksums: Sequence[bytes]) -> None:
+    """All bytes of a run arrived in dram, with these checksums. The same step as Residency.land for each.
 
-    The same step as Residency.land for each. Their blocks are kept by the put, and of one namespace.
+    Nobody but the put touched the blocks so far: it has one hold on each fragment, and keeps each block.
     """
     catalog, tier = residency.catalog, Tier.DRAM
-    states, holds, place_of = catalog.state[tier], catalog.holds[tier], catalog.place[tier]
-    lows, highs, block_of = catalog.checksum_low, catalog.checksum_high, catalog.block_of
-    num_holds, num_resident, names = catalog.num_holds[tier], catalog.num_resident[tier], catalog.prefix_hash
-    namespace = catalog.namespace_of(block_of[fragments[0]])
-    num_groups, arriving, resident = namespace.num_groups, int(State.ARRIVING), int(State.RESIDENT)
-    halves = struct.unpack(f">{2 * len(labels)}Q", b"".join([label.checksum for label in labels]))
-    complete, places = [], []
-    for fragment, high, low in zip(fragments, halves[::2], halves[1::2], strict=True):
+    states, holds = catalog.state[tier], catalog.holds[tier]
+    lows, highs = catalog.checksum_low, catalog.checksum_high
+    arriving, resident = int(State.ARRIVING), int(State.RESIDENT)
+    halves = struct.unpack(f">{2 * len(checksums)}Q", b"".join(checksums))
+    for fragment, high, low in zip(run.fragments, halves[::2], halves[1::2], strict=True):
         assert states[fragment] == arriving
         states[fragment] = resident
         highs[fragment], lows[fragment] = high, low
-        holds[fragment] -= 1
-        places.append(place_of[fragment])
-        row = block_of[fragment]
-        num_holds[row] -= 1
-        num_resident[row] = count = num_resident[row] + 1
-        if count == num_groups:
-            complete.append(names[row])
-    num_bytes = sum([label.raw_length for label in labels])
+        holds[fragment] = 0
+    num_holds, num_resident = catalog.num_holds[tier], catalog.num_resident[tier]
+    num_groups = run.namespace.num_groups
+    for row in run.rows:
+        num_holds[row] = 0
+        num_resident[row] = num_groups
+    num_bytes = len(run.rows) * run.namespace.block_bytes
     residency.arriving_bytes[tier] -= num_bytes
     residency.resident_bytes[tier] += num_bytes
-    residency.num_resident[tier] += len(fragments)
-    residency.out.append(PublishRun(tier, places, labels))
-    if complete:
-        residency.add_notice(Notify(BlockChange.STORED, namespace.id, tier, complete))
-        residency.story.tell_many(residency.now, complete, STORED_IN[tier])
-
-
-def is_plain(residency: Residency, fragments: Sequence[int]) -> bool:
-    """Whether `land_run` may land these: nothing of their blocks is in another tier."""
-    catalog = residency.catalog
-    block_of, in_hbm, in_nvme = catalog.block_of, catalog.num_placed[Tier.HBM], catalog.num_placed[Tier.NVME]
-    for fragment in fragments:
-        row = block_of[fragment]
-        if in_hbm[row] or in_nvme[row]:
-            return False
-    return True
+    residency.num_resident[tier] += len(run.fragments)
+    residency.out.append(PublishRun(tier, run.places, run.labels(checksums)))
+    residency.add_notice(Notify(BlockChange.STORED, run.namespace.id, tier, list(run.names)))
+    residency.story.tell_many(residency.now, run.names, STORED_IN[tier])
 
 
 def refresh_run(residency: Residency, rows: Sequence[int]) -> None:
@@ -207,10 +173,10 @@ def unkeep_run(residency: Residency, rows: Sequence[int]) -> None:
     for row in rows:
         assert keepers[row] > 0
         keepers[row] = count = keepers[row] - 1
-        if count:
+        if count or below_dram[row]:  # who has a child is neither a candidate nor nowhere
             continue
         if in_hbm[row] or in_dram[row]:
-            if not (below_hbm[row] or below_dram[row]):
+            if not below_hbm[row]:
                 free.append(row)
         elif not in_nvme[row]:
             nowhere.append(row)

@@ -105,12 +105,13 @@ class Sessions:
         residency.story.tell(residency.now, session.id, "session_urgency", urgency.name.lower())
         was_decoding = session.urgency is Urgency.DECODING
         session.urgency = urgency
-        urgencies = residency.catalog.urgency
-        for row in self.rows(session):
+        rows, urgencies = self.rows(session), residency.catalog.urgency
+        for row in rows:
             urgencies[row] = urgency
-            if urgency is Urgency.DECODING:
+        if urgency is Urgency.DECODING:
+            for row in rows:
                 residency.keep(row)
-                session.kept_rows.append(row)
+            session.kept_rows += rows
         if was_decoding:
             self._unkeep(session)
 

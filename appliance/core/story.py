@@ -74,8 +74,10 @@ class Story:
     ) -> None:
         """The same as `tell` for each of many blocks."""
         price, next_price, next_block = verdict
-        self._lines.extend([(at, subject, what, why, price, next_price, next_block) for subject in subjects])
         self.counters[what] = self.counters.get(what, 0) + len(subjects)
+        if self._lines.maxlen is not None and len(subjects) > self._lines.maxlen:
+            subjects = subjects[-self._lines.maxlen :]  # what would be forgotten at once is not written
+        self._lines.extend([(at, subject, what, why, price, next_price, next_block) for subject in subjects])
 
     def count(self, what: str, by: int = 1) -> None:
         """Count something that is not worth a line."""

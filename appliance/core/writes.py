@@ -1,5 +1,7 @@
 """Requests that write: reserve, commit, abort."""
 
+from collections.abc import Sequence
+
 from ...policies.base import Use
 from ...policies.costs import CostModel
 from ...tiers.block import Tier, Urgency
@@ -172,7 +174,7 @@ class Writes:
 
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)
-        rows = [row for row in job.rows if row != NO_ROW]
+        rows = job.rows if NO_ROW not in job.rows else [row for row in job.rows if row != NO_ROW]
         refresh_run(self._residency, rows)
         if job.request.retention:
             self._retention.apply(rows, job.request.retention)
@@ -180,9 +182,10 @@ class Writes:
         if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)
             self._sessions.attach(session, self._readable(rows, job.namespace.num_groups))
-        new = [
-            row for row, outcome in zip(job.rows, job.outcomes, strict=False) if outcome == PutOutcome.STORED
-        ]
+        new: Sequence[int] = rows
+        if job.outcomes.count(PutOutcome.STORED) < len(rows):
+            outcomes = zip(job.rows, job.outcomes, strict=False)
+            new = [row for row, outcome in outcomes if outcome == PutOutcome.STORED]
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
         self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
 

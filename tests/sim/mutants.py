@@ -66,8 +66,8 @@ def _late_hold() -> list[Patch]:
     def finish_with(self: Any, copy: int, outcomes: Any) -> None:
         batch = self._batches[copy]
         if batch.source is not None:
-            for move in batch.moves:
-                self._residency.hold(move.fragment, batch.source)
+            for fragment in batch.fragments:
+                self._residency.hold(fragment, batch.source)
         finish(self, copy, outcomes)
 
     return [(copies.Copies, "start", start_without), (copies.Copies, "finish", finish_with)]
@@ -309,7 +309,7 @@ def _acknowledged_early() -> list[Patch]:
     finish = puts.PutJob._finish_if_landed
 
     def early(self: Any) -> None:
-        copying, self._copying = self._copying, {}
+        copying, self._copying = self._copying, set()
         finish(self)
         self._copying = copying
 

@@ -31,7 +31,7 @@ def cancelled_is_over() -> list[Patch]:
         before = set(self._background)
         cancel(self, fragments)
         for copy in before - set(self._background):
-            finish(self, copy, [CopyOutcome(Cause.CANCELLED)] * len(self._batches[copy].moves))
+            finish(self, copy, [CopyOutcome(Cause.CANCELLED)] * len(self._batches[copy].items))
 
     def finish_if_known(self: Any, copy: int, outcomes: Any) -> None:
         if copy in self._batches:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kvtier.appliance.core import copies, puts
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core import puts
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier
 from kvtier.tiers.log import SegmentLog
@@ -226,14 +226,12 @@ class Run:
 @contextmanager
 def _min_run(num_blocks: int) -> Iterator[None]:
     """Let the core take its way in columns for puts of `num_blocks` already."""
-    saved = {module: vars(module)["MIN_RUN"] for module in (copies, puts)}
-    for module in saved:
-        vars(module)["MIN_RUN"] = num_blocks
+    saved = vars(puts)["MIN_RUN"]
+    vars(puts)["MIN_RUN"] = num_blocks
     try:
         yield
     finally:
-        for module, value in saved.items():
-            vars(module)["MIN_RUN"] = value
+        vars(puts)["MIN_RUN"] = saved
 
 
 def run_seed(

@@ -93,7 +93,7 @@ def test_what_was_learned_stays_where_the_algorithm_does() -> None:
     assert (now.shared["forecast"], now.evictions[Tier.DRAM]) == (forecast, eviction)
     assert now.prefetcher is policies.prefetcher
     assert forecast in now.observers
-    assert eviction.inner in now.observers  # type: ignore[attr-defined]
+    assert eviction.inner in now.observers
     rig.change(PolicyChoice(eviction="urgency", options={"urgency": {"objective": "seconds"}}))
     later = rig.planner.policies
     assert later.evictions[Tier.DRAM] is not eviction, "it has other options"
