@@ -211,7 +211,9 @@ class Appraiser:
             stretches.bin[stretch] = number + 1
         if number + 1 < NUM_BINS:
             self._agenda[number + 1].extend((stretches.serial[stretch], stretch))
-        stretches.is_priced[stretch] = False
+        # There are prices for what is left of the bin they were made in, and for the one after it.
+        if (number + 1) * STEPS_PER_BIN + STEPS_PER_BIN >= stretches.priced_from[stretch] + NUM_PRICES:
+            stretches.is_priced[stretch] = False
 
     def learn(self) -> None:
         """Learn from what was observed, once it is a batch."""

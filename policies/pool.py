@@ -75,6 +75,10 @@ class Pool:
         """Whether anybody is ready to leave."""
         return self._is_fresh(now) and bool(self._ready)
 
+    def ready_rows(self) -> list[int]:
+        """Return who is ready to leave, cheapest first; some may have left."""
+        return [row for _, row in self._ready]
+
     def reprice(self) -> None:
         """Something happened that changes prices: look anew at the next `pop`."""
         self._ready_at = float("nan")

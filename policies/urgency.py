@@ -69,6 +69,7 @@ class UrgencyEviction(EvictionPolicy):
     """Price: expected uses per second of keeping, times tokens (or seconds) per byte."""
 
     def __init__(self, surroundings: Surroundings) -> None:
+        self._facts = surroundings.facts
         self._values = Values(surroundings)
         self._forecast = forecast_of(surroundings)
         self._pool = Pool(self._prices)
@@ -100,6 +101,11 @@ class UrgencyEviction(EvictionPolicy):
 
     def price(self, row: int, now: float) -> float:
         """Return what keeping the block is worth per second and byte."""
+        if not self._forecast.is_ready(row):
+            # It is asked for because the block below leaves. Those who leave next have parents, too.
+            parents = [self._facts.parent[ready] for ready in self._pool.ready_rows()]
+            together = [row, *(parent for parent in parents if parent >= 0)]
+            self._forecast.prices(np.array(together, np.int32), now)
         return self._forecast.price(row, now) * self._values.of(row)
 
     def choose(self, now: float) -> Victim | None:
