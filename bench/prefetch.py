@@ -42,17 +42,24 @@ class Case:
     """One row: policies, and what the runtime tells."""
 
     name: str
-    policy: str
+    prefetch: str = ""
     has_arrivals: bool = True
     has_hints: bool = False
+    eviction: str = ""  # empty: what --eviction says
+
+    def policy(self, eviction: str) -> str:
+        """Return the policies in the words of the command line."""
+        eviction = self.eviction or eviction
+        return f"{eviction}@{self.prefetch}" if self.prefetch else eviction
 
 
 CASES = [
-    Case("lru, nothing ahead", "lru", has_arrivals=False),
-    Case("arrival", "lru"),
-    Case("announced", "lru@announced", has_hints=True),
-    Case("turns", "lru@turns", has_hints=True),
-    Case("turns, no hints", "lru@turns"),
+    Case("lru, nothing ahead", has_arrivals=False, eviction="lru"),
+    Case("nothing ahead", has_arrivals=False),
+    Case("arrival"),
+    Case("announced", "announced", has_hints=True),
+    Case("turns", "turns", has_hints=True),
+    Case("turns, no hints", "turns"),
 ]
 
 
@@ -174,7 +181,8 @@ def run(case: Case, arguments: argparse.Namespace) -> tuple[str, dict[str, float
         Tier.DRAM: capacity_of(arguments.dram, trace, shape),
         Tier.NVME: 2 * capacity_of("100%", trace, shape),
     }
-    setup = Setup(case.name, arguments.dram, choice_of(case.policy), capacity, options, shape, is_timed=True)
+    choice = choice_of(case.policy(arguments.eviction))
+    setup = Setup(case.name, arguments.dram, choice, capacity, options, shape, is_timed=True)
     shell = QueuedShell(trace, setup, case, arguments)
     outcome = shell.run()
     assert not outcome.problems, outcome.problems
@@ -201,6 +209,7 @@ def main() -> int:
     parser.add_argument("--queue", type=float, default=0.1, help="seconds between arrival and prefill")
     parser.add_argument("--tool", type=float, default=60.0, help="longest gap that is a tool call, seconds")
     parser.add_argument("--error", type=float, default=1.3, help="typical factor by which hints are off")
+    parser.add_argument("--eviction", default="urgency+all", help="who leaves dram, but in the first row")
     parser.add_argument("--groups", type=int, default=1, help="layer groups a block moves in")
     parser.add_argument("--only", default="", help="cases by their first word, comma-separated")
     parser.add_argument("--jobs", type=int, default=1)
