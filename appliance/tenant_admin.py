@@ -2,7 +2,8 @@
 
 Erasing has an order that a crash cannot upset. First the key is destroyed, durably: from then on nothing that
 lies on the device can be read, whatever becomes of us. Then the planner forgets the tenant's blocks, in
-memory and in the catalog, and lets nothing land that was on its way. Then the administrator is told.
+memory and in the catalog, and lets nothing land that was on its way. When nothing is on its way any more, the
+tenant may have another key, and the administrator is told.
 """
 
 import asyncio
@@ -31,27 +32,38 @@ class TenantAdmin:
         self._appliance = appliance
         self._planner = planner
         self._tenants = tenants
+        self._erasing: set[asyncio.Task[pb.EraseTenantResponse]] = set()
+        self._turn = asyncio.Lock()
 
     async def erase(self, name: str) -> pb.EraseTenantResponse:
         """Make everything unreadable that a tenant ever stored, here and after any restart. Idempotent.
 
-        Raises ApplianceError: BAD_REQUEST, NOTHING_THERE, NOT_ENCRYPTED, or TIER_FULL where the key file
-        could not be replaced; nothing has changed then.
+        Goes on when its caller does not wait. Raises ApplianceError: BAD_REQUEST, NOTHING_THERE,
+        NOT_ENCRYPTED, or TIER_FULL where the key file could not be replaced; nothing has changed then.
         """
         tenant = self._domain(name)
-        store = self._appliance.engines.get(Tier.NVME)
         if tenant not in self._known():
-            raise error(
-                "NOTHING_THERE", f"nothing is known of {name}; `kvtier tenant list` says who is known"
+            message = f"nothing is known of {name}; `kvtier tenant list` says who is known"
+            raise error("NOTHING_THERE", message)
+        store = self._appliance.engines.get(Tier.NVME)
+        if isinstance(store, ColdStore) and not store.is_encrypted:
+            message = (
+                "nothing is encrypted, so no key can be destroyed: what this tenant stored lies readable in "
+                "the segments; set encryption.master_key for what is to come"
             )
+            raise error("NOT_ENCRYPTED", message)
+        erasing = asyncio.create_task(self._erase(tenant, store if isinstance(store, ColdStore) else None))
+        self._erasing.add(erasing)
+        erasing.add_done_callback(self._erasing.discard)
+        return await asyncio.shield(erasing)
+
+    async def _erase(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
+        async with self._turn:  # who is second destroys the key that the first one allowed
+            return await self._erase_alone(tenant, store)
+
+    async def _erase_alone(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
         had_key = False
-        if isinstance(store, ColdStore):
-            if not store.is_encrypted:
-                raise error(
-                    "NOT_ENCRYPTED",
-                    "nothing is encrypted, so no key can be destroyed: what this tenant stored lies readable "
-                    "in the segments; set encryption.master_key for what is to come",
-                )
+        if store is not None:
             try:
                 had_key = await self._appliance.keep_store(lambda: store.erase_tenant(tenant))
             except CopyError as problem:
@@ -60,6 +72,8 @@ class TenantAdmin:
         answer = self._appliance.ask(lambda call: TenantErased(call, tenant))
         result = await answer if isinstance(answer, asyncio.Future) else answer
         assert isinstance(result, CountResult)
+        if store is not None:
+            store.admit_tenant(tenant)
         return pb.EraseTenantResponse(num_blocks=result.count, had_key=had_key)
 
     def list(self) -> pb.ListTenantsResponse:

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .base import CopyError
+from .base import Cause, CopyError
 from .direct import cause_of, sync_directory
 from .ownership import ColdStoreError
 
@@ -92,6 +92,7 @@ class Keyring:
         self._keys: dict[str, DataKey] = {}
         self._wrapped: dict[str, dict[str, Any]] = {}  # as in the file
         self._erased: dict[str, int] = {}
+        self._barred: set[str] = set()  # tenants that get no new key for now
         self._load()
 
     @property
@@ -114,11 +115,14 @@ class Keyring:
         return key if key is not None and key.id == key_id else None
 
     def key_for_writing(self, tenant: str) -> DataKey:
-        """Return the key to encrypt with, made and durable when this returns. Raises CopyError."""
+        """Return the key to encrypt with, made and durable when this returns. Raises CopyError: NO_KEY while
+        the tenant is being erased."""
         key = self._keys.get(tenant)
         if key is not None:
             return key
         with self._lock:
+            if tenant in self._barred:
+                raise CopyError(Cause.NO_KEY, "being erased")
             if (key := self._keys.get(tenant)) is None:
                 taken = {other.id for other in self._keys.values()}
                 key_id = next(n for n in iter(lambda: secrets.randbits(32), None) if n and n not in taken)
@@ -134,14 +138,21 @@ class Keyring:
 
     def erase(self, tenant: str, before: int) -> bool:
         """Destroy a tenant's key, durably when this returns; what has a sequence number lower than `before`
-        stays gone whatever it was encrypted with. Returns whether there was a key.
+        stays gone whatever it was encrypted with. Returns whether there was a key. There will be another one
+        after `admit`: until then somebody may still hold plain bytes from before.
 
         Raises CopyError; the key is then still there, or gone after a restart. Trying again is right.
         """
         with self._lock:
             wrapped = {name: entry for name, entry in self._wrapped.items() if name != tenant}
             self._replace(wrapped, {**self._erased, tenant: before})
+            self._barred.add(tenant)
             return self._keys.pop(tenant, None) is not None
+
+    def admit(self, tenant: str) -> None:
+        """Let an erased tenant have another key: nothing from before is on its way to the device any more."""
+        with self._lock:
+            self._barred.discard(tenant)
 
     # ---------------------------------------------------------------------------------- the file
 

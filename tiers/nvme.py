@@ -268,7 +268,8 @@ class ColdStore:
 
     def erase_tenant(self, tenant: str) -> bool:
         """Destroy a tenant's key. When this returns nothing it ever stored can be read again, here or after a
-        restart. Returns whether it had a key. Raises CopyError when that could not be made durable."""
+        restart; nothing new is stored before `admit_tenant`, because what is on its way may be older. Returns
+        whether it had a key. Raises CopyError when that could not be made durable."""
         with self._busy() as is_open:
             if not is_open:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
@@ -276,6 +277,10 @@ class ColdStore:
             if self._envelopes is not None:
                 self._envelopes.forget(tenant)
             return had_key
+
+    def admit_tenant(self, tenant: str) -> None:
+        """Store for an erased tenant again, under another key."""
+        self._keyring.admit(tenant)
 
     def resize(self, num_segments: int) -> None:
         """Have the files of `num_segments` segments. Those beyond stay until they are given back. Raises

@@ -169,6 +169,10 @@ class Copies:
             if any(catalog.namespace_id[row] in namespace_ids for row in rows):
                 self._disowned[copy] = self._disowned.get(copy, frozenset()) | namespace_ids
 
+    def is_disowning(self, namespace_ids: frozenset[int]) -> bool:
+        """Whether a copy that was disowned for these namespaces is still under way."""
+        return any(namespace_ids & disowned for disowned in self._disowned.values())
+
     def listen(self, fragment: int, tier: Tier, listener: Listener) -> None:
         """Call `listener` once, when the copy of `fragment` into `tier` has ended."""
         self._listeners.setdefault((fragment, tier), []).append(listener)

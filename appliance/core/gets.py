@@ -123,8 +123,8 @@ class AcquireJob:
 
     def repeat_for(self, call: int) -> None:
         """Answer a retry of the same request like the first try; with nothing when its lease is over, for
-        the places it named may be others' by now."""
-        if not self._has_lease:
+        the places it named may be others' by now, or when what it named was condemned since."""
+        if not self._has_lease or not self._is_intact():
             self._residency.out.append(Reply(call, AcquireResult(0, 0, [], True, 0.0)))
             return
         self._reply(call, self._all_ready, self.is_done, self.tiers[: self._limit])
@@ -132,6 +132,14 @@ class AcquireJob:
             self.calls.append(call)
 
     # ------------------------------------------------------------------------------------ internals
+
+    def _is_intact(self) -> bool:
+        """Whether everything that was reported may still be read by somebody new."""
+        catalog = self._residency.catalog
+        return all(
+            catalog.state[r.tier][catalog.first_fragment[self._rows[r.block]] + r.group] == State.RESIDENT
+            for r in self._all_ready
+        )
 
     @property
     def _has_lease(self) -> bool:

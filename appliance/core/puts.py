@@ -323,9 +323,11 @@ class PutJob:
         self._copying.remove(fragment)
         if cause is not None:
             row = self._residency.catalog.block_of[fragment]
-            # A block that waits for room for its other fragments is not among the decided ones yet.
+            # A block that waits for room for its other fragments is not among the decided ones yet; one for
+            # which there was none has its outcome already.
             block = self.rows.index(row) if row in self.rows else self._next
-            self.outcomes[block] = PutOutcome.FAILED
+            if block < len(self.outcomes):
+                self.outcomes[block] = PutOutcome.FAILED
         if not self._copying:
             self._finish_if_landed()
 

@@ -5,12 +5,12 @@ footer, unsealed ones are scanned at recovery and their records believed one by 
 before it was freed stays on the medium until it is overwritten.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 
 from kvtier.tiers.base import Cause
-from kvtier.tiers.block import FragmentLabel, NamespaceIdentity
+from kvtier.tiers.block import FragmentLabel, NamespaceIdentity, tenant_of
 from kvtier.tiers.codecs.base import PROFILED_ID
 from kvtier.tiers.footer import Footer
 from kvtier.tiers.log import record_bytes
@@ -25,13 +25,16 @@ from .world import Violation, World
 class Record:
     """One record as it lies on the medium. `token` is its payload."""
 
-    __slots__ = ("checksum", "epoch", "label", "page", "sequence", "token")
+    __slots__ = ("checksum", "epoch", "key", "label", "page", "sequence", "token")
 
-    def __init__(self, label: FragmentLabel, page: int, epoch: int, sequence: int, token: int) -> None:
+    def __init__(
+        self, label: FragmentLabel, page: int, epoch: int, sequence: int, token: int, key: int
+    ) -> None:
         self.label = label
         self.page = page
         self.epoch = epoch
         self.sequence = sequence
+        self.key = key  # its tenant's, when it was encrypted
         self.token = token
         is_lossy = label.codec_id == PROFILED_ID  # its checksum is that of what it decodes to
         self.checksum = checksum_of(token) if is_lossy else label.checksum or checksum_of(token)
@@ -72,6 +75,9 @@ class VirtualColdStore:
         self._epochs = 0
         self._sequence = 0
         self._orders = 0
+        self._keys: defaultdict[str, int] = defaultdict(lambda: 1)  # by tenant
+        self._barred: set[str] = set()  # tenants that are being erased
+        self._key_of_token: dict[int, int] = {}  # that it was encrypted with last
 
     # ------------------------------------------------------------------------------- transfers
 
@@ -101,8 +107,14 @@ class VirtualColdStore:
             if label.is_spent:
                 raise Violation("quantised twice", f"{place:#x} would lose more than its budget")
             token = self._contents.decoded(token)
+        tenant = self._tenant(label)
+        if not as_stored:
+            if tenant in self._barred:
+                return Cause.NO_KEY
+            self._key_of_token[token] = self._keys[tenant]
         self._sequence += 1
-        record = Record(label, page, segment.epoch, self._sequence, token)
+        key = self._key_of_token.get(token, self._keys[tenant])
+        record = Record(label, page, segment.epoch, self._sequence, token, key)
         if self._fault("write_error"):
             return Cause.IO_ERROR
         if is_torn or self._fault("short_write") or self._fault("torn_write"):
@@ -131,6 +143,8 @@ class VirtualColdStore:
         is_excused = (number, page, segment.epoch) in self.damaged
         if self._fault("stale_read"):
             record, is_excused = None, True
+        if record is not None and record.key != self._keys[self._tenant(record.label)]:
+            return Cause.NO_KEY, 0
         if not verify:
             return None, record.token if record is not None else self._contents.garbage()
         cause = self._verify(record, label, segment.epoch)
@@ -219,6 +233,31 @@ class VirtualColdStore:
         if number >= self._num_wanted:
             self._gone.add(number)
 
+    # ------------------------------------------------------------------------------------- keys
+
+    def erase(self, tenant: str) -> set[int]:
+        """Destroy a tenant's key, and give it no other for now; return what can be read no more."""
+        self._keys[tenant] += 1
+        self._barred.add(tenant)
+        return {
+            record.token
+            for segment in self.segments
+            for record in segment.medium.values()
+            if self._tenant(record.label) == tenant
+        }
+
+    def admit(self, tenant: str) -> None:
+        """Let an erased tenant have another key."""
+        self._barred.discard(tenant)
+
+    def has_key(self, place: int) -> bool:
+        """Whether the record at a place can be decrypted."""
+        record = self.segments[extent_of(place)].medium.get(slot_of(place))
+        return record is not None and record.key == self._keys[self._tenant(record.label)]
+
+    def _tenant(self, label: FragmentLabel) -> str:
+        return tenant_of(self.namespaces[label.namespace_digest].domain)
+
     # ---------------------------------------------------------------------------------- recovery
 
     def power_cut(self, kept: float) -> None:
@@ -239,6 +278,7 @@ class VirtualColdStore:
 
     def recover(self) -> Recovered:
         """Return what is still there, through the production `assemble`. Ends all other segments' lives."""
+        self._barred.clear()
         found = []
         for number, segment in enumerate(self.segments):
             segment.num_readers = 0
@@ -259,7 +299,7 @@ class VirtualColdStore:
             segment.is_sealed = segment.has_footer = True
             found.append((segment.order, number))
         footers = [Found(number, self._footer(number), False, Counter()) for _, number in sorted(found)]
-        return assemble(footers, list(self.namespaces.values()))
+        return assemble(footers, list(self.namespaces.values()), lambda tenant: (self._keys[tenant], 0))
 
     def _footer(self, number: int) -> Footer:
         segment = self.segments[number]
@@ -285,5 +325,5 @@ def _entry(record: Record, table: dict[bytes, int]) -> tuple[bytes | int, ...]:
         table[label.namespace_digest],
         label.codec_id,
         (1 if label.parent_hash else 0) | (2 if label.is_spent else 0),
-        0,
+        record.key,
     )

@@ -70,6 +70,14 @@ class VirtualMemory:
             raise Violation("slot model", f"{self.tier.label} slot {place:#x} was reused during a write")
         slot.token = token
 
+    def tokens_of(self, namespace_id: int) -> set[int]:
+        """Return what of a namespace can be read here."""
+        return {
+            slot.token
+            for slot in self._slots.values()
+            if slot.label is not None and slot.label.namespace_id == namespace_id
+        }
+
     def matches(self, place: int, label: FragmentLabel) -> bool:
         """Whether the fragment published here is that of `label`: what ExtentEngine.verify compares."""
         found = self.slot(place).label
@@ -101,7 +109,8 @@ class VirtualMemory:
         slot = self.slot(place)
         if slot.label is None:
             return
-        if slot.num_leases and not self.is_lost:  # nobody can read what is lost
+        is_excused = self.is_lost or slot.token in self._contents.doomed  # lost, or its tenant was erased
+        if slot.num_leases and not is_excused:
             raise Violation("slot model", f"{self.tier.label} slot {place:#x} is retracted under a lease")
         entries = self._entries(place)
         places = entries[key_of(slot.label)]

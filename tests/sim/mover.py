@@ -62,6 +62,8 @@ class Mover:
         self._jobs[copy.copy] = job
         for item in copy.items:
             self._register(copy.source, item.source, +1)
+            if job.staging is not None:
+                self._daemon.contents.bring_anew(job.staging.tokens.get(item.source, 0))
         if (copy.source, copy.target) == (Tier.NVME, Tier.HBM):
             world.counts["straight_loads"] += len(copy.items)
         is_cold = Tier.NVME in (copy.source, copy.target)
@@ -172,6 +174,8 @@ class Mover:
             return token if cause is None else cause
         memory = daemon.memories[copy.source]
         if not memory.matches(item.source, item.label):
+            if memory.slot(item.source).token in daemon.contents.doomed:
+                return Cause.WRONG_IDENTITY  # its tenant was erased; what the engine says then
             if daemon.config.verify:
                 raise _mismatch(memory.tier, item.source)
             return memory.slot(item.source).token

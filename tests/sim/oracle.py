@@ -19,6 +19,8 @@ from .world import Violation, World
 if TYPE_CHECKING:
     from .daemon import Daemon
 
+#: Reasons for which a block goes whoever is left behind.
+CONDEMNED = ("incomplete", "wrong_checksum", "wrong_identity", "no_key", "tenant erased")
 Key: TypeAlias = tuple[bytes, bytes, int]  # namespace digest, prefix hash, layer group
 
 
@@ -33,6 +35,9 @@ class Contents:
     def __init__(self) -> None:
         self._keys: list[Key | None] = [None]
         self._committed: set[int] = set()
+        #: Of tenants that were erased, from when their key was gone, and from when the planner said so.
+        self.doomed: set[int] = set()
+        self._buried: set[int] = set()
         self._decoded: dict[int, int] = {}  # token -> what a lossy codec makes of it
         self._lossy: set[int] = set()  # the contents it made
 
@@ -69,6 +74,16 @@ class Contents:
     def commit(self, token: int) -> None:
         """The client said: store this."""
         self._committed.add(token)
+        self.bring_anew(token)
+
+    def bring_anew(self, token: int) -> None:
+        """A put takes this out of its client's staging extent: whatever was erased before counts no more."""
+        self.doomed.discard(token)
+        self._buried.discard(token)
+
+    def bury(self, tokens: set[int]) -> None:
+        """Nobody may find these any more, unless they were put again since they were doomed."""
+        self._buried |= tokens & self.doomed
 
     def must_be(self, token: int, key: Key, where: str) -> None:
         """The one that must never fail: `token` was accepted for `key`."""
@@ -78,6 +93,8 @@ class Contents:
             raise Violation("wrong bytes", f"{where}: {whose} (token {token})")
         if token not in self._committed:
             raise Violation("wrong bytes", f"{where}: content that was never committed (token {token})")
+        if token in self._buried:
+            raise Violation("erased", f"{where}: content of a tenant that was erased (token {token})")
 
     def is_of(self, token: int, key: Key) -> bool:
         """Whether a token was accepted for `key`."""
@@ -182,7 +199,7 @@ class Oracle:
                     self._check_decoding(notice.namespace_id, prefix_hash, notice.reason)
                 for model in self.sessions.values():  # put again it is another block
                     model.blocks.pop((notice.namespace_id, prefix_hash), None)
-            if row == NO_ROW or notice.reason in ("incomplete", "wrong_checksum", "wrong_identity"):
+            if row == NO_ROW or notice.reason in CONDEMNED:
                 continue
             if notice.reason == "late layers":
                 is_reclaimed = (notice.namespace_id, prefix_hash) in self._reclaimed_now

@@ -18,6 +18,7 @@ from .clients import Acquire, Client, Crowd
 from .cold import VirtualColdStore
 from .config import Config, draw
 from .daemon import Daemon
+from .erasing import Erasing
 from .oracle import Contents
 from .tenants import Tenants
 from .world import Violation, World
@@ -61,6 +62,7 @@ class Run:
         self.daemon = self._daemon()
         self.crowd = Crowd(self.world, self.config, self.contents, self.daemon)
         self.changes = Changes(self.world, self.config)
+        self.erasing = Erasing(self.world, self.config, self.contents, self.cold)
         self.num_left = self.config.num_operations
 
     def execute(self) -> None:
@@ -80,6 +82,8 @@ class Run:
 
     def _next(self) -> None:
         """One more operation, and the time of the next one."""
+        if self.erasing.is_due(self.num_left):
+            self.erasing.apply(self.daemon)
         if self.changes.is_due(self.num_left):
             self.changes.apply(self.daemon)
         if self.num_left == 0:
@@ -149,6 +153,7 @@ class Run:
         world.note("!crash", power)
         certain = self._certain_survivors(power)
         self.daemon.kill()
+        self.erasing.crashed()
         for client in self.crowd.clients:
             client.is_alive = False
         if power:
@@ -197,6 +202,8 @@ class Run:
                         continue  # its segment was leaving: the next owner does not open it
                     if (extent_of(place), slot_of(place), segment.epoch) in self.cold.damaged:
                         continue
+                    if not self.cold.has_key(place):
+                        continue  # its tenant was erased, and the planner had not come to it
                     if segment.has_footer or (not power and segment.epoch):
                         key = (namespace.identity.digest, catalog.prefix_hash[row], group)
                         certain[place] = key

@@ -177,3 +177,38 @@ def test_no_key_condemns_a_record() -> None:
     rig.finish(rig.copies[0], Cause.NO_KEY)
     rig.settle()
     assert rig.found(chain) == 0
+
+
+def test_a_copy_that_begins_while_a_large_tenant_goes_does_not_arrive() -> None:
+    """A block that has not had its turn is spilled; then it has its turn; then the spill ends."""
+    num_blocks = 2 * STEP_BLOCKS
+    rig = Rig(dram_blocks=num_blocks, nvme_blocks=num_blocks)
+    chains = [[hashlib.sha256(b"one of many %d" % n).digest()] for n in range(num_blocks)]
+    for chain in chains:
+        rig.put(chain, session_id=chain[0].hex())
+    call = erase(rig)
+    last = max(chains)  # blocks go in the order of their names' first bytes
+    assert rig.found(last) == 1
+    rig.do(ev.SessionEnded(rig.call(), CLIENT, last[0].hex(), True))
+    spills = list(rig.copies)
+    assert [copy.target for copy in spills] == [Tier.NVME]
+    while rig.planner.is_busy:
+        rig.tick()
+    assert call not in rig.answers, "a copy from before is still under way"
+    rig.finish(spills[0])
+    assert finish_erasing(rig, call) > 0
+    assert rig.planner.catalog.num_blocks == 0
+    assert rig.planner.residency.cold_bytes[rig.namespace_id] == 0
+
+
+def test_the_answer_waits_for_what_was_under_way() -> None:
+    rig = Rig(dram_blocks=4)
+    rig.put(hashes("there", 1))
+    rig.start_put(hashes("coming", 1))
+    call = erase(rig)
+    for _ in range(3):
+        rig.tick()
+    assert call not in rig.answers
+    assert not rig.planner.is_busy, "waiting is not work"
+    rig.settle()
+    assert rig.answer(call).count >= 1
