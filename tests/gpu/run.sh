@@ -1,21 +1,22 @@
 #!/bin/sh
 # Everything that needs a GPU, in one call and without network; results under out/ (or the folder given).
 #
-#   tests/gpu/run.sh [OUT]            installed packages, or wheels in WHEELS (default: wheels/)
+#   tests/gpu/run.sh [OUT]            the packages of python3, and those in WHEELS (default: wheels/) before them
 #   DRY_RUN=1 tests/gpu/run.sh [OUT]  the same steps on the fake device
+#   BUDGET=540                        seconds that all steps together may take
 #
-# To fill WHEELS where there is a network:
-#   pip download -d wheels -r requirements.txt cupy-cuda12x nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12
+# What a machine needs is in docs/benchmarks/gpu.md, and how WHEELS is filled where there is a network.
 set -eu
 cd "$(dirname "$0")/../.."
 OUT=${1:-out}
 PYTHON=${PYTHON:-python3}
 WHEELS=${WHEELS:-wheels}
+mkdir -p "$OUT"
 if [ -d "$WHEELS" ]; then
-    "$PYTHON" -m venv "$OUT/.venv"
-    PYTHON="$OUT/.venv/bin/python"
-    "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" -r requirements.txt
-    [ -n "${DRY_RUN:-}" ] || "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" \
-        cupy-cuda12x nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12
+    SITE="$OUT/site"
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+        --target "$SITE" "$WHEELS"/*.whl
+    PYTHONPATH="$(cd "$SITE" && pwd)${PYTHONPATH:+:$PYTHONPATH}"
+    export PYTHONPATH
 fi
-exec "$PYTHON" -m bench.gpu --out "$OUT" ${DRY_RUN:+--dry-run}
+exec "$PYTHON" -m bench.gpu --out "$OUT" --budget "${BUDGET:-540}" ${DRY_RUN:+--dry-run}

@@ -4,16 +4,22 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from kvtier.tiers.codecs.base import Shape
 from kvtier.tiers.codecs.exponents import Exponents
-from kvtier.tiers.gpu import device_codec, kernels
+from kvtier.tiers.codecs.profile import Profile, uniform_rules
+from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.gpu import device_codec, kernels, launching, quantised_kernels
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError, Pieces, Stream
 from kvtier.tiers.gpu.device_codec import DeviceExponents, Record
+from kvtier.tiers.gpu.device_digest import load_digest
+from kvtier.tiers.gpu.device_quantised import DeviceQuantised
 from kvtier.tiers.gpu.kernels import PieceKernel
 
 pytestmark = pytest.mark.gpu
@@ -108,4 +114,59 @@ def test_pieces_by_the_kernel(device: Device, length: int) -> None:
     kernel.close()
     for address in addresses:
         device.unregister_host(address)
+    device.give_stream(stream)
+
+
+@pytest.mark.parametrize("length", [248, 1024, 65536, (1 << 20) + 24])
+def test_the_digest_is_the_hosts(device: Device, length: int) -> None:
+    digest = load_digest(device)
+    assert digest is not None, "the kernels must compile where there is a GPU"
+    data = np.frombuffer(bytearray(np.random.default_rng(length).bytes(COUNT * length)), np.uint8)
+    address = device.register_host(data.data, is_read_only=False)
+    memory = device.allocate(data.nbytes)
+    stream = device.take_stream()
+    assert stream is not None
+    columns = ([address], [memory.address], [data.nbytes])
+    stream.copy(Pieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))
+    ticket = digest.digest(stream, [memory.address + i * length for i in range(COUNT)], length)
+    finish(device, stream)
+    assert ticket is not None
+    wanted = [xxhash.xxh3_128_digest(data[i * length : (i + 1) * length]) for i in range(COUNT)]
+    assert ticket.results() == wanted
+    digest.close()
+    device.free(memory)
+    device.unregister_host(address)
+    device.give_stream(stream)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("coder", "bits"), [("int", 3), ("int", 4), ("int", 8), ("fp8_e4m3", 0)])
+def test_quantised_records_decode_to_the_hosts_bits(
+    device: Device, coder: Any, bits: int, dtype: str
+) -> None:
+    """Of random records, too: every code, and scales of every size."""
+    launch = launching.load(device, quantised_kernels.SOURCE, quantised_kernels.NAMES)
+    assert launch is not None, "the kernels must compile where there is a GPU"
+    shape = Shape(2, 2, 16, 8, 128, dtype)
+    codec = Profiled(Profile(bytes(32), 2, 8, 128, 2, dtype, uniform_rules(2, 2, 8, coder, bits)))
+    stored_bytes = -(-codec.stored_bound(shape) // 8) * 8
+    words = np.random.default_rng(bits).integers(0, 1 << 16, (COUNT, stored_bytes // 2), np.uint16)
+    stored = (words & 0xFBFF).view(np.uint8)  # finite scales
+    wanted, raw = (np.zeros((COUNT, shape.raw_bytes), np.uint8) for _ in range(2))
+    for i in range(COUNT):
+        codec.decode(shape, stored[i].data, wanted[i].data)
+    places = [device.register_host(array.data.cast("B"), is_read_only=False) for array in (stored, raw)]
+    decoder = DeviceQuantised(device, launch)
+    stream = device.take_stream()
+    assert stream is not None
+    ends = [(places[0] + i * stored_bytes, places[1] + i * shape.raw_bytes) for i in range(COUNT)]
+    records = [Record(source, stored_bytes, target) for source, target in ends]
+    ticket = decoder.decode(stream, codec, shape, records)
+    finish(device, stream)
+    assert ticket is not None
+    assert not ticket.status().any()
+    assert (raw == wanted).all()
+    decoder.close()
+    for place in places:
+        device.unregister_host(place)
     device.give_stream(stream)

@@ -1,0 +1,233 @@
+"""A get into the pages of another process, on a GPU: from the warm pool against torch, and from nvme layer by
+layer.
+
+    python -m bench.pages [--device cuda|fake] [--path DIR] [--json FILE] [--small]
+
+The daemon and the runtime (bench.pages_runtime) are processes of their own; the pages are shared by CUDA IPC.
+4,096 tokens of Llama-3-8B are 256 blocks of 2 MiB, 32 layers of 64 KiB each.
+
+`warm`: a get from pinned dram, against one contiguous copy a layer of as many bytes by torch in the runtime's
+own process. `by dram` and `straight`: the blocks are in the cold store only; when is the first layer in its
+pages, when the last? Straight means encoded over the link and decoded on the device. Bytes are compared after
+each. On the fake device it shows that it runs; its figures mean nothing.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import grpc
+
+from bench.machine import ROOT, describe
+from bench.table import render
+from kvtier.appliance.settings import Settings
+from kvtier.v1 import admin_pb2
+from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from tests.daemon import Daemon
+
+ROUNDS = 7
+REST_S = 120.0
+HBM, DRAM, NVME = 1, 2, 3  # of the wire's Tier
+
+
+def settings(path: Path, is_small: bool, straight: bool, has_nvme: bool) -> dict[str, str]:
+    """Return what a daemon is told. In the warm case hbm is too small for the chain to come to rest in."""
+    large, hot = ("64MiB", "64MiB") if is_small else ("2GiB", "2GiB")
+    told = {
+        "tiers.hbm.capacity": hot if straight else "64MiB",
+        "tiers.hbm.from_nvme": "on" if straight else "off",
+        "tiers.dram.capacity": large,
+        "limits.max_copies_per_edge": "8",
+        "observe.http": "off",
+    }
+    if has_nvme:
+        told |= {"tiers.nvme.path": str(path), "tiers.nvme.capacity": "512MiB" if is_small else "4GiB"}
+        told |= {"compression.codec": "exponents"} if straight else {}
+    return told
+
+
+@contextmanager
+def daemon(kind: str, folder: Path, told: dict[str, str]) -> Iterator[str]:
+    """Run a daemon on a GPU, or one on the fake device in this process; give its target."""
+    if kind == "cuda":
+        told = told | {"tiers.hbm.backend": "cuda"}
+        arguments = tuple(word for key, value in told.items() for word in ("--set", f"{key}={value}"))
+        process = Daemon(folder, arguments=arguments)
+        process.start()
+        try:
+            yield process.target
+            process.stop()
+        finally:
+            process.close()
+            print(f"--- daemon\n{process.log.read_text()[-2000:]}", file=sys.stderr)
+        return
+    from kvtier.tiers.gpu.fake import FakeDevice
+    from tests.appliance.loops import DaemonThread
+    from tests.tiers.gpu.host_kernels import on_host
+
+    nested: dict[str, Any] = {"listen": [f"unix://{folder}/k.sock"]}
+    for key, value in told.items():
+        *parts, last = key.split(".")
+        place = nested
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[last] = int(value) if value.isdigit() else value
+    device = FakeDevice(capacity_bytes=1 << 30, num_streams=32, is_live=True, compiler=on_host)
+    with DaemonThread(Settings.model_validate(nested), device) as served:
+        yield served.daemon.settings.listen[0]
+
+
+class Runtime:
+    """The other process."""
+
+    def __init__(self, kind: str, target: str, num_blocks: int, num_layers: int) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "bench.pages_runtime",
+            target,
+            kind,
+            str(num_blocks),
+            str(num_layers),
+            "1",
+        ]
+        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        pipe = subprocess.PIPE
+        environment = {**os.environ, "PYTHONPATH": paths}
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment
+        )
+        self.hello = self._read()
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Have something done; return what came of it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the runtime ended; see its error above"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Let it leave."""
+        if self._process.poll() is None:
+            assert self._process.stdin is not None
+            self._process.stdin.write("quit\n")
+            self._process.stdin.close()
+        self._process.wait(60)
+
+
+def to_nvme_only(target: str, runtime: Runtime, num_fragments: int) -> None:
+    """Have the chain archived and gone from memory."""
+    runtime.ask("archive")
+    with grpc.insecure_channel(target) as channel:
+        admin = AdminServiceStub(channel)
+
+        def tier(number: int) -> Any:
+            return next(t for t in admin.GetStatus(admin_pb2.GetStatusRequest()).tiers if t.tier == number)
+
+        deadline_at = time.monotonic() + REST_S
+        while tier(NVME).num_fragments < num_fragments:
+            count = tier(NVME).num_fragments
+            assert time.monotonic() < deadline_at, f"{count} of {num_fragments} fragments archived"
+            time.sleep(0.05)
+        for number in (HBM, DRAM):
+            admin.Evict(admin_pb2.EvictRequest(tier=number))
+        while tier(DRAM).num_fragments:
+            assert time.monotonic() < deadline_at, "dram does not empty"
+            time.sleep(0.05)
+
+
+def measure(kind: str, folder: Path, case: str, is_small: bool) -> dict[str, Any]:
+    """Run one case with a daemon and a runtime of its own."""
+    num_blocks, num_layers = (16, 4) if is_small else (256, 32)
+    has_nvme, straight = case != "warm", case == "straight"
+    told = settings(folder / "nvme", is_small, straight, has_nvme)
+    with daemon(kind, folder, told) as target:
+        runtime = Runtime(kind, target, num_blocks, num_layers)
+        try:
+            found = {"case": case, "put": runtime.ask("put")}
+            assert found["put"]["num_stored"] == num_blocks, found
+            if case == "warm":
+                found["get"] = runtime.ask(f"get {ROUNDS}")
+                found["torch"] = runtime.ask(f"torch {ROUNDS}")
+            else:
+                to_nvme_only(target, runtime, num_blocks * num_layers)
+                found["layers"] = runtime.ask("layers")
+        finally:
+            runtime.close()
+    return found
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    """Return one line of the table."""
+    part = found.get("get") or found["layers"]
+    same = "yes" if part["is_same"] else "NO"
+    if found["case"] == "warm":
+        get_s, torch_s = median(part["seconds"]), found["torch"]["median_s"]
+        return ["warm", f"{get_s * 1e3:.1f}", f"{torch_s * 1e3:.1f}", f"{torch_s / get_s:.2f}", same]
+    first_s, last_s = part["seconds"][0], part["seconds"][-1]
+    return [found["case"], f"{first_s * 1e3:.1f}", f"{last_s * 1e3:.1f}", f"{first_s / last_s:.2f}", same]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.pages", description="gets into another process's pages"
+    )
+    parser.add_argument("--device", choices=("cuda", "fake"), default="cuda")
+    parser.add_argument(
+        "--path", type=Path, metavar="DIR", help="where the cold store goes; default: a new folder"
+    )
+    parser.add_argument("--small", action="store_true", help="16 blocks of 4 layers")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    all_found, failed = [], False
+    for case in ("warm", "by dram", "straight"):
+        with tempfile.TemporaryDirectory(dir=args.path) as folder:
+            (Path(folder) / "nvme").mkdir()
+            try:
+                all_found.append(measure(args.device, Path(folder), case, args.small))
+            except (
+                AssertionError,
+                OSError,
+                RuntimeError,
+                subprocess.SubprocessError,
+                grpc.RpcError,
+            ) as problem:
+                print(f"{case}: {problem!r}", file=sys.stderr)  # the others may say something all the same
+                failed = True
+    machine = {**describe({}), "command": f"python -m bench.pages {shlex.join(sys.argv[1:])}"}
+    for name, value in machine.items():
+        print(f"{name}: {value}")
+    print()
+    print(
+        render(
+            ["case", "get / first ms", "torch / last ms", "ratio", "same bytes"], list(map(row, all_found))
+        )
+    )
+    print(
+        "\nwarm: torch's time by ours (bar 0.9); the others: first layer's time by the last one's (bar 0.25)"
+    )
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine, "cases": all_found}, indent=1))
+    is_right = all((found.get("get") or found["layers"])["is_same"] for found in all_found)
+    return int(failed or not is_right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
