@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..tiers.block import Tier
+from ..tiers.codecs.streaming import StreamEncoder
 from ..tiers.staging import StagingExtent
 from .appliance import Appliance
 from .core.events import ClientOpened
@@ -41,6 +42,7 @@ class Client:
     pid: int = 0
     uid: int = -1
     owner: str = ""  # remote ones: name of the principal that opened it
+    encoder: StreamEncoder | None = None  # remote ones that read codecs: what is known of their connection
 
 
 class Clients:

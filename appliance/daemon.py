@@ -138,6 +138,7 @@ class Daemon:
             local_socket_path=str(local_path or ""),
         )
         self.service.profiles = assembly.profiles
+        self.service.compression = settings.compression
         self.local: LocalServer | None = None
         if local_path is not None:
             local = local_options(settings)
@@ -284,6 +285,7 @@ class Daemon:
         limits = settings.limits
         self.settings = settings
         self.service.options = settings.planner_options()
+        self.service.compression = settings.compression
         self.clients.limit(limits.max_clients, settings.leases.client_ttl_s)
         self.put_buffers.capacity_bytes = limits.max_stream_put_bytes
         if self.compressing is not None:

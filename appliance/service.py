@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from .. import __version__
 from ..tiers.block import HASH_BYTES, NamespaceIdentity, Tier
+from ..tiers.codecs.streaming import usable_codecs
 from ..tiers.memory import ExtentEngine
 from ..v1 import kvcache_pb2 as pb
 from ..v1.local import MAX_PAYLOAD_BYTES
@@ -29,6 +30,8 @@ from .errors import error, from_refusal
 from .lanes import Route
 from .profiles import Profiles, check_profile
 from .rpcs import Rpcs
+from .settings_compression import CompressionSettings
+from .stream_codecs import stream_codecs
 
 DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
 
@@ -61,6 +64,7 @@ class Service:
         self.local_socket_path = local_socket_path
         self.rpcs = Rpcs()
         self.profiles: Profiles = {}  # that a namespace may name
+        self.compression = CompressionSettings()  # of streams
         self.draining = False
         self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
 
@@ -111,6 +115,8 @@ class Service:
                 digest=result.digest,
                 num_groups=len(result.fragment_bytes),
                 fragment_bytes=result.fragment_bytes,
+                put_codecs=usable_codecs(),
+                stream_codecs=stream_codecs(self.compression, identity),
             )
 
         return self._then(answer, events.NamespaceResult, respond)

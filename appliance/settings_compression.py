@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ..tiers.block import DTYPE_BYTES, NamespaceIdentity
 from .settings_fields import Directory, refuse
 
+Edge: TypeAlias = Literal["nvme", "remote"]
 CodecName: TypeAlias = Literal["auto", "identity", "exponents", "planes", "lz4", "zstd"]
 _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -30,6 +31,8 @@ class _Model(BaseModel):
 class CompressionRule(_Model):
     """One exception. What it does not name, it does not ask for."""
 
+    edge: Edge = "nvme"
+    """Where to: `nvme`, the cold store, or `remote`, streams to and from clients without shared memory."""
     model: Annotated[str, Field(pattern=r"^[0-9a-f]*$")] = ""
     """Beginning of the model's digest, in hex."""
     dtype: str = ""
@@ -49,8 +52,10 @@ class CompressionRule(_Model):
                 refuse("layers", f"{self.layers!r} is no range of layers; write 0-3, or 7")
         return self
 
-    def matches(self, identity: NamespaceIdentity, group: int) -> bool:
-        """Whether this rule speaks of the fragments of layer group `group` of a namespace."""
+    def matches(self, identity: NamespaceIdentity, group: int, edge: Edge) -> bool:
+        """Whether this rule speaks of the fragments of layer group `group` of a namespace on this edge."""
+        if self.edge != edge:
+            return False
         if self.dtype not in ("", identity.geometry.dtype):
             return False
         if not identity.model_digest.hex().startswith(self.model):
@@ -64,19 +69,22 @@ class CompressionRule(_Model):
 
 
 class CompressionSettings(_Model):
-    """How fragments are encoded on their way into nvme. Codecs named here are exact; none changes a bit."""
+    """How fragments are encoded on their way into nvme, and over a network. Codecs named here are exact; none
+    changes a bit."""
 
     codec: CodecName = "auto"
     """What no rule speaks of. `auto` measures and takes what makes a load quickest, `identity` none."""
+    remote: CodecName = "auto"
+    """The same for streams to and from clients on other hosts. `auto` encodes where sending takes longer."""
     rules: list[CompressionRule] = []
     """Exceptions; the first that matches counts."""
     profiles: Directory | None = None
     """Where profiles are, `*.yaml` as `kvtier calibrate` writes them. Where `auto` decides, a namespace that
     names one is stored as it says."""
 
-    def codec_for(self, identity: NamespaceIdentity, group: int) -> CodecName:
-        """Return the codec of the first rule that matches, or the one for everything else."""
+    def codec_for(self, identity: NamespaceIdentity, group: int, edge: Edge = "nvme") -> CodecName:
+        """Return the codec of the first rule that matches, or the one for everything else on this edge."""
         for rule in self.rules:
-            if rule.matches(identity, group):
+            if rule.matches(identity, group, edge):
                 return rule.codec
-        return self.codec
+        return self.codec if edge == "nvme" else self.remote

@@ -2,17 +2,18 @@
 
 Both are thin over the calls that everybody else uses. Get acquires like any reader and sends the pinned
 slots in chunks, keeping its lease alive; Put gathers the chunks in a buffer of the daemon's own and commits
-it as if it were a client's staging extent. Bytes cross the event loop here, a megabyte at a time.
+it as if it were a client's staging extent. Bytes cross the event loop here, a megabyte at a time; where it
+pays they are fewer (stream_codecs.py).
 """
 
 import asyncio
 import itertools
 import mmap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from ..tiers.base import Buffer, Cause, CopyError
 from ..tiers.block import HASH_BYTES
-from ..tiers.payload import copy
+from ..tiers.codecs.streaming import SendMeter, StreamEncoder
 from ..v1 import kvcache_pb2 as pb
 from ..v1.shm import PAGE_BYTES
 from .callers import Caller
@@ -20,6 +21,7 @@ from .clients import Client
 from .core import events
 from .errors import error, from_refusal
 from .service import Service
+from .stream_codecs import GetEncoder, PutDecoder, Travelling
 
 CHUNK_BYTES = 1 << 20  # of an answer; gRPC's own limit for a message is 4 MiB
 _ADDRESS_BITS = 40  # of an offset inside one buffer
@@ -55,10 +57,6 @@ class PutBuffers:
         """Give a buffer back; a copy that still reads it keeps its memory alive."""
         self.taken_bytes -= len(self._buffers.pop(offset >> _ADDRESS_BITS))
 
-    def fill(self, offset: int, chunk: bytes) -> None:
-        """Write `chunk` at `offset`, which must lie inside one buffer."""
-        copy(self._view(offset, len(chunk)), memoryview(chunk))
-
     def view(self, offset: int, length: int, /) -> Buffer:
         """Return the bytes of a span, for a copy. Raises CopyError when the buffer was given back."""
         return self._view(offset, length)
@@ -92,10 +90,15 @@ class Streams:
         client = service.client_of(caller, header.client_id)
         build = service.reservation(caller, client, header)
         num_blocks = len(header.prefix_hashes) // HASH_BYTES
-        block_bytes = service.identity_of(caller, header.namespace_id).geometry.block_bytes
+        identity = service.identity_of(caller, header.namespace_id)
+        block_bytes = identity.geometry.block_bytes
         offset = self._buffers.take(num_blocks * block_bytes)
         try:
-            await self._gather(requests, offset, num_blocks * block_bytes)
+            decoder = PutDecoder(identity, num_blocks, self._buffers.view(offset, num_blocks * block_bytes))
+            async for request in requests:
+                await decoder.take(request)
+            decoder.finish()
+            self._count("received", decoder.raw_bytes, decoder.encoded_bytes)
         except BaseException:
             self._buffers.give(offset)
             raise
@@ -115,19 +118,6 @@ class Streams:
         assert isinstance(result, events.PutResult)
         return pb.PutResponse(outcomes=result.outcomes)
 
-    async def _gather(self, requests: AsyncIterator[pb.PutRequest], offset: int, num_bytes: int) -> None:
-        received = 0
-        async for request in requests:
-            if request.WhichOneof("part") != "chunk":
-                raise error("BAD_REQUEST", "after the header a put has only chunks")
-            if received + len(request.chunk) > num_bytes:
-                raise error("BAD_REQUEST", f"more payload than the {num_bytes} bytes of the blocks named")
-            if request.chunk:
-                self._buffers.fill(offset + received, request.chunk)
-                received += len(request.chunk)
-        if received != num_bytes:
-            raise error("BAD_REQUEST", f"{received} bytes of payload, the blocks named have {num_bytes}")
-
     # ------------------------------------------------------------------------------------- get
 
     async def get(self, caller: Caller, request: pb.GetRequest) -> AsyncIterator[pb.GetResponse]:
@@ -137,33 +127,69 @@ class Streams:
         client = service.client_of(caller, request.acquire.client_id)
         replies = service.start_acquire(caller, request.acquire, lambda result: result)
         lease_id = num_blocks = 0
+        encoder = self._encoder(caller, client, request)
+        assert client.encoder is not None
+        meter = SendMeter(client.encoder)
         try:
             async for result in replies:
                 lease_id, num_blocks = result.lease_id, result.num_blocks
-                for part in result.ready:
-                    for start in range(0, part.length, CHUNK_BYTES):
-                        chunk = self._chunk(client, lease_id, part, start)
-                        yield pb.GetResponse(
-                            num_blocks=num_blocks,
-                            block=part.block,
-                            group=part.group,
-                            offset=start,
-                            chunk=chunk,
-                        )
+                async for one in encoder.travel(result.ready):
+                    for message in self._messages(client, lease_id, num_blocks, one):
+                        meter.handing()
+                        yield message
+                        meter.taken(len(message.chunk))
             yield pb.GetResponse(num_blocks=num_blocks, last=True)
         finally:
             service.appliance.abandon(replies)
             if lease_id:
                 service.appliance.step(events.ReleaseRequested(None, client.id, [lease_id]))
 
-    def _chunk(self, client: Client, lease_id: int, part: events.ReadyFragment, start: int) -> bytes:
-        """Return one chunk of a slot. The lease is proven alive in the same breath as the bytes are taken:
-        a slow reader's lease may have ended, and then the slot is somebody else's."""
+    def _encoder(self, caller: Caller, client: Client, request: pb.GetRequest) -> GetEncoder:
+        """Return what encodes the fragments of this get, knowing what is known of its connection."""
+        service = self._service
+        if client.encoder is None or client.encoder.codec_ids != frozenset(request.codecs):
+            client.encoder = StreamEncoder(request.codecs)
+        return GetEncoder(
+            client.encoder,
+            service.compression,
+            service.identity_of(caller, request.acquire.namespace_id),
+            lambda part: service.memory(part.tier).view(part.place, part.length),
+            lambda part: service.memory(part.tier).checksum(part.place),
+        )
+
+    def _messages(
+        self, client: Client, lease_id: int, num_blocks: int, travelling: Travelling
+    ) -> Iterator[pb.GetResponse]:
+        """Yield a fragment in chunks."""
+        part, encoded = travelling
+        if encoded is not None:
+            self._count("sent", part.length, len(encoded.stored))
+        length = part.length if encoded is None else len(encoded.stored)
+        for start in range(0, length, CHUNK_BYTES):
+            self._prove_alive(client, lease_id)
+            message = pb.GetResponse(num_blocks=num_blocks, block=part.block, group=part.group, offset=start)
+            if encoded is None:
+                view = self._service.memory(part.tier).view(part.place, part.length)
+                message.chunk = bytes(view[start : start + CHUNK_BYTES])
+            else:
+                message.chunk = encoded.stored[start : start + CHUNK_BYTES]
+                message.encoded.codec = encoded.codec_id
+                message.encoded.length = length
+                message.encoded.checksum = encoded.checksum
+            yield message
+
+    def _count(self, direction: str, raw_bytes: int, encoded_bytes: int) -> None:
+        """Count what travelled encoded: `stream_sent_raw_bytes` and so on."""
+        counters = self._service.appliance.counters
+        counters[f"stream_{direction}_raw_bytes"] += raw_bytes
+        counters[f"stream_{direction}_encoded_bytes"] += encoded_bytes
+
+    def _prove_alive(self, client: Client, lease_id: int) -> None:
+        """Raise CallerError when the lease has ended. Asked in the same breath as the bytes are taken, and
+        after they were encoded: a slow reader's lease may be over, and then the slot is somebody else's."""
         appliance = self._service.appliance
         kept = appliance.ask(lambda call: events.KeptAlive(call, client.id, [lease_id]))
         assert isinstance(kept, events.KeepAliveResult), "answered at once"
         if kept.expired:
             raise error("LEASE_EXPIRED", "the lease ended while its blocks were being sent; get them again")
         self._service.clients.heard_of(client)
-        view = self._service.memory(part.tier).view(part.place, part.length)
-        return bytes(view[start : start + CHUNK_BYTES])

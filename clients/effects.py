@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..v1.shm import HASH_BYTES
+from .coded import StreamCodecs
 from .extents import ExtentTable, Memory
 from .options import Limits
 from .shared import OneSidedReader
@@ -123,3 +124,5 @@ class Attachment:
     touches: Touches = field(default_factory=Touches)
     #: (ticket, staging offset) of commits whose put was cancelled: the daemon may still read there.
     unsettled: deque[tuple[int, int]] = field(default_factory=deque)
+    #: How fragments travel where there is no shared memory; see coded.py.
+    streams: StreamCodecs = field(default_factory=StreamCodecs)

@@ -20,6 +20,7 @@ from ..v1.local import MAX_DESCRIPTORS
 from ..v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
 from .base import Operations, milliseconds, wire_urgency
 from .buffers import Pieces, blocks_of, copy_bytes, target_span
+from .coded import CodedReader, readable_codecs
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
 from .errors import InvalidRequest, KvtierError, NotFound
 from .extents import I64, U64, Wanted
@@ -238,14 +239,24 @@ def _read_streamed(
     operations: Operations, attachment: Attachment, chain: Chain, first_block: int, targets: I64
 ) -> Operation[int]:
     """Read from a gRPC stream; return the end of the readable prefix."""
-    request = kvcache_pb2.GetRequest(acquire=chain.acquire_request(operations, attachment, first_block))
+    request = kvcache_pb2.GetRequest(
+        acquire=chain.acquire_request(operations, attachment, first_block), codecs=readable_codecs()
+    )
     ticket = yield from operations.send(attachment, "Get", request, chain.timeout_s)
     fragment_bytes = chain.namespace.fragment_bytes
     missing = np.tile(np.array(fragment_bytes, np.int64), (len(targets), 1))
+    coded = CodedReader(chain.namespace.identity.geometry)
     try:
         while True:
             message = (yield Receive(ticket)).message
-            if message.chunk:
+            if message.HasField("encoded"):
+                row, group = message.block - first_block, message.group
+                if coded.take(message):  # the last chunk of it
+                    is_right = yield Work(
+                        partial(coded.decode, group, targets[row, group]), fragment_bytes[group]
+                    )
+                    missing[row, group] = 0 if is_right else fragment_bytes[group]
+            elif message.chunk:
                 row, group = message.block - first_block, message.group
                 assert message.offset + len(message.chunk) <= fragment_bytes[group], "chunk past its fragment"
                 _scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)

@@ -217,7 +217,7 @@ def put(
     )
     if attachment.staging is None:
         operations.chain(attachment, packed)
-        return (yield from _stream(operations, header, blocks, timeout_s))
+        return (yield from _stream(operations, attachment, namespace, header, blocks, timeout_s))
     if namespace.block_bytes > attachment.staging.capacity_bytes:
         raise InvalidRequest(
             f"a block of {namespace.block_bytes} bytes does not fit the staging extent of "
@@ -240,13 +240,23 @@ def settle_left_over(attachment: Attachment) -> Operation[None]:
 
 
 def _stream(
-    operations: Operations, header: kvcache_pb2.ReserveRequest, blocks: Blocks, timeout_s: float
+    operations: Operations,
+    attachment: Attachment,
+    namespace: Namespace,
+    header: kvcache_pb2.ReserveRequest,
+    blocks: Blocks,
+    timeout_s: float,
 ) -> Operation[PutReport]:
-    """Put without shared memory: a header, then all bytes in chunks, block after block."""
+    """Put without shared memory: a header, then all bytes in chunks, block after block; where the daemon
+    reads codecs, fragment after fragment."""
     chunk_bytes = operations.settings.limits.chunk_bytes
+    writer = attachment.streams.writer(namespace.identity.geometry, header.namespace_id, chunk_bytes)
 
     def messages() -> Iterator[kvcache_pb2.PutRequest]:
         yield kvcache_pb2.PutRequest(header=header)
+        if writer is not None:
+            yield from writer.messages(blocks)
+            return
         for address in blocks.addresses.ravel().tolist():
             for start in range(0, blocks.piece_bytes, chunk_bytes):
                 length = min(chunk_bytes, blocks.piece_bytes - start)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -51,6 +52,8 @@ class AsyncGrpcLink:
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         ticket = next(self._tickets)
         begin, timeout_s = getattr(self._stub, call), timeout_s + self._grace_s
+        if call == "Put":
+            request = _in_a_thread(request)
         self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
         return ticket
 
@@ -108,3 +111,10 @@ class AsyncGrpcLink:
             await asyncio.sleep(period_s)
             with suppress(grpc.RpcError):  # the next call finds out and says so
                 await self._stub.KeepAlive(request, timeout=period_s)
+
+
+async def _in_a_thread(messages: Iterable[Any]) -> AsyncIterator[Any]:
+    """Yield the messages of a put. Making one may take a moment of encoding, which is nobody else's wait."""
+    iterator = iter(messages)
+    while (message := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield message

@@ -59,6 +59,10 @@ class SlotHeaders:
         """Return the generation of `slot`."""
         return self._words[slot * _WORDS]
 
+    def checksum(self, slot: int) -> bytes:
+        """Return the xxh3-128 of what is in a filled slot, as it was taken at put."""
+        return bytes(_BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)[-1])
+
     def is_of(self, slot: int, label: FragmentLabel) -> bool:
         """Whether the slot is filled and with this fragment: namespace, hash, group, length, checksum."""
         body = _BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)

@@ -162,6 +162,10 @@ class ExtentEngine:
             self._statistics.num_reads += 1
             self._statistics.read_bytes += len(into)
 
+    def checksum(self, place: int) -> bytes:
+        """Return the xxh3-128 of the published fragment at `place`, as it was taken at put."""
+        return self._extent(extent_of(place)).headers.checksum(slot_of(place))
+
     def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
         """Return the generation of the published fragment at `place`.
 

@@ -250,6 +250,8 @@ class RegisterNamespaceResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     NUM_GROUPS_FIELD_NUMBER: _builtins.int
     FRAGMENT_BYTES_FIELD_NUMBER: _builtins.int
+    PUT_CODECS_FIELD_NUMBER: _builtins.int
+    STREAM_CODECS_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.int
     """short name for this server's life (its epoch)"""
     digest: _builtins.bytes
@@ -260,6 +262,18 @@ class RegisterNamespaceResponse(_message.Message):
     def fragment_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each layer group"""
 
+    @_builtins.property
+    def put_codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For callers without shared memory. Exact codecs, by number, in which this server takes the fragments of
+        streamed puts; none: as they are only.
+        """
+
+    @_builtins.property
+    def stream_codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its policy says of each layer group: a codec's name, or `auto` for what is quickest as the sender
+        measures it. Empty without put_codecs.
+        """
+
     def __init__(
         self,
         *,
@@ -267,10 +281,12 @@ class RegisterNamespaceResponse(_message.Message):
         digest: _builtins.bytes = ...,
         num_groups: _builtins.int = ...,
         fragment_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        put_codecs: _abc.Iterable[_builtins.int] | None = ...,
+        stream_codecs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "fragment_bytes", b"fragment_bytes", "namespace_id", b"namespace_id", "num_groups", b"num_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "fragment_bytes", b"fragment_bytes", "namespace_id", b"namespace_id", "num_groups", b"num_groups", "put_codecs", b"put_codecs", "stream_codecs", b"stream_codecs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1097,25 +1113,61 @@ class PutRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    ENCODED_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """payload of all blocks named, in order"""
     @_builtins.property
     def header(self) -> Global___ReserveRequest: ...
+    @_builtins.property
+    def encoded(self) -> Global___EncodedFragment:
+        """The next fragment (blocks in order, layer groups inside a block) comes encoded, in the chunks that follow."""
+
     def __init__(
         self,
         *,
         header: Global___ReserveRequest | None = ...,
         chunk: _builtins.bytes = ...,
+        encoded: Global___EncodedFragment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "encoded", b"encoded", "header", b"header", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "encoded", b"encoded", "header", b"header", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "chunk"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "chunk", "encoded"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
 Global___PutRequest: _TypeAlias = PutRequest  # noqa: Y015
+
+@_typing.final
+class EncodedFragment(_message.Message):
+    """How one fragment travels when it is not as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODEC_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    codec: _builtins.int
+    """number of an exact codec"""
+    length: _builtins.int
+    """bytes of it that travel"""
+    checksum: _builtins.bytes
+    """xxh3-128 of the raw payload, 16 bytes"""
+    def __init__(
+        self,
+        *,
+        codec: _builtins.int = ...,
+        length: _builtins.int = ...,
+        checksum: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "codec", b"codec", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncodedFragment: _TypeAlias = EncodedFragment  # noqa: Y015
 
 @_typing.final
 class PutResponse(_message.Message):
@@ -1141,16 +1193,22 @@ class GetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACQUIRE_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def acquire(self) -> Global___AcquireRequest: ...
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Exact codecs, by number, that the caller can decode. Empty: fragments come as they are."""
+
     def __init__(
         self,
         *,
         acquire: Global___AcquireRequest | None = ...,
+        codecs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "codecs", b"codecs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1166,13 +1224,18 @@ class GetResponse(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    ENCODED_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     block: _builtins.int
     group: _builtins.int
     offset: _builtins.int
-    """of this chunk in the fragment"""
+    """of this chunk in the fragment, as it travels"""
     chunk: _builtins.bytes
     last: _builtins.bool
+    @_builtins.property
+    def encoded(self) -> Global___EncodedFragment:
+        """unless the fragment travels as it is"""
+
     def __init__(
         self,
         *,
@@ -1182,10 +1245,11 @@ class GetResponse(_message.Message):
         offset: _builtins.int = ...,
         chunk: _builtins.bytes = ...,
         last: _builtins.bool = ...,
+        encoded: Global___EncodedFragment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encoded", b"encoded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "chunk", b"chunk", "group", b"group", "last", b"last", "num_blocks", b"num_blocks", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "chunk", b"chunk", "encoded", b"encoded", "group", b"group", "last", b"last", "num_blocks", b"num_blocks", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
