@@ -26,7 +26,7 @@ TITLES = {
 RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
     "ttft": lambda args: ttft.run(args.quick, args.rounds),
     "overhead": lambda args: overhead.run(
-        args.quick, overhead.Plan(args.against == "itself", args.rounds, args.spare_core)
+        args.quick, overhead.Plan(overhead.Against(args.against), args.rounds, args.spare_core)
     ),
     "recovery": lambda args: recovery.run(args.quick),
 }
@@ -53,9 +53,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--against",
-        choices=["kvtier", "itself"],
-        default="kvtier",
-        help="overhead: what an engine alone is compared with; itself shows the noise",
+        choices=list(overhead.Against),
+        default=overhead.Against.SWITCH,
+        help="overhead: kvtier switched on and off in one engine; two engines, one of them with it; two "
+        "without, which shows the noise",
     )
     parser.add_argument(
         "--rounds", type=int, default=0, help="how many: of overhead 8, of ttft in memory 15, if not said"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Connector = dict[str, Any]  # vLLM's KVTransferConfig as a dict
+SWITCH_VARIABLE = "KVTIER_BENCH_SWITCH"  # path of a file with one byte: 1 is on (switch.py)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,15 @@
 """What the connector costs when nothing is ever found: throughput with it and without it.
 
-Two engines take turns, A B B A and then B A A B; each such round gives one ratio, and the median of them,
-with a bootstrap interval, is the answer. Wall time on a shared machine moves by more than the bar; the CPU
-seconds of engine and appliance together say how much work was added. Two engines without kvtier (`against
-itself`) show what of all that is the method's own noise. The appliance has its memory in place before the
-first round: a daemon makes it once in its life.
+Two sides take turns, A B B A and then B A A B; each such round gives one ratio, and the median of them, with
+a bootstrap interval, is the answer. What the sides are:
+
+    switch   one engine, kvtier switched on and off in it (switch.py)
+    kvtier   two engines, one of them without a connector
+    itself   two engines without: what of the line above is the method's own noise
+
+Engines that are started alike differ by several percent as long as they live, more than the bar, so `switch`
+is the one to go by. CPU seconds of engine and appliance together say how much work was added. The appliance
+has its memory in place before the first round: a daemon makes it once in its life.
 """
 
 from __future__ import annotations
@@ -13,9 +18,11 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +30,7 @@ from bench.table import render
 from bench.vllm.appliance import Appliance
 from bench.vllm.measure import CpuClock, Seconds, total_s
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
-from bench.vllm.options import EngineOptions, kvtier_connector
+from bench.vllm.options import SWITCH_VARIABLE, Connector, EngineOptions, kvtier_connector
 from bench.vllm.priority import sampling
 from bench.vllm.process import EngineProcess
 from bench.vllm.ttft import MID, warm_up
@@ -58,14 +65,31 @@ class Round:
         return total_s(self.other.cpu_s) / total_s(self.alone.cpu_s)
 
 
+class Against(StrEnum):
+    """What an engine alone is compared with."""
+
+    SWITCH = "switch"
+    KVTIER = "kvtier"
+    ITSELF = "itself"
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What to compare. `is_itself`: the other engine is one without kvtier, too; `num_rounds` 0: as usual;
-    `has_spare_core`: vLLM binds its threads itself, which leaves a core to everything else."""
+    """`num_rounds` 0: as usual; `has_spare_core`: vLLM binds its threads itself, which leaves a core to
+    everything else."""
 
-    is_itself: bool = False
+    against: Against = Against.SWITCH
     num_rounds: int = 0
     has_spare_core: bool = False
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An engine, and what makes it ready for a leg of this side."""
+
+    name: str  # alone or other
+    engine: EngineProcess
+    prepare: Callable[[], None] = lambda: None
 
 
 def workload(chance: random.Random) -> list[dict[str, Any]]:
@@ -84,53 +108,75 @@ def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
     chance, rounds = random.Random(11), []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
-        appliance = None if plan.is_itself else stack.enter_context(Appliance(dram="3GiB"))
-        alone, other = _engines(stack, folder, plan, appliance)
+        is_itself = plan.against is Against.ITSELF
+        appliance = None if is_itself else stack.enter_context(Appliance(dram="3GiB"))
+        alone, other = _arms(stack, folder, plan, appliance)
+        sessions = {alone.engine.pid, other.engine.pid} | ({appliance.pid} if appliance else set())
         for number in range(plan.num_rounds or (QUICK_ROUNDS if is_quick else NUM_ROUNDS)):
             order = (alone, other, other, alone) if number % 2 else (other, alone, alone, other)
-            sessions = [alone.pid, other.pid] + ([appliance.pid] if appliance else [])
             with sampling(*sessions):
                 rounds.append(_round(order, appliance, chance))
-            print(
-                f"round {number + 1}: {rounds[-1].time_ratio:.3f} {rounds[-1].work_ratio:.3f}",
-                file=sys.stderr,
-                flush=True,
-            )  # it takes minutes
+            ratios = f"{rounds[-1].time_ratio:.3f} {rounds[-1].work_ratio:.3f}"
+            print(f"round {number + 1}: {ratios}", file=sys.stderr, flush=True)  # it takes minutes
     return rounds
 
 
-def _engines(
-    stack: ExitStack, folder: Path, plan: Plan, appliance: Appliance | None
-) -> tuple[EngineProcess, EngineProcess]:
-    """Start both engines; return them when each has computed something."""
+def _arms(stack: ExitStack, folder: Path, plan: Plan, appliance: Appliance | None) -> tuple[Arm, Arm]:
+    """Start what is compared; return it when it has computed something."""
     options = replace(MID, max_requests=4, environment=LET_VLLM_BIND if plan.has_spare_core else {})
     connector = kvtier_connector(appliance.target) if appliance else None
 
     def start(name: str, chosen: EngineOptions) -> EngineProcess:
-        return stack.enter_context(EngineProcess(chosen, folder, name))
-
-    alone, other = start("alone", options), start("other", replace(options, connector=connector))
-    for engine in (alone, other):
+        engine = stack.enter_context(EngineProcess(chosen, folder, name))
         warm_up(engine)
         engine.call("generate", requests=workload(random.Random(10))[:4])
+        return engine
+
+    if plan.against is Against.SWITCH:
+        path = folder / "switch"
+        path.write_bytes(b"\1")
+        engine = start("engine", switched(options, connector, path))
+        off, on = (partial(turn, path, is_on) for is_on in (False, True))
+        arms = Arm("alone", engine, off), Arm("other", engine, on)
+    else:
+        both = start("alone", options), start("other", replace(options, connector=connector))
+        arms = Arm("alone", both[0]), Arm("other", both[1])
     if appliance is not None:
         appliance.wait_for_memory()
-    return alone, other
+    return arms
 
 
-def _round(order: Sequence[EngineProcess], appliance: Appliance | None, chance: random.Random) -> Round:
-    """Two legs of each engine, the second pair in the opposite order: what drifts evenly cancels."""
-    legs = [workload(chance) for _ in range(2)]
-    walls: dict[str, list[float]] = {"alone": [], "other": []}
+def turn(path: Path, is_on: bool) -> None:
+    """Turn a switch. The file keeps its length: others have it mapped."""
+    with path.open("r+b") as file:
+        file.write(bytes([is_on]))
+
+
+def switched(options: EngineOptions, connector: Connector | None, path: Path) -> EngineOptions:
+    """Return options with the connector behind a switch, a file of one byte (see switch.py)."""
+    behind = {
+        **(connector or {}),
+        "kv_connector": "SwitchedConnector",
+        "kv_connector_module_path": "bench.vllm.switch",
+    }
+    environment = {**options.environment, SWITCH_VARIABLE: str(path)}
+    return replace(options, connector=behind, environment=environment)
+
+
+def _round(order: Sequence[Arm], appliance: Appliance | None, chance: random.Random) -> Round:
+    """Two legs of each side, the second pair in the opposite order: what drifts evenly cancels. Every leg has
+    prompts of its own."""
+    walls = {"alone": 0.0, "other": 0.0}
     spent: dict[str, Seconds] = {"alone": {}, "other": {}}
     of_appliance = CpuClock(appliance.pid, "appliance") if appliance else None
-    for engine in order:
-        clock = CpuClock(engine.pid)
-        walls[engine.name].append(engine.call("generate", requests=legs[len(walls[engine.name])])["wall_s"])
-        spent[engine.name] = _sum(spent[engine.name], clock.spent())
-    if of_appliance is not None:  # also what it finished while the other engine ran
+    for arm in order:
+        arm.prepare()
+        clock = CpuClock(arm.engine.pid)
+        walls[arm.name] += arm.engine.call("generate", requests=workload(chance))["wall_s"]
+        spent[arm.name] = _sum(spent[arm.name], clock.spent())
+    if of_appliance is not None:  # also what it finished while the other side ran
         spent["other"] = _sum(spent["other"], of_appliance.spent())
-    alone, other = (Side(sum(walls[name]), spent[name]) for name in walls)
+    alone, other = (Side(walls[name], spent[name]) for name in walls)
     return Round(alone, other)
 
 
