@@ -230,7 +230,7 @@ class SchedulerSide:
         turn = tracked.turn
         urgency = Urgency.ENDED if turn.is_last else Urgency.WAITING
         num_decoded = max(0, request.num_tokens - request.num_prompt_tokens)
-        self._asker.tell(turn.session, Word(urgency, None, turn.returns_in_s, num_decoded, turn.is_last))
+        self._tell(turn, Word(urgency, None, turn.returns_in_s, num_decoded, turn.is_last))
 
     @property
     def is_busy(self) -> bool:
@@ -277,7 +277,8 @@ class SchedulerSide:
             group.num_blocks(num_computed_tokens) * group.block_tokens for group in self._groups
         )
         shortest = max(group.block_tokens for group in self._groups)
-        if not self._options.load or request.num_tokens - first_token < shortest:
+        may_load = self._options.load and tracked.turn.may_load
+        if not may_load or request.num_tokens - first_token < shortest:
             return None
         if tracked.num_questions >= MAX_QUESTIONS:
             tracked.given_up = True
@@ -405,7 +406,7 @@ class SchedulerSide:
     def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens may be saved. Those that are not verified yet have
         no hash, and need no limit here."""
-        match self._options.save:
+        match self._options.save if tracked.turn.may_save else "none":
             case "none":
                 return 0
             case "prompt":
@@ -421,7 +422,11 @@ class SchedulerSide:
         urgency = Urgency.DECODING if num_tokens > num_prompt_tokens else Urgency.PREFILL
         if urgency != tracked.urgency:
             tracked.urgency = urgency
-            self._asker.tell(tracked.turn.session, Word(urgency, tracked.turn.deadline_s))
+            self._tell(tracked.turn, Word(urgency, tracked.turn.deadline_s))
+
+    def _tell(self, turn: Turn, word: Word) -> None:
+        if not turn.is_private:
+            self._asker.tell(turn.session, word)
 
 
 def _part(

@@ -7,6 +7,8 @@ In `kv_transfer_params` of a request:
     kvtier_deadline_s    how soon the request wants its first token, in seconds from now
     kvtier_returns_in_s  when the next turn is expected, e.g. how long a tool call takes
     kvtier_last          true: this was the last turn
+    kvtier_load          false: nothing is looked up for this request
+    kvtier_save          false: nothing of it is stored. With neither, the appliance never hears of it
 
 Without a name the request is a session of its own, which ends with it; its id is prefixed with the engine's,
 because two engines may both have a request "0".
@@ -24,6 +26,13 @@ class Turn(NamedTuple):
     deadline_s: float | None = None
     returns_in_s: float | None = None
     is_last: bool = True
+    may_load: bool = True
+    may_save: bool = True
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the appliance is to hear nothing of it."""
+        return not (self.may_load or self.may_save)
 
 
 def turn_of(request: Any, engine: str) -> Turn:
@@ -38,6 +47,8 @@ def turn_of(request: Any, engine: str) -> Turn:
         _seconds(params.get("kvtier_deadline_s")),
         _seconds(params.get("kvtier_returns_in_s")),
         not named or bool(params.get("kvtier_last", False)),
+        params.get("kvtier_load", True) is not False,
+        params.get("kvtier_save", True) is not False,
     )
 
 

@@ -660,6 +660,23 @@ def test_a_prompt_of_one_step_is_told_about_once(scene: Scene) -> None:
     assert scene.asker.told == [("e/r", Word(Urgency.DECODING))]
 
 
+@pytest.mark.parametrize("may_load", [True, False])
+@pytest.mark.parametrize("may_save", [True, False])
+def test_a_request_may_opt_out(scene: Scene, may_load: bool, may_save: bool) -> None:
+    """Of being looked up, of being stored; of both, and the appliance never hears of it."""
+    one = request()
+    one.kv_transfer_params = {"kvtier_load": may_load, "kvtier_save": may_save}
+    scene.side.arrived(one)
+    assert len(scene.asker.asked) == may_load
+    if may_load:
+        scene.asker.asked[0].answer = hit(0, 0)
+    assert scene.side.matched_tokens(one, 0) == MISS
+    saves = [save for _ in range(2) for save in scene.plan(one, 40, [1, 2, 3, 4, 5]).saves]
+    assert len(saves) == may_save
+    scene.side.finished(one, ([1, 2, 3, 4, 5],))
+    assert bool(scene.asker.told) == (may_load or may_save)
+
+
 def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
     one = request(16)
     one.kv_transfer_params = {"kvtier_session": "chat", "kvtier_returns_in_s": 3}
