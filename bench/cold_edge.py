@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Rig:
             for at in range(0, len(items), BATCH):
                 slots.acquire()
                 futures.append(self.copier.start(items[at : at + BATCH]))
-                futures[-1].add_done_callback(lambda _, slots=slots: slots.release())
+                futures[-1].add_done_callback(partial(_release, slots))
             causes = {outcome.cause for future in futures for outcome in future.result(WAIT_S)}
             best_s = min(best_s, time.perf_counter() - began_at)
             assert causes == {None}, causes
@@ -129,6 +130,10 @@ class Rig:
         self.enqueuer.shutdown()
         self.readers.shutdown()
         self.store.close()
+
+
+def _release(slots: threading.Semaphore, _: object) -> None:
+    slots.release()
 
 
 def trials(rig: Rig, directory: Path, is_fake: bool) -> list[list[str]]:

@@ -31,13 +31,13 @@ import grpc
 from bench.machine import ROOT, describe
 from bench.table import render
 from kvtier.appliance.settings import Settings
-from kvtier.v1 import admin_pb2
+from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
 
 ROUNDS = 7
 REST_S = 120.0
-HBM, DRAM, NVME = 1, 2, 3  # of the wire's Tier
+HBM, DRAM, NVME = types_pb2.TIER_HBM, types_pb2.TIER_DRAM, types_pb2.TIER_NVME
 
 
 def settings(path: Path, is_small: bool, straight: bool, has_nvme: bool) -> dict[str, str]:
@@ -161,7 +161,7 @@ def measure(kind: str, folder: Path, case: str, is_small: bool) -> dict[str, Any
     with daemon(kind, folder, told) as target:
         runtime = Runtime(kind, target, num_blocks, num_layers)
         try:
-            found = {"case": case, "put": runtime.ask("put")}
+            found: dict[str, Any] = {"case": case, "put": runtime.ask("put")}
             assert found["put"]["num_stored"] == num_blocks, found
             if case == "warm":
                 found["get"] = runtime.ask(f"get {ROUNDS}")

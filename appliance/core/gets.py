@@ -14,7 +14,6 @@ from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, Catalog, Namespace
 from .events import AcquireRequested
-from .hot_room import HotRoom
 from .instructions import Reply
 from .leases import Lease, Leases
 from .loads import Loads
@@ -38,7 +37,6 @@ class AcquireJob:
         loads: Loads,
         residency: Residency,
         readable: Sequence[Tier],
-        hot_room: HotRoom,
         used_before: float,
         on_done: Callable[["AcquireJob"], None],
     ) -> None:
@@ -55,7 +53,6 @@ class AcquireJob:
         self._loads = loads
         self._residency = residency
         self._readable = readable
-        self._hot_room = hot_room
         self._used_before = used_before  # when the blocks were used last, this time left out
         self._on_done = on_done
         self._limit = len(rows)  # blocks that can still become readable
@@ -173,9 +170,9 @@ class AcquireJob:
             return [Tier.DRAM]
         if catalog.state[Tier.HBM][fragment] == State.ARRIVING:
             return [Tier.HBM]
-        if not self.request.on_device or not self._hot_room.comes_straight(fragment):
+        if not self.request.on_device or not self._loads.hot_room.comes_straight(fragment):
             return [Tier.DRAM]
-        is_admitted = self._hot_room.admits(self._rows[block], self._used_before)
+        is_admitted = self._loads.hot_room.admits(self._rows[block], self._used_before)
         return [Tier.HBM, Tier.DRAM] if is_admitted else [Tier.DRAM]
 
     def _may_come(self, fragment: int) -> bool:

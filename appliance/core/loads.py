@@ -23,11 +23,11 @@ MAX_BATCH = 32
 class Loads:
     """Collects moves and starts them in batches when told to."""
 
-    def __init__(self, residency: Residency, copies: Copies, pressure: Pressure, hot_room: HotRoom) -> None:
+    def __init__(self, residency: Residency, copies: Copies, pressure: Pressure) -> None:
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
-        self._hot_room = hot_room
+        self.hot_room = HotRoom(residency, pressure)
         self._collected: defaultdict[tuple[Tier, Tier, int], list[Move]] = defaultdict(list)
         #: Fragments that are on their way into a tier, and waited for now.
         self._joined: defaultdict[Tier, set[int]] = defaultdict(set)
@@ -109,7 +109,7 @@ class Loads:
             if source is None or (source < target and target is Tier.NVME):
                 continue
             has_stop = (
-                source > Tier.DRAM and target is Tier.HBM and not self._hot_room.comes_straight(fragment)
+                source > Tier.DRAM and target is Tier.HBM and not self.hot_room.comes_straight(fragment)
             )
             first_stop = Tier.DRAM if has_stop else target
             onward = None if first_stop is target else self._onward(target, urgency, deadline_at)

@@ -29,7 +29,6 @@ from .copies import Copies
 from .desk import Desk, unknown_namespace
 from .encodings import Compression
 from .erasing import Erasing
-from .hot_room import HotRoom
 from .inspection import Inspection
 from .leases import Leases
 from .loads import Loads
@@ -95,8 +94,7 @@ class Planner:
         self.reclaim = Reclaim(self.residency, self.copies, log, options)
         self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
         self.copies.on_unfit = self.pressure.archive
-        self.hot_room = HotRoom(self.residency, self.pressure)
-        self.loads = Loads(self.residency, self.copies, self.pressure, self.hot_room)
+        self.loads = Loads(self.residency, self.copies, self.pressure)
         self.prefetching = Prefetching(
             self.residency, self.copies, self.loads, self.costs, chosen.prefetcher, options
         )
@@ -109,8 +107,6 @@ class Planner:
         self.desk = Desk(self.residency, self.leases, self.costs, options)
         if compression is not None:
             self.desk.compress(compression)
-        #: Memory tiers that clients on this host read in place; not hbm where it is a GPU's.
-        shared = tuple(tier for tier in shared if tier in rooms)
         self.reads = Reads(
             self.desk,
             self.residency,
@@ -122,9 +118,9 @@ class Planner:
             self.costs,
             self.prefetching,
             self.retention,
-            Promotions(self.residency, self.copies, self.loads, self.hot_room),
-            self.hot_room,
-            shared,
+            Promotions(self.residency, self.copies, self.loads),
+            #: Memory tiers that clients on this host read in place; not hbm where it is a GPU's.
+            tuple(tier for tier in shared if tier in rooms),
         )
         self.writes = Writes(
             self.desk,
@@ -350,7 +346,7 @@ class Planner:
             self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s, now)
 
     def _cold_edge_opened(self, event: ev.ColdEdgeOpened) -> None:
-        self.hot_room.straight_codecs = event.codecs
+        self.loads.hot_room.straight_codecs = event.codecs
 
     def _evict(self, event: ev.EvictRequested) -> None:
         if event.tier not in self.residency.evictions:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 from ...tiers.block import Tier, Urgency
 from .copies import Copies
-from .hot_room import HotRoom
 from .loads import Loads
 from .residency import Residency
 
@@ -34,17 +33,16 @@ _EDGE = (Tier.DRAM, Tier.HBM)
 class Promotions:
     """Counts deliveries on the device; promotes. Without hbm it does nothing."""
 
-    def __init__(self, residency: Residency, copies: Copies, loads: Loads, hot_room: HotRoom) -> None:
+    def __init__(self, residency: Residency, copies: Copies, loads: Loads) -> None:
         self._residency = residency
         self._copies = copies
         self._loads = loads
-        self._hot_room = hot_room
         self._counts: dict[int, tuple[int, float]] = {}  # handle -> deliveries from dram, when it was first
 
     def delivered(self, rows: Sequence[int]) -> None:
         """These blocks of one chain, its first ones first, are delivered on the device now."""
         residency, catalog = self._residency, self._residency.catalog
-        if not rows or not self._hot_room.is_there:
+        if not rows or not self._loads.hot_room.is_there:
             return
         num_groups, placed = catalog.namespace_of(rows[0]).num_groups, catalog.num_placed[Tier.HBM]
         counted = [(row, *self._count(row)) for row in rows[:MAX_CHAIN] if placed[row] < num_groups]
@@ -73,6 +71,6 @@ class Promotions:
         catalog = self._residency.catalog
         if catalog.num_resident[Tier.DRAM][row] < catalog.namespace_of(row).num_groups:
             return False  # it is just coming from nvme; the next delivery finds it in dram
-        return self._hot_room.admits(row, first_at) and self._loads.promote(
+        return self._loads.hot_room.admits(row, first_at) and self._loads.promote(
             row, Tier.HBM, Urgency.WAITING, float("inf")
         )

@@ -18,7 +18,6 @@ from .events import (
     Touched,
 )
 from .gets import AcquireJob, stored_prefix
-from .hot_room import HotRoom
 from .leases import Client, Leases
 from .loads import Loads
 from .pins import Pins
@@ -48,7 +47,6 @@ class Reads:
         prefetching: Prefetching,
         retention: Retention,
         promotions: Promotions,
-        hot_room: HotRoom,
         shared: Sequence[Tier],
     ) -> None:
         self._desk = desk
@@ -62,7 +60,6 @@ class Reads:
         self._prefetching = prefetching
         self._retention = retention
         self._promotions = promotions
-        self._hot_room = hot_room
         self._shared = shared  # tiers that every client on this host reads in place
         self._memories = [tier for tier in MEMORY_TIERS if tier in residency.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
@@ -122,7 +119,6 @@ class Reads:
             self._loads,
             self._residency,
             readable,
-            self._hot_room,
             used_before,
             self._done,
         )

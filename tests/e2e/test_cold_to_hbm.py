@@ -13,8 +13,11 @@ from kvtier.appliance.core.events import EvictRequested
 from kvtier.appliance.settings import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients import Tier as Asked
+from kvtier.tiers.block import Geometry as DaemonGeometry
 from kvtier.tiers.block import Tier
-from kvtier.tiers.codecs.base import Shape
+from kvtier.tiers.codecs.base import Shape, shape_of
+from kvtier.tiers.codecs.exponents import Exponents
+from kvtier.tiers.gpu import digest_kernels, exponent_kernels, quantised_kernels
 from kvtier.tiers.gpu.fake import FakeDevice
 
 from ..appliance.loops import DaemonThread
@@ -73,6 +76,18 @@ class Scene:
     def assert_well(self) -> None:
         assert self.served.call(self.daemon.check_integrity) == []
         assert self.device.check_integrity() == []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Have the codec's loops and the kernels compiled before a daemon's clients wait for them."""
+    shape = shape_of(DaemonGeometry(4, 2, 64, 16, "bfloat16", layers_per_group=2), 0)
+    payload, codec = values_like_kv(shape, 1), Exponents()
+    stored = bytearray(codec.stored_bound(shape))
+    codec.encode(shape, payload.data, memoryview(stored))
+    codec.decode(shape, memoryview(stored), memoryview(bytearray(shape.raw_bytes)))
+    for source in (exponent_kernels, quantised_kernels, digest_kernels):
+        on_host(source.SOURCE, source.NAMES)
 
 
 @pytest.fixture
