@@ -52,6 +52,11 @@ class Shares:
         assert all(weight > 0 for weight in weights.values())
         self._weights = dict(weights)
 
+    @property
+    def named(self) -> frozenset[str]:
+        """Who was given a weight, be it 1."""
+        return frozenset(self._weights)
+
     def tenant(self, namespace_id: int) -> str:
         """Return whose a namespace is."""
         found = self._tenants.get(namespace_id)

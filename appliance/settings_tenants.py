@@ -24,6 +24,7 @@ from .core.options import Quota as PlannerQuota
 from .settings_fields import Bytes, Directory, refuse
 
 MAX_TENANTS = 256
+COMMON = "common:"  # how people read and write the domain that has no name
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SAN = re.compile(r"(dns|uri):[^\s]+")
 

@@ -18,9 +18,7 @@ from .core.events import TenantErased
 from .core.planner import Planner
 from .core.results import CountResult
 from .errors import error
-from .settings_tenants import Tenant
-
-COMMON = "common:"  # how an administrator writes the domain that has no name
+from .settings_tenants import COMMON, Tenant
 
 
 class TenantAdmin:

@@ -92,4 +92,4 @@ class Erasing:
         residency = self._residency
         for fragment in residency.catalog.fragments(row):
             for tier in TIERS:
-                residency.condemn(fragment, tier, REASON)  # what is not there is not there any more
+                residency.condemn(fragment, tier, REASON, verb="erased")  # nothing, where nothing is

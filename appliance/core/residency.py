@@ -162,9 +162,9 @@ class Residency:
         self._notify(BlockChange.REMOVED, row, tier, TRIMMED)
         self.story.tell(self.now, catalog.prefix_hash[row], f"trimmed_{tier.label}", TRIMMED)
 
-    def condemn(self, fragment: int, tier: Tier, reason: str) -> None:
+    def condemn(self, fragment: int, tier: Tier, reason: str, verb: str = "condemned") -> None:
         """What is there must not be read any more (it failed verification). Its place is freed when the
-        last one who touches it lets go."""
+        last one who touches it lets go. `verb`: what the story and the counters call it."""
         catalog = self.catalog
         if catalog.state[tier][fragment] != State.RESIDENT:
             return
@@ -172,7 +172,7 @@ class Residency:
         self._leave(fragment, tier, Step.CONDEMN)
         self.condemned_bytes[tier] += catalog.stored_length(fragment, tier)
         self._notify(BlockChange.REMOVED, row, tier, reason)
-        self.story.tell(self.now, catalog.prefix_hash[row], f"condemned_{tier.label}", reason)
+        self.story.tell(self.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
         if catalog.holds[tier][fragment] == 0:
             self._quiet(fragment, tier)
 

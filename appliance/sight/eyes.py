@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...policies.registry import PolicyChoice
+from ...tiers.base import Cause
 from ...tiers.block import Tier
 from ...tiers.codecs.records import CodecStatistics
 from ...tiers.nvme import ColdStore
@@ -105,6 +106,15 @@ class Eyes:
     def edges(self) -> Sequence[EdgeStatistics]:
         """Return what each edge did."""
         return self.appliance.mover.statistics()
+
+    def tenants(self) -> frozenset[str]:
+        """Return the domains of the tenants that the policy names."""
+        return self.appliance.mover.shares.named
+
+    def nvme_failures(self) -> dict[Cause, int]:
+        """Return how often a record of the cold store was not read or written, by cause."""
+        engine = self.appliance.engines.get(Tier.NVME)
+        return engine.statistics().failures if isinstance(engine, ColdStore) else {}
 
     def codecs(self) -> list[CodecStatistics]:
         """Return what each codec of the cold store did."""

@@ -1,5 +1,6 @@
 """Where metrics are read. One function per metric: from the eyes to (label values, value)."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
@@ -7,6 +8,7 @@ from ... import __version__
 from ...tiers.block import Tier
 from ..histogram import Histogram
 from ..lanes import EdgeStatistics
+from ..settings_tenants import COMMON
 from . import holdings
 from .eyes import READY, Eyes
 
@@ -15,6 +17,7 @@ Histograms: TypeAlias = Iterable[tuple[tuple[str, ...], Histogram]]
 
 PREFETCH_OUTCOMES = ("used", "late", "wasted", "cancelled")
 REFUSED = "refused_"
+OTHER = "other:"  # tenants that no policy names
 
 
 def number(key: str) -> Callable[[Eyes], Pairs]:
@@ -159,6 +162,23 @@ def _edges(read: Callable[[EdgeStatistics], float]) -> Callable[[Eyes], Pairs]:
 
 
 copy_bytes = _edges(lambda edge: edge.num_bytes)
+
+
+def tenant_copy_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Nobody but an administrator names a tenant here: a domain that a client made up is `other:`."""
+    named = eyes.tenants()
+    for edge in eyes.edges():
+        found: Counter[str] = Counter()
+        for tenant, num_bytes in edge.bytes_of_tenant.items():
+            found[tenant if tenant in named else COMMON if not tenant else OTHER] += num_bytes
+        for tenant, num_bytes in sorted(found.items()):
+            yield (tenant, edge.source, edge.target), num_bytes
+
+
+def nvme_failures(eyes: Eyes) -> Pairs:
+    return [((cause.value,), number) for cause, number in eyes.nvme_failures().items()]
+
+
 copies_in_flight = _edges(lambda edge: edge.num_in_flight)
 copies_queued = _edges(lambda edge: edge.num_queued)
 edge_bandwidth = _edges(lambda edge: edge.bandwidth_bytes_per_s)

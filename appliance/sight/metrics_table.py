@@ -11,6 +11,7 @@ from .metrics import Metric
 
 #: Every label and the closed set its values come from.
 LABELS = {
+    "cause": "words of `Cause` in `tiers/base.py`",
     "code": "status codes of gRPC",
     "codec": "names of `tiers/codecs/registry.py`",
     "direction": "`encode`, `decode`",
@@ -21,6 +22,7 @@ LABELS = {
     "source": "`staging`, `hbm`, `dram`, `nvme`",
     "state": "`resident`, `reserved`, `condemned`",
     "target": "`hbm`, `dram`, `nvme`",
+    "tenant": "domains of the tenants in the policy; `common:`, and `other:` for everybody else",
     "tier": "`hbm`, `dram`, `nvme`",
     "transport": "`local`, `grpc`",
     "urgency": "`decoding`, `prefill`, `queued`, `waiting`, `idle`, `ended`",
@@ -116,6 +118,14 @@ COPIES = (
            sources.copies),
     Metric("kvtier_copy_bytes_total", "counter", ("source", "target"), "Bytes copied along an edge.",
            "Traffic between tiers.", sources.copy_bytes),
+    Metric("kvtier_tenant_copy_bytes_total", "counter", ("tenant", "source", "target"),
+           "Bytes of one tenant's fragments copied along an edge.",
+           "Who takes the bandwidth, beside what `bandwidth_share` says.", sources.tenant_copy_bytes,
+           "the sum over `tenant` is `kvtier_copy_bytes_total`"),
+    Metric("kvtier_nvme_failures_total", "counter", ("cause",),
+           "Records of the cold store that were not read or written, by cause. Each is a miss.",
+           "`not_authentic`: somebody changed the device. `no_key`: of a tenant that was erased.",
+           sources.nvme_failures),
     Metric("kvtier_copy_seconds", "histogram", ("source", "target"),
            "Duration of batches of copies, from being handed to the device.",
            "A device that becomes slow.", sources.copy_seconds),

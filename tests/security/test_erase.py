@@ -11,7 +11,7 @@ import pytest
 
 from kvtier.appliance.errors import DETAIL_KEY, StartError
 from kvtier.appliance.settings import Settings
-from kvtier.appliance.tenant_admin import COMMON
+from kvtier.appliance.settings_tenants import COMMON
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.v1 import admin_pb2 as pb
 from kvtier.v1 import types_pb2
