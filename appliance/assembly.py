@@ -124,7 +124,7 @@ def assemble(settings: Settings, epoch: int, device: Device | None = None) -> As
     assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
     try:
         _open_memory(assembly, settings, device)
-        assembly.profiles = read_profiles(settings.compression.profiles)
+        assembly.profiles = read_profiles(settings.compression)
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme, settings.encryption.master_key)
         _connect(assembly, num_threads, settings.limits.max_copies_per_edge)

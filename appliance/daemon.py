@@ -312,8 +312,7 @@ class Daemon:
 
     def _adopt_profiles(self, settings: Settings) -> None:
         """Look again at which profiles there are."""
-        directory = settings.compression.profiles
-        self.service.profiles = profiles = read_profiles_again(directory, self.service.profiles)
+        self.service.profiles = profiles = read_profiles_again(settings.compression, self.service.profiles)
         if self.assembly.store is not None:
             self.assembly.store.codecs.adopt(profiles)
 

@@ -1,8 +1,9 @@
 """The profiles a daemon knows: the files of one directory, read at the start and with every reload.
 
 A file that is damaged keeps the daemon from starting, because a namespace that counts on it would be
-refused later and nobody would know why. In a reload the former set stays whole, and why is in the log.
-A profile that is taken away makes its records unreadable until it is back; they are misses meanwhile.
+refused later and nobody would know why; so does one that nobody signed who is trusted. In a reload the former
+set stays whole, and why is in the log. A profile that is taken away makes its records unreadable until it is
+back; they are misses meanwhile.
 """
 
 import logging
@@ -12,29 +13,36 @@ from pathlib import Path
 from ..tiers.block import NamespaceIdentity
 from ..tiers.codecs.profile import Profile, ProfileError
 from ..tiers.codecs.profile_file import SUFFIX, read_profile
+from ..tiers.codecs.profile_signature import why_not_trusted
 from .errors import StartError, error
+from .settings_compression import CompressionSettings
 
 log = logging.getLogger(__name__)
 
 Profiles = Mapping[bytes, Profile]  # by digest
 
 
-def read_profiles(directory: Path | None) -> Profiles:
-    """Return the profiles of a directory, none without one. Raises StartError, naming what to change."""
+def read_profiles(settings: CompressionSettings) -> Profiles:
+    """Return the profiles of the directory in the settings, none without one. Raises StartError, naming what
+    to change."""
+    trusted_keys = frozenset(map(bytes.fromhex, settings.trusted_keys))
     found: dict[bytes, Profile] = {}
-    for path in _files(directory):
+    for path in _files(settings.profiles):
         try:
             profile = read_profile(path)
+            why_not = why_not_trusted(profile, path, trusted_keys) if trusted_keys else ""
         except (ProfileError, OSError) as problem:
             raise StartError(f"compression.profiles: {problem}; repair the file or take it away") from problem
+        if why_not:
+            raise StartError(f"compression.profiles: {path}: {why_not}")
         found[profile.digest] = profile
     return found
 
 
-def read_profiles_again(directory: Path | None, before: Profiles) -> Profiles:
-    """Return the profiles of a directory now; with those of before when it cannot be read."""
+def read_profiles_again(settings: CompressionSettings, before: Profiles) -> Profiles:
+    """Return the profiles there are now; those of before when they cannot be read, or not all be trusted."""
     try:
-        found = read_profiles(directory)
+        found = read_profiles(settings)
     except StartError as problem:
         log.error("profiles stay as they were: %s", problem)
         return before

@@ -21,6 +21,7 @@ from .settings_fields import Directory, refuse
 
 Edge: TypeAlias = Literal["nvme", "remote"]
 CodecName: TypeAlias = Literal["auto", "identity", "exponents", "planes", "lz4", "zstd"]
+PublicKey: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -81,6 +82,9 @@ class CompressionSettings(_Model):
     profiles: Directory | None = None
     """Where profiles are, `*.yaml` as `kvtier calibrate` writes them. Where `auto` decides, a namespace that
     names one is stored as it says."""
+    trusted_keys: list[PublicKey] = []
+    """Public keys (hex, as `kvtier profile keygen` prints them). With any, only profiles that one of them
+    signed are taken."""
 
     def codec_for(self, identity: NamespaceIdentity, group: int, edge: Edge = "nvme") -> CodecName:
         """Return the codec of the first rule that matches, or the one for everything else on this edge."""

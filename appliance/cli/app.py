@@ -10,6 +10,7 @@ from .drain import drain
 from .evict import evict
 from .inspect import inspect
 from .policy import policy
+from .profile import profile
 from .record import record
 from .replay import replay
 from .serve import serve
@@ -51,6 +52,7 @@ for command in (
     record,
     replay,
     policy,
+    profile,
     tenant,
 ):
     cli.add_command(command)

@@ -9,6 +9,8 @@ import click
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ...tiers.codecs.base import CodecError
+from ...tiers.codecs.profile import ProfileError
+from ...tiers.codecs.profile_signature import read_key, sign_file
 from ..calibrate.budget import parse_budget
 from ..calibrate.state import StateError
 from .output import console, print_json, talk
@@ -93,6 +95,11 @@ class Bars:
     show_default=True,
     help="int: 2 to 8 bits a value, fast; transform: half of that, for the coldest tiers.",
 )
+@click.option(
+    "--sign-key",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Sign the profile with this key; see kvtier profile.",
+)
 @click.option("--dtype", help="Of the weights and the cache.  [default: the checkpoint's]")
 @click.option("--device", default="cpu", show_default=True, help="E.g. cuda.")
 @click.option(
@@ -108,6 +115,7 @@ def calibrate(
     out: Path,
     page: Path | None,
     state: Path | None,
+    sign_key: Path | None,
     rows: int,
     prefix: int,
     asked: int,
@@ -138,6 +146,10 @@ def calibrate(
     if out.suffix != ".yaml":
         raise click.UsageError(f"--out {out}: profiles are called NAME.yaml")
     try:
+        key = read_key(sign_key) if sign_key is not None else None
+    except (ProfileError, OSError) as error:  # before hours of measuring
+        raise Failed(str(error)) from error
+    try:
         from ..calibrate.run import Wish, write
         from ..calibrate.run import calibrate as run
         from ..calibrate.search import NotKept
@@ -153,6 +165,8 @@ def calibrate(
             wish = Wish(budget, data, Cut(rows, prefix, asked), block_tokens, coder, digest)
             outcome = run(loaded, wish, state or out.with_suffix(".measured"), bars)
         write(outcome, model_name, out, page or out.with_suffix(".html"))
+        if key is not None:
+            sign_file(out, key)
     except (Unsuited, StateError, NotKept, CodecError, OSError) as error:
         raise Failed(str(error)) from error
     _tell(outcome, out, as_json)

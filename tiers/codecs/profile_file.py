@@ -4,8 +4,8 @@
     near-lossless.tables   the tables of `transform`, one after the other; absent without them
 
 The file repeats the profile's digest, and reading compares it: a number changed by hand is noticed before it
-decodes anything. It is no signature: who may put a file into the directory of profiles is up to the
-file system. Numbers are read as YAML has them and nothing else: no tags, no Python objects.
+decodes anything. It is no signature; that may stand beside it (profile_signature.py). Numbers are read as
+YAML has them and nothing else: no tags, no Python objects.
 """
 
 from pathlib import Path
@@ -20,6 +20,7 @@ MAX_TABLE_BYTES = 1 << 30
 SUFFIX = ".yaml"
 _DEFAULTS = {"bits": 0, "axis": "token", "group_tokens": 0, "step": 0.0, "reserve_bits": 0.0, "table": -1}
 _FIELDS = {"kvtier_profile", "digest", "model", "geometry", "sink_tokens", "rules", "tables", "calibration"}
+_SIGNATURE = {"signed_by", "signature"}  # of no effect on what the profile says: see profile_signature.py
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -57,7 +58,7 @@ def read_profile(path: Path) -> Profile:
 def _profile_of(document: Any, path: Path) -> Profile:
     if not isinstance(document, dict) or document.get("kvtier_profile") != VERSION:
         raise ProfileError(f"no profile of version {VERSION}; `kvtier calibrate` writes them")
-    if unknown := document.keys() - _FIELDS:
+    if unknown := document.keys() - _FIELDS - _SIGNATURE:
         raise ProfileError(f"unknown fields {', '.join(map(str, unknown))}")
     geometry = document["geometry"]
     profile = Profile(
