@@ -77,6 +77,7 @@ class Daemon:
             assembly.rooms,
             policies=settings.policy.choice(),
             shared=assembly.shared_tiers,
+            secret=secrets.token_bytes(32),
         )
         self.events = EventLog(limits.max_block_events)
         self.appliance = Appliance(

@@ -34,6 +34,7 @@ from .leases import Leases
 from .loads import Loads
 from .options import PlannerOptions
 from .pins import Pins
+from .policy_facts import PolicyFacts
 from .prefetch import Prefetching
 from .pressure import Pressure
 from .promotions import Promotions
@@ -75,18 +76,21 @@ class Planner:
         shared: Sequence[Tier] = MEMORY_TIERS,
         future: Future | None = None,
         compression: Compression | None = None,
+        secret: bytes = b"",
     ) -> None:
+        """`secret`: what no tenant knows, for the names that policies hear (policy_facts.py)."""
         assert Tier.DRAM in rooms, "puts land in dram"
         self.options = options
         self.rooms = rooms
         self.catalog = Catalog()
+        self.facts = PolicyFacts(self.catalog, secret)
         self.story = Story(options.max_story_lines)
         self.costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
         capacities = {tier: room.statistics().capacity_bytes for tier, room in rooms.items()}
         self.choice = policies or PolicyChoice()
         self.future = future
-        chosen = self.policies = build(self.choice, self.catalog, self.costs, capacities, future)
-        self.residency = Residency(self.catalog, rooms, chosen, self.story)
+        chosen = self.policies = build(self.choice, self.facts, self.costs, capacities, future)
+        self.residency = Residency(self.catalog, rooms, chosen, self.story, self.facts)
         self.copies = Copies(self.residency)
         self.costs.queued_bytes = lambda tier: self.copies.urgent_bytes.get((tier, Tier.DRAM), 0)
         log = rooms.get(Tier.NVME)

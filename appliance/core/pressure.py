@@ -263,7 +263,7 @@ class Pressure:
             num_blocks=1,
             session=0,
             urgency=catalog.urgency[row],
-            prefix_hashes=(catalog.prefix_hash[row],),
+            prefix_hashes=(self._residency.facts.prefix_hash[row],),
             row=row,
         )
         return self.admissions[lower].admits(newcomer, None)

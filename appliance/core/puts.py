@@ -151,7 +151,8 @@ class PutJob:
         what the first ones are worth, so the policy hears of all of them, whatever fits in one step."""
         parent = self._parent if self._parent is not None else NO_ROW
         position = self._residency.catalog.position[parent] + 1 if parent != NO_ROW else 0
-        names = self.request.prefix_hashes[self._next :]
+        asked = self.request.prefix_hashes[self._next :]
+        names = self._residency.facts.names(self.namespace.id, asked)
         return Newcomer(
             self._residency.now, parent, position, len(names), self.session, Urgency.PREFILL, names
         )

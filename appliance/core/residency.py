@@ -23,6 +23,7 @@ from .audience import Audience
 from .catalog import NO_ROW, TIERS, Catalog
 from .encodings import AS_IT_IS
 from .instructions import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
+from .policy_facts import PolicyFacts
 from .states import NEXT, InvalidTransition, State, Step
 from .story import NO_VERDICT, Story, Verdict
 
@@ -41,8 +42,10 @@ class Residency:
         rooms: Mapping[Tier, Room],
         policies: PolicySet,
         story: Story,
+        facts: PolicyFacts,
     ) -> None:
         self.catalog = catalog
+        self.facts = facts
         self.rooms = rooms
         self.put_room = cast(MemoryRoom, rooms[Tier.DRAM])
         self.evictions = policies.evictions

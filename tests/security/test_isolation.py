@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.catalog import Catalog
+from kvtier.appliance.core.policy_facts import PolicyFacts
 from kvtier.appliance.core.results import PutOutcome
-from kvtier.tiers.block import Tier
+from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 
 from ..appliance.core.test_quotas import ACME, BLOCK_BYTES, BOLT, STORED, Shared, names
 
@@ -121,3 +123,59 @@ def test_nothing_of_another_tenant_is_found_nor_deduplicated_in_any_tier() -> No
             )
         )
         assert result.reason == "UNKNOWN_NAMESPACE"
+
+
+def what_policies_hear(shared: Shared, client: int, name: int, count: int) -> list[bytes]:
+    """Let a client put a chain of acme's names; return what policies were told they are called."""
+    heard: list[bytes] = []
+    tell = shared.planner.facts.names
+
+    def told(namespace_id: int, prefix_hashes: Any) -> Any:
+        found = tell(namespace_id, prefix_hashes)
+        heard.extend(found)
+        return found
+
+    shared.planner.facts.names = told  # type: ignore[method-assign]
+    space, chain = shared.namespace[client], names(ACME, name, count)
+    spans = [(number * BLOCK_BYTES, BLOCK_BYTES) for number in range(count)]
+    shared.ask(
+        lambda call: ev.CommitRequested(
+            call, client, "", 0, spans, ev.ReserveRequested(call, client, "", space, b"", chain, "")
+        )
+    )
+    shared.planner.facts.names = tell  # type: ignore[method-assign]
+    return heard
+
+
+@pytest.mark.parametrize("policy", ["urgency", "s3fifo", "arc"])
+def test_a_policy_that_remembers_names_cannot_tell_one_tenants_from_anothers(policy: str) -> None:
+    """Blocks of acme's that left are remembered by name. When bolt puts the same prompt, no policy may take
+    that for a return."""
+    shared = Shared({}, policy=policy)
+    facts, catalog = shared.planner.facts, shared.planner.catalog
+    of_acme = set(what_policies_hear(shared, ACME, 1, 2))
+    of_acme |= {facts.prefix_hash[row] for row in catalog.namespaces[shared.namespace[ACME]].rows.values()}
+    assert len(of_acme) == 2, "what comes and what is there has one name"
+    shared.do(ev.EvictRequested(0, Tier.DRAM, 0))
+    assert lookup(shared, ACME, shared.namespace[ACME], 1) == 0
+    of_bolt = set(what_policies_hear(shared, BOLT, 1, 2))
+    of_bolt |= {facts.prefix_hash[row] for row in catalog.namespaces[shared.namespace[BOLT]].rows.values()}
+    assert len(of_bolt) == 2
+    assert not of_acme & of_bolt
+    assert not (of_acme | of_bolt) & set(names(ACME, 1, 2)), "a runtime cannot choose what policies hear"
+
+
+def test_names_of_the_common_domain_are_as_the_runtime_says() -> None:
+    catalog = Catalog()
+    facts = PolicyFacts(catalog, b"secret")
+    geometry = Geometry(1, 1, 16, 16, "float16")
+    common = catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry), 0)
+    assert facts.prefix_hash is catalog.prefix_hash
+    assert list(facts.names(common.id, names(ACME, 1, 2))) == names(ACME, 1, 2)
+    own = catalog.add_namespace(NamespaceIdentity(b"m" * 16, geometry, domain="tenant:acme"), 1)
+    assert facts.prefix_hash is not catalog.prefix_hash
+    assert list(facts.names(common.id, names(ACME, 1, 2))) == names(ACME, 1, 2)
+    masked = facts.names(own.id, names(ACME, 1, 2))
+    assert [len(name) for name in masked] == [32, 32]
+    other_life = PolicyFacts(catalog, b"another")
+    assert not set(masked) & set(other_life.names(own.id, names(ACME, 1, 2)))
