@@ -24,7 +24,7 @@ TITLES = {
     "recovery": "recovery: the appliance is lost under load (mid)",
 }
 RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
-    "ttft": lambda args: ttft.run(args.quick, args.rounds),
+    "ttft": lambda args: ttft.run(args.quick, args.rounds, args.store or ttft.STORES),
     "overhead": lambda args: overhead.run(
         args.quick, overhead.Plan(overhead.Against(args.against), args.rounds, args.spare_core)
     ),
@@ -60,6 +60,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--rounds", type=int, default=0, help="how many: of overhead 8, of ttft in memory 15, if not said"
+    )
+    parser.add_argument(
+        "--store", action="append", choices=ttft.STORES, help="ttft: from where; default: from both in turn"
     )
     parser.add_argument(
         "--spare-core",

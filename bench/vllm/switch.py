@@ -46,7 +46,7 @@ class SwitchedConnector(KvtierConnector):
         super().__init__(*arguments, **named)
 
 
-for name, default in {
+DEFAULTS: dict[str, Callable[[], Any]] = {
     "on_new_request": lambda: None,
     "get_num_new_matched_tokens": lambda: (0, False),
     "update_state_after_alloc": lambda: None,
@@ -57,5 +57,6 @@ for name, default in {
     "start_load_kv": lambda: None,
     "wait_for_save": lambda: None,
     "get_kv_connector_stats": lambda: None,
-}.items():
+}
+for name, default in DEFAULTS.items():
     setattr(SwitchedConnector, name, _when_on(getattr(KvtierConnector, name), default))

@@ -29,6 +29,7 @@ from bench.vllm.process import EngineProcess, Output
 
 RECOMPUTE, DRAM, NVME, TIER, TIER_FS = "recompute", "kvtier dram", "kvtier nvme", "vllm tier", "vllm fs tier"
 SIZES = (2048, 4096, 8192)
+STORES = ("memory", "disk")
 MID = EngineOptions(
     model="mid",
     dtype="bfloat16",
@@ -89,7 +90,9 @@ def again(engine: EngineProcess, road: str, tokens: list[int], *others: int) -> 
 
 @dataclass
 class Rig:
-    plain: EngineProcess
+    """`plain` is there where something is computed anew."""
+
+    plain: EngineProcess | None
     kvtier: EngineProcess
     tier: EngineProcess
     appliance: Appliance
@@ -99,15 +102,16 @@ class Rig:
     def prime(self) -> None:
         """Every engine computes every prompt once, and stores it where it stores."""
         for engine in (self.plain, self.kvtier, self.tier):
-            warm_up(engine)
-            for tokens in self.asked.values():
-                ask(engine, tokens)
-            engine.reset()
+            if engine is not None:
+                warm_up(engine)
+                for tokens in self.asked.values():
+                    ask(engine, tokens)
+                engine.reset()
 
     def round_in_memory(self, number: int) -> Iterator[Sample]:
         """Both stores in turns, the other first every second time; sometimes without any."""
         for tokens in self.asked.values():
-            if number % RECOMPUTE_EVERY == 0:
+            if self.plain is not None and number % RECOMPUTE_EVERY == 0:
                 yield again(self.plain, RECOMPUTE, tokens)
             for road in (DRAM, TIER) if number % 2 else (TIER, DRAM):
                 if road == DRAM:
@@ -136,7 +140,7 @@ class Rig:
 
 
 @contextmanager
-def rig(sizes: Sequence[int]) -> Iterator[Rig]:
+def rig(sizes: Sequence[int], has_plain: bool) -> Iterator[Rig]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
         appliance = stack.enter_context(Appliance(dram="1GiB"))
@@ -148,23 +152,25 @@ def rig(sizes: Sequence[int]) -> Iterator[Rig]:
         engines = {
             name: stack.enter_context(EngineProcess(replace(MID, connector=connector), folder, name))
             for name, connector in connectors.items()
+            if connector or has_plain
         }
-        running = Rig(**engines, appliance=appliance, folder=folder, asked=prompts(sizes))
+        plain = engines.pop("plain", None)
+        running = Rig(plain, **engines, appliance=appliance, folder=folder, asked=prompts(sizes))
         stack.callback(lambda: running.tier.kill())  # the last one of several
         yield running
 
 
-def run(is_quick: bool, num_rounds: int = 0) -> list[Sample]:
-    """Measure; `num_rounds` 0 is as many as usual. Raises EngineDied or TimeoutError when a store does not
-    work."""
+def run(is_quick: bool, num_rounds: int = 0, stores: Sequence[str] = STORES) -> list[Sample]:
+    """Measure hits from these stores; `num_rounds` (in memory) 0 is as many as usual. Raises EngineDied or
+    TimeoutError when a store does not work."""
     sizes = SIZES[:1] if is_quick else SIZES
     num_in_memory, num_on_disk = (3, 1) if is_quick else (num_rounds or 15, 3)
-    with rig(sizes) as running:
+    samples: list[Sample] = []
+    with rig(sizes, has_plain="memory" in stores) as running:
         running.prime()
-        samples = []
-        for number in range(num_in_memory):
+        for number in range(num_in_memory if "memory" in stores else 0):
             samples += list(running.round_in_memory(number))
-        for number in range(num_on_disk):
+        for number in range(num_on_disk if "disk" in stores else 0):
             samples += list(running.round_on_disk(number))
     return samples
 
@@ -177,6 +183,7 @@ def report(samples: list[Sample]) -> str:
             road: [one for one in samples if one.road == road and one.num_tokens == size]
             for road in (RECOMPUTE, DRAM, TIER, NVME, TIER_FS)
         }
+        by_road = {road: many for road, many in by_road.items() if many}
         medians = {road: statistics.median(one.ttft_s for one in many) for road, many in by_road.items()}
         for road, many in by_road.items():
             peer = {DRAM: TIER, NVME: TIER_FS}.get(road)
@@ -188,7 +195,7 @@ def report(samples: list[Sample]) -> str:
                     seconds(min(one.ttft_s for one in many)),
                     seconds(max(one.ttft_s for one in many)),
                     str(min(one.num_cached for one in many)),
-                    ratio(medians[RECOMPUTE] / medians[road]),
+                    ratio(medians[RECOMPUTE] / medians[road]) if RECOMPUTE in medians else "",
                     ratio(medians[peer] / medians[road]) if peer else "",
                     str(len(many)),
                 ]
