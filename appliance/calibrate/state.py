@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+VERSION = 2  # of the coders that losses were measured with; older ones quantise otherwise at two and three bits
+
 
 class StateError(Exception):
     """The file is of another run; the message says which part differs and what to do."""
@@ -21,7 +23,7 @@ class State:
     def __init__(self, path: Path, run: Mapping[str, str | int | float]) -> None:
         """Open `path`, made when it is not there. Raises StateError, and OSError."""
         self.known: dict[str, float] = {}
-        header = {"kvtier_calibration": 1, **run}
+        header = {"kvtier_calibration": VERSION, **run}
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
         if lines:
             self._check(path, lines[0], header)

@@ -191,8 +191,9 @@ class Fp8Segment(_Tiled):
         self.exactness = Exactness(False, relative + _ROUNDING, _SMALLEST_SCALE)
 
     def joins(self, other: "Fp8Segment") -> bool:
-        """Whether segments of both may be coded by one call of `encode_units`. They are of one profile."""
-        return replace(other._rule, layer=self._rule.layer, plane=self._rule.plane) == self._rule
+        """Whether segments of both may be coded by one call. They are of one profile; `axis` is for int."""
+        mine = self._rule
+        return replace(other._rule, layer=mine.layer, plane=mine.plane, axis=mine.axis) == mine
 
     def _num_scales(self, group_tokens: int) -> int:
         del group_tokens

@@ -14,7 +14,8 @@ blocks of a list, where 64 bytes at a time would be too much.
 
 Rejected: the same with scatters and gathers of single exceptions (no faster than branches); numba's own
 vectoriser (it finds the planes, but nothing for the exceptions); C (there is no compiler where kvtier is
-installed); stores past the cache (what is written is read next: by the device, or by who wanted it).
+installed); stores past the cache (what is written is read next: by the device, or by who wanted it); asking
+for lines ahead when unpacking, too (one or two per cent; a tenth when packing).
 """
 
 from typing import Any
@@ -27,6 +28,7 @@ NOT_DONE = -1  # nothing was written that counts
 _LANES = 64
 _ROWS = 8  # a block is as many rows of 64 values
 _REST_BYTES = _LANES * _ROWS  # sign and mantissa of each value, before the planes
+_BLOCKS_AHEAD = 4
 
 _BIT, _WORD32, _WORD64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _BYTE = ir.IntType(8)
@@ -56,6 +58,18 @@ def _load(builder: Any, kind: Any, address: Any, offset: int) -> Any:
 def _store(builder: Any, value: Any, address: Any, offset: int) -> None:
     pointer = builder.bitcast(_at(builder, address, offset), ir.PointerType(value.type))
     builder.store(value, pointer, align=1)
+
+
+def _prefetch(builder: Any, address: Any, block_bytes: int, is_write: bool) -> None:
+    """Ask for the lines of a block that will be next soon: what finds neighbours by itself stops at the end
+    of a page."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
+    options = [ir.Constant(number, option) for option in (int(is_write), 3, 1)]  # keep, data
+    first = _BLOCKS_AHEAD * block_bytes
+    for offset in range(first, first + block_bytes, 64):
+        builder.call(function, [_at(builder, address, offset), *options])
 
 
 def _shuffle(builder: Any, first: Any, second: Any, places: list[int]) -> Any:
@@ -171,6 +185,8 @@ def _emit_pack(builder: Any, to: _Arguments) -> Any:
     marks = _Marks(builder, planes)
     fits = marks.fit(builder, to.room)
     with builder.if_then(fits, likely=True):
+        _prefetch(builder, to.source, 2 * _REST_BYTES, is_write=False)
+        _prefetch(builder, to.target, _REST_BYTES + 3 * _LANES, is_write=True)
         for row, bytes_in_order in enumerate(_by_lane(builder, exponents)):
             compressed = marks.move(builder, "compress", row, bytes_in_order)
             builder.store(compressed, marks.pointer(builder, to.exceptions, row), align=1)
