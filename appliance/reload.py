@@ -160,7 +160,8 @@ class Reload:
         status.applied_at = self._appliance.clock()
         status.last_error = ""
         for one in found[:MAX_LOGGED_CHANGES]:
-            log.info("policy generation %d: %s: %s -> %s", status.generation, *one)
+            words = one.key, brief(one.was), brief(one.becomes)
+            log.info("policy generation %d: %s: %s -> %s", status.generation, *words)
         return Applied(status.generation, found)
 
     def _names_new_code(self, text: str | None, name: str) -> bool:
@@ -222,3 +223,12 @@ class Reload:
         task = asyncio.create_task(asyncio.to_thread(self._prefault))
         self._prefaulting.add(task)
         task.add_done_callback(self._prefaulting.discard)
+
+
+def brief(value: object) -> str:
+    """Return a setting in a few words for the log: a section (a tenant that comes or goes), a list in one."""
+    if isinstance(value, dict):
+        return "given"
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    return "none" if value is None else str(value)

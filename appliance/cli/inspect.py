@@ -149,6 +149,8 @@ def _word(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1 else f"{value:,.3f}"
     if isinstance(value, list):
         return ", ".join(map(_word, value)) or "none"
     return "none" if value is None or value == {} else str(value)

@@ -164,7 +164,12 @@ def test_a_story_is_printed_as_it_is(scripted: ScriptedAdmin, target: str) -> No
 
 
 def test_outline_nests_lists_of_mappings() -> None:
-    value = {"lease": 17, "blocks": [{"hash": "5f", "pinned": True}, {}], "owner": None, "sizes": [1, 2000]}
+    value = {
+        "lease": 17,
+        "blocks": [{"hash": "5f", "pinned": True}, {}],
+        "owner": None,
+        "sizes": [1, 2000, 5e-6, 3588.12345],
+    }
     assert outline(value) == [
         "lease  17",
         "blocks",
@@ -172,7 +177,7 @@ def test_outline_nests_lists_of_mappings() -> None:
         "    pinned  yes",
         "  - {}",
         "owner  none",
-        "sizes  1, 2,000",
+        "sizes  1, 2,000, 5e-06, 3,588.123",
     ]
 
 

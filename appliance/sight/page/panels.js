@@ -270,7 +270,13 @@ export function drawEdges(edges, history) {
       cell(count(edge.num_queued), "number"),
       cell(count(edge.num_failed), edge.num_failed ? "number bad" : "number"),
     );
-  show(document.querySelector("#edges tbody"), edges.filter(isUsed).map(row));
+  const used = edges.filter(isUsed);
+  show(
+    document.querySelector("#edges tbody"),
+    used.length
+      ? used.map(row)
+      : html("tr", {}, html("td", { colspan: 10, class: "quiet" }, "nothing was copied yet")),
+  );
 }
 
 export function drawHead(snapshot) {
