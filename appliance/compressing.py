@@ -159,7 +159,8 @@ class Compressing:
     def _bandwidth(self) -> float:
         """Return the bytes a second that the device gives: the mover counts what was decoded from them."""
         for edge in self._edges():
-            if edge.source == Tier.NVME.label and edge.bandwidth_bytes_per_s and edge.num_bytes:
+            is_decoded_here = (edge.source, edge.target) == (Tier.NVME.label, Tier.DRAM.label)
+            if is_decoded_here and edge.bandwidth_bytes_per_s and edge.num_bytes:
                 books = self._codecs.statistics()
                 saved = sum(b.decoded_raw_bytes - b.decoded_stored_bytes for b in books)
                 return edge.bandwidth_bytes_per_s * max(0.0, 1 - saved / edge.num_bytes) or 1.0

@@ -14,6 +14,7 @@ each. On the fake device it shows that it runs; its figures mean nothing.
 
 import argparse
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -82,6 +83,7 @@ def daemon(kind: str, folder: Path, told: dict[str, str]) -> Iterator[str]:
         for part in parts:
             place = place.setdefault(part, {})
         place[last] = int(value) if value.isdigit() else value
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # slow here says nothing
     device = FakeDevice(capacity_bytes=1 << 30, num_streams=32, is_live=True, compiler=on_host)
     with DaemonThread(Settings.model_validate(nested), device) as served:
         yield served.daemon.settings.listen[0]
