@@ -81,7 +81,7 @@ class Subject:
         """Write every fragment, in batches."""
         self._places = []
         for first in self._batches():
-            items = []
+            items: list[tuple[int, FragmentLabel, memoryview]] = []
             for label, payload in zip(self._labels[first:], self._payloads[first:], strict=True):
                 if len(items) == len(self._targets):
                     break

@@ -88,13 +88,13 @@ _FIRST_WORD = np.dtype(
 class _Known(NamedTuple):
     """What is known of a namespace: its number in the result, and which of its records count."""
 
-    index: int
+    number: int
     key: int
     erased_before: int
 
 
 _UNKNOWN = _Known(-1, PLAIN, 0)
-_KNOWN = np.dtype([("index", "<i8"), ("key", "<u4"), ("erased_before", "<u8")])
+_KNOWN = np.dtype([("number", "<i8"), ("key", "<u4"), ("erased_before", "<u8")])
 
 
 @dataclass(slots=True)
@@ -311,14 +311,14 @@ def _fill(
     records["place"] = entries["page"].astype(np.int64) | footer.segment << 32
     table = np.array([known.get(digest, _UNKNOWN) for digest in footer.namespaces], _KNOWN)
     mine = table[entries["namespace_index"]]
-    is_known = (mine["index"] >= 0) & np.isin(entries["codec"], sorted(KNOWN_CODECS))
+    is_known = (mine["number"] >= 0) & np.isin(entries["codec"], sorted(KNOWN_CODECS))
     is_erased = is_known & (entries["sequence"] < mine["erased_before"])
     has_key = (entries["key"] == PLAIN) | (entries["key"] == mine["key"])
     keep[:] = is_known & ~is_erased & has_key
     reasons["namespace_unknown"] += int((~is_known).sum())
     reasons["tenant_erased"] += int(is_erased.sum())
     reasons["key_unknown"] += int((is_known & ~is_erased & ~has_key).sum())
-    records["namespace_index"] = np.maximum(mine["index"], 0)
+    records["namespace_index"] = np.maximum(mine["number"], 0)
 
 
 def _drop_duplicates(

@@ -95,6 +95,20 @@ class ScriptedAdmin(AdminServiceServicer):
     async def Evict(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._answer(request, context, admin_pb2.EvictResponse(num_blocks=3, bytes=3 << 20))
 
+    async def ListTenants(self, request: Any, context: Any) -> Any:  # noqa: N802
+        acme = admin_pb2.TenantStatus(
+            name="tenant:acme",
+            bandwidth_share=3,
+            nvme_bytes=GIB,
+            copied_bytes={"nvme>dram": 2 * GIB},
+            has_key=True,
+        )
+        return await self._answer(request, context, admin_pb2.ListTenantsResponse(tenants=[acme]))
+
+    async def EraseTenant(self, request: Any, context: Any) -> Any:  # noqa: N802
+        answer = admin_pb2.EraseTenantResponse(num_blocks=4096, had_key=True)
+        return await self._answer(request, context, answer)
+
     async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
         answer = admin_pb2.DrainResponse(num_leases_ended=1, num_blocks_flushed=2)
         return await self._answer(request, context, answer)

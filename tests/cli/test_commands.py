@@ -23,8 +23,9 @@ READING = [
     ["inspect", "segment", "3"],
     ["story", "block", "1:5f3a9c01"],
     ["story", "session", "s"],
+    ["tenant", "list"],
 ]
-CHANGING = [["evict", "dram", "1GiB"], ["drain", "--grace", "1s"]]
+CHANGING = [["evict", "dram", "1GiB"], ["drain", "--grace", "1s"], ["tenant", "erase", "acme", "--yes"]]
 
 
 @pytest.mark.parametrize("arguments", READING + CHANGING, ids=" ".join)
@@ -256,3 +257,15 @@ def test_bench_codec_needs_no_daemon() -> None:
     text = run("bench", "codec", "--fragment", "64KiB", "--volume", "256KiB", "--dtype", "float16").stdout
     assert "exponents" not in text
     assert "planes" in text
+
+
+def test_a_tenant_is_erased_when_somebody_said_so(scripted: ScriptedAdmin, target: str) -> None:
+    asked = run("tenant", "erase", "acme", target=target)
+    assert (asked.exit_code, scripted.requests) == (1, [])
+    assert "Erase everything that acme stored?" in asked.stderr
+    done = run("tenant", "erase", "group:colours", "--yes", target=target)
+    assert done.stdout == "erased group:colours: its key is destroyed, 4,096 blocks forgotten\n"
+    assert scripted.requests[0].name == "group:colours"
+    row = run("tenant", "list", target=target).stdout.splitlines()[1].split()
+    assert row[:2] == ["tenant:acme", "3"]
+    assert "nvme>dram" in row

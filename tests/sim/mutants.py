@@ -444,6 +444,7 @@ MUTANTS = [
     ),
     Mutant("quota ignored", "a tenant takes more memory than it may", mutants_tenants.quota_ignored),
     Mutant("pins of others", "a tenant's clients pin its quota each", mutants_tenants.pins_not_counted),
+    *(Mutant(*planted) for planted in mutants_tenants.ERASING),
     Mutant("domains share extents", "two isolation domains share an extent", _domains_share_extents),
     Mutant("reservation leaks", "what an aborted put reserved is not given back", _reservation_leaks),
     Mutant("failed load is ready", "a load that failed is reported as readable", _failed_load_is_ready),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvtier.appliance.core import quotas
+from kvtier.appliance.core import copies, erasing, gets, quotas
 from kvtier.tiers import shares
 
 Patch = tuple[Any, str, Any]
@@ -21,3 +21,34 @@ def pins_not_counted() -> list[Patch]:
         return None if quota is None or quota.pinned_bytes is None else max(0, quota.pinned_bytes)
 
     return [(quotas.Quotas, "pinnable_bytes", reckless)]
+
+
+def erased_lands() -> list[Patch]:
+    """What was on its way when a tenant was erased counts as landed."""
+    return [(copies.Copies, "disown", lambda self, namespace_ids: None)]
+
+
+def erased_waits_for_nobody() -> list[Patch]:
+    """The answer does not wait for copies from before: the tenant gets a new key, and they are written with
+    it."""
+    return [
+        (copies.Copies, "is_disowning", lambda self, namespace_ids: False),
+    ]
+
+
+def erased_on_disk_only() -> list[Patch]:
+    """What is in memory stays."""
+    return [(erasing.Erasing, "_forget", lambda self, row: None)]
+
+
+def erased_is_named_again() -> list[Patch]:
+    """A retry is answered with slots that were condemned meanwhile."""
+    return [(gets.AcquireJob, "_is_intact", lambda self: True)]
+
+
+ERASING = (
+    ("erased lands", "a load ends after its tenant was erased, and counts", erased_lands),
+    ("erased is spilled", "a spill from before is written under the new key", erased_waits_for_nobody),
+    ("erased from disk only", "memory keeps what was erased", erased_on_disk_only),
+    ("erased, named again", "a retry names what was erased", erased_is_named_again),
+)

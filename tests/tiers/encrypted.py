@@ -58,10 +58,10 @@ def put(opened: Cold, *items: tuple[FragmentLabel, bytes]) -> list[int]:
         place = opened.room.reserve(0, label.stored_length or label.raw_length)
         assert place is not None
         batch.append((place, label, in_slot(payload)))
-    for (place, label, payload), outcome in zip(batch, opened.store.write_batch(batch), strict=True):
-        assert outcome == CopyOutcome(None, xxhash.xxh3_128_digest(payload))
+    for (place, label, view), outcome in zip(batch, opened.store.write_batch(batch), strict=True):
+        assert outcome == CopyOutcome(None, xxhash.xxh3_128_digest(view))
         opened.room.settle(place)
-        opened.accepted[place] = (label, bytes(payload))
+        opened.accepted[place] = (label, bytes(view))
     return [place for place, _, _ in batch]
 
 

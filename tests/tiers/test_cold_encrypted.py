@@ -6,6 +6,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -111,12 +112,12 @@ def test_another_tenant_s_name_opens_nothing(tmp_path: Path) -> None:
         assert opened.get(place, replace(label, namespace_digest=BLUE.digest)) is Cause.NOT_AUTHENTIC
 
 
-def _forge(opened: Cold, place: int, **changes: object) -> None:
+def _forge(opened: Cold, place: int, **changes: Any) -> None:
     path, offset = segment_path(opened.store.directory, place >> 32), (place & 0xFFFF_FFFF) * PAGE_BYTES
     with open(path, "r+b") as file:
         file.seek(offset)
         page = bytearray(file.read(PAGE_BYTES))
-        header = unpack_header(page)._replace(**changes)  # type: ignore[arg-type]
+        header = unpack_header(page)._replace(**changes)
         pack_header(memoryview(page), header)
         file.seek(offset)
         file.write(page)
@@ -153,7 +154,8 @@ def test_a_changed_envelope_is_a_miss(tmp_path: Path, part: str) -> None:
         envelope = Envelope.unpack(unpack_header(data[:PAGE_BYTES]).envelope)
         was = getattr(envelope, part)
         changed = was ^ 1 if isinstance(was, int) else bytes([was[0] ^ 1]) + was[1:]
-        _forge(opened, place, envelope=envelope._replace(**{part: changed}).pack())
+        change: dict[str, Any] = {part: changed}
+        _forge(opened, place, envelope=envelope._replace(**change).pack())
         assert opened.get(place, opened.accepted[place][0]) is Cause.NOT_AUTHENTIC
 
 
@@ -163,7 +165,7 @@ def test_a_record_cannot_be_passed_off_for_another(tmp_path: Path, field: str) -
     with cold(tmp_path, master_key=MASTER) as opened:
         (place,) = put_plain(opened, RED, 1)
         label = opened.accepted.pop(place)[0]
-        change = {field: b"x" * 32 if field == "prefix_hash" else 7}
+        change: dict[str, Any] = {field: b"x" * 32 if field == "prefix_hash" else 7}
         _forge(opened, place, **change)
         assert opened.get(place, replace(label, **change)) is Cause.NOT_AUTHENTIC
 

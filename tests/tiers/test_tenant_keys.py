@@ -9,7 +9,7 @@ import pytest
 from kvtier.tiers import keyring as keyring_module
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.keyring import FILE_NAME, Keyring, KeyringError, read_master_key
-from kvtier.tiers.opening import ColdStoreError
+from kvtier.tiers.ownership import ColdStoreError
 from tests.tiers.cold import cold, in_slot
 from tests.tiers.encrypted import (
     BLUE,
@@ -118,11 +118,11 @@ def test_an_erased_tenant_is_gone_here_and_after_a_restart(tmp_path: Path) -> No
             assert opened.get(place, opened.accepted[place][0]) is Cause.NO_KEY
         assert isinstance(opened.get(blue[0], opened.accepted[blue[0]][0]), bytes)
         late = label_of(9, payload_of(9), RED)
-        place = opened.room.reserve(0, late.raw_length)
-        assert place is not None
-        (refused,) = opened.store.write_batch([(place, late, in_slot(payload_of(9)))])
+        target = opened.room.reserve(0, late.raw_length)
+        assert target is not None
+        (refused,) = opened.store.write_batch([(target, late, in_slot(payload_of(9)))])
         assert refused.cause is Cause.NO_KEY, "it may be from before: no key until nothing is on its way"
-        opened.room.settle(place)
+        opened.room.settle(target)
         opened.store.admit_tenant("tenant:red")
         (new,) = put_plain(opened, RED, 5)  # the tenant goes on, with another key
         assert isinstance(opened.get(new, opened.accepted[new][0]), bytes)
