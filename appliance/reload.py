@@ -160,8 +160,8 @@ class Reload:
         status.applied_at = self._appliance.clock()
         status.last_error = ""
         for one in found[:MAX_LOGGED_CHANGES]:
-            words = one.key, brief(one.was), brief(one.becomes)
-            log.info("policy generation %d: %s: %s -> %s", status.generation, *words)
+            said = one.key, brief(one.was), brief(one.becomes)
+            log.info("policy generation %d: %s: %s -> %s", status.generation, *said)
         return Applied(status.generation, found)
 
     def _names_new_code(self, text: str | None, name: str) -> bool:

@@ -114,13 +114,16 @@ def _of_service(name: str, service: ServiceDescriptorProto) -> Iterator[str]:
 def _retired(of: Iterable[FileDescriptorProto]) -> Iterator[tuple[str, str]]:
     """Yield (message or enum, number or name) of everything that is reserved."""
     for file in of:
-        for part in (*file.message_type, *file.enum_type):
-            is_enum = isinstance(part, EnumDescriptorProto)  # whose ranges include their end
-            for span in part.reserved_range:
-                for number in range(span.start, span.end + is_enum):
-                    yield f"{file.package}.{part.name}", str(number)
-            for name in part.reserved_name:
-                yield f"{file.package}.{part.name}", name
+        for message in file.message_type:
+            owner = f"{file.package}.{message.name}"
+            for span in message.reserved_range:
+                yield from ((owner, str(number)) for number in range(span.start, span.end))
+            yield from ((owner, name) for name in message.reserved_name)
+        for enum in file.enum_type:
+            owner = f"{file.package}.{enum.name}"
+            for values in enum.reserved_range:  # an enum's ranges include their end
+                yield from ((owner, str(number)) for number in range(values.start, values.end + 1))
+            yield from ((owner, name) for name in enum.reserved_name)
 
 
 def promises() -> list[str]:
