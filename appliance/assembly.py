@@ -31,6 +31,7 @@ from ..tiers.ownership import ColdStoreError
 from ..tiers.recovery import Recovered
 from ..tiers.slots import SlotPool
 from ..v1.shm import MIN_SLOT_BYTES
+from .dictionaries import read_zstd
 from .errors import StartError
 from .forward import ForwardCopier
 from .host_memory import require_memory
@@ -127,6 +128,8 @@ def assemble(settings: Settings, epoch: int, device: Device | None = None) -> As
         assembly.profiles = read_profiles(settings.compression)
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme, settings.encryption.master_key)
+            assert assembly.store is not None
+            assembly.store.codecs.adopt_zstd(read_zstd(settings.compression))
         _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
     except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
         assembly.close()

@@ -33,6 +33,7 @@ from .compressing import Compressing
 from .core.events import ColdEdgeOpened, DrainStarted
 from .core.planner import Planner
 from .core.results import CountResult
+from .dictionaries import adopt_zstd_again
 from .direct import DirectDevice, DirectPath
 from .doors import Doors
 from .errors import StartError
@@ -316,6 +317,7 @@ class Daemon:
         self.service.profiles = profiles = read_profiles_again(settings.compression, self.service.profiles)
         if self.assembly.store is not None:
             self.assembly.store.codecs.adopt(profiles)
+            adopt_zstd_again(self.assembly.store.codecs, settings.compression)
 
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""

@@ -5,6 +5,7 @@ import click
 from ... import __version__
 from .bench import bench
 from .calibrate import calibrate
+from .dictionary import dictionary
 from .doctor import doctor
 from .drain import drain
 from .evict import evict
@@ -53,6 +54,7 @@ for command in (
     replay,
     policy,
     profile,
+    dictionary,
     tenant,
 ):
     cli.add_command(command)

@@ -21,6 +21,7 @@ from functools import lru_cache
 from ..base import Buffer
 from ..block import HASH_BYTES, FragmentLabel, NamespaceIdentity
 from .base import PROFILED_ID, Codec, CodecError, CodecMissing, DoesNotFit, Shape, shape_of
+from .general import Zstd
 from .needs import Need, Needs
 from .profile import Profile
 from .profiled import Profiled
@@ -57,6 +58,7 @@ class RecordCodecs:
         self._shape = lru_cache(MAX_KNOWN)(self._find_shape)
         self._fixed_codec = lru_cache(MAX_KNOWN)(codec_of_record)
         self.profiled: Mapping[bytes, Profiled] = {}  # by digest; replaced as a whole
+        self.zstd = Zstd()  # replaced as a whole: level and dictionaries are the policy's
         self.needs = Needs()
         self._books: dict[int, CodecStatistics] = {}
         self._missed: set[str] = set()  # what is missing and was said to be
@@ -70,6 +72,12 @@ class RecordCodecs:
         }
         with self._lock:
             self._missed.clear()  # say it again if it is still so
+
+    def adopt_zstd(self, zstd: Zstd) -> None:
+        """Write and read frames of zstd with this."""
+        self.zstd = zstd
+        with self._lock:
+            self._missed.clear()
 
     def can_read(self, identity: NamespaceIdentity) -> bool:
         """Whether the profile that a namespace names, if it names one, is there."""
@@ -165,6 +173,8 @@ class RecordCodecs:
             return [replace(books) for _, books in sorted(self._books.items())]
 
     def _codec(self, codec_id: int, parameters: bytes) -> Codec:
+        if codec_id == Zstd.codec_id and not parameters:
+            return self.zstd
         if codec_id != PROFILED_ID:
             return self._fixed_codec(codec_id, parameters)
         codec = self.profiled.get(parameters.ljust(HASH_BYTES, b"\0"))  # records end in zeros
