@@ -100,12 +100,18 @@ class Forecast(Observer):
         self._appraiser.learn()
 
     def session_changed(self, change: SessionChange) -> None:
-        """A session ended, fell silent, or said when it will be back."""
+        """A session ended, fell silent, said when it will be back, or is back and waits for its turn.
+
+        Who is back needs its blocks at once, and is learned as what it was while it was away: a return counts
+        for those who said "waiting", not for those who say nothing.
+        """
         self._settle()
         visit = self._by_session.get(change.session)
         if visit is None:
             return
-        visit.silence = change.urgency if change.urgency in (Urgency.WAITING, Urgency.IDLE) else 0
+        is_back = change.urgency < Urgency.WAITING
+        if not is_back:
+            visit.silence = change.urgency if change.urgency != Urgency.ENDED else 0
         visit.is_over = change.urgency == Urgency.ENDED
         if change.num_decoded_tokens:
             visit.num_decoded_tokens = change.num_decoded_tokens
@@ -114,7 +120,7 @@ class Forecast(Observer):
             self._usual_log_decoded = usual + USUAL_WEIGHT * (log_decoded - usual) if usual else log_decoded
         self._usual_silence = visit.silence or self._usual_silence
         visit.said_at = self._clock.at(change.now)
-        visit.back_at = visit.said_at + (change.back_at - change.now)
+        visit.back_at = visit.said_at + (0.0 if is_back else change.back_at - change.now)
         self._appraiser.describe(visit)
 
     def forgotten(self, rows: Sequence[int]) -> None:

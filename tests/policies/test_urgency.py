@@ -325,6 +325,19 @@ def test_blocks_of_an_ended_session_are_worth_little() -> None:
     assert forecast.price(mine, 1.0) < forecast.price(other, 1.0) / 100
 
 
+def test_who_is_back_is_learned_as_what_it_was_while_it_was_away() -> None:
+    """A runtime that says "queued" on arrival must not teach that those who said "waiting" never return."""
+    forecast, mine, _ = one_session()
+    forecast.session_changed(SessionChange(1.0, 1, Urgency.WAITING))
+    waiting = forecast._stretches.features_of(forecast._stretches.of_row[mine])
+    price = forecast.price(mine, 9.0)
+    forecast.session_changed(SessionChange(9.0, 1, Urgency.QUEUED))
+    assert forecast._stretches.features_of(forecast._stretches.of_row[mine]) == waiting
+    assert forecast.price(mine, 9.0) > 5 * price, "it needs its blocks at once"
+    forecast.session_changed(SessionChange(9.0, 1, Urgency.IDLE))
+    assert forecast._stretches.features_of(forecast._stretches.of_row[mine]) != waiting
+
+
 def test_an_announced_return_is_believed_until_it_is_long_overdue() -> None:
     forecast, mine, other = one_session()
     forecast.session_changed(SessionChange(1.0, 1, Urgency.WAITING, back_at=31.0))
