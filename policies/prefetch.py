@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 from ..tiers.block import Tier, Urgency
 from .base import Expected, Prefetcher, SessionChange, Surroundings, Use
+from .habits import habits_of
 from .options import Number, read_numbers
-from .returns import EDGES_S, NUM_BINS, KeptPromises, ReturnTimes, bin_of
+from .returns import EDGES_S, NUM_BINS, ReturnTimes, bin_of
 
 OPTIONS = {
     "min_chance": Number(0.7, 0.05, 1.0),
@@ -83,8 +84,7 @@ class TurnPrefetch(Prefetcher):
         self._agenda: list[tuple[float, int, _Conversation]] = []
         self._num_entries = 0
         self._wanted: dict[_Conversation, _Wanted] = {}
-        self._tables: dict[tuple[int, int], ReturnTimes] = {}
-        self._promises = KeptPromises()
+        self._habits = habits_of(surroundings)
 
     # ------------------------------------------------------------------------------- what is heard
 
@@ -208,7 +208,7 @@ class TurnPrefetch(Prefetcher):
         self._wanted.pop(conversation, None)
         if conversation.back_at < math.inf:
             said_at = conversation.said_at
-            self._promises.kept(conversation.back_at - said_at, now - said_at)
+            self._habits.promises.kept(conversation.back_at - said_at, now - said_at)
             conversation.back_at = math.inf
         number = bin_of(now - conversation.touched_at)
         if number < 0:
@@ -281,8 +281,8 @@ class TurnPrefetch(Prefetcher):
         namespace_id = self._facts.namespace_id[conversation.tail]
         num_blocks = self._facts.position[conversation.tail] + 1
         lead_s = LEAD * self._costs.load_s(namespace_id, num_blocks, Tier.NVME) + SLACK_S
-        begin = said_at + gap_s * self._promises.ratio_at(TOO_EARLY) - lead_s
-        return begin, said_at + gap_s * self._promises.ratio_at(1 - TOO_LATE) + SLACK_S
+        begin = said_at + gap_s * self._habits.promises.ratio_at(TOO_EARLY) - lead_s
+        return begin, said_at + gap_s * self._habits.promises.ratio_at(1 - TOO_LATE) + SLACK_S
 
     def _cold_rows(self, conversation: _Conversation) -> list[int]:
         """Return the blocks of a chain that are in no memory tier, parents first."""
@@ -297,13 +297,7 @@ class TurnPrefetch(Prefetcher):
         return rows
 
     def _table_of(self, conversation: _Conversation) -> ReturnTimes:
-        """Return the life table of conversations like this one: same kind of silence, similar last gap."""
-        key = (conversation.silence, conversation.last_gap // 2)
-        table = self._tables.get(key)
-        if table is None:
-            broad = self._tables.setdefault((conversation.silence, -2), ReturnTimes())
-            table = self._tables[key] = ReturnTimes(broad)
-        return table
+        return self._habits.table_of(conversation.silence, conversation.last_gap)
 
 
 class AnnouncedPrefetch(TurnPrefetch):

@@ -12,6 +12,7 @@ is trained beforehand.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 FIRST_EDGE_S = 1.0
@@ -55,6 +56,16 @@ class ReturnTimes:
     def returned(self, number: int) -> None:
         """A conversation came back in this bin."""
         self._count(number, 1.0)
+
+    def counts(self) -> tuple[list[float], list[float]]:
+        """Return, per bin, how many reached it and how many of those came back in it."""
+        return list(self._at_risk), list(self._returned)
+
+    def take(self, at_risk: Sequence[float], returned: Sequence[float]) -> None:
+        """Take over the counts of another one. The parent's are its own. Raises ValueError."""
+        if any(back > reached for back, reached in zip(returned, at_risk, strict=True)):
+            raise ValueError("more came back than were away; start without what was learned")
+        self._at_risk, self._returned = list(at_risk), list(returned)
 
     def hazard(self, number: int) -> float:
         """Return the chance of coming back in a bin, for those who reached it."""
@@ -110,6 +121,14 @@ class KeptPromises:
         self._counts = [0.05] * (2 * middle + 1)
         for distance, weight in ((0, 6.0), (1, 2.0), (2, 1.0)):
             self._counts[middle + distance] = self._counts[middle - distance] = weight
+
+    def counts(self) -> list[float]:
+        """Return the weight of each ratio."""
+        return list(self._counts)
+
+    def take(self, counts: Sequence[float]) -> None:
+        """Take over the weights of another one."""
+        self._counts = list(counts)
 
     def kept(self, announced_s: float, really_s: float) -> None:
         """Somebody announced a gap, and came back after another."""

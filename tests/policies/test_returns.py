@@ -1,11 +1,19 @@
 """Life tables of returns, and announcements that are kept or not."""
 
+import json
 import math
 from random import Random
+from typing import Any
 
 import pytest
 
+from kvtier.appliance.core.catalog import Catalog
+from kvtier.policies.costs import CostModel
+from kvtier.policies.habits import NAME, Habits
+from kvtier.policies.learned import pack, unpack
+from kvtier.policies.registry import PolicyChoice, build
 from kvtier.policies.returns import EDGES_S, NUM_BINS, KeptPromises, ReturnTimes, bin_of
+from kvtier.tiers.block import Tier
 
 
 def learn(table: ReturnTimes, gap_s: float) -> None:
@@ -92,3 +100,55 @@ def test_announcements_are_believed_until_they_are_broken() -> None:
     for nonsense in ((0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (1.0, 1e9), (1e9, 1.0)):
         promises.kept(*nonsense)
     assert promises.ratio_at(0.5) == pytest.approx(4.0, rel=0.2)
+
+
+def learned_habits() -> Habits:
+    habits = Habits()
+    for gap, silence, number in ((-1, 3, 4), (5, 3, 6), (5, 4, 9), (5, 3, 6)):
+        table = habits.table_of(silence, gap)
+        for outlived in range(number):
+            table.outlived(outlived)
+        table.returned(number)
+    habits.promises.kept(30.0, 60.0)
+    return habits
+
+
+def test_habits_outlive_a_restart() -> None:
+    habits, again = learned_habits(), Habits()
+    again.load(json.loads(json.dumps(habits.dump())))
+    assert again.dump() == habits.dump()
+    for silence, gap in ((3, -1), (3, 5), (4, 5), (4, 20)):  # the last one leans on all of its kind
+        for number in range(NUM_BINS):
+            assert again.table_of(silence, gap).hazard(number) == habits.table_of(silence, gap).hazard(number)
+    assert again.promises.ratio_at(0.9) == habits.promises.ratio_at(0.9)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"format": 0},
+        {"tables": None},
+        {"tables": [[3, 1, [0.0] * NUM_BINS]]},
+        {"tables": [[3, 10**9, [0.0] * NUM_BINS, [0.0] * NUM_BINS]]},
+        {"tables": [[3, 1, [1.0] * NUM_BINS, [2.0] * NUM_BINS]]},
+        {"tables": [[3, 1, [float("nan")] * NUM_BINS, [0.0] * NUM_BINS]]},
+        {"promises": []},
+        {"promises": [0.0] * 33},
+    ],
+)
+def test_habits_take_nothing_of_what_makes_no_sense(damage: dict[str, object]) -> None:
+    habits = learned_habits()
+    before = habits.dump()
+    with pytest.raises(ValueError, match="start without"):
+        habits.load({**before, **damage})
+    assert habits.dump() == before
+
+
+def test_prefetchers_of_one_planner_share_their_habits() -> None:
+    """So that they are kept with everything else that was learned."""
+    shared: dict[str, Any] = {}
+    choice = PolicyChoice(prefetch="turns")
+    built = build(choice, Catalog(), CostModel(3e9, 1e-4), {Tier.DRAM: 1 << 30}, None, shared)
+    assert pack(built.shared)
+    assert unpack(pack({NAME: learned_habits()}), built.shared) == {}
+    assert built.shared[NAME].dump() == learned_habits().dump()
