@@ -69,6 +69,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="overhead: vLLM binds its threads itself and leaves a core to the rest; else they have all",
     )
+    parser.add_argument(
+        "--pool",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="overhead: only report earlier runs, taken together",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     args = parser.parse_args(arguments)
     if unknown := set(args.sections) - set(TITLES):
@@ -79,6 +86,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    if args.pool:
+        print(overhead.report([one for file in args.pool for one in overhead.read(file)]))
+        return
     use_priority(args.niceness, args.lock)
     where = machine()
     for label, value in where.items():

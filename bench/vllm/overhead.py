@@ -14,6 +14,7 @@ has its memory in place before the first round: a daemon makes it once in its li
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import sys
@@ -178,6 +179,12 @@ def _round(order: Sequence[Arm], appliance: Appliance | None, chance: random.Ran
         spent["other"] = _sum(spent["other"], of_appliance.spent())
     alone, other = (Side(walls[name], spent[name]) for name in walls)
     return Round(alone, other)
+
+
+def read(file: Path) -> list[Round]:
+    """Return the rounds that an earlier run wrote with --json."""
+    rounds = json.loads(file.read_text())["results"]["overhead"]
+    return [Round(Side(**one["alone"]), Side(**one["other"])) for one in rounds]
 
 
 def _sum(one: Seconds, other: Seconds) -> Seconds:
