@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,8 +54,8 @@ def fp8(raw: Any) -> dict[str, float]:
     ]
     encode, decode = [], []
     for _ in range(ROUNDS):
-        encode.append(timed([lambda p=pair: serializer.serialize(*p, None) for pair in pairs[0]])[1])
-        decode.append(timed([lambda p=pair: deserializer.deserialize(*p, None) for pair in pairs[1]])[1])
+        encode.append(timed([partial(serializer.serialize, *pair, None) for pair in pairs[0]])[1])
+        decode.append(timed([partial(deserializer.deserialize, *pair, None) for pair in pairs[1]])[1])
     size = raw.numel() * 2 / 1e9
     return answer(2.0, relative_error(raw, back), size / min(encode), size / min(decode))
 
@@ -73,9 +74,9 @@ def cachegen(raw: Any, model: str) -> dict[str, float]:
     deserializer.deserialize(serializer.serialize(objects[0]))  # compiles
     encode, decode = [], []
     for _ in range(ROUNDS):
-        encoded, took_s = timed([lambda o=one: serializer.serialize(o) for one in objects])
+        encoded, took_s = timed([partial(serializer.serialize, one) for one in objects])
         encode.append(took_s)
-        decoded, took_s = timed([lambda e=one: deserializer.deserialize(e) for one in encoded])
+        decoded, took_s = timed([partial(deserializer.deserialize, one) for one in encoded])
         decode.append(took_s)
     size = raw.numel() * 2
     error = relative_error(planes, torch.stack([one.tensor for one in decoded]))
