@@ -111,6 +111,15 @@ class Planner:
         self.desk = Desk(self.residency, self.leases, self.costs, options)
         if compression is not None:
             self.desk.compress(compression)
+        #: Memory tiers that clients on this host read in place; not hbm where it is a GPU's.
+        self._answer_requests(tuple(tier for tier in shared if tier in rooms))
+        self.resizing = Resizing(self.residency, self.copies, self.pressure)
+        self.erasing = Erasing(self.desk, self.residency, self.copies)
+        self.changes = Changes(self)
+        self._handlers = self._handler_table()
+
+    def _answer_requests(self, shared: tuple[Tier, ...]) -> None:
+        """Make the parts that answer requests."""
         self.reads = Reads(
             self.desk,
             self.residency,
@@ -123,8 +132,7 @@ class Planner:
             self.prefetching,
             self.retention,
             Promotions(self.residency, self.copies, self.loads),
-            #: Memory tiers that clients on this host read in place; not hbm where it is a GPU's.
-            tuple(tier for tier in shared if tier in rooms),
+            shared,
         )
         self.writes = Writes(
             self.desk,
@@ -136,10 +144,6 @@ class Planner:
             self.costs,
             self.retention,
         )
-        self.resizing = Resizing(self.residency, self.copies, self.pressure)
-        self.erasing = Erasing(self.desk, self.residency, self.copies)
-        self.changes = Changes(self)
-        self._handlers = self._handler_table()
 
     def _handler_table(self) -> dict[type, Callable[[Any], None]]:
         """Say which part answers which event."""

@@ -3,14 +3,19 @@
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from kvtier.appliance.core.instructions import Copy
 from kvtier.appliance.fair_queue import MAX_IDLE_TAGS, FairQueue, Shares
 from kvtier.appliance.lanes import MAX_BATCH_BYTES, Edge, Job, Lane
+from kvtier.appliance.settings_tenants import Tenant, bandwidth_shares_of
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Tier, Urgency
+
+from .conftest import small_settings
+from .loops import DaemonThread
 
 MIB = 1 << 20
 
@@ -214,3 +219,31 @@ def test_on_a_slow_edge_a_small_tenant_s_load_takes_its_share_of_time() -> None:
             done_at_s = now_s
     alone_s = 16 * MAX_BATCH_BYTES / (1 << 30)
     assert alone_s < done_at_s <= 2 * alone_s + MAX_BATCH_BYTES / (1 << 30)
+
+
+def _tenants(**shares: float) -> dict[str, Tenant]:
+    given = {
+        name: Tenant.model_validate({"uids": [number], "bandwidth_share": share})
+        for number, (name, share) in enumerate(shares.items(), 1000)
+    }
+    for number, share in ((1, 2.0), (2, 0.5)):
+        values = {"uids": [number], "sharing": "group", "group": "colours", "bandwidth_share": share}
+        given[f"member-{number}"] = Tenant.model_validate(values)
+    return given
+
+
+def test_the_shares_of_a_group_add_up() -> None:
+    shares = bandwidth_shares_of(_tenants(acme=3))
+    assert shares == {"tenant:acme": 3.0, "group:colours": 2.5}
+
+
+def test_a_daemon_follows_the_policy(tmp_path: Path) -> None:
+    """The weights of its mover, at the start and after a reload; a tenant's divisions have its weight."""
+    before = small_settings(tmp_path).model_copy(update={"tenants": _tenants(acme=3)})
+    after = before.model_copy(update={"tenants": _tenants(acme=5, bolt=2)})
+    with DaemonThread(before) as served:
+        shares = served.daemon.appliance.mover.shares
+        assert (shares.weight("tenant:acme"), shares.weight("tenant:bolt")) == (3.0, 1.0)
+        served.call(lambda: [part(after) for part in served.daemon.reload.parts])
+        assert (shares.weight("tenant:acme"), shares.weight("tenant:bolt")) == (5.0, 2.0)
+        assert shares.named == {"tenant:acme", "tenant:bolt", "group:colours"}
