@@ -21,9 +21,7 @@ def test_more_than_there_is_is_refused_before_it_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 1 << 30)
-    with pytest.raises(
-        StartError, match=r"would take 1\.\d+ GiB, 1 GiB are available; lower"
-    ):
+    with pytest.raises(StartError, match=r"would take 1\.\d+ GiB, 1 GiB are available; lower"):
         assemble(wanting(tmp_path, "1.5GiB"), epoch=1)
     host_memory.require_memory(wanting(tmp_path, "960MiB"))
 
