@@ -213,3 +213,29 @@ def test_what_arrived_of_a_block_that_failed_in_part_may_leave_for_others() -> N
     rig.do(ev.CopyFinished(copy.copy, [CopyOutcome(None, b"7" * 16), CopyOutcome(Cause.IO_ERROR)]))
     assert rig.put(new) == [STORED] * 2
     assert rig.planner.catalog.find(rig.namespace_id, torn[0]) < 0
+
+
+def test_what_a_copy_says_is_written_out_when_it_is_read_and_is_still_true_then() -> None:
+    """A put's items and labels are made lazily: after its blocks left and their rows name others, too."""
+    rig = Rig(dram_blocks=4, nvme_blocks=0)
+    first, chain = hashes("a", 1), hashes("b", 3)
+    rig.put(first)
+    rig.start_put(chain, parent=first[0])
+    (copy,) = rig.copies
+    catalog, offsets = rig.planner.catalog, (0, GEOMETRY.fragment_bytes(0))
+    fragments = [f for name in chain for f in catalog.fragments(catalog.find(rig.namespace_id, name))]
+    expected = catalog.labels_of(fragments)
+    places = [catalog.place[Tier.DRAM][fragment] for fragment in fragments]
+    landed = rig.do(ev.CopyFinished(copy.copy, [CopyOutcome(None, bytes([n]) * 16) for n in range(6)]))
+    rig.copies.clear()
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    rig.put(hashes("c", 4))  # in their rows and places
+    assert [item.target for item in copy.items] == places
+    assert [item.source for item in copy.items] == [
+        block * GEOMETRY.block_bytes + offset for block in range(3) for offset in offsets
+    ]
+    (run,) = [each for each in landed if isinstance(each, ev.PublishRun)]
+    for number, (label, told) in enumerate(zip(expected, run.labels, strict=True)):
+        label.checksum = bytes([number]) * 16
+        assert label == told
+    assert [label.parent_hash for label in run.labels][::2] == [first[0], *chain[:2]]
