@@ -21,6 +21,7 @@ from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, b
 from .hazard import Hazards, Observations
 from .stretches import I32, NUM_PRICES, Stretches
 from .visits import (
+    COMPARISONS,
     NUM_FEATURES,
     NUM_GAPS,
     NUM_KINDS,
@@ -58,7 +59,7 @@ class Appraiser:
 
     def __init__(self, stretches: Stretches) -> None:
         self._stretches = stretches
-        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
+        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, COMPARISONS)
         self._seen = Observations()
         #: Serial numbers of stretches and the stretches, one after the other: no tuples, as in ghosts.py.
         self._agenda: list[deque[int]] = [deque() for _ in range(NUM_BINS)]

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 
 from kvtier.policies import hazard
-from kvtier.policies.ages import NUM_BINS
-from kvtier.policies.hazard import Hazards, Observations
+from kvtier.policies.ages import EDGES_S, NUM_BINS
+from kvtier.policies.hazard import BEYOND, RATIO, Hazards, Observations
 
-NUM_KINDS, NUM_VALUES, NUM_GAPS = 3, 12, 2
+NUM_KINDS, NUM_VALUES, COMPARISONS = 3, 12, (RATIO, BEYOND)
+
+
+def seconds_beyond(number: int, gap: int) -> object:
+    """Return what is told apart of the distance between the middles of two bins."""
+    middles_s = [math.sqrt(max(EDGES_S[each], 0.2) * EDGES_S[each + 1]) for each in (number, gap)]
+    beyond_s = middles_s[0] - middles_s[1]
+    if beyond_s < 0:
+        return "long before" if beyond_s < -8 else "before" if beyond_s < -3 else "just before"
+    return math.floor(3 * math.log2(1 + beyond_s))
 
 
 class Sums:
@@ -24,12 +33,12 @@ class Sums:
 
     def names(self, features: tuple[int, ...], gap_bins: tuple[int, ...], number: int) -> list[object]:
         """Return the feature values of an age bin that have an effect."""
-        near = [
-            (which, max(1 - 32, min(31, number - gap)))  # 64 values, 32 for "as long as last time"
-            for which, gap in enumerate(gap_bins)
-            if gap
-        ]
-        return [*(value for value in features if value), *near]
+        names: list[object] = [value for value in features if value]
+        if gap_bins[0]:
+            names.append(("ratio", max(1 - 32, min(31, number - gap_bins[0]))))  # 32: as long as last time
+        if gap_bins[1]:
+            names.append(("beyond", seconds_beyond(number, gap_bins[1] - 1)))
+        return names
 
     def factor(self, names: list[object]) -> float:
         total = sum(self.effects.get(name, 0.0) for name in names)
@@ -74,7 +83,7 @@ class Sums:
 
 def test_it_learns_what_the_formulas_say() -> None:
     rng = Random(8)
-    hazards, sums = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS), Sums()
+    hazards, sums = Hazards(NUM_KINDS, NUM_VALUES, COMPARISONS), Sums()
     for _ in range(4):
         seen = Observations()
         for _ in range(200):
