@@ -122,7 +122,7 @@ def fill_from_frame(
 ) -> None:
     """Fill `into` from one zstd frame. What the frame says of its length is not believed, and no more memory
     taken than a window of 8 MiB. Raises CodecError when it is not one frame of exactly this length."""
-    options = {} if dictionary is None else {"dict_data": dictionary}
+    options: dict[str, Any] = {} if dictionary is None else {"dict_data": dictionary}
     decompressor = zstandard.ZstdDecompressor(max_window_size=8 << 20, **options)
     try:
         with decompressor.stream_reader(frame) as reader:

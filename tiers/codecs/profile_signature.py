@@ -55,7 +55,8 @@ def read_key(path: Path) -> "Ed25519PrivateKey":
         raise ProfileError(f"{path} is no private key in PEM; `kvtier profile keygen` makes one") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ProfileError(f"{path} is not an Ed25519 key; `kvtier profile keygen` makes one")
-    return key
+    found: Ed25519PrivateKey = key
+    return found
 
 
 def sign_file(path: Path, key: "Ed25519PrivateKey") -> Signature:
