@@ -31,17 +31,22 @@ class Erasing:
         self._cold = cold
         self._rng = Random(f"erasing of {world.seed}")
         self._doomed: set[int] = set()  # while the planner is at it
+        self._is_under_way = False
         self.num_left = 0
         if self._rng.random() < ERASING_FRACTION:
             self.num_left = self._rng.randint(1, MAX_ERASED)
 
     def is_due(self, num_operations_left: int) -> bool:
-        """Whether somebody is erased before the next operation."""
+        """Whether somebody is erased before the next operation. Never two at once: who comes second waits in
+        appliance/tenant_admin.py."""
+        if self._is_under_way:
+            return False
         return self.num_left > 0 and self._rng.random() * (num_operations_left + 1) < self.num_left
 
     def apply(self, daemon: Daemon) -> None:
         """Destroy a tenant's key, then tell the planner, as appliance/tenant_admin.py does."""
         self.num_left -= 1
+        self._is_under_way = True
         tenant = tenant_of(f"domain-{self._rng.randrange(self._config.num_domains)}")
         world = self._world
         world.counts["tenant_erased"] += 1
@@ -60,6 +65,7 @@ class Erasing:
             self._contents.bury(doomed)
             self._doomed -= doomed
             self._cold.admit(tenant)
+            self._is_under_way = False
 
         daemon.step(ev.TenantErased(daemon.call(0, answered, world.now + 60), tenant))
 
@@ -67,3 +73,4 @@ class Erasing:
         """Memory is gone, and the key was before: whatever the planner had not come to is gone, too."""
         self._contents.bury(self._doomed)
         self._doomed = set()
+        self._is_under_way = False
