@@ -322,8 +322,8 @@ class Appliance:
         await asyncio.wrap_future(self._housekeeper.submit(self._store.resize, num_segments))
 
     async def keep_store(self, call: Callable[[], T]) -> T:
-        """Run a blocking call of the cold store in its thread, after what it was asked before. Raises what the
-        call raises."""
+        """Run a blocking call of the cold store in its thread, after what it was asked before. Raises what
+        the call raises."""
         return await asyncio.wrap_future(self._housekeeper.submit(call))
 
     def _store_namespace(self, instruction: StoreNamespace) -> None:
