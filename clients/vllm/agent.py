@@ -130,14 +130,14 @@ class Agent:
 
     async def _probe(self) -> None:
         """Connect before the first request needs it, and again when the appliance is back: no request has
-        to be the one that finds out."""
+        to be the one that finds out. Each try is a call: a connection may outlive whoever listened."""
         is_new = True
         while True:
             if is_new or (self.breaker.is_open and self.breaker.allows()):
                 is_new = False
                 try:
                     await self._registered("", b"")
-                    await self._client.info
+                    await self._client.register(self._ranks[0][0])
                     self.breaker.succeeded()
                 except Exception as problem:  # whatever it is, the next try comes
                     self._failed(problem)

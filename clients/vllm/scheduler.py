@@ -27,6 +27,7 @@ from .sessions import Turn, turn_of
 
 MIN_PREFILL_TOKENS = 256  # of one request in a step whose time says how fast prompts are computed,
 MIN_PREFILL_FRACTION = 0.9  # and of all that the step computes: a few others may decode meanwhile
+OLD_NEWS = 2  # limits on answers; one of them is what a request loses while its turn has come
 GRACE_S = 1.0  # beyond the time that promotions may take
 MAX_QUESTIONS = 3  # per attempt to schedule a request: its lease got lost, or its local blocks did
 MISS = (0, False)
@@ -108,7 +109,7 @@ class SchedulerSide:
             self._let_go(tracked)
             return MISS
         asked = tracked.asked
-        if asked is not None and self._is_stale(asked, num_computed_tokens):
+        if asked is not None and (self._is_stale(asked, num_computed_tokens) or self._is_old_news(asked)):
             self._let_go(tracked)
             asked = None
         if asked is None:
@@ -343,6 +344,12 @@ class SchedulerSide:
             return True
         first = asked.question.first_token
         return any(group.num_blocks(num_computed_tokens) < group.num_blocks(first) for group in self._groups)
+
+    def _is_old_news(self, asked: Asked) -> bool:
+        """Whether nobody answered so long ago that somebody may by now: a request that waited in the queue
+        meanwhile is asked for again."""
+        has_failed = asked.answer is not None and asked.answer.cause == "misses_error"
+        return has_failed and self._clock() - asked.asked_at > OLD_NEWS * self._options.answer_timeout_s
 
     def _wait_a_little(self, asked: Asked) -> None:
         """Requests that arrived together would start in different steps, each with its own pass over the

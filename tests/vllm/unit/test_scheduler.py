@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvtier.clients import Tier, Urgency
+from kvtier.clients.vllm.agent import FAILED
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
 from kvtier.clients.vllm.lookups import Answer, Asked, Question, Word
@@ -625,6 +626,33 @@ def test_an_adapter_without_a_digest_saves_nothing(scene: Scene) -> None:
     scene.side.matched_tokens(one, 0)
     (save,) = scene.plan(one, 40, [1, 2, 3, 4, 5]).saves
     assert save.adapter == bytes(32)
+
+
+def test_who_was_not_answered_long_ago_is_asked_for_again(scene: Scene) -> None:
+    """The appliance was away when the request came; its turn comes seconds later."""
+    soon, late = request(name="soon"), request(name="late")
+    for one in (soon, late):
+        scene.side.arrived(one)
+    for asked in scene.asker.asked:
+        asked.answer = FAILED
+    clock.now = 1.9
+    assert scene.side.matched_tokens(soon, 0) == MISS, "nobody has told that it is back"
+    clock.now = 2.1
+    assert scene.side.matched_tokens(late, 0) == PENDING
+    scene.asker.asked[2].answer = hit(32)
+    assert scene.side.matched_tokens(late, 0) == (32, True)
+    assert scene.side.check_integrity() == []
+
+
+def test_who_is_never_answered_is_computed_in_the_end(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    for number in range(3):
+        scene.asker.asked[number].answer = FAILED
+        clock.now += 2.1
+        answer = scene.side.matched_tokens(one, 0)
+    assert answer == MISS
+    assert len(scene.asker.asked) == 3
 
 
 # ------------------------------------------------------------------------------------------ lifecycle

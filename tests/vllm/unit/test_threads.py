@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvtier.clients import Client, Urgency
-from kvtier.clients.errors import Overloaded
+from kvtier.clients.errors import DeadlineExceeded, Overloaded
 from kvtier.clients.vllm import finding
 from kvtier.clients.vllm.agent import Agent
 from kvtier.clients.vllm.counters import Counters
@@ -282,6 +282,24 @@ def test_an_appliance_that_comes_back_is_found_without_a_request(
     appliance.unavailable = False
     wait_for(lambda: not here.agent.breaker.is_open)
     assert told(here.ask())[0] == 32
+
+
+def test_an_appliance_that_is_silent_is_not_taken_for_one_that_is_back(
+    appliance: FakeAppliance, scene: Any
+) -> None:
+    """Its connections outlive its silence: a probe that makes no call would prove nothing."""
+    here = scene()
+    here.ask()
+    silence = appliance.server.failures
+    appliance.fail_next(DeadlineExceeded("silent", reason="NO_ANSWER"), 6)
+    while not here.agent.breaker.is_open:
+        here.ask()
+    num_left = len(silence)
+    assert num_left > 1
+    wait_for(lambda: len(silence) < num_left or not here.agent.breaker.is_open)
+    assert here.agent.breaker.is_open
+    silence.clear()
+    wait_for(lambda: not here.agent.breaker.is_open)
 
 
 def test_a_full_appliance_is_a_miss_and_no_reason_to_stop(appliance: FakeAppliance, scene: Any) -> None:
