@@ -26,7 +26,7 @@ TITLES = {
 RUN: dict[str, Callable[[argparse.Namespace], list[Any]]] = {
     "ttft": lambda args: ttft.run(args.quick, args.rounds, args.store or ttft.STORES),
     "overhead": lambda args: overhead.run(
-        args.quick, overhead.Plan(overhead.Against(args.against), args.rounds, args.spare_core)
+        args.quick, overhead.Plan(overhead.Against(args.against), args.rounds)
     ),
     "recovery": lambda args: recovery.run(args.quick),
 }
@@ -63,11 +63,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--store", action="append", choices=ttft.STORES, help="ttft: from where; default: from both in turn"
-    )
-    parser.add_argument(
-        "--spare-core",
-        action="store_true",
-        help="overhead: vLLM binds its threads itself and leaves a core to the rest; else they have all",
     )
     parser.add_argument(
         "--pool",

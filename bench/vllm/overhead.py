@@ -39,7 +39,6 @@ from bench.vllm.ttft import MID, warm_up
 PROMPT_TOKENS, NEW_TOKENS, NUM_REQUESTS = 400, 48, 20  # requests of one leg, a quarter of a round
 NUM_ROUNDS, QUICK_ROUNDS = 8, 2
 LEAST_SHOWN_S = 0.005  # of a thread, per leg
-LET_VLLM_BIND = {"VLLM_CPU_OMP_THREADS_BIND": "auto"}  # leaves a core to the engine's other processes
 
 
 @dataclass(frozen=True)
@@ -76,12 +75,10 @@ class Against(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """`num_rounds` 0: as usual; `has_spare_core`: vLLM binds its threads itself, which leaves a core to
-    everything else."""
+    """`num_rounds` 0: as usual."""
 
     against: Against = Against.SWITCH
     num_rounds: int = 0
-    has_spare_core: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
 
 def _arms(stack: ExitStack, folder: Path, plan: Plan, appliance: Appliance | None) -> tuple[Arm, Arm]:
     """Start what is compared; return it when it has computed something."""
-    options = replace(MID, max_requests=4, environment=LET_VLLM_BIND if plan.has_spare_core else {})
+    options = replace(MID, max_requests=4)
     connector = kvtier_connector(appliance.target) if appliance else None
 
     def start(name: str, chosen: EngineOptions) -> EngineProcess:
