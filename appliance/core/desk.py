@@ -160,6 +160,7 @@ class Desk:
         identity = namespace.identity
         namespace.encodings = tuple(map(number_of, self._compression.encodings_of(identity)))
         namespace.exact_encodings = tuple(map(number_of, self._compression.exact_encodings_of(identity)))
+        namespace.num_recent_blocks = self._compression.num_recent_blocks(identity)
 
     def add_namespace(self, identity: NamespaceIdentity) -> Namespace:
         """Return the namespace of `identity`, made known if need be."""

@@ -35,7 +35,11 @@ class Compression(Protocol):
         ...
 
     def exact_encodings_of(self, identity: NamespaceIdentity) -> "tuple[Encoding | None, ...]":
-        """Return the same for fragments that must not lose anything more."""
+        """Return the same for fragments that must not lose anything, or anything more."""
+        ...
+
+    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
+        """Return how many blocks at the end of a chain must not lose anything."""
         ...
 
 
@@ -47,6 +51,10 @@ class NoCompression:
         return (None,) * identity.geometry.num_groups
 
     exact_encodings_of = encodings_of
+
+    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
+        """Return 0: nothing loses anything."""
+        return 0
 
 
 class Encodings:

@@ -43,6 +43,11 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert found == profile
         assert found.digest == profile.digest
     assert PROFILE.digest != with_tables().digest
+    recent = replace(PROFILE, recent_tokens=64)
+    write_profile(recent, tmp_path / "recent.yaml")
+    assert read_profile(tmp_path / "recent.yaml") == recent
+    assert recent.digest != PROFILE.digest
+    assert b"recent" not in PROFILE.canonical()  # profiles from before it have the digest they had
 
 
 def test_a_line_for_many_layers_is_the_same_profile(tmp_path: Path) -> None:

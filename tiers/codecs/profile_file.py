@@ -19,7 +19,17 @@ MAX_FILE_BYTES = 16 << 20
 MAX_TABLE_BYTES = 1 << 30
 SUFFIX = ".yaml"
 _DEFAULTS = {"bits": 0, "axis": "token", "group_tokens": 0, "step": 0.0, "reserve_bits": 0.0, "table": -1}
-_FIELDS = {"kvtier_profile", "digest", "model", "geometry", "sink_tokens", "rules", "tables", "calibration"}
+_FIELDS = {
+    "kvtier_profile",
+    "digest",
+    "model",
+    "geometry",
+    "sink_tokens",
+    "recent_tokens",
+    "rules",
+    "tables",
+    "calibration",
+}
 _SIGNATURE = {"signed_by", "signature"}  # of no effect on what the profile says: see profile_signature.py
 
 
@@ -32,6 +42,8 @@ def write_profile(profile: Profile, path: Path) -> None:
         f"geometry: {_flow(profile.geometry())}",
         f"sink_tokens: {profile.sink_tokens}",
     ]
+    if profile.recent_tokens:
+        lines.append(f"recent_tokens: {profile.recent_tokens}")
     if profile.tables:
         lines.append(f"tables: {_flow([len(table) for table in profile.tables])}")
         path.with_suffix(".tables").write_bytes(b"".join(profile.tables))
@@ -70,6 +82,7 @@ def _profile_of(document: Any, path: Path) -> Profile:
         dtype=geometry["dtype"],
         rules=tuple(rule for entry in document["rules"] for rule in _rules_of_yaml(entry)),
         sink_tokens=int(document.get("sink_tokens", 0)),
+        recent_tokens=int(document.get("recent_tokens", 0)),
         tables=_read_tables(path.with_suffix(".tables"), document.get("tables", [])),
         calibration=document.get("calibration", {}),
     )

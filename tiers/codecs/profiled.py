@@ -7,9 +7,9 @@ profile: such a segment's place is computed by writer and reader alike, cannot b
 on its own. What is entropy-coded (`transform`) shares the room that is reserved for all of it: what one
 segment takes more than usual, another takes less.
 
-What a profile cannot say here: "the most recent tokens stay exact". A fragment is encoded when it leaves
-memory, and nobody knows then whether its conversation goes on; unfinished blocks, the actual window of a
-runtime, never come here. The first tokens of a chain are known by their position: `sink_tokens`.
+The first tokens of a chain are known by their position (`sink_tokens`) and kept exact here. Whether a block
+is among its chain's last (`recent_tokens`) only the planner knows, when the block leaves memory: it then
+asks for an exact codec. Unfinished blocks, the actual window of a runtime, never come here.
 
 Nothing is ever quantised twice. Records move as they are stored, and what was loaded from one is the same
 fragment, clean, with a record that is still there. Should that record be gone, the fragment has spent its

@@ -4,6 +4,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.encodings import AS_IT_IS, MAX_ENCODINGS, Encoding, Encodings, NoCompression
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier
+from kvtier.tiers.codecs.base import PROFILED_ID
 from kvtier.tiers.log import record_bytes
 
 from .rig import GEOMETRY, Rig, hashes
@@ -18,6 +19,9 @@ class Halved:
         return (HALF,) + (None,) * (identity.geometry.num_groups - 1)
 
     exact_encodings_of = encodings_of
+
+    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
+        return 0
 
 
 def compressing_rig() -> Rig:
@@ -101,3 +105,29 @@ def test_numbers_are_given_once_and_are_bounded() -> None:
         encodings.number_of(Encoding(2, length))
     assert len(encodings) == MAX_ENCODINGS
     assert encodings.number_of(Encoding(3, 1)) == AS_IT_IS
+
+
+class Window(Halved):
+    """Lossy, but for the last two blocks of a chain."""
+
+    def encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
+        return (Encoding(PROFILED_ID, 512),) * identity.geometry.num_groups
+
+    def exact_encodings_of(self, identity: NamespaceIdentity) -> tuple[Encoding | None, ...]:
+        return (HALF,) * identity.geometry.num_groups
+
+    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
+        return 2
+
+
+def test_the_last_blocks_of_a_chain_lose_nothing() -> None:
+    rig = Rig(dram_blocks=6, nvme_blocks=6)
+    rig.planner.desk.compress(Window())
+    chain = hashes("a", 5)
+    rig.put(chain)
+    rig.cool(chain)
+    codec_of = {
+        item.label.prefix_hash: item.label.codec_id for copy in nvme_copies(rig) for item in copy.items
+    }
+    assert [codec_of[name] for name in chain] == [PROFILED_ID] * 3 + [HALF.codec_id] * 2
+    assert rig.planner.check_integrity() == []
