@@ -10,7 +10,7 @@ no load waits for a thread that a spill holds.
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ from .host_memory import require_memory
 from .hot_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from .lanes import Edge, Route
 from .learned_file import read_learned
+from .peer_devices import open_peers
 from .profiles import Profiles, read_profiles
 from .settings import FromNvme, NvmeTier, Settings
 
@@ -111,9 +112,11 @@ class Assembly:
         self.indexes.close()
 
 
-def assemble(settings: Settings, epoch: int, device: Device | None = None) -> Assembly:
-    """Build the tiers that `settings` ask for; hbm in the memory of `device`, when one is given. Blocks.
-    Raises StartError, naming the setting to change."""
+def assemble(
+    settings: Settings, epoch: int, device: Device | None = None, peers: Sequence[Device] = ()
+) -> Assembly:
+    """Build the tiers that `settings` ask for; hbm in the memory of `device`, when one is given, with `peers`
+    beside it. Blocks. Raises StartError, naming the setting to change."""
     require_memory(settings)
     tiers = settings.tiers
     memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
@@ -124,7 +127,7 @@ def assemble(settings: Settings, epoch: int, device: Device | None = None) -> As
     threads = make_pool(num_threads)
     assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
     try:
-        _open_memory(assembly, settings, device)
+        _open_memory(assembly, settings, device, peers)
         assembly.profiles = read_profiles(settings.compression)
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme, settings.encryption.master_key)
@@ -140,7 +143,9 @@ def assemble(settings: Settings, epoch: int, device: Device | None = None) -> As
     return assembly
 
 
-def _open_memory(assembly: Assembly, settings: Settings, device: Device | None) -> None:
+def _open_memory(
+    assembly: Assembly, settings: Settings, device: Device | None, peers: Sequence[Device]
+) -> None:
     hbm, dram = settings.tiers.hbm, settings.tiers.dram
     is_on_device = hbm is not None and (device is not None or hbm.backend != "host")
     for tier, part in ((Tier.HBM, hbm), (Tier.DRAM, dram)):
@@ -164,6 +169,7 @@ def _open_memory(assembly: Assembly, settings: Settings, device: Device | None) 
         assembly.from_nvme = "off" if device is not None and hbm.from_nvme == "auto" else hbm.from_nvme
         _open_hot(assembly, device or open_device(hbm), SlotPool(hbm.num_extents, hbm.extent_bytes))
         assert assembly.hot is not None
+        assembly.hot.serve_peers(peers if device is not None else open_peers(hbm), is_tried=device is None)
         if advice := assembly.hot.advise_nodes(dram.numa_nodes):
             log.warning("%s", advice)
 

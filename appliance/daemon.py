@@ -16,6 +16,7 @@ import secrets
 import signal
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
@@ -172,13 +173,16 @@ class Daemon:
         eyes.heralds.append(self._report)
 
     @classmethod
-    async def start(cls, source: Settings | Loaded, device: Device | None = None) -> "Daemon":
+    async def start(
+        cls, source: Settings | Loaded, device: Device | None = None, peers: Sequence[Device] = ()
+    ) -> "Daemon":
         """Assemble, recover, listen. Raises StartError, naming what to change. Settings that say where they
-        are from are read again when that changes. With a `device`, hbm is in its memory."""
+        are from are read again when that changes. With a `device`, hbm is in its memory, and runtimes on
+        `peers` are served, too."""
         loaded = Loaded(source) if isinstance(source, Settings) else source
         settings, origin = loaded.settings, loaded.origin
         epoch = secrets.randbits(63) | 1
-        assembly = await asyncio.to_thread(assemble, settings, epoch, device)
+        assembly = await asyncio.to_thread(assemble, settings, epoch, device, peers)
         daemon = cls(loaded, assembly, epoch)
         try:
             for address in settings.listen:
@@ -186,7 +190,7 @@ class Daemon:
             await daemon.sight.start()
             await daemon.grpc.start()
             if assembly.hot is not None:
-                daemon.serve_pages([assembly.hot.direct])
+                daemon.serve_pages(assembly.hot.direct)
             if daemon.local is not None:
                 daemon.local.start()  # last: whoever can connect here finds everything there
         except StartError:

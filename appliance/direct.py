@@ -53,7 +53,8 @@ R = TypeVar("R")
 
 
 class DirectDevice(NamedTuple):
-    """A device and the device's addresses of slots: dram's, as far as it is pinned, and its own hbm's."""
+    """A device and its addresses of slots: dram's, as far as it is pinned, and hbm's, if it has that or
+    reaches it. What is in a tier that is not here comes by way of one that is."""
 
     device: Device
     slots: Mapping[Tier, AddressesOf]
@@ -205,7 +206,11 @@ class DirectPath:
         ids = self._ids(registration, request.page_ids, num_blocks, is_target=True)
         after = self._event(registration, request.after_event)
         lane = self._lanes[registration.mapping.device.uuid]
-        replies = self._service.start_acquire(caller, acquire, lambda result: result, registration.client)
+        reads_hbm = Tier.HBM in lane.slots
+        self.counters["direct_gets_without_hbm"] += not reads_hbm
+        replies = self._service.start_acquire(
+            caller, acquire, lambda result: result, registration.client, reads_hbm
+        )
         event_set = None
         if request.with_events and registration.free_sets:
             event_set = registration.free_sets.pop()
@@ -344,7 +349,7 @@ class DirectPath:
         ended = [registration.ended for registration in ending]
         if ended and (await asyncio.wait(ended, timeout=CLOSE_GRACE_S))[1]:
             log.error("registered pages are still being copied; shutting the devices down")
-            for lane in self._lanes.values():
+            for lane in reversed(self._lanes.values()):  # whoever reads another one's memory first
                 await asyncio.to_thread(lane.device.shut_down)
             for registration in ending:
                 registration.gather.give_up()

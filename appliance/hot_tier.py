@@ -36,6 +36,7 @@ from ..tiers.slots import SlotPool
 from .direct import DirectDevice
 from .errors import StartError
 from .lanes import Edge, Route
+from .peer_devices import Peers
 from .settings import FromNvme, HbmTier
 from .units import format_bytes
 
@@ -66,6 +67,7 @@ class HotTier:
         self._readers: ThreadPoolExecutor | None = None
         self._measuring = threading.Lock()
         self._is_closing = False
+        self._peers: Peers | None = None
         try:
             self.engine = HbmEngine(device, room)
             self.pinned = Pinned(device, dram, dram_room)
@@ -169,11 +171,18 @@ class HotTier:
             self.cold.direct = gds.Records(store.whereabouts, gds.Reader)
         return found
 
+    def serve_peers(self, devices: Sequence[Device], *, is_tried: bool) -> None:
+        """Serve runtimes on these devices, too, which are the tier's from now on. Call it once. Blocks for
+        milliseconds."""
+        self._peers = Peers(self.engine, self.pinned.addresses_of, devices, is_tried=is_tried)
+        self.engine.before_close.insert(0, self._peers.close)
+
     @property
-    def direct(self) -> DirectDevice:
-        """The device and where its slots are, for the direct path."""
+    def direct(self) -> list[DirectDevice]:
+        """The devices and where the slots are for each, for the direct path; the tier's own is the first."""
         slots = {Tier.HBM: self.engine.addresses_of, Tier.DRAM: self.pinned.addresses_of}
-        return DirectDevice(self.device, slots)
+        peers = self._peers.direct if self._peers is not None else []
+        return [DirectDevice(self.device, slots), *peers]
 
     def when_lost(self, call: Callable[[str], object]) -> None:
         """Call `call(why)` once, on any thread, when the device turns out to be lost."""

@@ -144,9 +144,11 @@ class Service:
         request: pb.AcquireRequest,
         convert: Callable[[events.AcquireResult], T],
         device_reader: Client | None = None,
+        reads_hbm: bool = False,
     ) -> Replies[T]:
         """Start an acquire; its results pass through `convert` (self.acquired for most) as they come. With a
-        `device_reader` the lease is that client's, and what it may read lies in any memory tier."""
+        `device_reader` the lease is that client's, and if it `reads_hbm` what it is given may lie in any
+        memory tier."""
         client = device_reader or self.client_of(caller, request.client_id)
         hashes = self._chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
@@ -173,7 +175,7 @@ class Service:
                 request.first_block,
                 request.load_anyway,
                 retention,
-                device_reader is not None,
+                reads_hbm,
             ),
             convert,
         )

@@ -27,6 +27,7 @@ from .settings_fields import (
     Addresses,
     Bytes,
     Count,
+    Devices,
     Directory,
     Fraction,
     Nodes,
@@ -104,6 +105,9 @@ class HbmTier(_MemoryTier):
     the memory of an NVIDIA GPU, read on that GPU or by way of dram; it needs `pip install kvtier[gpu]`."""
     device: int = Field(default=0, ge=0, le=255)
     """Which GPU, as this process numbers them (CUDA_VISIBLE_DEVICES). Only for `cuda`."""
+    direct_devices: Devices = "all"
+    """GPUs whose runtimes get blocks straight into their pages: `device`, and these, or `all` that are
+    visible. Each costs some hundred megabytes of its memory for a CUDA context. Only for `cuda`."""
     from_nvme: FromNvme = "auto"
     """Whether blocks that are wanted on the GPU come from nvme without a stop in dram: encoded ones are
     decoded there. `auto` does it where a trial at start finds it quicker, `on` for all that the GPU can

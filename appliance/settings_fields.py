@@ -64,6 +64,18 @@ def _unique_nodes(nodes: list[int]) -> list[int]:
     return nodes
 
 
+def _devices(value: object) -> object:
+    """Check `all` or a list of GPUs' numbers."""
+    if value == "all":
+        return value
+    numbers: list[object] = value if isinstance(value, list) else [value]
+    if not all(type(number) is int and 0 <= number <= 255 for number in numbers):
+        raise ValueError(f"must be all, or a list of GPUs by number, such as [0, 1]; is {value}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"names a GPU twice: {numbers}")
+    return numbers
+
+
 def _addresses(value: object) -> list[str]:
     """Read one address or a list of them."""
     addresses = [value] if isinstance(value, str) else value
@@ -88,6 +100,7 @@ Addresses = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 Nodes = Annotated[list[int], AfterValidator(_unique_nodes)]
+Devices = Annotated[list[int] | Literal["all"], BeforeValidator(_devices)]
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
 
 

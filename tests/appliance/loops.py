@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
@@ -63,10 +63,13 @@ class DaemonThread:
     (`wait`): grpc.aio shares one queue between all loops of a process, and a loop that ends first breaks it.
     """
 
-    def __init__(self, settings: Settings | Loaded, device: Device | None = None) -> None:
+    def __init__(
+        self, settings: Settings | Loaded, device: Device | None = None, peers: Sequence[Device] = ()
+    ) -> None:
         self.daemon: Daemon
         self._settings = settings
         self._device = device
+        self._peers = peers
         self._loop = asyncio.new_event_loop()
         self._loop.set_debug(True)
         self._loop.slow_callback_duration = SLOW_CALLBACK_S
@@ -90,7 +93,7 @@ class DaemonThread:
         self._slow.__enter__()
         self._thread.start()
         try:
-            self.daemon = self.wait(Daemon.start(self._settings, self._device))
+            self.daemon = self.wait(Daemon.start(self._settings, self._device, self._peers))
         except BaseException:
             self._end()
             raise

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,25 @@ def pieces(*parts: tuple[int, int, int]) -> Pieces:
     return Pieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))
 
 
+def stubbed_pair() -> tuple[Device, Device]:
+    """Return two CudaDevices of one process."""
+    home = stubbed_cuda(has_batches=False)
+    return home, stubbed_cuda(has_batches=False, index=1, beside=home)
+
+
+def fake_pair(seed: int = 0, **options: Any) -> tuple[FakeDevice, FakeDevice]:
+    """Return two fakes of one process."""
+    home = FakeDevice(seed=seed, is_live=bool(options.get("is_live")))
+    return home, FakeDevice(1, seed=seed, beside=home, **options)
+
+
+#: Two devices of one process; the second is asked to reach the first.
+PAIRS: dict[str, Callable[[], tuple[Device, Device]]] = {
+    "fake": fake_pair,
+    "live fake": lambda: fake_pair(is_live=True),
+    "cuda over a stub": stubbed_pair,
+    "cuda": lambda: (CudaDevice(0), CudaDevice(1)),
+}
 FACTORIES: dict[str, Callable[[], Device]] = {
     "fake": FakeDevice,
     "live fake": lambda: FakeDevice(is_live=True),

@@ -7,7 +7,7 @@ a state one can look at, not a moment one has to hit.
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +44,21 @@ def names(label: str, number: int) -> list[bytes]:
 class Served:
     """A daemon whose GPU is `device`."""
 
-    def __init__(self, folder: Path, *, nvme: bool = False, device: FakeDevice | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nvme: bool = False,
+        device: FakeDevice | None = None,
+        peers: Sequence[FakeDevice] = (),
+    ) -> None:
         self.device = device or FakeDevice(is_live=True, num_streams=NUM_STREAMS, seed=1)
         tiers: dict[str, Any] = {size: {"capacity": "8MiB", "extent": "2MiB"} for size in ("hbm", "dram")}
         if nvme:
             tiers["nvme"] = {"path": str(folder / "nvme"), "capacity": "32MiB", "segment": "1MiB"}
         settings = {"listen": [f"unix://{folder}/k.sock"], "tiers": tiers, "observe": {"http": "off"}}
-        self.thread = DaemonThread(Settings.model_validate(settings), self.device)
+        self.peers = peers
+        self.thread = DaemonThread(Settings.model_validate(settings), self.device, peers)
 
     @property
     def target(self) -> str:
@@ -66,7 +74,8 @@ class Served:
         deadline_at = time.monotonic() + WAIT_S
         while not self.thread.call(holds):
             assert time.monotonic() < deadline_at, "it never came to that"
-            self.device.run()
+            for device in (self.device, *self.peers):
+                device.run()
             pause.wait(0.001)
 
     def until(self, holds: Callable[[], bool]) -> None:
@@ -109,7 +118,8 @@ class Served:
 
     def opened(self) -> int:
         """Allocations of runtimes that the daemon has mapped."""
-        return sum(region.kind == "opened" for region in self.device.memory.regions.values())
+        devices = (self.device, *self.peers)
+        return sum(one.kind == "opened" for device in devices for one in device.memory.regions.values())
 
     def assert_at_rest(self) -> None:
         """Nothing is held, mapped, or under way; the books are right."""
@@ -123,18 +133,22 @@ class Served:
 
     def __exit__(self, *raised: Any) -> None:
         self.thread.__exit__(*raised)
-        self.device.shut_down()
-        if raised[0] is None:
-            assert self.device.check_integrity() == []
+        assert all(peer._is_shut_down for peer in self.peers), "with the daemon"
+        for device in (*self.peers, self.device):
+            device.shut_down()
+            if raised[0] is None:
+                assert device.check_integrity() == []
 
 
 class Runtime:
     """A runtime with paged tensors on a fake GPU, in vLLM's order: one view per layer, [page, head, token,
     C]."""
 
-    def __init__(self, target: str, *, is_live: bool = True, call_s: float = 10.0, **options: Any) -> None:
+    def __init__(
+        self, target: str, *, is_live: bool = True, call_s: float = 10.0, gpu: int = 0, **options: Any
+    ) -> None:
         self.client = Client(target, name="runtime", timeout=Timeout(call_s=call_s, grace_s=0.2))
-        self.device = FakeDevice(is_live=is_live, seed=2)
+        self.device = FakeDevice(gpu, is_live=is_live, seed=2)
         self.exporter = FakeExporter(self.device)
         shape = (GEOMETRY.num_layers, NUM_PAGES, 4, 2, 32)  # NHD: token before head
         self.whole = self.exporter.tensor(int(np.prod(shape)) * 2).view(np.uint16).reshape(shape)

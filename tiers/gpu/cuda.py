@@ -26,7 +26,7 @@ import numpy as np
 
 from ..base import Buffer
 from . import driver
-from .device import DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
+from .device import Device, DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
 from .watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 SHUT_DOWN_S = 10.0
 READ_ONLY = 8  # cudaHostRegisterReadOnly (CUDA 11.1); cupy has no name for it
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
+_PEER_ACCESS_IS_ON = 704
+
+_current = threading.local()  # .index: the device that this thread works on, one for all CudaDevices
 
 # Status codes of cudaError_t (driver_types.h).
 _SUCCESS, _INVALID_VALUE, _OUT_OF_MEMORY, _NOT_READY = 0, 1, 2, 600
@@ -99,6 +102,15 @@ def load_runtime() -> Any:
         ) from error
 
 
+def num_devices() -> int:
+    """Return how many GPUs this process sees. Raises DeviceError (UNAVAILABLE)."""
+    runtime = load_runtime()
+    try:
+        return int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(DeviceFault.UNAVAILABLE, str(error)) from error
+
+
 class CudaEvent:
     """Implements `Event`."""
 
@@ -159,7 +171,6 @@ class CudaDevice:
     def __init__(self, index: int = 0, *, num_streams: int = 64, num_events: int = 512) -> None:
         self.index = index
         self._runtime = load_runtime()
-        self._local = threading.local()  # .is_set: this thread has made the device its current one
         self._lost = ""
         self._lock = threading.Lock()
         with self.calling() as runtime:
@@ -186,9 +197,9 @@ class CudaDevice:
         if self._lost:
             raise DeviceError(DeviceFault.LOST, self._lost)
         try:
-            if not getattr(self._local, "is_set", False):
+            if getattr(_current, "index", None) != self.index:
                 self._runtime.setDevice(self.index)
-                self._local.is_set = True
+                _current.index = self.index
             yield self._runtime
         except self._runtime.CUDARuntimeError as error:
             raise self.error(int(error.status), str(error)) from error
@@ -235,6 +246,24 @@ class CudaDevice:
             view = self._registered.pop(address, None)
         if view is not None:
             self._giving_back(self._runtime.hostUnregister, address)
+
+    def reach(self, peer: Device) -> bool:
+        """See Device.reach."""
+        try:
+            with self.calling() as runtime:
+                if not runtime.deviceCanAccessPeer(self.index, peer.index):
+                    return False
+                try:
+                    runtime.deviceEnablePeerAccess(peer.index)
+                except runtime.CUDARuntimeError as error:
+                    if int(error.status) != _PEER_ACCESS_IS_ON:
+                        raise
+        except DeviceError as error:
+            if error.fault is not DeviceFault.REFUSED:
+                raise
+            log.warning("device %d does not reach device %d: %s", self.index, peer.index, error)
+            return False
+        return True
 
     def export(self, memory: DeviceMemory) -> bytes:
         """See Device.export."""

@@ -109,12 +109,20 @@ class Device(Protocol):
         ...
 
     def register_host(self, buffer: Buffer, *, is_read_only: bool) -> int:
-        """Pin host memory and return its address for `Pieces`. Raises DeviceError (REFUSED), saying which
-        limit stands in the way. Registering takes milliseconds per gigabyte: not on the event loop."""
+        """Pin host memory and return its address for `Pieces`, of this device and of every other that this
+        process has opened. Raises DeviceError (REFUSED), saying which limit stands in the way. Registering
+        takes milliseconds per gigabyte: not on the event loop."""
         ...
 
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`. Idempotent."""
+        ...
+
+    def reach(self, peer: "Device") -> bool:
+        """Let `Pieces` of this device name what `peer`, another device of this process, has allocated or will
+        allocate. False where the hardware does not do that. Idempotent. A copy is this device's work, and is
+        ordered by its events. When `peer` is lost a copy is refused; one under way may take this device with
+        it."""
         ...
 
     def export(self, memory: DeviceMemory) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..base import Buffer
-from .device import DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
+from .device import Device, DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
 from .fake_memory import FakeMemory, move
 from .fake_order import Clock, OrderAudit
 from .fake_streams import DONE, RECORDED, Calling, Copying, FakeEvent, FakeStream, Recording, Waiting
@@ -31,6 +31,7 @@ from .launching import Launch
 POLL_S = 0.001  # how often a live device looks at events of other processes
 SHUT_DOWN_S = 5.0  # how long it waits for them when it ends
 UNLIMITED = 1 << 62
+MAX_STREAMS = 1 << 16
 
 
 @dataclass(slots=True)
@@ -49,6 +50,10 @@ class FakeDevice:
     `capacity_bytes` bounds allocations, `max_registered_bytes` host memory, `num_streams` and `num_events`
     the pools. The same `seed` and the same calls give the same schedule (not when live: threads have their
     own mind). `compiler` makes launches of kernels' source; without it there are no kernels.
+
+    `beside` names another device of the same process: host memory registered with either is both's, the
+    order of both's copies is audited together, and `reach` lets one read the other, if the later of the two
+    `has_peer_access`.
     """
 
     def __init__(
@@ -62,23 +67,30 @@ class FakeDevice:
         seed: int = 0,
         is_live: bool = False,
         compiler: Callable[[str, Sequence[str]], Launch] | None = None,
+        beside: "FakeDevice | None" = None,
+        has_peer_access: bool = True,
     ) -> None:
         self.index = index
         self.compiler = compiler
         self.name = "fake"
         self.uuid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"kvtier fake device {index}"))
-        self.memory = FakeMemory(capacity_bytes, max_registered_bytes)
+        their_memory: FakeMemory | None = beside.memory if beside is not None else None
+        self.memory: FakeMemory = FakeMemory(capacity_bytes, max_registered_bytes, their_memory)
+        self.has_peer_access = has_peer_access
         self.violations: list[str] = []
         self.left_behind: list[str] = []  # what nobody had given back when the device was shut down
-        self._order = OrderAudit()
-        self._streams = [FakeStream(self, number) for number in range(num_streams)]
+        self._order: OrderAudit = beside._order if beside is not None else OrderAudit()
+        first = index * MAX_STREAMS  # the audit knows streams of several devices by their numbers
+        self._streams = [FakeStream(self, first + number) for number in range(num_streams)]
         self._free_streams = list(self._streams)
         self._num_free_events = num_events
         self._calls: list[_Call] = []
         self._random = Random(seed)
         self._lost = ""
         self._is_shut_down = False
-        self._changed = threading.Condition(threading.RLock())
+        self._changed: threading.Condition = (
+            beside._changed if beside is not None else threading.Condition(threading.RLock())
+        )
         self._thread: threading.Thread | None = None
         if is_live:
             self._thread = threading.Thread(target=self._live, name=f"kvtier-fake-gpu-{index}", daemon=True)
@@ -105,6 +117,14 @@ class FakeDevice:
         with self._changed:
             if address in self.memory.regions:
                 self._give_back(address, "host", "unregistered")
+
+    def reach(self, peer: Device) -> bool:
+        """See Device.reach."""
+        with self._working():
+            assert isinstance(peer, FakeDevice)
+            if self.has_peer_access and peer.has_peer_access:
+                self.memory.reach(peer.memory)
+            return peer.memory in self.memory.reached
 
     def export(self, memory: DeviceMemory) -> bytes:
         """See Device.export."""
@@ -168,6 +188,8 @@ class FakeDevice:
         """Take over a copy, whose arrays may change afterwards. Refuses what a GPU would trip over."""
         with self._working():
             own = Pieces(pieces.sources.copy(), pieces.targets.copy(), pieces.lengths.copy())
+            if self.memory.names_lost(own):
+                raise DeviceError(DeviceFault.REFUSED, "a peer is lost, and its memory with it")
             problem = self.memory.why_not(own) or self._order.copy(stream.number, own)
             if problem:
                 raise self._violation(problem)
@@ -264,6 +286,9 @@ class FakeDevice:
     def _move(self, pieces: Pieces, piece: int) -> None:
         here = slice(piece, piece + 1)
         one = Pieces(pieces.sources[here], pieces.targets[here], pieces.lengths[here])
+        if self.memory.names_lost(one):
+            self._lose("a peer was lost while it was read")
+            return
         problem = self.memory.why_not(one)
         if problem:  # it was there when the copy was enqueued
             self.violations.append(problem)
@@ -296,9 +321,10 @@ class FakeDevice:
 
     def _lose(self, detail: str) -> None:
         self._lost = self._lost or detail
+        self.memory.is_lost = True
         for stream in self._streams:
             stream.work.clear()
-        self._order.forget()
+        self._order.forget({stream.number for stream in self._streams})
         self._changed.notify_all()
 
     def _violation(self, problem: str) -> AssertionError:

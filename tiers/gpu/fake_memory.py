@@ -76,9 +76,19 @@ def open_handle(handle: bytes) -> tuple[int, mmap.mmap]:
 
 
 class FakeMemory:
-    """Regions of one device, and their limits. Not thread-safe: the device holds its lock."""
+    """Regions of one device, and their limits. Not thread-safe: the device holds its lock.
 
-    def __init__(self, capacity_bytes: int, max_registered_bytes: int) -> None:
+    Devices `beside` each other see each other's registered host memory, and each other's allocations once
+    they `reached` them.
+    """
+
+    def __init__(
+        self, capacity_bytes: int, max_registered_bytes: int, beside: "FakeMemory | None" = None
+    ) -> None:
+        self.is_lost = False
+        self.reached: list[FakeMemory] = []
+        self._family: list[FakeMemory] = beside._family if beside is not None else []
+        self._family.append(self)
         self.capacity_bytes = capacity_bytes
         self.max_registered_bytes = max_registered_bytes
         self.regions: dict[int, Region] = {}
@@ -112,7 +122,7 @@ class FakeMemory:
             raise DeviceError(
                 DeviceFault.REFUSED, f"more than {limit} bytes may not be registered; raise the memlock limit"
             )
-        if self.first_touching(address, address + len(view)) is not None:
+        if any(memory.first_touching(address, address + len(view)) for memory in self._family):
             raise DeviceError(DeviceFault.REFUSED, "a part of this memory is registered already")
         self._add(Region(address, len(view), "host", is_read_only, -1, view))
         return address
@@ -139,7 +149,7 @@ class FakeMemory:
     def drop(self, address: int) -> None:
         """Forget a region and give back what it holds."""
         region = self.regions.pop(address)
-        self._tables.clear()
+        self._changed()
         if region.descriptor >= 0:
             os.close(region.descriptor)
             region.keeper.close()
@@ -167,14 +177,44 @@ class FakeMemory:
     def _usable(self, is_write: bool) -> Bounds:
         """Return the regions that may be read, or written, in order."""
         if is_write not in self._tables:
-            usable = sorted(r for r in self.regions if not (is_write and self.regions[r].is_read_only))
-            lasts = [address + self.regions[address].num_bytes for address in usable]
-            self._tables[is_write] = np.array(usable, np.uint64), np.array(lasts, np.uint64)
+            known = [one for memory in self._family for one in memory.regions.values()]
+            seen = [one for one in known if self._sees(one) and not (is_write and one.is_read_only)]
+            seen.sort(key=lambda one: one.address)
+            firsts, lasts = [one.address for one in seen], [one.address + one.num_bytes for one in seen]
+            self._tables[is_write] = np.array(firsts, np.uint64), np.array(lasts, np.uint64)
         return self._tables[is_write]
+
+    def _sees(self, region: Region) -> bool:
+        if region.kind == "host" or self.regions.get(region.address) is region:
+            return True
+        return region.kind == "device" and any(
+            peer.regions.get(region.address) is region for peer in self.reached
+        )
+
+    def names_lost(self, pieces: Pieces) -> bool:
+        """Whether `pieces` name memory of a peer that is lost."""
+        lost = [region for peer in self.reached if peer.is_lost for region in peer.regions.values()]
+        return any(
+            bool(((starts >= region.address) & (starts < region.address + region.num_bytes)).any())
+            for region in lost
+            if region.kind == "device"
+            for starts in (pieces.sources, pieces.targets)
+        )
+
+    def reach(self, peer: "FakeMemory") -> None:
+        """See Device.reach. Idempotent."""
+        assert peer in self._family, "devices of one process are made beside each other"
+        if peer not in self.reached:
+            self.reached.append(peer)
+            self._changed()
 
     def _add(self, region: Region) -> None:
         self.regions[region.address] = region
-        self._tables.clear()
+        self._changed()
+
+    def _changed(self) -> None:
+        for memory in self._family:
+            memory._tables.clear()
 
 
 def move(target: int, source: int, num_bytes: int) -> None:

@@ -8,6 +8,7 @@ clock is one for all threads, so order between threads is taken on trust: a race
 up.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +53,8 @@ class _Touch:
 
 
 class OrderAudit:
-    """Clocks of one device's streams. Not thread-safe: the device holds its lock."""
+    """Clocks of the streams of one device, or of all that stand beside each other. Not thread-safe: the
+    device holds its lock."""
 
     def __init__(self) -> None:
         self._host: Clock = {}
@@ -110,6 +112,6 @@ class OrderAudit:
             if touch.count > self._host.get(touch.stream, 0)
         )
 
-    def forget(self) -> None:
-        """Nothing is under way any more: the device was lost."""
-        self._open.clear()
+    def forget(self, streams: Collection[int]) -> None:
+        """Nothing is under way on these any more: their device was lost."""
+        self._open = [touch for touch in self._open if touch.stream not in streams]

@@ -6,6 +6,7 @@ CUDA: the same suite on a GPU does (`pytest -m gpu`). Names and parameters are t
 
 import ctypes
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ STATUS = {
     DeviceFault.LOST: 719,
     DeviceFault.UNAVAILABLE: 100,
 }
+
+
+_current = threading.local()  # .index: the device of this thread, as CUDA keeps it
 
 
 class CUDARuntimeError(RuntimeError):
@@ -53,12 +57,16 @@ class StubRuntime:
     streamNonBlocking = 1  # noqa: N815
     memcpyDefault = 4  # noqa: N815
 
-    def __init__(self, fake: FakeDevice) -> None:
+    def __init__(self, fake: FakeDevice, beside: "StubRuntime | None" = None) -> None:
         self.fake = fake
-        self.things: dict[int, Any] = {}  # streams and events, by number
+        # Those of this process, by index.
+        self.fakes: dict[int, FakeDevice] = beside.fakes if beside is not None else {}
+        self.fakes[fake.index] = fake
+        # Streams and events, by number, of all devices of this process.
+        self.things: dict[int, Any] = beside.things if beside is not None else {}
         self.opened: dict[bytes, int] = {}  # handle -> address
         self.num_opened: Counter[int] = Counter()  # by address
-        self._numbers = itertools.count(1)
+        self._numbers: itertools.count[int] = beside._numbers if beside is not None else itertools.count(1)
 
     def _add(self, thing: Any) -> int:
         number = next(self._numbers)
@@ -66,13 +74,25 @@ class StubRuntime:
         return number
 
     def setDevice(self, device: int) -> None:  # noqa: N802
-        if device != 0:
+        if device != self.fake.index:
             raise CUDARuntimeError(101)
+        _current.index = device
+
+    def deviceCanAccessPeer(self, device: int, peer: int) -> int:  # noqa: N802
+        return int(self.fakes[device].has_peer_access and self.fakes[peer].has_peer_access)
+
+    def deviceEnablePeerAccess(self, peer: int) -> None:  # noqa: N802
+        assert _current.index == self.fake.index
+        if self.fakes[peer].memory in self.fake.memory.reached:
+            raise CUDARuntimeError(704)
+        with translated():
+            self.fake.reach(self.fakes[peer])
 
     def getDeviceProperties(self, device: int) -> dict[str, bytes]:  # noqa: N802
         return {"name": b"stub"}
 
     def malloc(self, size: int) -> int:
+        assert _current.index == self.fake.index, "another device is this thread's"
         with translated():
             return self.fake.allocate(size).address
 
@@ -148,6 +168,7 @@ class StubRuntime:
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
         assert kind == self.memcpyDefault
+        assert _current.index == self.fake.index, "another device is this thread's"
         self._copy(self.things[stream], Pieces(*_columns(src, dst, size)))
 
     def copy_batch(self, pieces: Pieces, stream: int) -> int:
@@ -172,14 +193,21 @@ def _columns(src: int, dst: int, size: int) -> tuple[Any, Any, Any]:
     return np.array([src], np.uint64), np.array([dst], np.uint64), np.array([size], np.int64)
 
 
-def stubbed_cuda(has_batches: bool = True, **options: Any) -> CudaDevice:
-    """Return a CudaDevice on a stub, which is its `_runtime`."""
-    stub = StubRuntime(FakeDevice(is_live=True, num_streams=64, num_events=10_000, **options))
+def stubbed_cuda(
+    has_batches: bool = True, index: int = 0, beside: CudaDevice | None = None, **options: Any
+) -> CudaDevice:
+    """Return a CudaDevice on a stub, which is its `_runtime`. One `beside` another has no batches: the
+    driver's functions are patched once for all."""
+    other = beside._runtime if beside is not None else None
+    options["beside"] = other and other.fake
+    stub = StubRuntime(
+        FakeDevice(index, is_live=True, num_streams=64, num_events=10_000, **options), beside=other
+    )
     with (
         patch.object(cuda, "load_runtime", return_value=stub),
         patch.multiple(driver, device_uuid=lambda index: stub.fake.uuid, has_batches=lambda: has_batches),
     ):
-        device = CudaDevice(0)
+        device = CudaDevice(index)
     patcher = patch.multiple(driver, copy_batch=stub.copy_batch, allocation_bytes=stub.allocation_bytes)
     patcher.start()
     end, stubbed = device.shut_down, [patcher]
