@@ -30,7 +30,12 @@ def dictionary() -> None:
     "--sample-bytes", default=64 << 10, show_default=True, help="Files are cut into pieces so long."
 )
 def train_command(samples: tuple[Path, ...], out: Path, capacity_bytes: int, sample_bytes: int) -> None:
-    """Train a dictionary on the files SAMPLES, payloads as they are put; write it to --out NAME.zdict."""
+    """Train a dictionary on the files SAMPLES, payloads as they are put; write it to --out NAME.zdict.
+
+    \b
+    Example:
+      kvtier dictionary train samples/* --out kv.zdict
+    """
     if out.suffix != SUFFIX:
         raise click.UsageError(f"--out {out}: dictionaries are called NAME{SUFFIX}")
     try:

@@ -29,7 +29,12 @@ def profile() -> None:
 @profile.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
 def keygen(path: Path) -> None:
-    """Write a new private key to PATH; print its public key, for compression.trusted_keys."""
+    """Write a new private key to PATH; print its public key, for compression.trusted_keys.
+
+    \b
+    Example:
+      kvtier profile keygen ~/kvtier-profiles.pem
+    """
     try:
         click.echo(new_key(path).hex())
     except FileExistsError:
@@ -42,7 +47,12 @@ def keygen(path: Path) -> None:
 @click.argument("path", type=_FILE)
 @click.option("--key", required=True, type=_FILE, help="A private key, as keygen writes it.")
 def sign(path: Path, key: Path) -> None:
-    """Sign the profile in PATH, in place of a former signature."""
+    """Sign the profile in PATH, in place of a former signature.
+
+    \b
+    Example:
+      kvtier profile sign profile.yaml --key ~/kvtier-profiles.pem
+    """
     try:
         signature = sign_file(path, read_key(key))
     except (ProfileError, OSError) as problem:
@@ -54,7 +64,12 @@ def sign(path: Path, key: Path) -> None:
 @click.argument("path", type=_FILE)
 @click.option("--key", "public_key", default="", help="The public key it has to be signed with, in hex.")
 def verify(path: Path, public_key: str) -> None:
-    """Say who signed the profile in PATH; exit 1 when nobody did, or somebody else."""
+    """Say who signed the profile in PATH; exit 1 when nobody did, or somebody else.
+
+    \b
+    Example:
+      kvtier profile verify profile.yaml
+    """
     try:
         found, signature = read_profile(path), read_signature(path)
         if signature is None:
