@@ -203,3 +203,14 @@ def test_a_lost_peer_leaves_home_alone() -> None:
     assert home.peek(pair.at_home.address, SIZE) == pair.sent.tobytes()
     assert home.violations == []
     pair.close()
+
+
+def test_what_home_has_under_way_when_a_peer_is_lost_is_still_under_way() -> None:
+    home, peer = fake_pair()
+    pair = Pair("fake", home, peer)
+    on_home, _ = pair.streams()
+    pair.fill_home(on_home)
+    peer.lose()
+    with pytest.raises(AssertionError, match="while a stream may still touch it"):
+        home.free(DeviceMemory(pair.at_home.address, SIZE))
+    pair.close()

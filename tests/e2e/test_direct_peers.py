@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtier.appliance import direct
 from kvtier.appliance.core.events import EvictRequested
 from kvtier.appliance.peer_devices import carries
 from kvtier.clients import PutOutcome
@@ -15,6 +16,7 @@ from tests.contracts.devices import fake_pair
 
 from .direct_scene import NUM_STREAMS, Runtime, Served, names, runtime_at
 from .test_device_hbm import resident
+from .test_direct import Mute
 
 CHAIN = names("chain", 8)
 SINGLES = [names(f"single {number}", 1) for number in range(8)]  # one block each: any of them may leave dram
@@ -137,6 +139,28 @@ def test_a_lost_home_takes_hbm_along_and_the_peer_is_served_from_dram(tmp_path: 
         one.client.close()
         two.client.close()
         served.assert_at_rest()
+
+
+def test_a_peer_that_is_not_quiet_is_shut_down_before_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "CLOSE_GRACE_S", 0.1)
+    home = FakeDevice(num_streams=NUM_STREAMS, seed=1)
+    peer = Mute(1, seed=4, beside=home)
+    with Served(tmp_path, device=home, peers=[peer]) as served:
+        one, two = Runtime(served.target), Runtime(served.target, gpu=1, call_s=0.5)
+        one.fill(7)
+        served.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
+        peer.is_mute = True
+        get = two.start(two.pages.get, two.namespace, CHAIN, OTHERS, deadline_s=0.2)
+        assert get.exception(20.0) is not None
+        served.until(lambda: has_copies(peer))
+        assert served.thread.call(served.num_leases) == 1
+        one.client.close()
+        two.client.close()
+        served.thread.wait(served.daemon.direct.close())
+        assert served.thread.call(served.num_leases) == 0
+        assert two.read(OTHERS) == one.read(IDS), "its last copies still found what they read"
 
 
 def has_copies(device: FakeDevice) -> bool:
