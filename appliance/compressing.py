@@ -177,6 +177,7 @@ class Compressing:
         new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - self._speeds.keys()
         for dtype, name in sorted(new):
             self._speeds[dtype, name] = await measured_speed(name, dtype)
+            log.info("codec %s decodes %s at %.1f GB/s", name, dtype, self._speeds[dtype, name] / 1e9)
         for books in self._codecs.statistics():
             if books.decoded_raw_bytes >= MIN_DECODED_BYTES and books.decode_s > 0:
                 for dtype in dtypes:

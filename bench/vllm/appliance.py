@@ -14,6 +14,7 @@ from typing import Self
 
 import grpc
 
+from kvtier.appliance.compressing import CANDIDATES
 from kvtier.v1 import admin_pb2, admin_pb2_grpc, types_pb2
 
 START_S = 60.0
@@ -73,10 +74,19 @@ class Appliance:
 
         Raises TimeoutError when that does not end.
         """
+        self._wait_for("memory in place", self._num_starts)
+
+    def wait_for_codecs(self) -> None:
+        """Wait until the daemon knows how quick its codecs are here: before that, blocks are stored raw. It
+        finds out once there is a namespace. Raises TimeoutError when that does not end."""
+        for name in CANDIDATES:
+            self._wait_for(f"codec {name} decodes", 1)
+
+    def _wait_for(self, line: str, num_times: int) -> None:
         deadline_s = time.monotonic() + START_S
-        while self.log.read_text().count("memory in place") < self._num_starts:
+        while self.log.read_text().count(line) < num_times:
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"memory is not in place after {START_S:.0f} s")
+                raise TimeoutError(f"the appliance's log has no {line!r} after {START_S:.0f} s")
             time.sleep(0.02)
 
     def stop(self) -> None:

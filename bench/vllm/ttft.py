@@ -101,6 +101,8 @@ class Rig:
 
     def prime(self) -> None:
         """Every engine computes every prompt once, and stores it where it stores."""
+        warm_up(self.kvtier)
+        self.appliance.wait_for_codecs()  # sessions that end are archived at once, as they are until then
         for engine in (self.plain, self.kvtier, self.tier):
             if engine is not None:
                 warm_up(engine)
