@@ -228,7 +228,8 @@ def test_a_clients_calls_belong_to_the_span_it_is_in(
     else:
         both()
     spans = [span for span in finished(shown, kept) if span.name in ("kvtier.get", "kvtier.put")]
-    parents = [(span.name, span.parent and (span.parent.trace_id, span.parent.span_id)) for span in spans]
+    # A lease over gRPC is an acquire and a stream, which an early release cuts short: one span or two.
+    parents = list(dict.fromkeys((span.name, span.parent and tuple(span.parent[:2])) for span in spans))
     mine = (contexts[0].trace_id, contexts[0].span_id)
     assert parents == [("kvtier.put", mine), ("kvtier.get", mine), ("kvtier.get", None)]
 
