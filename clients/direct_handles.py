@@ -1,8 +1,8 @@
 """Pages and Delivery: what `Client.register_pages` returns and one holds on to. Twins in direct_aio.py.
 
     pages = client.register_pages(namespace, "vllm", kv_caches, CudaExporter(device))
-    report = pages.get(namespace, hashes, page_ids)          # returns when the bytes are in the pages
-    pages.put(namespace, hashes, page_ids, after=event)      # after: recorded behind the kernel that wrote them
+    report = pages.get(namespace, hashes, page_ids)      # returns when the bytes are in the pages
+    pages.put(namespace, hashes, page_ids, after=event)  # after: recorded behind the kernel that wrote them
 
 A failure is a miss: get raises KvtierError like every call, and a Guard makes that None. What must not happen
 is that a page is used while somebody writes it, so every way out of a call waits for the daemon's word.
