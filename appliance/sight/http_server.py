@@ -141,7 +141,8 @@ class HttpServer:
         """Answer requests until one side has had enough."""
         while True:
             try:
-                request = await asyncio.wait_for(_next_request(http, reader), REQUEST_TIMEOUT_S)
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    request = await _next_request(http, reader)
             except h11.RemoteProtocolError as problem:
                 if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     await _send(
@@ -227,4 +228,6 @@ async def _send(http: h11.Connection, writer: asyncio.StreamWriter, answer: Answ
 async def _write(writer: asyncio.StreamWriter, data: bytes | None) -> None:
     if data:
         writer.write(data)
-        await asyncio.wait_for(writer.drain(), WRITE_TIMEOUT_S)
+        # Not wait_for: that of Python 3.11 loses a cancellation that comes just when what it waits for ended.
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await writer.drain()
