@@ -77,10 +77,11 @@ class Appliance:
         self._wait_for("memory in place", self._num_starts)
 
     def wait_for_codecs(self) -> None:
-        """Wait until the daemon knows how quick its codecs are here: before that, blocks are stored raw. It
-        finds out once there is a namespace. Raises TimeoutError when that does not end."""
+        """Wait until the daemon knows how quick its codecs are here: before that, blocks are stored raw, and
+        the first load after a start waits 0.3 s for compiled loops. It finds out once there is a namespace.
+        Raises TimeoutError when that does not end."""
         for name in CANDIDATES:
-            self._wait_for(f"codec {name} decodes", 1)
+            self._wait_for(f"codec {name} decodes", self._num_starts)
 
     def _wait_for(self, line: str, num_times: int) -> None:
         deadline_s = time.monotonic() + START_S

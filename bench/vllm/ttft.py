@@ -123,6 +123,7 @@ class Rig:
 
     def round_on_disk(self, number: int) -> Iterator[Sample]:
         self.appliance.leave_dram()
+        self.appliance.wait_for_codecs()
         self._reconnect()
         for tokens in self.asked.values():
             yield again(self.kvtier, NVME, tokens, self.appliance.pid)
