@@ -21,7 +21,6 @@ from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, b
 from .hazard import Hazards, Observations
 from .stretches import I32, NUM_PRICES, Stretches
 from .visits import (
-    COMPARISONS,
     NUM_FEATURES,
     NUM_GAPS,
     NUM_KINDS,
@@ -59,7 +58,7 @@ class Appraiser:
 
     def __init__(self, stretches: Stretches) -> None:
         self._stretches = stretches
-        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, COMPARISONS)
+        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
         self._seen = Observations()
         #: Serial numbers of stretches and the stretches, one after the other: no tuples, as in ghosts.py.
         self._agenda: list[deque[int]] = [deque() for _ in range(NUM_BINS)]
@@ -212,9 +211,8 @@ class Appraiser:
             stretches.bin[stretch] = number + 1
         if number + 1 < NUM_BINS:
             self._agenda[number + 1].extend((stretches.serial[stretch], stretch))
-        # There are prices for what is left of the bin they were made in, and for the one after it.
-        if (number + 1) * STEPS_PER_BIN + STEPS_PER_BIN >= stretches.priced_from[stretch] + NUM_PRICES:
-            stretches.is_priced[stretch] = False
+        # Its prices reach a bin further, but what was learned meanwhile is worth 0.2 points of hits.
+        stretches.is_priced[stretch] = False
 
     def learn(self) -> None:
         """Learn from what was observed, once it is a batch."""

@@ -9,14 +9,12 @@ geometric bin makes the price fall with age alone: before anything is learned, t
 
 `effects` are logarithms of factors, one per feature value (turn, lengths, gap so far, ...), and start at
 nothing. Each is a Newton step per batch on the Poisson likelihood, damped by PRIOR_PRECISION. Some features
-are an age compared with an earlier gap of the same session, so that "about as long as last time" is one
-value: their ratio (RATIO), or how far one is beyond the other (BEYOND).
+are an age relative to an earlier gap of the same session, so that "about as long as last time" is one value.
 
 Sources: Cox, J. R. Stat. Soc. B 34 (1972); Breslow's estimate of the base, same volume; Kaplan and Meier,
 J. Am. Stat. Assoc. 53 (1958). Rejected: a logistic model by AdaGrad (its learning rate is a parameter, and
 bins where nothing ever happens unlearn the prior too slowly); tables per combination of features (too many
-for the first minutes, and these decide); anything trained beforehand; longer steps with a factor per
-feature that follows what its effects foretold (a point won on popular documents, 0.2 lost on real chats).
+for the first minutes, and these decide); anything trained beforehand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .ages import EDGES_S, F64, NUM_BINS
+from .ages import F64, NUM_BINS
 
 I64 = npt.NDArray[np.int64]
 Integers = npt.NDArray[np.integer[Any]]
@@ -42,34 +40,14 @@ MAX_PRECISION = 2_000.0
 #: Share of a bin's two neighbours in its counts, each: hazards are smooth in age.
 NEIGHBOUR = 0.5
 NUM_OFFSETS = 64  # values of an age relative to a gap
-FORMAT = 2  # of a dump; another one whenever a kind, a feature or a bin means something else
+FORMAT = 1  # of a dump; another one whenever a kind, a feature or a bin means something else
 MAX_LOADED = 1e9  # no number that was learned is larger
 
-_MIDDLES_S: F64 = np.sqrt(np.maximum(EDGES_S[:-1], 0.2) * EDGES_S[1:])
-
-
-def _ratios() -> I64:
-    """Return values for how many bins an age is from a gap."""
-    ratios: I64 = np.clip(
-        np.arange(NUM_BINS)[None, :] - np.arange(NUM_BINS + 1)[:, None] + NUM_OFFSETS // 2, 1, NUM_OFFSETS - 1
-    )
-    ratios[0] = 0
-    return ratios
-
-
-def _beyond() -> I64:
-    """Return values for how many seconds an age is beyond a gap: three for before it, then thirds of
-    doublings."""
-    beyond_s = np.concatenate(([np.zeros(NUM_BINS)], _MIDDLES_S[None, :] - _MIDDLES_S[:, None]))
-    before = 3 - (beyond_s < -3.0) - (beyond_s < -8.0)
-    behind = 4 + (3 * np.log2(1.0 + np.maximum(beyond_s, 0.0))).astype(np.int64)
-    beyond: I64 = np.minimum(np.where(beyond_s < 0.0, before, behind), NUM_OFFSETS - 1)
-    beyond[0] = 0
-    return beyond
-
-
-#: Values of an age compared with a gap: [1 + bin of the gap, bin of the age]. Row 0: there is no gap.
-RATIO, BEYOND = _ratios(), _beyond()
+#: Value of an age bin relative to a gap: [1 + bin of the gap, bin of the age]. Row 0: there is no gap.
+_OFFSETS: I64 = np.clip(
+    np.arange(NUM_BINS)[None, :] - np.arange(NUM_BINS + 1)[:, None] + NUM_OFFSETS // 2, 1, NUM_OFFSETS - 1
+)
+_OFFSETS[0] = 0
 
 
 class Observations:
@@ -107,15 +85,13 @@ class Observations:
 class Hazards:
     """Learns and tells hazards. Kinds and feature values are small numbers; feature value 0: no effect."""
 
-    def __init__(self, num_kinds: int, num_values: int, comparisons: Sequence[I64]) -> None:
+    def __init__(self, num_kinds: int, num_values: int, num_gaps: int) -> None:
         """`num_values`: of all features together; each feature has its own range of numbers.
-        `comparisons`: RATIO or BEYOND for each of the earlier gaps that an age is compared with."""
-        self._gaps = np.arange(len(comparisons))
-        self._gap_starts = num_values + NUM_OFFSETS * self._gaps
-        self._comparisons = np.array(comparisons) + self._gap_starts[:, None, None]
+        `num_gaps`: earlier gaps that an age is compared with."""
+        self._gap_starts = num_values + NUM_OFFSETS * np.arange(num_gaps)
         self._used = np.zeros((num_kinds, NUM_BINS))
         self._at_risk = np.zeros((num_kinds, NUM_BINS))
-        self._effects = np.zeros(num_values + len(comparisons) * NUM_OFFSETS)
+        self._effects = np.zeros(num_values + num_gaps * NUM_OFFSETS)
         self._precision = np.ones(len(self._effects))
         self._base: F64 = np.full((num_kinds, NUM_BINS), PRIOR_HAZARD)
         self._is_current = True
@@ -126,7 +102,7 @@ class Hazards:
         `kinds`: (n,); `features`: (n, num_features) feature values; `gap_bins`: (n, num_gaps), each 1 + the
         bin of an earlier gap, or 0 when there is none.
         """
-        log_factor = self._effects[self._comparisons[self._gaps, gap_bins]].sum(axis=1)
+        log_factor = self._effects[_OFFSETS[gap_bins] + self._gap_starts[:, None]].sum(axis=1)
         log_factor += self._effects[features].sum(axis=1)[:, None]
         np.minimum(np.maximum(log_factor, -MAX_EFFECT, out=log_factor), MAX_EFFECT, out=log_factor)
         hazards: F64 = np.minimum(self._current_base()[kinds] * np.exp(log_factor), MAX_HAZARD)
@@ -138,7 +114,8 @@ class Hazards:
         used, weights = np.array(seen.uses), np.array(seen.weights)
         values = np.array(seen.features, np.int64)
         gap_bins = np.array(seen.gap_bins, np.int64)
-        values = np.concatenate((values, self._comparisons[self._gaps, gap_bins, bins[:, None]]), axis=1)
+        offsets = _OFFSETS[gap_bins, bins[:, None]] + self._gap_starts
+        values = np.concatenate((values, offsets), axis=1)
         log_factor = np.clip(self._effects[values].sum(axis=1), -MAX_EFFECT, MAX_EFFECT)
         factor = np.exp(log_factor)
         # Who was used in a bin was at risk for half of it.

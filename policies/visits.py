@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from ..tiers.block import Urgency
 from .ages import NUM_BINS, bin_of
-from .hazard import BEYOND, RATIO
 
 NEW, TAIL, PRIVATE = 0, 1, 2
 #: Forks up to which a block is of the kinds after PRIVATE.
@@ -29,7 +28,6 @@ GAP_WEIGHT = 0.4
 MAX_LOG = 9
 NUM_LOGS = MAX_LOG + 1
 MAX_FINE_LOG = 20
-MAX_USES_LOG = 40
 MAX_TURN = 10
 #: Beginnings of conversations that go on, are new, or fork.
 FIRST, NEXT, FORK = 0, 1, 4
@@ -48,17 +46,15 @@ _SIZES = (
     3,  # what the session said: waiting, idle
     1 + NUM_STAGES * NUM_LOGS,  # stage x decoded tokens
     1 + MAX_FINE_LOG + 1,  # decoded tokens, finer
-    1 + MAX_USES_LOG + 1,  # uses, of blocks that were used before, finer
 )
 _STARTS = tuple(sum(_SIZES[:number]) for number in range(len(_SIZES)))
 NUM_FEATURES = len(_SIZES)
 NUM_VALUES = sum(_SIZES)
 #: Gaps that an age is compared with: the last one, their mean, the mean between uses of a shared block, and
-#: the time that decoding the answer takes, which nobody comes back within: hence how far beyond.
-COMPARISONS = (RATIO, RATIO, RATIO, BEYOND)
-NUM_GAPS = len(COMPARISONS)
-#: Seconds a decoded token takes. Half or twice as many shift what is learned by a bin or two.
-DECODE_S = 0.015
+#: the time that decoding the answer takes.
+NUM_GAPS = 4
+#: Seconds a decoded token takes. Its value does not matter: it shifts what is learned by some bins.
+DECODE_S = 0.03
 
 
 @dataclass(eq=False, slots=True)
@@ -160,7 +156,6 @@ def features_of(visit: Visit, kind: int, num_uses: int, age_s: float) -> tuple[i
     values[5] = 1 + stage * NUM_KINDS + kind
     values[6] = 1 + kind * NUM_LOGS + _log(num_uses, 1, MAX_LOG)
     values[7] = 1 + bin_of(age_s) if age_s >= 0 else 0
-    values[11] = 1 + _log(num_uses + 1, 4, MAX_USES_LOG) if kind >= PRIVATE else 0
     return tuple(start + value if value else 0 for start, value in zip(_STARTS, values, strict=True))
 
 

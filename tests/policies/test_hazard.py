@@ -7,19 +7,10 @@ import numpy as np
 import pytest
 
 from kvtier.policies import hazard
-from kvtier.policies.ages import EDGES_S, NUM_BINS
-from kvtier.policies.hazard import BEYOND, RATIO, Hazards, Observations
+from kvtier.policies.ages import NUM_BINS
+from kvtier.policies.hazard import Hazards, Observations
 
-NUM_KINDS, NUM_VALUES, COMPARISONS = 3, 12, (RATIO, BEYOND)
-
-
-def seconds_beyond(number: int, gap: int) -> object:
-    """Return what is told apart of the distance between the middles of two bins."""
-    middles_s = [math.sqrt(max(EDGES_S[each], 0.2) * EDGES_S[each + 1]) for each in (number, gap)]
-    beyond_s = middles_s[0] - middles_s[1]
-    if beyond_s < 0:
-        return "long before" if beyond_s < -8 else "before" if beyond_s < -3 else "just before"
-    return math.floor(3 * math.log2(1 + beyond_s))
+NUM_KINDS, NUM_VALUES, NUM_GAPS = 3, 12, 2
 
 
 class Sums:
@@ -33,12 +24,12 @@ class Sums:
 
     def names(self, features: tuple[int, ...], gap_bins: tuple[int, ...], number: int) -> list[object]:
         """Return the feature values of an age bin that have an effect."""
-        names: list[object] = [value for value in features if value]
-        if gap_bins[0]:
-            names.append(("ratio", max(1 - 32, min(31, number - gap_bins[0]))))  # 32: as long as last time
-        if gap_bins[1]:
-            names.append(("beyond", seconds_beyond(number, gap_bins[1] - 1)))
-        return names
+        near = [
+            (which, max(1 - 32, min(31, number - gap)))  # 64 values, 32 for "as long as last time"
+            for which, gap in enumerate(gap_bins)
+            if gap
+        ]
+        return [*(value for value in features if value), *near]
 
     def factor(self, names: list[object]) -> float:
         total = sum(self.effects.get(name, 0.0) for name in names)
@@ -83,24 +74,19 @@ class Sums:
 
 def test_it_learns_what_the_formulas_say() -> None:
     rng = Random(8)
-    hazards, sums = Hazards(NUM_KINDS, NUM_VALUES, COMPARISONS), Sums()
+    hazards, sums = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS), Sums()
     for _ in range(4):
         seen = Observations()
         for _ in range(200):
             features = (rng.choice((0, 3, 4)), rng.choice((0, 7, 8, 9)))
-            gap_bins = (rng.choice((0, 1, 12, NUM_BINS)), rng.choice((0, 5, 12)))
-            number = rng.randrange(NUM_BINS)
+            gap_bins = (rng.choice((0, 1, 12, NUM_BINS)), rng.choice((0, 5)))
+            number = rng.choice((0, 1, 5, 6, 7, 20, NUM_BINS - 1))
             use, weight = float(rng.random() < 0.3), rng.uniform(0.3, 2.0)
             seen.add(rng.randrange(NUM_KINDS), features, gap_bins, number, use, weight)
         hazards.learn(seen)
         sums.learn(seen)
         for kind in range(NUM_KINDS):
-            for features, gap_bins in (
-                ((0, 0), (0, 0)),
-                ((3, 8), (12, 0)),
-                ((4, 9), (NUM_BINS, 5)),
-                ((4, 9), (0, 12)),
-            ):
+            for features, gap_bins in (((0, 0), (0, 0)), ((3, 8), (12, 0)), ((4, 9), (NUM_BINS, 5))):
                 got = hazards.hazards(np.array([kind]), np.array([features]), np.array([gap_bins]))[0]
                 expected = [sums.hazard(kind, features, gap_bins, n) for n in range(NUM_BINS)]
                 assert got == pytest.approx(expected, rel=1e-9)

@@ -54,7 +54,7 @@ def test_nobody_s_last_conversation_matters_to_what_everybody_shares() -> None:
 
 def test_an_age_is_compared_with_the_gaps_before_it() -> None:
     visit = talk(4.0, 64.0)
-    visit.num_decoded_tokens = 2000  # half a minute
+    visit.num_decoded_tokens = 1000  # half a minute
     mean_s = 2.0 ** (0.6 * 2 + 0.4 * 6)
     expected = (1 + bin_of(64.0), 1 + bin_of(mean_s), 0, 1 + bin_of(30.0))
     assert gap_bins_of(visit, PRIVATE, 5.0) == expected
