@@ -71,7 +71,6 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- $silent := or (and $values.podMonitor.enabled (not $values.podMonitor.authorization)) (and $values.serviceMonitor.enabled (not $values.serviceMonitor.authorization)) -}}
 {{- if and $needsToken $silent }}{{- $problems = append $problems "the monitor would be refused, because readers have tokens: name one in policy.observe.readers and give it in podMonitor.authorization (serviceMonitor's likewise), or enable networkPolicy and leave readers to the chart" }}{{- end -}}
 {{- end -}}
-{{- end -}}
 {{- if and $values.podMonitor.enabled $values.serviceMonitor.enabled }}{{- $problems = append $problems "podMonitor and serviceMonitor would count everything twice: enable one" }}{{- end -}}
 {{- toJson $problems -}}
 {{- end -}}
