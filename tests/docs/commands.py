@@ -87,7 +87,8 @@ class Newcomer:
     def run(self, command: Command) -> tuple[int, str]:
         """Run a block; return its status and all that was printed. Waits for daemons it starts or ends."""
         text = "set -euo pipefail\n" + command.text.replace(HTTP, self._address)
-        printed = self.folder / f"printed-{len(self._groups)}"  # a daemon goes on writing into that of its block
+        # A file for each block: a daemon goes on writing into that of the block it was started in.
+        printed = self.folder / f"printed-{len(self._groups)}"
         with printed.open("wb") as out:
             shell = subprocess.Popen(
                 ["bash", "-c", text],
