@@ -85,15 +85,20 @@ class Contents:
         """Nobody may find these any more, unless they were put again since they were doomed."""
         self._buried |= tokens & self.doomed
 
-    def must_be(self, token: int, key: Key, where: str) -> None:
-        """The one that must never fail: `token` was accepted for `key`."""
+    def is_buried(self, token: int) -> bool:
+        """Whether nobody may find this any more."""
+        return token in self._buried
+
+    def must_be(self, token: int, key: Key, where: str, *, may_be_erased: bool = False) -> None:
+        """The one that must never fail: `token` was accepted for `key`. `may_be_erased`: by a read that began
+        before its tenant was erased, perhaps in the memory of a daemon that died meanwhile."""
         found = self._keys[token]
         if found != key:
             whose = "garbage" if found is None else "another fragment's content"
             raise Violation("wrong bytes", f"{where}: {whose} (token {token})")
         if token not in self._committed:
             raise Violation("wrong bytes", f"{where}: content that was never committed (token {token})")
-        if token in self._buried:
+        if token in self._buried and not may_be_erased:
             raise Violation("erased", f"{where}: content of a tenant that was erased (token {token})")
 
     def is_of(self, token: int, key: Key) -> bool:
