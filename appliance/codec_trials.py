@@ -39,20 +39,29 @@ async def measured_speed(name: str, dtype: str) -> float:
 
 async def run_apart(command: Sequence[str]) -> None:
     """Run a command in a process that does not outlive the caller's interest. Its failure is none of ours."""
-    try:
-        process = await asyncio.create_subprocess_exec(
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
         )
+    )
+    try:
+        # Who is cancelled while the process starts ends it below, like any other time: asyncio, left to it,
+        # kills what it started with a complaint.
+        process = await asyncio.shield(starting)
+        await process.wait()
     except OSError as problem:
         log.info("codecs are compiled in the daemon: %s", problem.strerror)
-        return
-    try:
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            await _end(await starting)
+        raise
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
 
 def decode_speed(name: str, dtype: str) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtier.appliance.codec_trials import COMMAND, run_apart
+from tests.appliance.loops import run, turns
 
 FOREVER = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text('up'); time.sleep(600)"
 
@@ -42,6 +43,19 @@ async def cancelled_while_it_runs(started: Path) -> int:
 def test_who_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
     pid = asyncio.run(asyncio.wait_for(cancelled_while_it_runs(tmp_path / "up"), 60))
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+def test_who_is_cancelled_while_the_process_starts_leaves_none_and_no_complaint(num_turns: int) -> None:
+    async def cancelled_early() -> None:
+        task = asyncio.create_task(run_apart((sys.executable, "-c", FOREVER, "/dev/null")))
+        await turns(num_turns)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    run(cancelled_early())
+    assert child_with("/dev/null") is None
 
 
 @pytest.mark.parametrize("command", [("/does/not/exist",), (sys.executable, "-c", "raise SystemExit(3)")])
