@@ -15,9 +15,9 @@ from kvtier.tiers.gpu.device import Device
 
 T = TypeVar("T")
 
-#: Generous: on a shared machine a thread may be off its core for half a second. What we look for (a wait for
+#: Generous: on a shared machine a thread may be off its core for seconds. What we look for (a wait for
 #: a device, a lock, another thread) blocks for longer, or for ever.
-SLOW_CALLBACK_S = 2.0
+SLOW_CALLBACK_S = 8.0
 
 
 class SlowCallbacks(logging.Handler):
@@ -84,7 +84,7 @@ class DaemonThread:
 
         return self.wait(on_loop())
 
-    def wait(self, main: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+    def wait(self, main: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
         """Run `main` on the daemon's loop to its end."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(main, self._loop)
         return future.result(timeout_s)

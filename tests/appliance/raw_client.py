@@ -15,7 +15,7 @@ from kvtier.v1.local import Decoder, Flag, Frame, Method, encode
 
 M = TypeVar("M", bound=Message)
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Refused(Exception):

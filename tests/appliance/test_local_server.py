@@ -38,10 +38,10 @@ def expect_closed(client: RawClient) -> None:
 
 
 def until(served: DaemonThread, holds: Callable[[], bool]) -> None:
-    """Wait until something holds on the daemon's loop, at most 10 s."""
+    """Wait until something holds on the daemon's loop, at most a minute."""
 
     pause = threading.Event()
-    deadline_at = time.monotonic() + 10.0
+    deadline_at = time.monotonic() + 60.0
     while not served.call(holds):
         assert time.monotonic() < deadline_at, "it never happened"
         pause.wait(0.002)

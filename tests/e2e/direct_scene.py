@@ -32,7 +32,7 @@ T = TypeVar("T")
 GEOMETRY = Geometry(4, 2, 16, 4, "bfloat16", layers_per_group=1)
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"direct").digest(), GEOMETRY)
 NUM_PAGES = 32
-WAIT_S = 20.0
+WAIT_S = 60.0
 NUM_STREAMS = 16  # the hot tier takes some
 
 

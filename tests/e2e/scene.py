@@ -29,7 +29,7 @@ from ..appliance.raw_client import RawClient, Refused, chain, identity
 HEADS = 4  # fragments of 16 KiB: slots without waste
 BLOCK_BYTES = 32 << 10
 NUM_STORED = 8
-WAIT_S = 10.0
+WAIT_S = 60.0
 STORED_NAME = "stored"
 
 Request: TypeAlias = Message | Iterator[Message]

@@ -32,7 +32,7 @@ NUM_BLOCKS = 24
 NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(NUM_BLOCKS)]
 DATA = np.random.default_rng(5).integers(0, 256, (NUM_BLOCKS, GEOMETRY.block_bytes), np.uint8)
 BLOCKS = list(DATA)
-WAIT_S = 20.0
+WAIT_S = 60.0
 TIERS = {"dram": {"capacity": "4MiB", "extent": "2MiB"}}
 
 

@@ -24,7 +24,7 @@ from kvtier.clients.lmcache import KvtierConnector  # noqa: E402
 
 from .engine import CHUNK_BYTES, CHUNK_TOKENS, Engine, prompt  # noqa: E402
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 NUM_TOKENS = 5 * CHUNK_TOKENS + 7
 
 

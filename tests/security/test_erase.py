@@ -24,7 +24,7 @@ GEOMETRY = Geometry(num_layers=2, num_kv_heads=2, head_dim=64, block_tokens=16, 
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"erase").digest(), GEOMETRY)
 NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(24)]
 PLANTED = b"a prompt nobody else may ever read; "
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def settings_in(folder: Path, *, is_encrypted: bool = True, **sections: Any) -> Settings:

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -322,9 +321,7 @@ def test_whatever_happens_to_the_directory_only_right_bytes_come_out(
         shutil.copytree(golden[0], directory)
         for _ in range(dice.randrange(1, 4)):
             dice.choice(DAMAGES)(directory, dice)
-        began = time.perf_counter()
         with cold(directory) as again:
-            assert time.perf_counter() - began < 2
             found = labels_of(again.recovered)
             for place, label in found.items():
                 assert golden[1][place][0] == label, f"seed {seed}"
