@@ -1,22 +1,25 @@
 """The page: how many bits each head got, what quality that size costs, and what it would cost without this.
 
-One HTML file with pictures in SVG, drawn here: it has to open where nothing can be fetched, and a plotting
-library is larger than the daemon. Colours are read off a scale of one hue, dark for many bits, and every
-cell carries its number, so that the picture does without colours, too.
+One HTML file with its pictures inside, because it has to open where nothing can be fetched. Colours are read
+off a scale of one hue, dark for many bits, and every cell carries its number, so that the picture does
+without colours, too.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...tiers.codecs.profile import PLANES
-from .allocation import Choice
-from .coding import Coding, Unit
+from ..pictures import COLOURS, new_figure, svg_of
 from .search import Checked
 
-CELL, GAP, LEFT, TOP = 34, 40, 64, 48
-WIDTH, HEIGHT, MARGIN = 620, 340, 56
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CELL_IN = 0.42
 FEWEST_BITS, MOST_BITS = 2, 8
 SMALLEST_INCREASE = 1e-5  # where the logarithmic axis ends
 _STYLE = (
@@ -33,7 +36,10 @@ def page(
     tried: Sequence[Checked],
     uniform: Sequence[Checked],
 ) -> str:
-    """Return the report as HTML. `tried` and `uniform` are points of the curves, in any order."""
+    """Return the report as HTML. `tried` and `uniform` are points of the curves, in any order.
+
+    Raises CannotDraw without matplotlib.
+    """
     listed = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>" for name, text in facts.items()
     )
@@ -45,8 +51,8 @@ def page(
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style><body><h1>{escape(title)}</h1><table>{listed}</table>"
-        f"<h2>Bits a value, by layer and head</h2>{heat_map(chosen)}"
-        f"<h2>Quality over size</h2>{curve(tried, uniform)}"
+        f"<h2>Bits a value, by layer and head</h2>{svg_of(heat_map(chosen))}"
+        f"<h2>Quality over size</h2>{svg_of(curve(tried, uniform))}"
         "<table><tr><th>allocation<th>ratio<th>bits<th>perplexity<th>±<th>KL<th>first choice changed"
         f"<th>attention error</tr>{rows}</table></html>\n"
     )
@@ -67,98 +73,47 @@ def _row(name: str, one: Checked) -> str:
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def heat_map(checked: Checked) -> str:
-    """Return an SVG: K beside V, a row a layer, a column a head, the number of bits in each cell."""
+def heat_map(checked: Checked) -> "Figure":
+    """Return a figure: K beside V, a row a layer, a column a head, the number of bits in each cell."""
     units = checked.allocated
     num_layers = 1 + max(unit.layer for unit in units)
     num_heads = max(unit.heads.stop for unit in units)
-    panel = num_heads * CELL + GAP
-    width, height = LEFT + len(PLANES) * panel, TOP + num_layers * CELL + 12
-    parts = [_open(width, height)]
-    for plane, name in enumerate(PLANES):
-        left = LEFT + plane * panel
-        parts.append(_text(left, 18, f"{name.upper()}: heads", weight=600))
-        parts += [
-            _text(left + head * CELL + CELL / 2, TOP - 8, str(head), "middle") for head in range(num_heads)
-        ]
-    for layer in range(num_layers):
-        parts.append(_text(LEFT - 10, TOP + layer * CELL + CELL / 2 + 4, f"layer {layer}", "end"))
-    for unit, choice in units.items():
-        parts.append(_cell(unit, LEFT + unit.plane * panel, choice))
-    return "".join(parts) + "</svg>"
+    figure = new_figure(1.2 + len(PLANES) * (num_heads * CELL_IN + 0.6), 1.2 + num_layers * CELL_IN)
+    for plane, (axes, name) in enumerate(zip(figure.subplots(1, len(PLANES)), PLANES, strict=True)):
+        axes.set_title(f"{name.upper()}: heads", loc="left", fontsize=10, fontweight="bold")
+        axes.set_xticks(range(num_heads))
+        axes.set_yticks(range(num_layers), [f"layer {n}" for n in range(num_layers)] if plane == 0 else [])
+        axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False, labelsize=8)
+        axes.spines[:].set_visible(False)
+        bits = np.full((num_layers, num_heads), np.nan)
+        for unit, choice in units.items():
+            if unit.plane != plane:
+                continue
+            held = choice.coding.bits or choice.bits
+            bits[unit.layer, unit.heads] = held
+            ink = "white" if held > (FEWEST_BITS + MOST_BITS) / 2 else "#222222"
+            middle = unit.first_head + (unit.num_heads - 1) / 2
+            axes.text(middle, unit.layer, f"{held:.2g}", ha="center", va="center", color=ink, fontsize=8)
+        axes.imshow(bits, cmap="Blues", vmin=FEWEST_BITS - 1, vmax=MOST_BITS + 1, aspect="auto")
+    return figure
 
 
-def _cell(unit: Unit, left: float, choice: Choice[Coding]) -> str:
-    x, y, width = left + unit.first_head * CELL, TOP + unit.layer * CELL, CELL * unit.num_heads
-    bits = choice.coding.bits or choice.bits
-    number, title = f"{bits:.2g}", f"{unit}: {choice.coding}, {choice.bits:.2f} bits with scales"
-    shade = min(1.0, max(0.0, (bits - FEWEST_BITS) / (MOST_BITS - FEWEST_BITS)))
-    light = 94 - 58 * shade
-    ink = "#fff" if shade > 0.55 else "#222"
-    return (
-        f'<g><title>{escape(title)}</title><rect x="{x}" y="{y}" width="{width - 2}" height="{CELL - 2}" '
-        f'rx="3" fill="hsl(207 70% {light:.0f}%)"/>'
-        f"{_text(x + width / 2 - 1, y + CELL / 2 + 4, number, 'middle', ink)}</g>"
-    )
-
-
-def curve(tried: Sequence[Checked], uniform: Sequence[Checked]) -> str:
-    """Return an SVG: ratio to the right, increase of perplexity upwards on a logarithmic scale."""
-    points = [*tried, *uniform]
-    lowest, highest = min(one.ratio for one in points), max(one.ratio for one in points)
-    decades = [math.log10(_height(one)) for one in points]
-    bottom, top = math.floor(min(decades)), math.ceil(max(decades) + 1e-9)
-
-    def place(one: Checked) -> tuple[float, float]:
-        across = (one.ratio - lowest) / (highest - lowest or 1)
-        up = (math.log10(_height(one)) - bottom) / (top - bottom or 1)
-        return MARGIN + 20 + across * (WIDTH - 2 * MARGIN - 120), HEIGHT - MARGIN - up * (HEIGHT - 2 * MARGIN)
-
-    parts = [
-        _open(WIDTH, HEIGHT),
-        _text(MARGIN, 22, "increase of perplexity (logarithmic), by ratio", weight=600),
-    ]
-    for decade in range(bottom, top + 1):
-        y = HEIGHT - MARGIN - (decade - bottom) / (top - bottom or 1) * (HEIGHT - 2 * MARGIN)
-        parts.append(f'<path d="M{MARGIN} {y:.1f}H{WIDTH - MARGIN}" stroke="#ddd"/>')
-        parts.append(_text(MARGIN - 6, y + 4, f"{100 * 10.0**decade:g} %", "end"))
-    for name, group, colour, dash in (
-        ("calibrated", tried, "#0072B2", ""),
-        ("uniform", uniform, "#D55E00", "6 4"),
-    ):
+def curve(tried: Sequence[Checked], uniform: Sequence[Checked]) -> "Figure":
+    """Return a figure: ratio to the right, increase of perplexity upwards on a logarithmic scale."""
+    figure = new_figure(7, 4)
+    axes = figure.add_subplot()
+    for name, group, style in (("calibrated", tried, "-"), ("uniform", uniform, "--")):
         ordered = sorted(group, key=lambda one: one.ratio)
-        if not ordered:
-            continue
-        places = [place(one) for one in ordered]
-        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        parts.append(
-            f'<path d="M{line}" fill="none" stroke="{colour}" stroke-dasharray="{dash}" stroke-width="2"/>'
-        )
-        for (x, y), one in zip(places, ordered, strict=True):
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
-            parts.append(_text(x, HEIGHT - MARGIN + 18, f"{one.ratio:.1f}×", "middle", "#888", size=10))
-        parts.append(_text(places[-1][0] + 9, places[-1][1] + 4, name, ink=colour))
-    return "".join(parts) + "</svg>"
-
-
-def _height(one: Checked) -> float:
-    return max(one.quality.ppl_increase, SMALLEST_INCREASE)
-
-
-def _open(width: float, height: float) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" font-family="system-ui,sans-serif" font-size="13">'
-    )
-
-
-def _text(
-    x: float, y: float, text: str, anchor: str = "start", ink: str = "#222", weight: int = 400, size: int = 13
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{ink}" font-weight="{weight}" '
-        f'font-size="{size}">{escape(text)}</text>'
-    )
+        heights = [100 * max(one.quality.ppl_increase, SMALLEST_INCREASE) for one in ordered]
+        colour = COLOURS[("calibrated", "uniform").index(name)]
+        axes.plot([one.ratio for one in ordered], heights, style, marker="o", color=colour, label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel("ratio")
+    axes.set_ylabel("increase of perplexity, % (logarithmic)")
+    axes.grid(color="#dddddd")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
 
 
 def write_page(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from ...tiers.codecs.profile import ProfileError
 from ...tiers.codecs.profile_signature import read_key, sign_file
 from ..calibrate.budget import parse_budget
 from ..calibrate.state import StateError
+from ..pictures import CannotDraw, check_target
 from .output import console, print_json, talk
 from .target import Failed, json_option
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..calibrate.coding import Kind
     from ..calibrate.run import Outcome
 
-_MISSING = "calibrating needs torch and transformers; pip install 'kvtier[torch]' transformers"
+_MISSING = "calibrating needs torch and transformers; pip install 'kvtier[torch,charts]' transformers"
 
 
 class Bars:
@@ -145,9 +146,11 @@ def calibrate(
         raise click.UsageError(f"--model-digest is 16 to 64 bytes in hex, not {len(digest)}")
     if out.suffix != ".yaml":
         raise click.UsageError(f"--out {out}: profiles are called NAME.yaml")
-    try:
+    page = page or out.with_suffix(".html")
+    try:  # before hours of measuring
+        check_target(page)
         key = read_key(sign_key) if sign_key is not None else None
-    except (ProfileError, OSError) as error:  # before hours of measuring
+    except (CannotDraw, ProfileError, OSError) as error:
         raise Failed(str(error)) from error
     try:
         from ..calibrate.run import Wish, write
@@ -164,7 +167,7 @@ def calibrate(
             loaded = load(model_name, device, dtype)
             wish = Wish(budget, data, Cut(rows, prefix, asked), block_tokens, coder, digest)
             outcome = run(loaded, wish, state or out.with_suffix(".measured"), bars)
-        write(outcome, model_name, out, page or out.with_suffix(".html"))
+        write(outcome, model_name, out, page)
         if key is not None:
             sign_file(out, key)
     except (Unsuited, StateError, NotKept, CodecError, OSError) as error:

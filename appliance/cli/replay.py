@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID
 from ...policies.registry import UnknownPolicy
 from ...tiers.block import Tier
 from ..core.options import PlannerOptions
+from ..pictures import check_target
 from ..replay import report
 from ..replay.chart import write_chart
 from ..replay.outcomes import Outcome
@@ -90,7 +91,7 @@ def trace_options(command: Any) -> Any:
 )
 @trace_options
 @click.option(
-    "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: .html or .svg."
+    "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: .png, .svg or .html."
 )
 @json_option
 def replay(
@@ -116,11 +117,13 @@ def replay(
 
     \b
     Example:
-      kvtier replay trace.jsonl.gz --policy lru --policy urgency --capacity 1%,5%,64GiB --chart hits.html
+      kvtier replay trace.jsonl.gz --policy lru --policy urgency --capacity 1%,5%,64GiB --chart hits.png
       kvtier replay trace.jsonl.gz --policy urgency --policy clairvoyant --policy unbounded
       kvtier replay monday.jsonl.gz --policy policy.yaml --tiers dram=256GiB,nvme=4TiB --json
     """
     try:
+        if chart is not None:
+            check_target(chart)
         shape = Shape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
         trace = read(trace_path, block_tokens, first, quiet=as_json)
