@@ -136,18 +136,20 @@ class Rig:
         policy, now = self.policy, self.now
         victim = policy.choose(now)
         assert victim is not None, "there is always a candidate"
-        run, parent = [victim.row], self.facts.parent
+        above, parent = [], self.facts.parent
         row = parent[victim.row]
-        while row >= 0 and policy.price(row, now) <= victim.price:
-            run.append(row)
+        while row >= 0:
+            above.append(row)
             row = parent[row]
+        num_above = policy.num_no_dearer(above, victim.price, now)
+        run = [victim.row, *above[:num_above]]
         policy.left(run)
         for observer in self.observers:
             observer.forgotten(run)
         self.num_evicted += len(run)
-        if row < 0:
+        if num_above == len(above):
             return run[-1]
-        policy.offer((row,), now)
+        policy.offer(above[num_above : num_above + 1], now)
         return None
 
     def run(self, num_evictions: int, *, each: bool) -> None:

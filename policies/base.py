@@ -218,11 +218,19 @@ class EvictionPolicy(Observer, Protocol):
         ...
 
     def price(self, row: int, now: float) -> float:
-        """Return what giving up this block costs, in the policy's own unit; small leaves first.
-
-        The planner asks for the blocks above a victim: those that cost no more leave in the same step.
-        """
+        """Return what giving up this block costs, in the policy's own unit; small leaves first."""
         ...
+
+    def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
+        """Return how many of these blocks, from the first one on, cost at most `price`.
+
+        The planner asks for the blocks above a victim, deepest first: those that cost no more leave in the
+        same step. Whoever has one price for many blocks says so here in one go.
+        """
+        for number, row in enumerate(rows):
+            if not self.price(row, now) <= price:  # a price that is no number keeps its block
+                return number
+        return len(rows)
 
     def choose(self, now: float) -> Victim | None:
         """Remove and return the candidate to give up first; None when there is none.

@@ -14,7 +14,7 @@ runs), idle (a user thinks) and the length of the answer are features, so what t
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,6 +141,19 @@ class Forecast(Observer):
         if stretch == UNKNOWN:
             return self._appraiser.price_of_unknown(now - self._facts.last_used[row])
         return self._appraiser.price(stretch, self._clock.at(now))
+
+    def ends_of_same_price(self, rows: Sequence[int]) -> Iterator[int]:
+        """Yield where parts of a chain end that have one price each: those that lie in one stretch, and every
+        block whose past is not known."""
+        of_row = self._stretches.of_row
+        num_known, last = len(of_row), UNKNOWN
+        for number, row in enumerate(rows):
+            stretch = of_row[row] if row < num_known else UNKNOWN
+            if number and (stretch != last or not stretch):
+                yield number
+            last = stretch
+        if rows:
+            yield len(rows)
 
     def is_ready(self, row: int) -> bool:
         """Whether `price` is quick; else it has to make a price, which costs twenty times as much as making

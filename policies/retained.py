@@ -12,7 +12,7 @@ block that somebody gave priority 0 must go before any block that nobody spoke a
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .base import DEFAULT_PRIORITY, BlockFacts, EvictionPolicy, Victim
 
@@ -59,9 +59,11 @@ class RetainedEviction(EvictionPolicy):
             return self.inner.price(row, now)
         return (priority - DEFAULT_PRIORITY) * BAND + self._facts.last_used[row]
 
-    def pricing(self) -> Callable[[int, float], float]:
-        """Return the quickest way to `price`, good until something is said about retention."""
-        return self.price if self._facts.has_retention else self.inner.price
+    def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
+        """Ask the inner policy, unless somebody gave a block a priority."""
+        if self._facts.has_retention:
+            return super().num_no_dearer(rows, price, now)
+        return self.inner.num_no_dearer(rows, price, now)
 
     def choose(self, now: float) -> Victim | None:
         """Remove and return a candidate of the lowest priority there is."""

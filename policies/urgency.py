@@ -108,6 +108,16 @@ class UrgencyEviction(EvictionPolicy):
             self._forecast.prices(np.array(together, np.int32), now)
         return self._forecast.price(row, now) * self._values.of(row)
 
+    def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
+        """Ask once for all blocks with the same past: up their chain they are worth the same, or (in seconds)
+        less and less."""
+        number = 0
+        for end in self._forecast.ends_of_same_price(rows):
+            if not self.price(rows[number], now) <= price:
+                break
+            number = end
+        return number
+
     def choose(self, now: float) -> Victim | None:
         """Remove and return the cheapest of the candidates that are looked at."""
         found = self._pool.pop(now)

@@ -8,18 +8,15 @@ thirty vector writes. Nothing else happens between the two. The steps are those 
 simulator runs both.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import cast
 
-from ...policies.base import Victim
+from ...policies.base import EvictionPolicy, Victim
 from ...tiers.base import MemoryRoom
 from ...tiers.block import NO_PLACE, Tier
 from .catalog import NO_ROW, TIERS, Namespace
 from .instructions import RetractRun
 from .residency import EVICTED_FROM, Residency
 from .states import State
-
-PriceOf: TypeAlias = Callable[[int, float], float]  # (row, now)
 
 
 class Exits:
@@ -32,13 +29,13 @@ class Exits:
         self._nowhere: list[int] = []  # those of them that are in no other tier
         self._parents: list[int] = []  # of those that were taken last of their run
 
-    def take(self, victim: Victim, tier: Tier, reason: str, limit: int, price_of: PriceOf) -> int:
+    def take(self, victim: Victim, tier: Tier, reason: str, limit: int, policy: EvictionPolicy) -> int:
         """A victim leaves a tier, with the blocks above it that cost no more, at most `limit` in all.
 
         The victim must be allowed to leave. Returns how many blocks leave; `flush` must follow.
         """
         residency = self._residency
-        rows = self._run_above(victim, tier, limit, price_of)
+        rows = self._run_above(victim, tier, limit, policy)
         if not rows:
             self.flush()
             residency.evict(victim.row, tier, reason, victim)
@@ -80,7 +77,7 @@ class Exits:
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _run_above(self, victim: Victim, tier: Tier, limit: int, price_of: PriceOf) -> list[int]:
+    def _run_above(self, victim: Victim, tier: Tier, limit: int, policy: EvictionPolicy) -> list[int]:
         """Return the victim and the blocks above it that may leave with it in one step, deepest first; empty
         when it must leave by itself.
 
@@ -88,7 +85,7 @@ class Exits:
         nowhere else, or all of them are complete in the cold store.
         """
         residency, leaf = self._residency, victim.row
-        catalog, now, highest = residency.catalog, residency.now, victim.price
+        catalog = residency.catalog
         num_groups = catalog.namespace_of(leaf).num_groups
         other = Tier.DRAM if tier is Tier.HBM else Tier.HBM
         in_other, in_nvme = catalog.num_placed[other], catalog.num_placed[Tier.NVME]
@@ -117,11 +114,10 @@ class Exits:
                     break
             elif cold[row] != num_groups:
                 break
-            if not price_of(row, now) <= highest:  # a price that is no number keeps its block
-                break
             run.append(row)
             child, row = row, parent[row]
-        return run
+        num_above = policy.num_no_dearer(run[1:], victim.price, residency.now) if len(run) > 1 else 0
+        return run[: 1 + num_above]
 
     def _leave_parent(self, leaf: int, top: int, tier: Tier) -> None:
         """The block above a run has one child less; it may be the next victim."""

@@ -270,9 +270,7 @@ class Pressure:
 
     def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""
-        residency = self._residency
-        price_of = residency.evictions[tier].pricing()
-        return self._exits.take(victim, tier, reason, max_blocks, price_of)
+        return self._exits.take(victim, tier, reason, max_blocks, self._residency.evictions[tier])
 
     def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""

@@ -307,12 +307,13 @@ class Tree:
         while parent != NO_ROW and parent not in self.held and self.num_children_here.get(parent) == 1:
             if len(run) == max_blocks:
                 break
-            price = self.policy.price(parent, self.now)
-            assert math.isfinite(price)
-            if price > victim.price:
-                break
             run.append(parent)
             parent = self.facts.parent[parent]
+        above, policy = run[1:], self.policy
+        num_above = policy.num_no_dearer(above, victim.price, self.now)
+        assert num_above == EvictionPolicy.num_no_dearer(policy, above, victim.price, self.now), "one by one"
+        assert all(math.isfinite(policy.price(row, self.now)) for row in above)
+        run = run[: 1 + num_above]
         self._leave(run)
         return len(run)
 

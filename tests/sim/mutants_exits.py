@@ -27,7 +27,7 @@ def _climb(self: Any, leaf: int, limit: int, may_pass: Any) -> list[int]:
 def run_through_holds() -> list[Patch]:
     """A run takes blocks along that somebody reads, or a decoding session keeps."""
 
-    def reckless(self: Any, victim: Any, tier: Any, limit: int, price_of: Any) -> list[int]:
+    def reckless(self: Any, victim: Any, tier: Any, limit: int, policy: Any) -> list[int]:
         return _climb(self, victim.row, 64, lambda catalog, row: catalog.num_children_placed[tier][row] == 1)
 
     return [(exits.Exits, "_run_above", reckless)]
@@ -36,7 +36,7 @@ def run_through_holds() -> list[Patch]:
 def run_past_branches() -> list[Patch]:
     """A run takes a parent along that another child still needs."""
 
-    def reckless(self: Any, victim: Any, tier: Any, limit: int, price_of: Any) -> list[int]:
+    def reckless(self: Any, victim: Any, tier: Any, limit: int, policy: Any) -> list[int]:
         return _climb(
             self,
             victim.row,
