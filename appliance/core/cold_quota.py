@@ -6,6 +6,9 @@ chains: of a chain the end is worth least, and the order in which its blocks bec
 that costs nothing to keep.
 
 Rejected: refusing to spill at the limit. The store would keep for ever what happened to come first.
+
+A start finds every record whose segment is still there, also those that were given up: a log has no place for
+that to be written down. So a tenant may have more than its quota again, and what is too much goes at once.
 """
 
 from collections import defaultdict
@@ -47,15 +50,30 @@ class ColdQuota:
                 return False
         return False
 
+    def enforce(self) -> None:
+        """Give up what any tenant has beyond its quota, the ends of its longest chains first. At start."""
+        residency = self._residency
+        for tenant, quota in self.options.quotas.items():
+            namespaces = self._namespaces_of(tenant)
+            excess_bytes = sum(residency.cold_bytes[one.id] for one in namespaces)
+            excess_bytes -= quota.cold_bytes if quota.cold_bytes is not None else excess_bytes
+            if excess_bytes > 0:
+                rows = [row for one in namespaces for row in one.rows.values()]
+                rows.sort(key=residency.catalog.position.__getitem__, reverse=True)
+                for row in rows:
+                    if excess_bytes > 0 and residency.may_leave(row, Tier.NVME):
+                        excess_bytes -= residency.evict(row, Tier.NVME, BEYOND_QUOTA)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _namespaces_of(self, tenant: str) -> list[Namespace]:
+        namespaces = self._residency.catalog.namespaces.values()
+        return [one for one in namespaces if tenant_of(one.identity.domain) == tenant]
+
     def _stored_bytes(self, namespace: Namespace) -> int:
         """Return what the tenant of a namespace has in the cold store, all its namespaces together."""
         tenant = tenant_of(namespace.identity.domain)
-        stored = self._residency.cold_bytes
-        return sum(
-            stored[one.id]
-            for one in self._residency.catalog.namespaces.values()
-            if tenant_of(one.identity.domain) == tenant
-        )
+        return sum(self._residency.cold_bytes[one.id] for one in self._namespaces_of(tenant))
 
     def _shorten(self, namespace: Namespace, newcomer: int) -> bool:
         """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""

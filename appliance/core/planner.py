@@ -249,7 +249,9 @@ class Planner:
         """Take over what the cold store found at start. Once, before any event. Returns the blocks."""
         self.residency.now = now
         namespaces = [self.desk.add_namespace(identity) for identity in recovered.namespaces]
-        return adopt(recovered, namespaces, self.residency)
+        adopt(recovered, namespaces, self.residency)
+        self.pressure.cold_quota.enforce()
+        return self.catalog.num_blocks
 
     def learned(self) -> bytes:
         """Return what the policies learned, to be kept over a restart; empty when none of them learns."""

@@ -201,7 +201,7 @@ class Pressure:
         policy = residency.evictions[tier]
         lower = self._lower(tier)
         trims = self.options.early_layers > 0 and tier is Tier.DRAM and lower is Tier.NVME
-        if trims and self.early.is_full and self._evict_oldest():
+        if tier is Tier.DRAM and self.early.is_full and self._evict_oldest(domain):
             return Step.EVICTED, 1
         while (victim := self.victims.choose(tier, domain)) is not None:
             row = victim.row
@@ -231,7 +231,8 @@ class Pressure:
                     return Step.SPILLING, 1
             policy.offer((row,), residency.now)
             return Step.NOTHING, 0
-        return (Step.EVICTED, 1) if trims and self._evict_oldest() else (Step.NOTHING, 0)
+        is_relieved = tier is Tier.DRAM and self._evict_oldest(domain)
+        return (Step.EVICTED, 1) if is_relieved else (Step.NOTHING, 0)
 
     def _trim(self, victim: Victim, max_blocks: int) -> int:
         """Let the late layers of a victim go instead of all of it. Returns for how many blocks."""
@@ -244,10 +245,10 @@ class Pressure:
             policy.offer((victim.row,), now)
         return num_trimmed
 
-    def _evict_oldest(self) -> bool:
-        """The block whose late layers left first goes altogether; False: there is none."""
+    def _evict_oldest(self, domain: int | None) -> bool:
+        """The block of `domain` whose late layers left first goes altogether; False: there is none."""
         self._exits.flush()
-        row = self.early.take_oldest()
+        row = self.early.take_oldest(domain)
         if row == NO_ROW:
             return False
         self._residency.evict(row, Tier.DRAM, "trimmed before, oldest")

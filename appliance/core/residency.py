@@ -10,7 +10,7 @@ not when it starts: a victim chosen in between was the one real bug of the proto
 
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from ...policies.base import Victim
@@ -278,7 +278,8 @@ class Residency:
 
     def may_leave(self, row: int, tier: Tier) -> bool:
         """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
-        of invariant 5). Children in a tier that is offline are out of reach anyway."""
+        of invariant 5). Who is out of reach cannot be left behind: what continues a block that cannot be
+        read whole, or is in a tier that is offline."""
         if not self.is_candidate(row, tier):
             return False
         if row in self.floors and not self._above_floor_without(row, tier):
@@ -286,31 +287,24 @@ class Residency:
         return (
             self.catalog.first_child[row] == NO_ROW
             or self.is_elsewhere(row, tier)
+            or self.catalog.tier_of(row) is None
             or Tier.NVME in self.offline
         )
 
     def is_elsewhere(self, row: int, tier: Tier) -> bool:
-        """Whether every fragment of a block can also be read from another tier."""
+        """Whether every fragment of a block can also be read from another tier; not all from the same."""
         catalog = self.catalog
         num_groups = catalog.namespace_of(row).num_groups
-        return any(
-            catalog.num_resident[other][row] == num_groups
-            for other in TIERS
-            if other is not tier and other not in self.offline
-        )
+        others = [other for other in TIERS if other is not tier and other not in self.offline]
+        counts = [catalog.num_resident[other][row] for other in others]
+        if num_groups in counts or sum(counts) < num_groups:
+            return num_groups in counts
+        return all(self._is_in_any(fragment, others) for fragment in catalog.fragments(row))
 
     def is_below(self, row: int, tier: Tier) -> bool:
         """Whether every fragment that is in `tier` is also in a slower one: giving it up loses nothing."""
-        catalog = self.catalog
-        return all(
-            any(
-                catalog.state[slower][fragment] == State.RESIDENT
-                for slower in TIERS
-                if slower > tier and slower not in self.offline
-            )
-            for fragment in catalog.fragments(row)
-            if catalog.state[tier][fragment] == State.RESIDENT
-        )
+        slower = [other for other in TIERS[tier + 1 :] if other not in self.offline]
+        return self._is_covered(row, tier, slower)
 
     def offer(self, row: int, tier: Tier) -> None:
         """Tell the tier's eviction policy that a block may be a candidate now."""
@@ -403,17 +397,23 @@ class Residency:
         self.out += [SealSegment(number) for number in log.take_segments_to_seal()]
 
     def _above_floor_without(self, row: int, tier: Tier) -> bool:
-        """Whether a pinned block would still be at or above its floor after leaving `tier`."""
-        catalog = self.catalog
+        """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
         floor = min(self.floors[row])
-        if tier > floor:
-            return True
+        others = [other for other in TIERS[: floor + 1] if other is not tier]
+        return tier > floor or self._is_covered(row, tier, others)
+
+    def _is_covered(self, row: int, tier: Tier, others: Sequence[Tier]) -> bool:
+        """Whether every fragment of a block that is in `tier` is also in one of `others`."""
+        catalog, states = self.catalog, self.catalog.state[tier]
         num_groups = catalog.namespace_of(row).num_groups
-        return any(
-            catalog.num_resident[other][row] == num_groups
-            for other in TIERS
-            if other <= floor and other is not tier
+        return any(catalog.num_resident[other][row] == num_groups for other in others) or all(
+            self._is_in_any(fragment, others)
+            for fragment in catalog.fragments(row)
+            if states[fragment] == State.RESIDENT
         )
+
+    def _is_in_any(self, fragment: int, tiers: Sequence[Tier]) -> bool:
+        return any(self.catalog.state[tier][fragment] == State.RESIDENT for tier in tiers)
 
     def _notify(self, change: BlockChange, row: int, tier: Tier, reason: str) -> None:
         namespace_id = self.catalog.namespace_id[row]

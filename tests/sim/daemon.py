@@ -185,20 +185,9 @@ class Daemon:
             memory.check_quiet()
             # Two segments can both be out of reach of spills; the settings ask for three.
             can_spill = self.config.num_segments != 2 and self.planner.reclaim._not_before < float("inf")
-            is_stuck = self.config.rates["no_place"] or self._has_torso(memory.tier)
-            if memory.room.leaving and can_spill and not is_stuck:
+            if memory.room.leaving and can_spill and not self.config.rates["no_place"]:
                 raise Violation("resizing", f"{memory.tier.label}: {memory.room.leaving} never left")
         self.oracle.check_quiescence()
-
-    def _has_torso(self, tier: Tier) -> bool:
-        """Whether a fault left part of a block in a tier, with a child that only the cold store has: it may
-        not leave before the child, and nobody can read it to make it whole."""
-        catalog = self.planner.catalog
-        return any(
-            catalog.num_resident[tier][row] and catalog.tier_of(row) is None and catalog.first_child[row] >= 0
-            for namespace in catalog.namespaces.values()
-            for row in namespace.rows.values()
-        )
 
     def copies_in_flight(self) -> list[ev.Copy]:
         """Return the copies the planner waits for."""

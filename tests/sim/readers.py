@@ -28,8 +28,9 @@ def read_under_lease(acquire: "Acquire", ready: ReadyFragment, key: Key) -> None
         if not acquire.daemon.is_alive or not acquire.client.is_alive:
             return
         is_unchanged = slot.generation == generation
-        is_erased = slot.token in acquire.crowd.contents.doomed  # its bytes stay; nobody else finds them
-        if acquire.client.is_local and not is_unchanged and not is_erased:
+        is_excused = slot.token in acquire.crowd.contents.doomed  # its bytes stay; nobody else finds them
+        is_excused |= acquire.daemon.memories[ready.tier].is_lost  # with the device it was on
+        if acquire.client.is_local and not is_unchanged and not is_excused:
             raise Violation("lease", f"slot {ready.place:#x} changed under lease {acquire.lease_id}")
         if is_unchanged:
             acquire.crowd.contents.must_be(slot.token, key, f"lease {acquire.lease_id}")

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.options import Quota
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 from kvtier.tiers.log import SegmentLog
@@ -257,6 +258,19 @@ def test_records_of_another_shape_are_given_back() -> None:
     assert not rig.planner.check_integrity()
     assert rig.found(chain) == 1
     assert rig.planner.story.counters["records_of_wrong_shape"] == 1
+
+
+def test_what_comes_back_at_start_beyond_a_quota_goes_from_the_end() -> None:
+    """Records that were given up lie in their segments still and are found again. (Simulator, seed 101670.)"""
+    chain = hashes("a", 4)
+    rig = Rig(nvme_blocks=8, quotas={"": Quota(cold_bytes=2 * GEOMETRY.block_bytes)})
+    found, _ = recovered(chain, set())
+    assert rig.planner.adopt(found, 0.0) == 2
+    assert not rig.planner.check_integrity()
+    assert rig.found(chain) == 2
+    assert rig.planner.residency.cold_bytes[rig.namespace_id] == 2 * GEOMETRY.block_bytes
+    rig.tick()
+    assert rig.found(chain) == 2
 
 
 def test_using_a_session_does_not_take_it_over() -> None:

@@ -1,0 +1,167 @@
+"""Blocks of which only a part is here: they leave like others, and keep nobody else from leaving."""
+
+from kvtier.appliance.core import events as ev
+from kvtier.tiers.base import Cause
+from kvtier.tiers.block import NamespaceIdentity, Tier
+
+from .rig import CLIENT, GEOMETRY, STORED, Rig, hashes
+from .test_changes import ResizableRig
+
+GROUPS_IN = {"early_layers": 0.5, "max_early_fraction": 1.0}
+
+
+def in_tier(rig: Rig, name: bytes, tier: Tier) -> int:
+    """Return how many fragments of a block can be read from a tier."""
+    catalog = rig.planner.catalog
+    row = catalog.find(rig.namespace_id, name)
+    return catalog.num_resident[tier][row] if row >= 0 else 0
+
+
+def lose_record(rig: Rig, name: bytes, group: int) -> None:
+    """The cold store says that what it has of a fragment is not what was written."""
+    residency = rig.planner.residency
+    row = residency.catalog.find(rig.namespace_id, name)
+    residency.condemn(residency.catalog.first_fragment[row] + group, Tier.NVME, "wrong_checksum")
+    rig.tick()
+
+
+def leave_torso(rig: Rig, chain: list[bytes], floor: Tier | None = None) -> None:
+    """Of the second block of a chain only the first layer group is left; the third is in nvme only.
+
+    `floor`: of a pin on the first two, taken while they were whole."""
+    rig.put(chain)
+    rig.cool(chain)
+    if floor is not None:
+        rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain[:2], floor, 600.0))
+    rig.acquire(chain[:2], first_block=1)
+    first, second = rig.copies
+    assert [copy.items[0].label.group for copy in (first, second)] == [0, 1]
+    rig.finish(first)
+    rig.finish(second, Cause.WRONG_CHECKSUM)
+    rig.settle()
+    held = list(rig.planner.leases.clients[CLIENT].leases)
+    rig.do(ev.ReleaseRequested(None, CLIENT, held))
+    assert in_tier(rig, chain[1], Tier.DRAM) == 1
+    assert rig.found(chain) == 1
+
+
+def test_a_torso_makes_room_for_a_put() -> None:
+    rig = Rig(dram_blocks=3, nvme_blocks=16)
+    chain = hashes("a", 3)
+    leave_torso(rig, chain)
+    assert rig.put(hashes("new", 3)) == [STORED] * 3
+    assert in_tier(rig, chain[1], Tier.DRAM) == 0
+    assert rig.found(chain) == 1, "the first block is where it was"
+
+
+def test_a_torso_does_not_stop_a_tier_that_shrinks() -> None:
+    rig = ResizableRig(2, nvme_blocks=16)
+    chain, others = hashes("a", 3), hashes("b", 3)
+    leave_torso(rig, chain)
+    for name in others:
+        rig.put([name])
+    rig.tick(1.0)
+    rig.change(dram=1)
+    rig.settle()
+    rig.tick(5.0)
+    rig.settle()
+    assert rig.dram.leaving == set()
+    assert rig.found(others[:1]) == 1
+
+
+def test_what_continues_a_torso_is_there_again_with_it() -> None:
+    rig = Rig(dram_blocks=3, nvme_blocks=16)
+    chain = hashes("a", 3)
+    leave_torso(rig, chain)
+    rig.put(hashes("new", 3))
+    assert rig.put([chain[1]], parent=chain[0]) == [STORED]
+    assert rig.found(chain) == 3
+
+
+def test_a_pinned_torso_leaves_what_it_has_at_its_floor() -> None:
+    rig = Rig(dram_blocks=3, nvme_blocks=16)
+    chain = hashes("a", 3)
+    leave_torso(rig, chain, floor=Tier.NVME)
+    assert rig.put(hashes("new", 3)) == [STORED] * 3
+    assert in_tier(rig, chain[1], Tier.NVME) == 1
+
+
+def test_a_block_leaves_hbm_when_the_rest_of_it_is_in_two_tiers() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=16, hbm_blocks=2)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain[:1], Tier.HBM))
+    rig.settle()
+    assert rig.where(chain[0]) == {"hbm", "dram", "nvme"}
+    residency = rig.planner.residency
+    row = residency.catalog.find(rig.namespace_id, chain[0])
+    residency.trim(row, Tier.DRAM, 1)
+    lose_record(rig, chain[0], 0)
+    assert (in_tier(rig, chain[0], Tier.DRAM), in_tier(rig, chain[0], Tier.NVME)) == (1, 1)
+    rig.do(ev.EvictRequested(rig.call(), Tier.HBM, 0))
+    assert in_tier(rig, chain[0], Tier.HBM) == 0
+    assert rig.found(chain) == 2
+
+
+# ----------------------------------------------------------------------------------- trimmed blocks
+
+
+def trimmed(rig: Rig, chain: list[bytes]) -> None:
+    """Leave of a chain only the first layer group of each block in dram, and all of it in nvme."""
+    rig.put(chain)
+    rig.cool(chain)
+    call = rig.acquire(chain)
+    rig.settle()
+    rig.release(call)
+    rig.tick(1.0)
+    rig.put(hashes("that trims", len(chain) // 2))
+    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [1] * len(chain)
+
+
+def test_trimmed_blocks_leave_when_early_layers_are_no_longer_kept() -> None:
+    rig = ResizableRig(2, nvme_blocks=16, **GROUPS_IN)
+    chain = hashes("a", 4)
+    trimmed(rig, chain)
+    rig.change(early_layers=0.0)
+    assert rig.put(hashes("new", 4)) == [STORED] * 4
+    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [0] * 4
+    assert rig.found(chain) == 4
+
+
+def test_a_trimmed_block_whose_record_was_lost_is_spilled_before_it_leaves() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=16, **GROUPS_IN)  # type: ignore[arg-type]
+    chain = hashes("a", 4)
+    trimmed(rig, chain)
+    lose_record(rig, chain[3], 0)
+    assert rig.found(chain) == 4, "dram has what nvme lost"
+    rig.put(hashes("new", 4))
+    rig.put(hashes("newer", 4))
+    assert in_tier(rig, chain[3], Tier.DRAM) == 0
+    assert rig.found(chain) == 4
+
+
+def test_who_needs_room_takes_no_trimmed_block_of_another_domain() -> None:
+    rig = ResizableRig(2, nvme_blocks=16, early_layers=0.5, max_early_fraction=0.2)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.cool(chain)
+    call = rig.acquire(chain)
+    rig.settle()
+    rig.release(call)
+    tail = rig.planner.catalog.find(rig.namespace_id, chain[1])
+    assert rig.planner.pressure.early.trim(tail, 0.0, 1, lambda row: 0.0) == 2, "as for a put of its own"
+    assert rig.planner.pressure.early.is_full
+    identity = NamespaceIdentity(b"m" * 16, GEOMETRY, domain="tenant:other")
+    rig.do(ev.ClientOpened(2, "other", True, identity.domain))
+    call = rig.call()
+    rig.do(ev.NamespaceRegistered(call, identity))
+    namespace_id = rig.answer(call).namespace_id
+    for number in range(4):
+        call, fresh = rig.call(), hashes(f"new {number}", 2)
+        reserve = ev.ReserveRequested(call, 2, "", namespace_id, b"", fresh, "")
+        spans = [(n * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for n in range(2)]
+        rig.do(ev.CommitRequested(call, 2, "", 0, spans, reserve))
+        rig.settle()
+        assert list(rig.answer(call).outcomes) == [STORED] * 2
+    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [1, 1]
