@@ -163,7 +163,7 @@ def _sentence(
     match kind:
         case "extra_forbidden":
             allowed = keys_of(model_at(model, path[:-1]))
-            near = difflib.get_close_matches(str(path[-1]), allowed, 1)
+            near = _places_of(str(path[-1]), model) or difflib.get_close_matches(str(path[-1]), allowed, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             return f"unknown key; allowed here: {', '.join(allowed)}{hint}"
         case "missing":
@@ -203,9 +203,26 @@ def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
         annotation = _fields(model)[str(key)].annotation
         if typing.get_origin(annotation) is list:
             annotation = typing.get_args(annotation)[0]
-        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+        found = _model_of(annotation)
+        if found is None:
+            raise KeyError(key)
+        model = found
     return model
+
+
+def _model_of(annotation: object) -> type[BaseModel] | None:
+    """Return the model of a mapping, an optional one too."""
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+
+
+def _places_of(key: str, model: type[BaseModel]) -> list[str]:
+    """Return where in a file a key of this name may stand, the shallowest first; `tiers.nvme.path`."""
+    found = [key] if key in _fields(model) else []
+    for name, info in _fields(model).items():
+        inner = _model_of(info.annotation)
+        found += [f"{name}.{place}" for place in _places_of(key, inner)] if inner is not None else []
+    return sorted(found, key=lambda place: place.count("."))
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -42,6 +42,8 @@ def tables(trace: Trace, outcomes: Sequence[Outcome]) -> RenderableType:
     parts: list[RenderableType] = [Text(about(trace)), hits(outcomes)]
     if any(outcome.ttft_s for outcome in outcomes):
         parts += [Text(), times(outcomes)]
+    if any(any(outcome.prefetch.values()) for outcome in outcomes):
+        parts += [Text(), prefetches(outcomes)]
     parts += [Text(problem, "bold red") for outcome in outcomes for problem in outcome.problems]
     return Group(*parts)
 
@@ -57,8 +59,7 @@ def hits(outcomes: Sequence[Outcome]) -> Table:
     if len(tiers) > 1:
         names += [f"from {tier}" for tier in tiers]
     names += ["prefill saved", "refused puts", "accesses/s"]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    _add_figures(table, names)
     for outcome in outcomes:
         cells = [f"{outcome.token_hit_ratio:.2%}", f"{outcome.block_hit_ratio:.2%}"]
         if len(tiers) > 1:
@@ -70,13 +71,10 @@ def hits(outcomes: Sequence[Outcome]) -> Table:
 
 
 def times(outcomes: Sequence[Outcome]) -> Table:
-    """Return seconds, bytes moved and what prefetching achieved."""
+    """Return seconds and bytes moved."""
     table = _table("policy", "capacity")
-    for name in ("first token p50", "p95", "p99", "nvme → dram", "→ nvme", "→ nvme a day"):
-        table.add_column(name, justify="right", no_wrap=True)
-    prefetches = sorted({name for outcome in outcomes for name in outcome.prefetch})
-    for name in prefetches:
-        table.add_column(name, justify="right")
+    moved = ("nvme → dram", "→ nvme", "→ nvme a day")
+    _add_figures(table, ("first token p50", "first token p95", "first token p99", *moved))
     for outcome in outcomes:
         written = sum(count for edge, count in outcome.edge_bytes.items() if edge.endswith(">nvme"))
         table.add_row(
@@ -86,8 +84,19 @@ def times(outcomes: Sequence[Outcome]) -> Table:
             about_bytes(outcome.edge_bytes.get("nvme>dram", 0)),
             about_bytes(written),
             about_bytes(outcome.nvme_written_bytes_per_day),
-            *(f"{outcome.prefetch.get(name, 0):,}" for name in prefetches),
         )
+    return table
+
+
+def prefetches(outcomes: Sequence[Outcome]) -> Table:
+    """Return what prefetching achieved."""
+    table = _table("policy", "capacity")
+    names = sorted({name for outcome in outcomes for name in outcome.prefetch})
+    _add_figures(table, [name.replace("_", " ") for name in names])
+    for outcome in outcomes:
+        counts = {name: outcome.prefetch.get(name, 0) for name in names}
+        cells = [about_bytes(n) if name.endswith("bytes") else f"{n:,}" for name, n in counts.items()]
+        table.add_row(outcome.policy, outcome.capacity, *cells)
     return table
 
 
@@ -140,5 +149,12 @@ def _relative(old: float, new: float) -> str:
 def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in names:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold", vertical="bottom")
     return table
+
+
+def _add_figures(table: Table, names: Sequence[str]) -> None:
+    """Add columns of numbers, named in two lines: eight of them fit beside the names of a setup."""
+    for name in names:
+        head, _, last = name.rpartition(" ")
+        table.add_column(f"{head}\n{last}", justify="right", no_wrap=True, vertical="bottom")

@@ -134,6 +134,7 @@ MALFORMED = {
         "tiers.dram.capacity_bytes",
         "did you mean 'capacity'?",
     ),
+    "elsewhere": ("eviction: lru", 1, "eviction", "did you mean 'policy.eviction'?"),
     "unknown top": ("\n\ncapacity: 1GiB", 3, "capacity", "allowed here: schema_version, listen, tiers"),
     "unknown tier": ("tiers:\n  ssd: {}", 2, "tiers.ssd", "allowed here: hbm, dram, nvme"),
     "twice": ("reflection: true\nreflection: false", 2, "", "'reflection' is written twice, first in line 1"),
