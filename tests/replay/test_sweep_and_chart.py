@@ -86,8 +86,8 @@ def test_replay_of_tiers_prints_times(trace_path: Path) -> None:
         1,
     )
     assert result.exit_code == 0, result.output
-    assert "first token p50" in result.stdout
-    assert "from nvme" in result.stdout
+    assert "first token" in result.stdout
+    assert re.search(r"from +from", result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,7 @@ def test_the_picture_has_a_line_per_policy_and_a_legend_in_the_order_of_their_en
     assert shares == sorted(shares, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<svg"), ("a.html", b"<!d")]
-)
+@pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<svg"), ("a.html", b"<!d")])
 def test_pictures_of_every_kind(tmp_path: Path, name: str, begins: bytes) -> None:
     trace = drawn(3, num_requests=20)
     write_chart(tmp_path / name, "a <trace>", run_setups(trace, [single_tier("lru", "50%", trace, Shape())]))
