@@ -84,6 +84,7 @@ class Admin:
             num_namespaces=books["num_namespaces"],
             counters={**books["counters"], **self._counters()},
             policy=self._policy_status(),
+            encryption=self._encryption_status(),
         )
 
     def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
@@ -115,6 +116,16 @@ class Admin:
             last_error=status.last_error,
             refused_s_ago=now - status.refused_at if status.last_error else 0.0,
         )
+
+    def _encryption_status(self) -> pb.EncryptionStatus | None:
+        rotation = self._sight.eyes.rotation
+        if rotation is None:
+            return None
+        keys = [
+            pb.MasterKeyStatus(id=use.id, is_current=use.is_current, num_wrapped=use.num_wrapped)
+            for use in rotation.uses()
+        ]
+        return pb.EncryptionStatus(master_keys=keys, last_error=rotation.last_error)
 
     def inspect(self, caller: Caller, request: pb.InspectRequest) -> pb.InspectResponse:
         inspection = self._service.planner.inspection

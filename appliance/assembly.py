@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..tiers.base import CopyError, Engine, Room
 from ..tiers.block import Tier
@@ -22,8 +21,8 @@ from ..tiers.edges import Viewable
 from ..tiers.gpu.device import Device
 from ..tiers.gpu.links import LinkSpeed
 from ..tiers.index import Indexes
-from ..tiers.keyring import read_master_key
 from ..tiers.log import SegmentLog
+from ..tiers.master_keys import load_master_keys
 from ..tiers.memfd import SharedMemoryError
 from ..tiers.memory import MAX_NUMBERS, ExtentEngine
 from ..tiers.nvme import ColdStore
@@ -41,6 +40,7 @@ from .learned_file import read_learned
 from .peer_devices import open_peers
 from .profiles import Profiles, read_profiles
 from .settings import FromNvme, NvmeTier, Settings
+from .settings_encryption import EncryptionSettings
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def assemble(
         _open_memory(assembly, settings, device, peers)
         assembly.profiles = read_profiles(settings.compression)
         if tiers.nvme is not None:
-            _open_store(assembly, tiers.nvme, settings.encryption.master_key)
+            _open_store(assembly, tiers.nvme, settings.encryption)
             assert assembly.store is not None
             assembly.store.codecs.adopt_zstd(read_zstd(settings.compression))
         _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
@@ -185,10 +185,12 @@ def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
     assembly.pools.append(hot.enqueuer)
 
 
-def _open_store(assembly: Assembly, nvme: NvmeTier, key_file: Path | None) -> None:
-    master_key = read_master_key(key_file) if key_file is not None else None
+def _open_store(assembly: Assembly, nvme: NvmeTier, encryption: EncryptionSettings) -> None:
+    key_file, masters = encryption.master_key, None
+    if key_file is not None:
+        masters = load_master_keys(key_file, group_may_read=encryption.group_may_read)
     store = ColdStore.open(
-        nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_key=master_key
+        nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_keys=masters
     )
     store.codecs.adopt(assembly.profiles)
     assembly.store = assembly.engines[Tier.NVME] = store

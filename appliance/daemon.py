@@ -41,6 +41,7 @@ from .errors import StartError
 from .event_log import EventLog
 from .fair_queue import Shares
 from .grpc_server import GrpcServer
+from .key_rotation import KeyRotation
 from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
 from .policy_watch import watch
@@ -104,6 +105,10 @@ class Daemon:
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
+        self.rotation: KeyRotation | None = None  # while what is stored is encrypted
+        if assembly.store is not None and assembly.store.is_encrypted:
+            self.rotation = KeyRotation(self.appliance, assembly.store, settings.encryption)
+        self.reload.rotation = self.rotation
         self.compressing: Compressing | None = None  # while there is a cold store
         if assembly.store is not None:
             self.compressing = Compressing(
@@ -119,7 +124,7 @@ class Daemon:
         self._drained: Drained | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._compressing: asyncio.Task[None] | None = None
 
     def _open_doors(self, settings: Settings, epoch: int) -> None:
@@ -156,6 +161,7 @@ class Daemon:
             self.counters,
             lambda: self.reload.status,
         )
+        eyes.rotation = self.rotation
         self.sight = Sight(eyes, settings.observe, self.access)
         self.doors = Doors(settings.listen, self.access, settings.access.tls, settings.socket_mode)
         self.grpc = GrpcServer(
@@ -200,7 +206,10 @@ class Daemon:
         if daemon.compressing is not None:
             daemon._compressing = asyncio.create_task(daemon.compressing.run())
         if origin is not None and origin.path is not None:
-            daemon._watching = asyncio.create_task(watch(origin.path, daemon.reload.file_changed))
+            daemon._watching.append(asyncio.create_task(watch(origin.path, daemon.reload.file_changed)))
+        if daemon.rotation is not None and settings.encryption.master_key is not None:
+            watching = watch(settings.encryption.master_key, daemon.rotation.file_changed)
+            daemon._watching.append(asyncio.create_task(watching))
         daemon._sweep()
         daemon.learned.begin()
         return daemon
@@ -242,8 +251,8 @@ class Daemon:
         if self._compressing is not None:
             self._compressing.cancel()
             await asyncio.gather(self._compressing, return_exceptions=True)
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         await self.reload.close()
         await self.sight.stop()
         await self.settle_reports()

@@ -26,6 +26,7 @@ from .cli.probes import available_bytes
 from .core.events import PolicyChanged
 from .core.planner import Planner
 from .errors import ApplianceError, error
+from .key_rotation import KeyRotation
 from .settings import Settings
 from .settings_live import Change, changes, needing_restart
 from .settings_origin import Loaded, Origin
@@ -72,6 +73,7 @@ class Reload:
         self.origin = loaded.origin or Origin()
         self.loaded = loaded  # in force
         self.parts: list[Callable[[Settings], None]] = []
+        self.rotation: KeyRotation | None = None  # reads its file again with every policy
         self.status = ReloadStatus(applied_at=appliance.clock())
         self._appliance = appliance
         self._planner = planner
@@ -87,7 +89,11 @@ class Reload:
             await self.from_file()
 
     async def from_file(self) -> Applied | None:
-        """Read the policy file again. Never raises: a policy that is refused is logged; None is returned."""
+        """Read the policy file again, and the master keys. Never raises: a policy that is refused is logged;
+        None is returned."""
+        if self.origin.path is None and self.rotation is not None:
+            await self.rotation.file_changed()
+            return None
         try:
             return await self.apply()
         except ApplianceError as problem:
@@ -143,6 +149,8 @@ class Reload:
         if stuck := needing_restart(found):
             words = (f"{c.key} ({c.was} -> {c.becomes})" for c in stuck)
             raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {', '.join(words)}")
+        if self.rotation is not None:  # before the planner is asked: things go on meanwhile
+            await self.rotation.refresh(is_dry_run=is_dry_run)
         change = self._event(loaded.settings)
         self._check(change)
         if is_dry_run:

@@ -96,6 +96,7 @@ class TenantAdmin:
                     nvme_bytes=cold.get(tenant, 0),
                     copied_bytes=moved,
                     has_key=isinstance(store, ColdStore) and store.has_key(tenant),
+                    master_key=store.keyring.wrapped_by(tenant) if isinstance(store, ColdStore) else "",
                 )
             )
         return pb.ListTenantsResponse(tenants=rows)

@@ -31,6 +31,7 @@ from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.envelope import Envelopes
 from kvtier.tiers.keyring import Keyring
 from kvtier.tiers.log import SegmentLog
+from kvtier.tiers.master_keys import MasterKeys
 from kvtier.tiers.nvme import ColdStore
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -65,10 +66,12 @@ def speed_of(work: Callable[[], None], num_bytes: int) -> Speed:
 class Subject:
     """One store, and the fragments that go into it and come out of it."""
 
-    def __init__(self, directory: Path, master_key: bytes | None, payloads: Sequence[memoryview]) -> None:
+    def __init__(
+        self, directory: Path, master_keys: MasterKeys | None, payloads: Sequence[memoryview]
+    ) -> None:
         num_bytes = sum(map(len, payloads))
         num_segments = 3 + 2 * num_bytes // SEGMENT_BYTES
-        self.store = ColdStore.open(directory, SEGMENT_BYTES, num_segments, master_key=master_key)
+        self.store = ColdStore.open(directory, SEGMENT_BYTES, num_segments, master_keys=master_keys)
         self.store.recover()
         self.store.store_namespace(NAMESPACE)
         self._room = SegmentLog(num_segments, SEGMENT_BYTES, self.store.footer_bytes)
@@ -129,7 +132,7 @@ def _label(number: int, payload: memoryview) -> FragmentLabel:
 
 def primitives(payloads: Sequence[memoryview], directory: Path) -> dict[str, Speed]:
     """Measure what encryption and hashing alone do with the same payloads."""
-    envelopes, target = Envelopes(Keyring(directory, os.urandom(32))), aligned(len(payloads[0]))
+    envelopes, target = Envelopes(Keyring(directory, MasterKeys(os.urandom(32)))), aligned(len(payloads[0]))
     num_bytes = sum(map(len, payloads))
 
     def seal() -> None:
@@ -160,9 +163,9 @@ def compare(directory: Path, block: int, total: int, rounds: int) -> None:
         payload[:] = noise[first : first + block]
         payloads.append(payload)
     subjects = {}
-    for name, master_key in (("plain", None), ("encrypted", os.urandom(32))):
+    for name, master_keys in (("plain", None), ("encrypted", MasterKeys(os.urandom(32)))):
         (directory / name).mkdir()
-        subjects[name] = Subject(directory / name, master_key, payloads)
+        subjects[name] = Subject(directory / name, master_keys, payloads)
     found: dict[tuple[str, str], list[Speed]] = {}
     for number in range(rounds + 1):
         for name, subject in subjects.items():

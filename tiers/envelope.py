@@ -33,7 +33,8 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from .base import Buffer, Cause, CopyError
-from .keyring import KEY_BYTES, DataKey, Keyring
+from .keyring import DataKey, Keyring
+from .master_keys import KEY_BYTES
 from .record import ENVELOPE_BYTES
 
 SALT_BYTES = 16

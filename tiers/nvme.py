@@ -46,6 +46,7 @@ from .inspection import inspect_segment
 from .keyring import PLAIN, Keyring
 from .manifest import Kind, namespace_event, segment_event
 from .manifest_file import Manifest
+from .master_keys import MasterKeys
 from .opening import Durability, open_directory
 from .ownership import ColdStoreError, DirectoryLock
 from .record import ENTRY
@@ -102,7 +103,7 @@ class ColdStore:
         self._idle = threading.Condition(self._lock)
         self._num_busy = 0
         self._closed = False
-        self._keyring = keyring
+        self.keyring = keyring
         self._envelopes = Envelopes(keyring) if keyring.can_encrypt else None
         self._transfers = Transfers(
             io,
@@ -127,17 +128,17 @@ class ColdStore:
         num_segments: int,
         durability: Durability = "none",
         *,
-        master_key: bytes | None = None,
+        master_keys: MasterKeys | None = None,
         io: DirectIo | None = None,
     ) -> "ColdStore":
         """Own the directory `path`, preallocate `num_segments` files of `segment_bytes` in it, and return the
-        store. With a `master_key` (32 bytes) records are encrypted (keyring.py, envelope.py). `io` replaces
+        store. With `master_keys` records are encrypted (keyring.py, envelope.py). `io` replaces
         the system calls (tests).
 
         Raises ColdStoreError, naming the fix: the directory has another owner, the disk is too small,
         the sizes make no sense. Damage is not an error: see `recover`.
         """
-        opened = open_directory(Path(path), segment_bytes, num_segments, durability, io, master_key)
+        opened = open_directory(Path(path), segment_bytes, num_segments, durability, io, master_keys)
         return cls(*opened)
 
     # ------------------------------------------------------------------------------------ transfers
@@ -260,11 +261,11 @@ class ColdStore:
 
     def has_key(self, tenant: str) -> bool:
         """Whether there is a key that a tenant's records can be read with."""
-        return self._keyring.key_id(tenant) != PLAIN
+        return self.keyring.key_id(tenant) != PLAIN
 
     def tenants_with_keys(self) -> set[str]:
         """Return whose records can be read with a key."""
-        return self._keyring.tenants()
+        return self.keyring.tenants()
 
     def erase_tenant(self, tenant: str) -> bool:
         """Destroy a tenant's key. When this returns nothing it ever stored can be read again, here or after a
@@ -273,14 +274,14 @@ class ColdStore:
         with self._busy() as is_open:
             if not is_open:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
-            had_key = self._keyring.erase(tenant, self._transfers.next_sequence())
+            had_key = self.keyring.erase(tenant, self._transfers.next_sequence())
             if self._envelopes is not None:
                 self._envelopes.forget(tenant)
             return had_key
 
     def admit_tenant(self, tenant: str) -> None:
         """Store for an erased tenant again, under another key."""
-        self._keyring.admit(tenant)
+        self.keyring.admit(tenant)
 
     def resize(self, num_segments: int) -> None:
         """Have the files of `num_segments` segments. Those beyond stay until they are given back. Raises
@@ -324,7 +325,7 @@ class ColdStore:
         in_order = [found[number] for number in self._manifest.state.lives if number in found]
         gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
         namespaces = list(self._manifest.state.namespaces.values())
-        recovered = assemble(in_order + gone, namespaces, self._keyring.trust)
+        recovered = assemble(in_order + gone, namespaces, self.keyring.trust)
         recovered.reasons.update(self._reasons)
         if recovered.reasons.keys() - HARMLESS:
             log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))

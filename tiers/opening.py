@@ -17,6 +17,7 @@ from .footer import footer_bytes_for
 from .keyring import Keyring
 from .manifest import ENCRYPTED, IncompatibleFormat, ManifestState
 from .manifest_file import Manifest, load_manifest
+from .master_keys import MasterKeys
 from .ownership import ColdStoreError, DirectoryLock, set_aside
 from .segment_files import PATTERN, open_segment_files, remove_surplus
 
@@ -45,15 +46,16 @@ def open_directory(
     num_segments: int,
     durability: Durability,
     io: DirectIo | None,
-    master_key: bytes | None,
+    master_keys: MasterKeys | None,
 ) -> OpenedDirectory:
     """Open `directory` for one owner. Raises ColdStoreError; everything taken is then given back."""
     _check_sizes(segment_bytes, num_segments, durability)
     lock = DirectoryLock(directory)
     try:
         state, reasons = _load(directory)
-        keyring = Keyring(directory, master_key)  # of the owner only: another one may just have erased
-        if keyring.can_encrypt:
+        keyring = Keyring(directory, master_keys)  # of the owner only: another one may just have erased
+        if master_keys is not None:
+            _rewrap(keyring, master_keys)
             state.features |= ENCRYPTED
         _fit_geometry(state, segment_bytes, num_segments, reasons)
         io = io or _choose_io(directory)
@@ -83,6 +85,16 @@ def open_directory(
     return OpenedDirectory(
         directory, lock, io, manifest, files.fds, segment_bytes, durability, +reasons, keyring
     )
+
+
+def _rewrap(keyring: Keyring, master_keys: MasterKeys) -> None:
+    """Wrap every data key under the master key in force. What it was wrapped with before is there as well, so
+    a disk that is full is no reason not to start."""
+    try:
+        if num_new := keyring.take(master_keys):
+            log.info("%d data keys are now wrapped with master key %s", num_new, master_keys.current_id)
+    except CopyError as error:
+        log.warning("older master keys are still needed: data keys could not be wrapped anew (%s)", error)
 
 
 def _check_sizes(segment_bytes: int, num_segments: int, durability: str) -> None:

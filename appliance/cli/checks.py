@@ -9,7 +9,7 @@ from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
 from ..settings import Settings
 from ..units import about_bytes, format_bytes
 from .checks_gpu import check_gds, check_topology
-from .checks_places import check_daemon, check_directory, check_listen
+from .checks_places import check_daemon, check_directory, check_listen, check_master_keys
 from .facts import Facts, Gpu, Host, Versions
 from .verdicts import Check, fail, ok, warn
 
@@ -43,6 +43,8 @@ def examine(facts: Facts, settings: Settings) -> list[Check]:
     checks += [check_listen(listen, facts.daemon) for listen in facts.listens]
     if facts.directory is not None:
         checks += check_directory(facts.directory, settings, running)
+    if facts.master_keys is not None:
+        checks.append(check_master_keys(facts.master_keys))
     return checks + check_daemon(facts.daemon, facts.versions)
 
 

@@ -5,7 +5,7 @@ Pure, as in checks.py.
 
 from ..settings import Settings
 from ..units import about_bytes
-from .facts import Daemon, Directory, Listen, Versions
+from .facts import Daemon, Directory, Listen, MasterKeyFile, Versions
 from .verdicts import Check, fail, ok, warn
 
 MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
@@ -88,6 +88,35 @@ def check_directory(directory: Directory, settings: Settings, running: bool) -> 
             ok("nvme lock", f"held by {directory.lock_holder}" if directory.lock_holder else "free")
         )
     return checks
+
+
+def check_master_keys(file: MasterKeyFile) -> Check:
+    """The file of master keys opens what is stored; says which of its lines are not needed any more."""
+    name = "master keys"
+    if file.error:
+        what, _, fix = file.error.partition("; ")
+        return fail(name, what, fix or "mend the file")
+    if file.is_unreadable:
+        fix = "run doctor as the daemon's user or root; the store's owner must be able to read it"
+        return warn(name, f"{file.path} cannot be read by this user", fix)
+    current, *older = file.ids
+    missing = sorted(file.wraps.keys() - {"", *file.ids})
+    if missing:
+        num_lost = sum(file.wraps[one] for one in missing)
+        detail = f"{', '.join(missing)} wraps {num_lost} tenants' keys and is not in {file.path}"
+        return fail(name, detail, "put its line back below the others, or the daemon will not start")
+    detail = f"{current} in force, wraps {file.wraps.get(current, 0)}"
+    needed = [one for one in older if file.wraps.get(one)]
+    unnamed = file.wraps.get("", 0)
+    if needed or unnamed:
+        words = [f"{one} wraps {file.wraps[one]}" for one in needed]
+        words += [f"{unnamed} wrapped by an older version"] if unnamed else []
+        fix = "SIGHUP (`systemctl reload kvtier`) or a restart wraps them anew; keep every line until then"
+        return warn(name, f"{detail}; {', '.join(words)}", fix)
+    if older:
+        fix = "remove their lines when no other node or backup needs them"
+        return warn(name, f"{detail}; not needed by this store any more: {', '.join(older)}", fix)
+    return ok(name, detail)
 
 
 # --------------------------------------------------------------------------------------------- daemon

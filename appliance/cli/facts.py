@@ -11,6 +11,7 @@ import platform
 import resource
 import stat
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from ... import __version__
 from ...tiers.gpu.gds import GdsFacts, look
 from ...tiers.gpu.pinned import limits
 from ...tiers.gpu.topology import GpuPlace, gpus, with_nvlinks
+from ...tiers.keyring import FILE_NAME as KEYS_FILE
+from ...tiers.keyring import count_wraps
+from ...tiers.master_keys import KeyringError, known_ids, read_master_keys
 from ...tiers.mounts import filesystem_of
 from ...v1 import admin_pb2, types_pb2
 from ...v1.addresses import socket_path
@@ -101,6 +105,17 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
+class MasterKeyFile:
+    """The file of master keys, and which of them the cold store's key file needs."""
+
+    path: Path
+    error: str  # empty: it can be used; with the fix
+    is_unreadable: bool  # by this user: nothing is known
+    ids: tuple[str, ...]  # the one in force first
+    wraps: Mapping[str, int]  # data keys in keys.json by the id of their master key; empty id: not said
+
+
+@dataclass(frozen=True, slots=True)
 class Daemon:
     """A running daemon, or why there is none."""
 
@@ -124,6 +139,7 @@ class Facts:
     listens: tuple[Listen, ...]
     directory: Directory | None
     daemon: Daemon
+    master_keys: MasterKeyFile | None = None
 
 
 def gather(settings: Settings, target: str, was_named: bool) -> Facts:
@@ -136,6 +152,7 @@ def gather(settings: Settings, target: str, was_named: bool) -> Facts:
         tuple(gather_listen(address) for address in settings.listen),
         gather_directory(nvme.path) if nvme else None,
         gather_daemon(target, was_named),
+        gather_master_keys(settings),
     )
 
 
@@ -237,6 +254,31 @@ def gather_directory(path: Path) -> Directory:
         direct_error=probes.direct_error(existing) if writable else "",
         lock_holder=probes.lock_holder(path / "lock"),
     )
+
+
+def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
+    """Look at the file of master keys and at the wraps beside the segments, as the store's owner would."""
+    path, nvme = settings.encryption.master_key, settings.tiers.nvme
+    if path is None or nvme is None:
+        return None
+    if _is_closed(path) or _is_closed(nvme.path / KEYS_FILE):
+        return MasterKeyFile(path, "", True, (), {})
+    try:
+        owner_uid = (nvme.path if nvme.path.is_dir() else path).stat().st_uid
+        may_group = settings.encryption.group_may_read
+        ids = known_ids(read_master_keys(path, group_may_read=may_group, owner_uid=owner_uid))
+        return MasterKeyFile(path, "", False, ids, count_wraps(nvme.path))
+    except (KeyringError, OSError) as problem:
+        return MasterKeyFile(path, str(problem), False, (), {})
+
+
+def _is_closed(path: Path) -> bool:
+    """Whether this user may not know what is there."""
+    try:
+        path.stat()
+    except OSError as problem:
+        return isinstance(problem, PermissionError)
+    return not os.access(path, os.R_OK)
 
 
 def gather_daemon(target: str, was_named: bool) -> Daemon:

@@ -52,6 +52,8 @@ def status(target: str | None, as_json: bool) -> None:
     screen = console()
     screen.print(_headline(answer, address))
     screen.print(picture(answer, screen.width))
+    if answer.encryption.master_keys:
+        screen.print(_master_keys(answer.encryption))
     if answer.edges:
         screen.print(_edges(answer))
     if answer.counters:
@@ -97,6 +99,8 @@ def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
         text.append(f", policy generation {answer.policy.generation}")
     if answer.policy.last_error:
         text.append(f"\nthe last policy was refused: {answer.policy.last_error}", "bold red")
+    if answer.encryption.last_error:
+        text.append(f"\nthe master key file is refused: {answer.encryption.last_error}", "bold red")
     counts = (
         (answer.num_blocks, "blocks"),
         (answer.num_namespaces, "namespaces"),
@@ -152,6 +156,16 @@ def _edges(answer: admin_pb2.GetStatusResponse) -> Table:
             f"{edge.bandwidth_bytes_per_s / 1e9:.2f}" if edge.bandwidth_bytes_per_s else "–",
             f"{edge.latency_s * 1e3:.2f} ms" if edge.latency_s else "–",
         )
+    return table
+
+
+def _master_keys(encryption: admin_pb2.EncryptionStatus) -> Table:
+    table = Table(box=None, pad_edge=False, title="\nmaster keys", title_justify="left", title_style="bold")
+    for name in ("id", "", "wraps"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "wraps" else "left")
+    for key in encryption.master_keys:
+        old = "still needed" if key.num_wrapped else "not needed by this store any more"
+        table.add_row(key.id, "in force" if key.is_current else old, f"{key.num_wrapped:,}")
     return table
 
 

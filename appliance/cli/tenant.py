@@ -47,7 +47,8 @@ def token(name: str) -> None:
 @target_option
 @json_option
 def list_(target: str | None, as_json: bool) -> None:
-    """Show who there is: share of the bandwidth, what is stored and moved, whether it is encrypted.
+    """Show who there is: share of the bandwidth, what is stored and moved, and the id of the master key that
+    wraps the key it is encrypted with.
 
     \b
     Example:
@@ -62,7 +63,7 @@ def list_(target: str | None, as_json: bool) -> None:
     table = Table("tenant", "share", "nvme", "key", "moved", box=None, pad_edge=False)
     for row in answer.tenants:
         moved = ", ".join(f"{edge} {about_bytes(n)}" for edge, n in sorted(row.copied_bytes.items()))
-        key = "yes" if row.has_key else "no"
+        key = (row.master_key or "yes") if row.has_key else "no"
         table.add_row(row.name, f"{row.bandwidth_share:g}", about_bytes(row.nvme_bytes), key, moved)
     console().print(table)
 

@@ -85,6 +85,14 @@ ALERTS = (
         "`kvtier policy validate FILE` names line and fix; the daemon's log has the same sentence.",
     ),
     Alert(
+        "KvtierMasterKeysRefused",
+        "kvtier_master_key_file_refused == 1",
+        "5m",
+        "warning",
+        "The file of master keys cannot be used as it is now; the keys read before still hold.",
+        "Mend it before the next start, which would fail: `kvtier status` says which line is missing.",
+    ),
+    Alert(
         "KvtierLoopLate",
         "histogram_quantile(0.99, sum by (instance, le) (rate(kvtier_loop_late_seconds_bucket[10m]))) > 0.25",
         "15m",

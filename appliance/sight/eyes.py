@@ -16,6 +16,7 @@ from ...tiers.codecs.records import CodecStatistics
 from ...tiers.nvme import ColdStore
 from ..event_log import EventLog
 from ..histogram import Histogram
+from ..key_rotation import KeyRotation
 from ..lanes import EdgeStatistics
 from ..reload import ReloadStatus
 from ..service import Service
@@ -56,6 +57,7 @@ class Eyes:
         self.health = Health()
         #: Hear of the state when it has changed, a second late at most.
         self.heralds: list[Callable[[str], None]] = []
+        self.rotation: KeyRotation | None = None  # while something is encrypted
         self._told = READY
         self._choice = choice
         self._timer: asyncio.TimerHandle | None = None

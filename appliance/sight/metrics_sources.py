@@ -179,6 +179,15 @@ def nvme_failures(eyes: Eyes) -> Pairs:
     return [((cause.value,), number) for cause, number in eyes.nvme_failures().items()]
 
 
+def master_key_wraps(eyes: Eyes) -> Pairs:
+    uses = eyes.rotation.uses() if eyes.rotation is not None else []
+    return [((use.id,), use.num_wrapped) for use in uses]
+
+
+def master_key_file_refused(eyes: Eyes) -> Pairs:
+    return [((), eyes.rotation is not None and eyes.rotation.last_error != "")]
+
+
 copies_in_flight = _edges(lambda edge: edge.num_in_flight)
 copies_queued = _edges(lambda edge: edge.num_queued)
 edge_bandwidth = _edges(lambda edge: edge.bandwidth_bytes_per_s)

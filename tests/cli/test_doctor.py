@@ -9,9 +9,12 @@ import pytest
 
 from kvtier import __version__
 from kvtier.appliance.cli import checks, checks_gpu, checks_places, facts, probes
+from kvtier.appliance.cli.checks_places import check_master_keys
 from kvtier.appliance.cli.verdicts import Verdict
 from kvtier.appliance.settings import Settings
 from kvtier.tiers.gpu.topology import GpuPlace
+from kvtier.tiers.keyring import Keyring
+from kvtier.tiers.master_keys import MasterKeys, key_id
 from kvtier.tiers.mounts import filesystem_of
 
 from .conftest import GIB, ScriptedAdmin, run
@@ -61,6 +64,9 @@ def nvme(*overrides: str) -> Settings:
     return settings("tiers.nvme.path=/data", "tiers.nvme.capacity=10GiB", *overrides)
 
 
+KEYS = facts.MasterKeyFile(Path("/etc/m.key"), "", False, ("aaaa", "bbbb"), {"aaaa": 2})
+
+
 def test_a_good_host_is_all_ok() -> None:
     everything = facts.Facts(VERSIONS, HOST, facts.Gpu(), (LISTEN,), DIRECTORY, DAEMON)
     assert {check.verdict for check in checks.examine(everything, nvme())} == {Verdict.OK}
@@ -68,6 +74,51 @@ def test_a_good_host_is_all_ok() -> None:
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
 ON, LOCK = "tiers.dram.hugepages=on", "tiers.dram.lock=true"
+
+KEY_CASES = {
+    "one key": (replace(KEYS, ids=("aaaa",)), OK, "aaaa in force, wraps 2"),
+    "old key not needed": (KEYS, WARN, "not needed by this store any more: bbbb"),
+    "old key needed": (replace(KEYS, wraps={"aaaa": 1, "bbbb": 2}), WARN, "bbbb wraps 2"),
+    "an older version's": (
+        replace(KEYS, ids=("aaaa",), wraps={"": 2}),
+        WARN,
+        "2 wrapped by an older version",
+    ),
+    "old key missing": (
+        replace(KEYS, wraps={"cccc": 3, "aaaa": 1}),
+        FAIL,
+        "cccc wraps 3 tenants' keys and is not in /etc/m.key",
+    ),
+    "another user's": (replace(KEYS, is_unreadable=True, ids=()), WARN, "cannot be read by this user"),
+    "unusable": (replace(KEYS, error="/etc/m.key has mode 0644; `chmod 600`", ids=()), FAIL, "has mode 0644"),
+}
+
+
+@pytest.mark.parametrize("case", KEY_CASES)
+def test_what_the_master_keys_come_to(case: str) -> None:
+    file, verdict, words = KEY_CASES[case]
+    check = check_master_keys(file)
+    assert check.verdict is verdict
+    assert words in check.detail
+    assert bool(check.fix) is (verdict is not OK)
+
+
+def test_the_master_keys_of_a_store_are_looked_at(tmp_path: Path) -> None:
+    """Made by a keyring, read by the doctor, who needs no key for it. As the owner of the store would."""
+    old, new = bytes(range(32)), bytes(range(32, 64))
+    Keyring(tmp_path, MasterKeys(old)).key_for_writing("tenant:red")
+    path = tmp_path / "master.key"
+    path.touch(0o600)
+    path.write_text(f"{new.hex()}\n{old.hex()}\n")
+    chosen = nvme(f"tiers.nvme.path={tmp_path}", f"encryption.master_key={path}")
+    found = facts.gather_master_keys(chosen)
+    assert found == facts.MasterKeyFile(path, "", False, (key_id(new), key_id(old)), {key_id(old): 1})
+    path.chmod(0o644)
+    found = facts.gather_master_keys(chosen)
+    assert found is not None
+    assert "chmod 600" in check_master_keys(found).fix
+    assert facts.gather_master_keys(settings()) is None
+
 
 HOST_CASES = {
     "no pidfd": (checks.check_kernel(replace(HOST, has_pidfd=False)), FAIL, "Linux 5.4"),

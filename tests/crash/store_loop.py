@@ -9,6 +9,9 @@ before the write (`try`) and after its acknowledgement (`ok`), says what may be 
   nothing that it has written; sealed ones above all;
 - no two records overlap, and books and store audit clean.
 
+With `--encrypted` it also takes another master key every now and then, as an administrator would: a new line
+on top of the file, the keys taken, the old line away. The store must open with what the file holds.
+
 It does not test the loss of power: a killed process keeps its page cache and tears no direct write. The
 model test in tests/tiers does that.
 """
@@ -26,12 +29,24 @@ from pathlib import Path
 
 from kvtier.tiers.base import Cause
 from kvtier.tiers.log import record_bytes
+from kvtier.tiers.master_keys import KEY_BYTES, MasterKeys, read_master_keys
 from kvtier.tiers.nvme import ColdStore
 from kvtier.v1.shm import PAGE_BYTES
-from tests.tiers.cold import NAMESPACES, Cold, adopt, cold, in_slot, label_of, labels_of, payload_of
+from tests.tiers.cold import (
+    NAMESPACES,
+    Cold,
+    adopt,
+    cold,
+    in_slot,
+    label_of,
+    labels_of,
+    payload_of,
+    without_checksum,
+)
 
 SEGMENT_BYTES = 512 << 10
 NUM_SEGMENTS = 6
+KEY_FILE = "master.key"
 LENGTHS = [100, 4096, 9000, 30_000, 65_536]
 
 
@@ -42,7 +57,9 @@ def child(directory: Path, oracle: Path, first: int, seed: int) -> None:
     """Work until killed. Fragment numbers go up from `first`."""
     dice = random.Random(seed)
     log = os.open(oracle, os.O_WRONLY | os.O_APPEND)
-    store = ColdStore.open(directory, SEGMENT_BYTES, NUM_SEGMENTS)
+    key_file = oracle.with_name(KEY_FILE)
+    masters = MasterKeys(*read_master_keys(key_file)) if key_file.exists() else None
+    store = ColdStore.open(directory, SEGMENT_BYTES, NUM_SEGMENTS, master_keys=masters)
     opened = adopt(store, NUM_SEGMENTS)
     for identity in NAMESPACES:
         store.store_namespace(identity)
@@ -70,9 +87,29 @@ def child(directory: Path, oracle: Path, first: int, seed: int) -> None:
             places[place] = label.raw_length
         if dice.random() < 0.05:
             opened.room.close_open_segments()
+        if masters is not None and dice.random() < 0.3:
+            _change_master_key(store, key_file, dice.randbytes(KEY_BYTES), log)
         for segment in opened.room.take_segments_to_seal():
             assert store.seal(segment)
             _say(log, [("sealed", segment, 0, 0)])
+
+
+def _change_master_key(store: ColdStore, key_file: Path, key: bytes, log: int) -> None:
+    """Do what an administrator does, in that order."""
+    keys = [key, *read_master_keys(key_file)]
+    write_key_file(key_file, keys)
+    store.keyring.take(MasterKeys(*keys))
+    write_key_file(key_file, keys[:1])
+    store.keyring.take(MasterKeys(key))
+    _say(log, [("rekeyed", 0, 0, 0)])
+
+
+def write_key_file(path: Path, keys: list[bytes]) -> None:
+    """Exchange the file of master keys."""
+    new = path.with_suffix(".new")
+    new.touch(0o600)
+    new.write_text("".join(f"{key.hex()}\n" for key in keys))
+    new.rename(path)
 
 
 def _reclaim(opened: Cold, log: int, places: dict[int, int]) -> None:
@@ -102,6 +139,7 @@ class Oracle:
     certain: set[int] = field(default_factory=set)
     sealed: set[int] = field(default_factory=set)  # segments
     num_acknowledged: int = 0
+    num_rekeyed: int = 0
     next_number: int = 0
 
     def apply(self, line: str) -> None:
@@ -115,6 +153,8 @@ class Oracle:
             self.num_acknowledged += 1
         elif kind == "sealed":
             self.sealed.add(place)
+        elif kind == "rekeyed":
+            self.num_rekeyed += 1
         else:
             self.certain = {other for other in self.certain if other >> 32 != place}
             self.sealed.discard(place)
@@ -132,13 +172,20 @@ class Tally:
     num_acknowledged: int = 0
     num_sealed_lost: int = 0
     num_torn: int = 0
+    num_rekeyed: int = 0
+    num_killed_rekeying: int = 0  # the file held more than one key
 
 
-def run(workdir: Path, iterations: int, seed: int, max_life_s: float = 0.15) -> Tally:
+def run(
+    workdir: Path, iterations: int, seed: int, max_life_s: float = 0.15, *, is_encrypted: bool = False
+) -> Tally:
     """Kill and verify `iterations` times in `workdir`. Raises AssertionError, naming the seed, when the
     store kept something wrong or lost what it must not."""
     directory, log = workdir / "store", workdir / "oracle"
     log.touch()
+    key_file = workdir / KEY_FILE
+    if is_encrypted:
+        write_key_file(key_file, [random.Random(seed).randbytes(KEY_BYTES)])
     oracle, tally, read_to = Oracle(), Tally(), 0
     for iteration in range(iterations):
         dice = random.Random(f"{seed}/{iteration}")
@@ -147,7 +194,12 @@ def run(workdir: Path, iterations: int, seed: int, max_life_s: float = 0.15) -> 
         for line in lines[read_to:].decode().splitlines():
             oracle.apply(line)
         read_to = len(lines)
-        with cold(directory, num_segments=NUM_SEGMENTS, segment_bytes=SEGMENT_BYTES) as again:
+        keys = tuple(read_master_keys(key_file)) if is_encrypted else None
+        tally.num_killed_rekeying += keys is not None and len(keys) > 1
+        tally.num_rekeyed = oracle.num_rekeyed
+        with cold(
+            directory, num_segments=NUM_SEGMENTS, segment_bytes=SEGMENT_BYTES, master_key=keys
+        ) as again:
             try:
                 _verify(again, oracle, tally)
             except AssertionError as error:
@@ -183,6 +235,8 @@ def _verify(again: Cold, oracle: Oracle, tally: Tally) -> None:
         assert place in oracle.possible, f"{place:#x} was never tried, or freed"
         number, length = oracle.possible[place]
         expected = label_of(number, length, namespace=number % len(NAMESPACES))
+        if again.store.is_encrypted:  # the checksum is, too
+            label, expected = without_checksum(label), without_checksum(expected)
         assert label == expected, f"{place:#x} is another fragment"
         data = again.get(place, label)
         assert not isinstance(data, Cause), f"{place:#x} was recovered but cannot be read: {data}"
@@ -206,6 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash.store_loop", description=__doc__)
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--encrypted", action="store_true")
     parser.add_argument(
         "--child", nargs=4, metavar=("DIR", "ORACLE", "FIRST", "SEED"), help=argparse.SUPPRESS
     )
@@ -214,7 +269,7 @@ def main() -> int:
         child(Path(args.child[0]), Path(args.child[1]), int(args.child[2]), int(args.child[3]))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvtier-crash-") as name:
-        tally = run(Path(name), args.iterations, args.seed)
+        tally = run(Path(name), args.iterations, args.seed, is_encrypted=args.encrypted)
     print(f"seed {args.seed}, {time.monotonic() - began:.0f} s: {tally}")
     return 0
 

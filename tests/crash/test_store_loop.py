@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.crash import store_loop
 
 
-def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
-    tally = store_loop.run(tmp_path, iterations=15, seed=7, max_life_s=0.1)
-    assert tally.num_kills == 15
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path, is_encrypted: bool) -> None:
+    num_lives = 8 if is_encrypted else 15
+    tally = store_loop.run(tmp_path, num_lives, seed=7, max_life_s=0.1, is_encrypted=is_encrypted)
+    assert tally.num_kills == num_lives
     assert tally.num_acknowledged > 0
     assert tally.num_verified > 0
     assert tally.num_sealed_lost == 0

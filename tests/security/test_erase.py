@@ -11,6 +11,7 @@ import pytest
 
 from kvtier.appliance.errors import DETAIL_KEY, StartError
 from kvtier.appliance.settings import Settings
+from kvtier.appliance.settings_origin import Loaded
 from kvtier.appliance.settings_tenants import COMMON
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.v1 import admin_pb2 as pb
@@ -42,8 +43,8 @@ def settings_in(folder: Path, *, is_encrypted: bool = True, **sections: Any) -> 
 class Served:
     """A daemon, a client of it, and its administrator."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.running = DaemonThread(settings)
+    def __init__(self, settings: Settings, source: Loaded | None = None) -> None:
+        self.running = DaemonThread(source or settings)
         self._address = settings.listen[0]
 
     def __enter__(self) -> "Served":

@@ -18,6 +18,7 @@ from kvtier.tiers.base import Buffer, Cause, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.direct import DirectIo
 from kvtier.tiers.log import SegmentLog
+from kvtier.tiers.master_keys import MasterKeys
 from kvtier.tiers.nvme import ColdStore
 from kvtier.tiers.opening import Durability
 from kvtier.tiers.recovery import Recovered
@@ -122,11 +123,14 @@ def cold(
     *,
     num_segments: int = NUM_SEGMENTS,
     segment_bytes: int = SEGMENT_BYTES,
-    master_key: bytes | None = None,
+    master_key: bytes | tuple[bytes, ...] | None = None,
     io: DirectIo | None = None,
 ) -> Iterator[Cold]:
-    """Open and recover a store, its room adopting what was found; audit both at the end."""
-    store = ColdStore.open(directory, segment_bytes, num_segments, durability, master_key=master_key, io=io)
+    """Open and recover a store, its room adopting what was found; audit both at the end. Of several master
+    keys the first is in force."""
+    keys = (master_key,) if isinstance(master_key, bytes) else master_key
+    masters = MasterKeys(*keys) if keys else None
+    store = ColdStore.open(directory, segment_bytes, num_segments, durability, master_keys=masters, io=io)
     try:
         opened = adopt(store, num_segments)
         yield opened

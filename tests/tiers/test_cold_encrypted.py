@@ -16,6 +16,7 @@ from kvtier.tiers.envelope import Envelope, Envelopes
 from kvtier.tiers.keyring import FILE_NAME, Keyring
 from kvtier.tiers.manifest import IncompatibleFormat
 from kvtier.tiers.manifest_file import NAMES, load_manifest
+from kvtier.tiers.master_keys import MasterKeys
 from kvtier.tiers.record import ENCRYPTED, pack_header, unpack_header
 from kvtier.tiers.segment_files import segment_path
 from kvtier.v1.shm import PAGE_BYTES
@@ -107,7 +108,7 @@ def test_another_tenant_s_name_opens_nothing(tmp_path: Path) -> None:
         label, _ = opened.accepted.pop(place)
         _forge(opened, place, namespace_digest=BLUE.digest)
         assert opened.get(place, replace(label, namespace_digest=BLUE.digest)) is Cause.NO_KEY
-        blue_key = opened.store._keyring.key_id("tenant:blue")
+        blue_key = opened.store.keyring.key_id("tenant:blue")
         _forge(opened, place, namespace_digest=BLUE.digest, key=blue_key)
         assert opened.get(place, replace(label, namespace_digest=BLUE.digest)) is Cause.NOT_AUTHENTIC
 
@@ -178,7 +179,7 @@ def test_plain_records_are_encrypted_when_they_are_copiedforward(tmp_path: Path)
     with cold(tmp_path, master_key=MASTER) as opened:
         target = forward(opened, place, label)
         assert opened.get(target, label) == payload
-        assert header_at(opened, target).key == opened.store._keyring.key_id("tenant:red")
+        assert header_at(opened, target).key == opened.store.keyring.key_id("tenant:red")
 
 
 @pytest.mark.parametrize("codec", ["identity", "exponents"])
@@ -258,7 +259,7 @@ def test_the_next_life_begins_with_another_salt(tmp_path: Path) -> None:
     salts = set()
     for _ in range(3):
         payload = memoryview(bytearray(10))
-        envelopes = Envelopes(Keyring(tmp_path, MASTER))
+        envelopes = Envelopes(Keyring(tmp_path, MasterKeys(MASTER)))
         _, envelope = envelopes.seal("tenant:red", b"identity", bytes(16), payload, payload)
         assert envelope.counter == 0
         salts.add(envelope.salt)
@@ -266,7 +267,7 @@ def test_the_next_life_begins_with_another_salt(tmp_path: Path) -> None:
 
 
 def test_threads_share_one_counter(tmp_path: Path, used_nonces: set[tuple[bytes, bytes]]) -> None:
-    envelopes = Envelopes(Keyring(tmp_path, MASTER))
+    envelopes = Envelopes(Keyring(tmp_path, MasterKeys(MASTER)))
 
     def seal(number: int) -> Envelope:
         payload = memoryview(bytearray(5000))
@@ -277,7 +278,7 @@ def test_threads_share_one_counter(tmp_path: Path, used_nonces: set[tuple[bytes,
     assert sorted(envelope.counter for envelope in made) == list(range(500))
     assert len({envelope.salt for envelope in made}) == 1
     assert (
-        Envelopes(Keyring(tmp_path, MASTER))
+        Envelopes(Keyring(tmp_path, MasterKeys(MASTER)))
         .seal("tenant:red", b"identity", bytes(16), memoryview(bytearray(10)), memoryview(bytearray(10)))[1]
         .salt
         != made[0].salt

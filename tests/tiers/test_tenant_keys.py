@@ -1,14 +1,13 @@
-"""Keys of tenants: the master key, the key file, the erasing of a tenant and crashes in the middle of it."""
+"""Keys of tenants: the key file, the erasing of a tenant and crashes in the middle of it."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvtier.tiers import keyring as keyring_module
 from kvtier.tiers.base import Cause, CopyError
-from kvtier.tiers.keyring import FILE_NAME, Keyring, KeyringError, read_master_key
+from kvtier.tiers.keyring import FILE_NAME, Keyring
+from kvtier.tiers.master_keys import KeyringError, MasterKeys
 from kvtier.tiers.ownership import ColdStoreError
 from tests.tiers.cold import cold, in_slot
 from tests.tiers.encrypted import (
@@ -20,6 +19,7 @@ from tests.tiers.encrypted import (
     payload_of,
     put_plain,
 )
+from tests.tiers.key_crashes import STEPS, Crash, KeyFileCrash, at_every_step
 
 # ------------------------------------------------------------------------------------------ keys
 
@@ -56,47 +56,23 @@ def test_another_master_key_is_refused_with_the_fix(tmp_path: Path) -> None:
 
 
 def test_a_key_moved_to_another_tenant_s_name_is_none(tmp_path: Path) -> None:
-    keyring = Keyring(tmp_path, MASTER)
+    keyring = Keyring(tmp_path, MasterKeys(MASTER))
     keyring.key_for_writing("tenant:red")
     path = tmp_path / FILE_NAME
     path.write_text(path.read_text().replace("tenant:red", "tenant:blue"))
-    with pytest.raises(KeyringError, match="another master key, or is damaged"):
-        Keyring(tmp_path, MASTER)
+    with pytest.raises(KeyringError, match="is damaged"):
+        Keyring(tmp_path, MasterKeys(MASTER))
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": "kvtier keys", "version": 2}', "\xff"])
 def test_a_damaged_key_file_is_refused(tmp_path: Path, damage: str) -> None:
     (tmp_path / FILE_NAME).write_bytes(damage.encode("latin-1"))
     with pytest.raises(KeyringError, match=FILE_NAME):
-        Keyring(tmp_path, MASTER)
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
-def test_a_master_key_that_others_could_read_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "master.key"
-    path.write_text(MASTER.hex() + "\n")
-    path.chmod(mode)
-    with pytest.raises(KeyringError, match=r"chmod 600"):
-        read_master_key(path)
-    path.chmod(0o600)
-    assert read_master_key(path) == MASTER
-    path.chmod(0o400)
-    assert read_master_key(path) == MASTER
-
-
-@pytest.mark.parametrize("text", ["", "ab" * 31, "zz" * 32, "ab" * 33])
-def test_a_master_key_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "master.key"
-    path.touch(0o600)
-    path.write_text(text)
-    with pytest.raises(KeyringError, match="64 hex digits"):
-        read_master_key(path)
-    with pytest.raises(KeyringError, match="openssl rand"):
-        read_master_key(tmp_path / "missing")
+        Keyring(tmp_path, MasterKeys(MASTER))
 
 
 def test_the_key_file_says_nothing_without_the_master_key(tmp_path: Path) -> None:
-    keyring = Keyring(tmp_path, MASTER)
+    keyring = Keyring(tmp_path, MasterKeys(MASTER))
     keys = [keyring.key_for_writing(tenant) for tenant in ("tenant:red", "tenant:blue")]
     data = (tmp_path / FILE_NAME).read_bytes()
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
@@ -149,63 +125,33 @@ def test_what_was_stored_before_there_was_encryption_does_not_come_back_either(t
             assert len(again.recovered.records) == 1
 
 
-class Crash(Exception):
-    """The process ends here."""
-
-
-STEPS = [
-    "open",
-    "fsync",
-    "rename",
-    "sync_directory",
-    "open",
-    "fsync",
-]  # the last two inside of the one before
-
-
-@pytest.mark.parametrize("number", range(len(STEPS) + 1))
-@pytest.mark.parametrize("is_after", [False, True])
+@at_every_step
 def test_a_crash_while_a_tenant_is_erased_leaves_it_there_or_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_after: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_after: bool, loss: str
 ) -> None:
     """At every step of replacing the key file, before it and after it. Then another life begins."""
     with cold(tmp_path, master_key=MASTER) as opened:
         red, blue = put_plain(opened, RED, 1), put_plain(opened, BLUE, 2)
         opened.seal()
-        seen: list[str] = []
-        for name, owner in (("open", os), ("fsync", os), ("sync_directory", keyring_module)):
-            monkeypatch.setattr(owner, name, _ending(name, getattr(owner, name), seen, number, is_after))
-        monkeypatch.setattr(Path, "rename", _ending("rename", Path.rename, seen, number, is_after))
-        if number < len(STEPS):
-            with pytest.raises(Crash):
-                opened.store._keyring.erase("tenant:red", 1 << 62)
-        else:
-            opened.store._keyring.erase("tenant:red", 1 << 62)
-            assert seen == STEPS
-        monkeypatch.undo()
+        crash = KeyFileCrash(tmp_path, number, is_after=is_after)
+        with monkeypatch.context() as patched:
+            crash.arm(patched)
+            if number < len(STEPS):
+                with pytest.raises(Crash):
+                    opened.store.keyring.erase("tenant:red", 1 << 62)
+            else:
+                opened.store.keyring.erase("tenant:red", 1 << 62)
+                assert crash.seen == STEPS
         accepted = opened.accepted
+    before = (tmp_path / FILE_NAME).read_bytes()
+    crash.lose(loss)
+    is_gone = crash.is_renamed and (tmp_path / FILE_NAME).read_bytes() == before
+    assert is_gone or number < len(STEPS), "who was told that it is gone may count on it"
     with cold(tmp_path, master_key=MASTER) as again:
-        is_gone = number > 2 or (number == 2 and is_after)
         assert set(again.recovered.records["place"].tolist()) == ({*blue} if is_gone else {*red, *blue})
         for place, (label, payload) in accepted.items():
             expected = Cause.NO_KEY if is_gone and place in red else payload
             assert again.get(place, label) == expected
-
-
-def _ending(
-    name: str, call: Callable[..., object], seen: list[str], number: int, is_after: bool
-) -> Callable[..., object]:
-    def ending(*arguments: object, **named: object) -> object:
-        seen.append(name)
-        is_now = len(seen) == number + 1
-        if is_now and not is_after:
-            raise Crash
-        result = call(*arguments, **named)
-        if is_now:
-            raise Crash
-        return result
-
-    return ending
 
 
 def test_a_key_file_that_cannot_be_written_erases_nothing(

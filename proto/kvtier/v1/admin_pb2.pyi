@@ -161,6 +161,7 @@ class GetStatusResponse(_message.Message):
     NUM_NAMESPACES_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    ENCRYPTION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -178,6 +179,10 @@ class GetStatusResponse(_message.Message):
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def policy(self) -> Global___PolicyStatus: ...
+    @_builtins.property
+    def encryption(self) -> Global___EncryptionStatus:
+        """absent: nothing is encrypted at rest"""
+
     def __init__(
         self,
         *,
@@ -194,14 +199,70 @@ class GetStatusResponse(_message.Message):
         num_namespaces: _builtins.int = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         policy: Global___PolicyStatus | None = ...,
+        encryption: Global___EncryptionStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "draining", b"draining", "edges", b"edges", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class MasterKeyStatus(_message.Message):
+    """One line of the file of master keys, in the order of the file. Ids are hashes of keys that nobody can guess."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    IS_CURRENT_FIELD_NUMBER: _builtins.int
+    NUM_WRAPPED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    is_current: _builtins.bool
+    """new wraps are made with it"""
+    num_wrapped: _builtins.int
+    """tenants' keys that it wraps; one that is not current and has none may be removed"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        is_current: _builtins.bool = ...,
+        num_wrapped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "is_current", b"is_current", "num_wrapped", b"num_wrapped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MasterKeyStatus: _TypeAlias = MasterKeyStatus  # noqa: Y015
+
+@_typing.final
+class EncryptionStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MASTER_KEYS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    last_error: _builtins.str
+    """why the file, as it was read last, cannot be used; empty when it can"""
+    @_builtins.property
+    def master_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___MasterKeyStatus]:
+        """that are in use"""
+
+    def __init__(
+        self,
+        *,
+        master_keys: _abc.Iterable[Global___MasterKeyStatus] | None = ...,
+        last_error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_error", b"last_error", "master_keys", b"master_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncryptionStatus: _TypeAlias = EncryptionStatus  # noqa: Y015
 
 @_typing.final
 class InspectRequest(_message.Message):
@@ -887,6 +948,7 @@ class TenantStatus(_message.Message):
     NVME_BYTES_FIELD_NUMBER: _builtins.int
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     HAS_KEY_FIELD_NUMBER: _builtins.int
+    MASTER_KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """tenant:NAME, group:NAME, public:, or common: for what belongs to nobody in particular"""
     bandwidth_share: _builtins.float
@@ -895,6 +957,8 @@ class TenantStatus(_message.Message):
     """payload in the cold store"""
     has_key: _builtins.bool
     """its records are encrypted, and can be read"""
+    master_key: _builtins.str
+    """id of the master key that wraps its key"""
     @_builtins.property
     def copied_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """along each edge (`nvme>dram`) since the start"""
@@ -907,10 +971,11 @@ class TenantStatus(_message.Message):
         nvme_bytes: _builtins.int = ...,
         copied_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         has_key: _builtins.bool = ...,
+        master_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_share", b"bandwidth_share", "copied_bytes", b"copied_bytes", "has_key", b"has_key", "name", b"name", "nvme_bytes", b"nvme_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_share", b"bandwidth_share", "copied_bytes", b"copied_bytes", "has_key", b"has_key", "master_key", b"master_key", "name", b"name", "nvme_bytes", b"nvme_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
