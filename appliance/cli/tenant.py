@@ -47,8 +47,7 @@ def token(name: str) -> None:
 @target_option
 @json_option
 def list_(target: str | None, as_json: bool) -> None:
-    """Show who there is: share of the bandwidth, what is stored and moved, and the id of the master key that
-    wraps the key it is encrypted with.
+    """Show who there is: share of the bandwidth, what is stored and moved, which master key wraps its own.
 
     \b
     Example:

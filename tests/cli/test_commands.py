@@ -118,6 +118,7 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
         "num_namespaces",
         "counters",
         "policy",
+        "encryption",
     ]
     assert answer["epoch"] == 1 << 62  # a number, exact
     assert answer["draining"] is False  # present although unset on the wire

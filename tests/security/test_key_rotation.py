@@ -78,7 +78,9 @@ def by_reload(served: Served) -> None:
 
 
 def by_watch(served: Served) -> None:
-    served.running.wait(served.running.daemon.rotation.file_changed())
+    rotation = served.running.daemon.rotation
+    assert rotation is not None
+    served.running.wait(rotation.file_changed())
 
 
 @pytest.mark.parametrize("notice", [by_reload, by_watch])
