@@ -283,25 +283,44 @@ def test_another_transform_decoder_gives_the_same_bits(is_far: bool) -> None:
     np.testing.assert_array_equal(decoded.view(np.uint16), expected.reshape(-1))
 
 
-@pytest.mark.parametrize("coder", ["fp8_e4m3", "fp8_e5m2"])
-def test_fp8_is_the_standards(coder: Coder) -> None:
-    """The nearest of all values there are, halves to even: the codes themselves, not only their errors."""
+def nearest_fp8(values: NDArray[np.float64], coder: Coder) -> NDArray[np.uint8]:
+    """Return the codes of the nearest of all values there are, halves to even."""
     mantissa_bits, num_codes = {"fp8_e4m3": (3, 0x7F), "fp8_e5m2": (2, 0x7C)}[coder]
     exponents, mantissas = np.divmod(np.arange(num_codes), 1 << mantissa_bits)
     bias = 2 ** (6 - mantissa_bits) - 1
     fractions = mantissas / 2**mantissa_bits + (exponents > 0)
     magnitudes = fractions * 2.0 ** (np.maximum(exponents, 1) - bias)
-    shape = Shape(1, 1, 64, 1, 128, "bfloat16")
-    values = np.random.default_rng(4).standard_normal(shape.num_values) * 2.0 ** np.linspace(-20, 3, 8192)
-    payload = payload_of(values, shape)
-    codec = profiled(shape, coder)
-    stored = np.zeros(codec.stored_bound(shape), np.uint8)
-    codec.encode(shape, payload.data, stored.data)
-    scale = stored[:2].view(np.float16).astype(np.float32)
-    scaled = (floats_of(payload, shape).reshape(-1).astype(np.float32) / scale).astype(np.float64)
-    distances = np.abs(np.abs(scaled)[:, None] - magnitudes) + 1e-30 * (np.arange(num_codes) % 2)
-    expected = distances.argmin(axis=1) | (np.signbit(scaled) << 7)
-    np.testing.assert_array_equal(stored[2:], expected.astype(np.uint8))
+    halves = (magnitudes[1:] + magnitudes[:-1]) / 2
+    codes = np.searchsorted(halves, np.abs(values))
+    is_half = np.abs(values) == halves[np.minimum(codes, num_codes - 2)]
+    codes += is_half & (codes % 2 == 1)
+    return (codes | (np.signbit(values) << 7)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("coder", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [128, 80, 13], ids=["lines", "lines and a rest", "a rest"])
+def test_fp8_is_the_standards(coder: Coder, dtype: str, dim: int) -> None:
+    """Every bit pattern up to a largest one, at both ends of the scales and between: the codes themselves,
+    not only their errors."""
+    largest = {"fp8_e4m3": 448, "fp8_e5m2": 57344}[coder]
+    words = np.arange(1 << 16).astype(np.uint16)
+    finite = words[(words & 0x7FFF) < {"float16": 0x7C00, "bfloat16": 0x7F80}[dtype]]
+    every = floats_of(finite.view(np.uint8), Shape(1, 1, 1, 1, finite.size, dtype)).reshape(-1)
+    for exponent in (-24, -15, -14, -6, 0, 3, 15):
+        usable = finite[np.abs(every) <= largest * 2.0**exponent]
+        shape = Shape(1, 1, -(-usable.size // (dim * 2)), 2, dim, dtype)
+        payload = np.resize(usable, shape.num_values)
+        codec = profiled(shape, coder)
+        stored = np.zeros(codec.stored_bound(shape), np.uint8)
+        codec.encode(shape, payload.view(np.uint8).data, stored.data)
+        scales = stored[:4].view(np.float16).astype(np.float64)
+        scaled = floats_of(payload.view(np.uint8), shape)[0, 0].transpose(1, 0, 2) / scales[:, None, None]
+        assert (largest / 2 < np.abs(scaled).max(axis=(1, 2))).all() or exponent in (-24, 15)
+        assert (np.abs(scaled).max(axis=(1, 2)) <= largest).all()
+        size = scaled[0].size
+        codes = stored[4:].reshape(2, -1)[:, :size]
+        np.testing.assert_array_equal(codes, nearest_fp8(scaled, coder).reshape(2, size))
 
 
 @pytest.mark.parametrize("word", [0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF])

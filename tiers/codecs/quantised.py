@@ -4,8 +4,8 @@
 
 Keys are scaled per channel, because their outliers stay in a channel, values per token, because theirs do
 not (KIVI, arXiv 2402.02750). The loops, and the arithmetic that makes every machine decode to the same bits,
-are in kernels/quantised.py. Lengths follow from the shape, so there is nothing in the bytes to be lied about;
-what can be wrong with them is a scale that is not finite.
+are in kernels/quantised.py and kernels/fp8.py. Lengths follow from the shape, so there is nothing in the
+bytes to be lied about; what can be wrong with them is a scale that is not finite.
 
 Rejected: a Hadamard rotation before it (a fifth less error at four bits for models without outliers, at a
 sixth of the speed; `transform` is the better rotation for who pays one); outliers kept aside (their list has
@@ -186,7 +186,6 @@ class Fp8Segment(_Tiled):
         super().__init__(rule, head_dim, is_half=is_half)
         is_e4m3 = rule.coder == "fp8_e4m3"
         self._mantissa_bits = 3 if is_e4m3 else 2
-        self._largest = 448.0 if is_e4m3 else 57344.0
         relative = 2.0 ** -(self._mantissa_bits + 1)
         self.exactness = Exactness(False, relative + _ROUNDING, _SMALLEST_SCALE)
 
@@ -212,12 +211,12 @@ class Fp8Segment(_Tiled):
     def encode_units(self, units: Words, into: Bytes, stride: int) -> None:
         """Encode each of `units` [unit, token, head, dim] as `encode` does, `stride` bytes apart, zeros in
         between: a call costs as much as some ten kilobytes. Raises DoesNotFit."""
-        if not kernels().encode_fp8(*self._where(units), self._largest, self._is_half, into, stride):
+        if not fp8_kernels().encode_fp8(*self._where(units), self._is_half, into, stride):
             raise DoesNotFit
 
     def decode_units(self, stored: Bytes, stride: int, units: Words) -> None:
         """Undo `encode_units`. Raises CodecError."""
-        if not kernels().decode_fp8(*self._where(units), self._is_half, stored, stride):
+        if not fp8_kernels().decode_fp8(*self._where(units), self._is_half, stored, stride):
             raise CodecError("quantised: too short, or a scale that is not finite")
 
     def _where(self, units: Words) -> tuple[Words, int, int, int, int]:
@@ -227,9 +226,23 @@ class Fp8Segment(_Tiled):
 
 @cache
 def kernels() -> ModuleType:
-    """Return the compiled loops. Raises CodecError, saying what to install, when numba is missing."""
+    """Return the compiled loops of intN. Raises CodecError, saying what to install, when numba is missing."""
     try:
         from .kernels import quantised
     except ImportError as error:
-        raise CodecMissing(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
+        raise _without_numba(error) from error
     return quantised
+
+
+@cache
+def fp8_kernels() -> ModuleType:
+    """Return the compiled loops of fp8, as `kernels` does."""
+    try:
+        from .kernels import fp8
+    except ImportError as error:
+        raise _without_numba(error) from error
+    return fp8
+
+
+def _without_numba(error: ImportError) -> CodecMissing:
+    return CodecMissing(f"profiles need numba ({error}); pip install 'kvtier[codecs]'")

@@ -24,17 +24,32 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from .vector_ir import (
+    BIT,
+    BYTE,
+    WORD16,
+    WORD32,
+    WORD64,
+    address_in,
+    all_lanes,
+    in_every_lane,
+    load,
+    masked,
+    prefetch,
+    shifted,
+    shuffle,
+    store,
+)
+
 NOT_DONE = -1  # nothing was written that counts
 _LANES = 64
 _ROWS = 8  # a block is as many rows of 64 values
 _REST_BYTES = _LANES * _ROWS  # sign and mantissa of each value, before the planes
 _BLOCKS_AHEAD = 4
 
-_BIT, _WORD32, _WORD64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
-_BYTE = ir.IntType(8)
-_BYTES = ir.VectorType(_BYTE, _LANES)
-_VALUES = ir.VectorType(ir.IntType(16), _LANES)
-_MASK = ir.VectorType(_BIT, _LANES)
+_BYTES = ir.VectorType(BYTE, _LANES)
+_VALUES = ir.VectorType(WORD16, _LANES)
+_MASK = ir.VectorType(BIT, _LANES)
 
 
 def _has_byte_compression(context: Any) -> bool:
@@ -42,55 +57,12 @@ def _has_byte_compression(context: Any) -> bool:
     return "+avx512vbmi2" in context.codegen().magic_tuple()[2].split(",")
 
 
-def _all(kind: Any, value: int) -> Any:
-    return ir.Constant(kind, [value] * kind.count)
-
-
-def _at(builder: Any, address: Any, offset: int) -> Any:
-    return builder.gep(address, [ir.Constant(_WORD64, offset)])
-
-
-def _load(builder: Any, kind: Any, address: Any, offset: int) -> Any:
-    pointer = builder.bitcast(_at(builder, address, offset), ir.PointerType(kind))
-    return builder.load(pointer, align=1, typ=kind)
-
-
-def _store(builder: Any, value: Any, address: Any, offset: int) -> None:
-    pointer = builder.bitcast(_at(builder, address, offset), ir.PointerType(value.type))
-    builder.store(value, pointer, align=1)
-
-
-def _prefetch(builder: Any, address: Any, block_bytes: int, is_write: bool) -> None:
+def _prefetch_block(builder: Any, address: Any, block_bytes: int, is_write: bool) -> None:
     """Ask for the lines of a block that will be next soon: what finds neighbours by itself stops at the end
     of a page."""
-    number = ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
-    function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
-    options = [ir.Constant(number, option) for option in (int(is_write), 3, 1)]  # keep, data
     first = _BLOCKS_AHEAD * block_bytes
     for offset in range(first, first + block_bytes, 64):
-        builder.call(function, [_at(builder, address, offset), *options])
-
-
-def _shuffle(builder: Any, first: Any, second: Any, places: list[int]) -> Any:
-    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_WORD32, len(places)), places))
-
-
-def _in_every_lane(builder: Any, value: Any) -> Any:
-    nothing = ir.Constant(_BYTES, ir.Undefined)
-    alone = builder.insert_element(nothing, value, ir.Constant(_WORD32, 0))
-    return _shuffle(builder, alone, nothing, [0] * _LANES)
-
-
-def _shifted(builder: Any, value: Any, left: int) -> Any:
-    """Shift to the left, or to the right when `left` is negative."""
-    if left < 0:
-        return builder.lshr(value, _all(value.type, -left))
-    return builder.shl(value, _all(value.type, left))
-
-
-def _masked(builder: Any, value: Any, mask: int) -> Any:
-    return builder.and_(value, _all(value.type, mask))
+        prefetch(builder, address, offset, is_write=is_write)
 
 
 _LOWER_HALVES = [place for lane in range(32) for place in (lane, _LANES + lane)]
@@ -102,7 +74,7 @@ def _by_lane(builder: Any, rows: list[Any]) -> list[Any]:
     """Transpose: byte `lane` of row i becomes byte 8 * lane + i of all."""
     for _ in range(3):
         pairs = [(rows[i], rows[i + 4]) for i in range(4)]
-        rows = [_shuffle(builder, *pair, half) for pair in pairs for half in (_LOWER_HALVES, _UPPER_HALVES)]
+        rows = [shuffle(builder, *pair, half) for pair in pairs for half in (_LOWER_HALVES, _UPPER_HALVES)]
     return rows
 
 
@@ -110,7 +82,7 @@ def _by_row(builder: Any, lanes: list[Any]) -> list[Any]:
     """Undo `_by_lane`."""
     for _ in range(3):
         pairs = [(lanes[2 * i], lanes[2 * i + 1]) for i in range(4)]
-        lanes = [_shuffle(builder, *pair, half) for half in (_EVEN, _ODD) for pair in pairs]
+        lanes = [shuffle(builder, *pair, half) for half in (_EVEN, _ODD) for pair in pairs]
     return lanes
 
 
@@ -119,24 +91,24 @@ class _Marks:
 
     def __init__(self, builder: Any, planes: list[Any]) -> None:
         marked = builder.and_(builder.and_(planes[0], planes[1]), planes[2])
-        words = builder.bitcast(marked, ir.VectorType(_WORD64, _ROWS))
+        words = builder.bitcast(marked, ir.VectorType(WORD64, _ROWS))
         self.masks = []
-        self.before = [ir.Constant(_WORD64, 0)]
+        self.before = [ir.Constant(WORD64, 0)]
         for row in range(_ROWS):
-            word = builder.extract_element(words, ir.Constant(_WORD32, row))
+            word = builder.extract_element(words, ir.Constant(WORD32, row))
             self.masks.append(builder.bitcast(word, _MASK))
             self.before.append(builder.add(self.before[-1], builder.ctpop(word)))
         self.count = self.before[-1]
 
     def fit(self, builder: Any, room: Any) -> Any:
         """Whether as many bytes may be touched, 64 at a time."""
-        return builder.icmp_signed("<=", builder.add(self.count, ir.Constant(_WORD64, _LANES)), room)
+        return builder.icmp_signed("<=", builder.add(self.count, ir.Constant(WORD64, _LANES)), room)
 
     def move(self, builder: Any, name: str, row: int, value: Any) -> Any:
         """Compress or expand the bytes of one mask."""
         kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES, _MASK])
         function = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.{name}.v64i8", (), kind)
-        return builder.call(function, [value, _all(_BYTES, 0), self.masks[row]])
+        return builder.call(function, [value, all_lanes(_BYTES, 0), self.masks[row]])
 
     def pointer(self, builder: Any, exceptions: Any, row: int) -> Any:
         """Where the exceptions of one mask stand in the list."""
@@ -148,8 +120,7 @@ class _Arguments:
 
     def __init__(self, context: Any, builder: Any, kinds: Any, values: Any) -> None:
         def address(array: int, at: int) -> Any:
-            data = context.make_array(kinds[array])(context, builder, values[array]).data
-            return builder.gep(builder.bitcast(data, ir.PointerType(_BYTE)), [values[at]])
+            return address_in(context, builder, kinds[array], values[array], values[at])
 
         self.source = address(0, 1)
         self.target = address(2, 3)
@@ -165,59 +136,57 @@ def _signature(source: Any, target: Any, exceptions: Any) -> Any:
 
 
 def _emit_pack(builder: Any, to: _Arguments) -> Any:
-    tops = _in_every_lane(builder, to.top)
+    tops = in_every_lane(builder, to.top, _BYTES)
     exponents: list[Any] = []
-    planes = [_all(_BYTES, 0)] * 3
+    planes = [all_lanes(_BYTES, 0)] * 3
     for row in range(_ROWS):
-        values = _load(builder, _VALUES, to.source, 2 * _LANES * row)
-        sign = _masked(builder, _shifted(builder, values, -8), 0x80)
-        rest = builder.or_(sign, _masked(builder, values, 0x7F))
-        _store(builder, builder.trunc(rest, _BYTES), to.target, _LANES * row)
-        exponents.append(builder.trunc(_shifted(builder, values, -7), _BYTES))
+        values = load(builder, _VALUES, to.source, 2 * _LANES * row)
+        sign = masked(builder, shifted(builder, values, -8), 0x80)
+        rest = builder.or_(sign, masked(builder, values, 0x7F))
+        store(builder, builder.trunc(rest, _BYTES), to.target, _LANES * row)
+        exponents.append(builder.trunc(shifted(builder, values, -7), _BYTES))
         below = builder.sub(tops, exponents[row])  # wraps around
-        is_in_window = builder.icmp_unsigned("<", below, _all(_BYTES, 7))
-        code = builder.select(is_in_window, below, _all(_BYTES, 7))
+        is_in_window = builder.icmp_unsigned("<", below, all_lanes(_BYTES, 7))
+        code = builder.select(is_in_window, below, all_lanes(_BYTES, 7))
         for i in range(3):
-            mine = _masked(builder, _shifted(builder, code, row - i), 1 << row)
+            mine = masked(builder, shifted(builder, code, row - i), 1 << row)
             planes[i] = builder.or_(planes[i], mine)
     for i in range(3):
-        _store(builder, planes[i], to.target, _REST_BYTES + _LANES * i)
+        store(builder, planes[i], to.target, _REST_BYTES + _LANES * i)
     marks = _Marks(builder, planes)
     fits = marks.fit(builder, to.room)
     with builder.if_then(fits, likely=True):
-        _prefetch(builder, to.source, 2 * _REST_BYTES, is_write=False)
-        _prefetch(builder, to.target, _REST_BYTES + 3 * _LANES, is_write=True)
+        _prefetch_block(builder, to.source, 2 * _REST_BYTES, is_write=False)
+        _prefetch_block(builder, to.target, _REST_BYTES + 3 * _LANES, is_write=True)
         for row, bytes_in_order in enumerate(_by_lane(builder, exponents)):
             compressed = marks.move(builder, "compress", row, bytes_in_order)
             builder.store(compressed, marks.pointer(builder, to.exceptions, row), align=1)
-    return builder.select(fits, marks.count, ir.Constant(_WORD64, NOT_DONE))
+    return builder.select(fits, marks.count, ir.Constant(WORD64, NOT_DONE))
 
 
 def _emit_unpack(builder: Any, to: _Arguments) -> Any:
-    planes = [_load(builder, _BYTES, to.source, _REST_BYTES + _LANES * i) for i in range(3)]
+    planes = [load(builder, _BYTES, to.source, _REST_BYTES + _LANES * i) for i in range(3)]
     marks = _Marks(builder, planes)
     fits = marks.fit(builder, to.room)
     with builder.if_then(fits, likely=True):
-        tops = _in_every_lane(builder, to.top)
+        tops = in_every_lane(builder, to.top, _BYTES)
         expanded = []
         for row in range(_ROWS):
             listed = builder.load(marks.pointer(builder, to.exceptions, row), align=1, typ=_BYTES)
             expanded.append(marks.move(builder, "expand", row, listed))
         for row, listed in enumerate(_by_row(builder, expanded)):
-            code = _all(_BYTES, 0)
+            code = all_lanes(_BYTES, 0)
             for i in range(3):
-                bit = _masked(builder, _shifted(builder, planes[i], i - row), 1 << i)
+                bit = masked(builder, shifted(builder, planes[i], i - row), 1 << i)
                 code = builder.or_(code, bit)
-            is_listed = builder.icmp_unsigned("==", code, _all(_BYTES, 7))
+            is_listed = builder.icmp_unsigned("==", code, all_lanes(_BYTES, 7))
             exponent = builder.select(is_listed, listed, builder.sub(tops, code))
-            rest = _load(builder, _BYTES, to.source, _LANES * row)
-            high = builder.or_(_masked(builder, rest, 0x80), _shifted(builder, exponent, -1))
-            low = builder.or_(_shifted(builder, exponent, 7), _masked(builder, rest, 0x7F))
-            values = _shuffle(
-                builder, low, high, [p for lane in range(_LANES) for p in (lane, _LANES + lane)]
-            )
-            _store(builder, values, to.target, 2 * _LANES * row)
-    return builder.select(fits, marks.count, ir.Constant(_WORD64, NOT_DONE))
+            rest = load(builder, _BYTES, to.source, _LANES * row)
+            high = builder.or_(masked(builder, rest, 0x80), shifted(builder, exponent, -1))
+            low = builder.or_(shifted(builder, exponent, 7), masked(builder, rest, 0x7F))
+            values = shuffle(builder, low, high, [p for lane in range(_LANES) for p in (lane, _LANES + lane)])
+            store(builder, values, to.target, 2 * _LANES * row)
+    return builder.select(fits, marks.count, ir.Constant(WORD64, NOT_DONE))
 
 
 @intrinsic
@@ -238,7 +207,7 @@ def pack_block(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not _has_byte_compression(context):
-            return ir.Constant(_WORD64, NOT_DONE)
+            return ir.Constant(WORD64, NOT_DONE)
         return _emit_pack(builder, _Arguments(context, builder, signature.args, arguments))
 
     return _signature(values, blocks, exceptions), generate
@@ -261,7 +230,7 @@ def unpack_block(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not _has_byte_compression(context):
-            return ir.Constant(_WORD64, NOT_DONE)
+            return ir.Constant(WORD64, NOT_DONE)
         return _emit_unpack(builder, _Arguments(context, builder, signature.args, arguments))
 
     return _signature(blocks, values, exceptions), generate

@@ -1,0 +1,237 @@
+"""The loops of fp8: tiles with a scale each, e4m3 and e5m2 (OCP 8-bit floating point).
+
+The scale is the smallest power of two, as float16, that brings a tile's largest magnitude within the format.
+It moves exponents and nothing else, so a value is rounded once, and bfloat16 needs no arithmetic of floats:
+fp8_vectors.py does whole lines of 32 values, the loops here what is left of a row, and float16. A decoder
+takes any scale: records before had one for each largest value.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from .compiling import compiled
+from .floats import bfloat_of, bits_of, float_of, float_of_half, narrow, widen
+from .fp8_vectors import LANES, largest_magnitude, write_e4m3, write_e5m2
+
+_LEAST_EXPONENT, _MOST_EXPONENT = -24, 15  # of powers of two in float16
+_LARGEST_AHEAD = 1 << 18  # bytes; beyond it lines would be gone again when they are wanted
+
+
+@compiled
+def _peak(words: Any, head: Any) -> Any:
+    """Return the largest magnitude of one head, as a word."""
+    num_tokens, num_heads, dim = words.shape
+    num_lines = dim // LANES
+    highest = largest_magnitude(words, 2 * dim * head, num_tokens, 2 * dim * num_heads, num_lines)
+    for token in range(num_tokens if dim % LANES else 0):
+        for d in range(num_lines * LANES, dim):
+            highest = max(highest, np.uint16(words[token, head, d] & np.uint16(0x7FFF)))
+    return highest
+
+
+@compiled
+def _scale_exponent(peak: Any, is_half: Any) -> Any:
+    """Return the least k for which a magnitude is at most 1.75 times 2^k."""
+    word, value = np.empty(1, np.uint16), np.empty(1, np.float32)
+    word[0] = peak
+    widen(word, is_half, value)
+    return np.int64((bits_of(value[0]) + np.uint32(0x1FFFFF)) >> np.uint32(23)) - 127
+
+
+@compiled
+def _power_of_two(exponent: Any) -> Any:
+    """Return 2^exponent as a word of float16."""
+    if exponent < -14:
+        return np.uint16(1 << (exponent + 24))
+    return np.uint16((exponent + 15) << 10)
+
+
+@compiled
+def _code_of_bfloat(word: Any, base: Any, mantissa_bits: Any) -> Any:
+    """Return the code of one word; see fp8_vectors.py."""
+    distance = np.int64(word & np.uint16(0x7FFF)) - (np.int64(base) << 7)
+    shift = 7 - mantissa_bits
+    kept = distance
+    if distance < 0x80:
+        shift = min(shift + 1 - (distance >> 7), 15)
+        kept = np.int64(word & np.uint16(0x7F)) | 0x80
+    rounded = (kept + (1 << (shift - 1)) - 1 + ((kept >> shift) & 1)) >> shift
+    return np.uint8(rounded | ((np.int64(word) >> 8) & 0x80))
+
+
+@compiled
+def _code_of_float(value: Any, mantissa_bits: Any) -> Any:
+    """Return the nearest fp8 of a float32 within its range, halves to even, subnormals included.
+
+    Adding a power of two that is 2^(23 - mantissa_bits) times the value's own rounds it to the bits that
+    stay, and leaves them at the bottom of the sum; below the normal range the power stays that of the
+    smallest normal. What the exponents differ by is in the bottom of what is added, modulo 256.
+    """
+    smallest = np.uint32((128 - ((1 << (6 - mantissa_bits)) - 1)) << 23)
+    shift = np.uint32(23 - mantissa_bits)
+    lift = np.uint32((shift << np.uint32(23)) + np.uint32(-np.int64(smallest >> shift) & 0xFF))
+    bits = bits_of(value)
+    exponent = max(np.uint32(bits & np.uint32(0x7F800000)), smallest)
+    magnitude = float_of(np.uint32(bits & np.uint32(0x7FFFFFFF)))
+    rounded = bits_of(magnitude + float_of(np.uint32(exponent + lift)))
+    sign = np.uint32((bits >> np.uint32(24)) & np.uint32(0x80))
+    return np.uint8(np.uint32(rounded + np.uint32(exponent >> shift)) | sign)
+
+
+@compiled
+def _write_halves(words: Any, head: Any, exponent: Any, mantissa_bits: Any, codes: Any) -> Any:
+    """Fill `codes` from one head of float16 `words`, in units of 2^exponent."""
+    num_tokens, _, dim = words.shape
+    factor = float_of(np.uint32(np.uint32(127 - exponent) << np.uint32(23)))
+    for token in range(num_tokens):
+        row, mine = words[token, head], codes[token * dim : (token + 1) * dim]
+        for d in range(dim):
+            mine[d] = _code_of_float(float_of_half(row[d]) * factor, mantissa_bits)
+
+
+@compiled
+def _write_bfloats(
+    words: Any, head: Any, exponent: Any, mantissa_bits: Any, codes: Any, ahead_bytes: Any
+) -> Any:
+    """Fill `codes` from one head of bfloat16 `words`, in units of 2^exponent."""
+    num_tokens, num_heads, dim = words.shape
+    base = np.uint16(exponent + 128 - (1 << (6 - mantissa_bits)))
+    at, row_bytes, num_lines = 2 * dim * head, 2 * dim * num_heads, dim // LANES
+    if mantissa_bits == 3:
+        write_e4m3(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, ahead_bytes)
+    else:
+        write_e5m2(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, ahead_bytes)
+    for token in range(num_tokens if dim % LANES else 0):
+        for d in range(num_lines * LANES, dim):
+            codes[token * dim + d] = _code_of_bfloat(words[token, head, d], base, mantissa_bits)
+
+
+@compiled
+def _encode_unit(
+    words: Any,
+    first_head: Any,
+    end_head: Any,
+    group_tokens: Any,
+    mantissa_bits: Any,
+    is_half: Any,
+    place: Any,
+) -> Any:
+    """Encode heads of `words` [token, head, dim]: scales of all tiles, then their codes."""
+    num_tokens, num_heads, dim = words.shape
+    num_tiles = num_tokens // group_tokens * (end_head - first_head)
+    code_bytes = (place.size - 2 * num_tiles) // num_tiles
+    ahead_bytes = min(2 * dim * num_heads * group_tokens, _LARGEST_AHEAD)
+    largest_exponent = 8 if mantissa_bits == 3 else 15  # of the format; its fraction is 1.75
+    infinity = np.uint16(0x7C00 if is_half else 0x7F80)
+    for tile in range(num_tiles):
+        group, head = divmod(tile, end_head - first_head)
+        head += first_head
+        mine = words[group * group_tokens : (group + 1) * group_tokens]
+        peak = _peak(mine, head)
+        exponent = max(_scale_exponent(peak, is_half) - largest_exponent, _LEAST_EXPONENT)
+        if peak >= infinity or exponent > _MOST_EXPONENT:
+            return False
+        scale = _power_of_two(exponent) if peak else np.uint16(0)
+        place[2 * tile] = np.uint8(scale & np.uint16(0xFF))
+        place[2 * tile + 1] = np.uint8(scale >> np.uint16(8))
+        codes = place[2 * num_tiles + tile * code_bytes : 2 * num_tiles + (tile + 1) * code_bytes]
+        codes[group_tokens * dim :] = 0
+        if is_half:
+            _write_halves(mine, head, exponent, mantissa_bits, codes)
+        else:
+            _write_bfloats(mine, head, exponent, mantissa_bits, codes, ahead_bytes)
+    return True
+
+
+@compiled
+def _unit_bytes(units: Any, first_head: Any, end_head: Any, group_tokens: Any) -> Any:
+    """Length of one encoded unit: two bytes of scale, and codes up to a multiple of eight, for each tile."""
+    _, num_tokens, _, dim = units.shape
+    return num_tokens // group_tokens * (end_head - first_head) * (2 + (group_tokens * dim + 7) // 8 * 8)
+
+
+@compiled
+def encode_fp8(
+    units: Any,
+    first_head: Any,
+    end_head: Any,
+    group_tokens: Any,
+    mantissa_bits: Any,
+    is_half: Any,
+    into: Any,
+    stride: Any,
+) -> Any:
+    """Encode heads `first_head` to `end_head` of each of `units`, uint16 [unit, token, head, dim] in one
+    piece of memory, into `into` (uint8), `stride` bytes apart, with zeros in between.
+
+    Returns False when a value, or a scale, is not finite, or `into` is too short.
+    """
+    num_bytes = _unit_bytes(units, first_head, end_head, group_tokens)
+    if (units.shape[0] - 1) * stride + num_bytes > into.size:
+        return False
+    for unit in range(units.shape[0]):
+        place = into[unit * stride : unit * stride + num_bytes]
+        if not _encode_unit(units[unit], first_head, end_head, group_tokens, mantissa_bits, is_half, place):
+            return False
+        into[unit * stride + num_bytes : (unit + 1) * stride] = 0
+    return True
+
+
+@compiled
+def _float_of_fp8(code: Any, mantissa_bits: Any) -> Any:
+    """Return the float32 of an fp8 that is finite."""
+    wide = np.uint32(code)
+    lift = np.float32(2.0 ** (128 - (1 << (6 - mantissa_bits))))
+    magnitude = float_of(np.uint32((wide & np.uint32(0x7F)) << np.uint32(23 - mantissa_bits))) * lift
+    return float_of(np.uint32(bits_of(magnitude) | ((wide & np.uint32(0x80)) << np.uint32(24))))
+
+
+@compiled
+def _tile_of_fp8(codes: Any, mantissa_bits: Any, step: Any, is_half: Any, words: Any, head: Any) -> Any:
+    """Undo `_tile_to_fp8`."""
+    num_tokens, _, dim = words.shape
+    values = np.empty(dim, np.float32)
+    for token in range(num_tokens):
+        mine, row = codes[token * dim : (token + 1) * dim], words[token, head]
+        if is_half:
+            for d in range(dim):
+                values[d] = _float_of_fp8(mine[d], mantissa_bits) * step
+            narrow(values, is_half, row)
+        elif mantissa_bits == 3:
+            for d in range(dim):
+                row[d] = bfloat_of(_float_of_fp8(mine[d], 3) * step)
+        else:
+            for d in range(dim):
+                row[d] = bfloat_of(_float_of_fp8(mine[d], 2) * step)
+
+
+@compiled
+def decode_fp8(
+    units: Any,
+    first_head: Any,
+    end_head: Any,
+    group_tokens: Any,
+    mantissa_bits: Any,
+    is_half: Any,
+    stored: Any,
+    stride: Any,
+) -> Any:
+    """Undo `encode_fp8`: fill `units`. Returns False when a scale is not finite, or `stored` too short."""
+    num_bytes = _unit_bytes(units, first_head, end_head, group_tokens)
+    if (units.shape[0] - 1) * stride + num_bytes > stored.size:
+        return False
+    num_tokens = units.shape[1]
+    num_tiles = num_tokens // group_tokens * (end_head - first_head)
+    code_bytes = num_bytes // num_tiles - 2
+    for unit in range(units.shape[0]):
+        place = stored[unit * stride : unit * stride + num_bytes]
+        for tile in range(num_tiles):
+            scale = np.uint16(place[2 * tile]) | np.uint16(np.uint16(place[2 * tile + 1]) << np.uint16(8))
+            if (scale & np.uint16(0x7FFF)) >= np.uint16(0x7C00):
+                return False
+            group, head = divmod(tile, end_head - first_head)
+            codes = place[2 * num_tiles + tile * code_bytes : 2 * num_tiles + (tile + 1) * code_bytes]
+            mine = units[unit, group * group_tokens : (group + 1) * group_tokens]
+            _tile_of_fp8(codes, mantissa_bits, float_of_half(scale), is_half, mine, first_head + head)
+    return True
