@@ -20,6 +20,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from .. import __version__
+from ..tiers.base import CopyError
 from ..tiers.block import Tier
 from ..tiers.memfd import SharedMemoryError
 from ..tiers.staging import StagingExtent
@@ -315,7 +316,10 @@ class LocalServer:
             engine = self._service.engine_of_extent(number)
             if engine is None or engine.domain_of(number) != own:
                 raise error("UNKNOWN_EXTENT", f"extent {number} is not one of this client's domain")
-            fds.append(engine.descriptor(number))
+            try:
+                fds.append(engine.descriptor(number))
+            except CopyError as problem:  # its memory was still to be made, and there is none
+                raise error("UNKNOWN_EXTENT", f"extent {number}: {problem}") from problem
         connection.reply(frame, local_pb2.MapExtentsResponse(extents=request.extents), fds=fds)
 
 

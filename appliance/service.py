@@ -203,6 +203,7 @@ class Service:
             reason=result.reason,
             load_s=result.load_s,
             recompute_s=result.recompute_s,
+            arriving_extents=[self.memory(tier).first_extent + extent for tier, extent in result.arriving],
         )
         if result.ready:
             places = [self.memory(part.tier).location(part.place) for part in result.ready]

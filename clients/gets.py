@@ -226,6 +226,9 @@ def _read_leased(
                 right = yield Work(copy, int(wanted.lengths.sum()))
                 if not right.all():  # a lease that does not hold: whatever the reason, a miss
                     end = min(end, int(blocks[~right].min()))
+            if message.arriving_extents:  # takes milliseconds, and the device is busy reading meanwhile
+                with suppress(NotFound):
+                    yield from map_extents(operations, attachment, message.arriving_extents, chain.timeout_s)
             if message.last:
                 return min(end, int(message.num_blocks))
     finally:

@@ -12,6 +12,7 @@ from functools import partial
 from ...policies.costs import Advice
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
+from ...v1.shm import extent_of
 from .catalog import NO_ROW, Catalog, Namespace
 from .events import AcquireRequested
 from .instructions import Reply
@@ -239,9 +240,22 @@ class AcquireJob:
 
     def _reply(self, call: int, ready: list[ReadyFragment], last: bool, tiers: bytes) -> None:
         ttl_s = max(0.0, self.lease.deadline_at - self._residency.now)
-        prices = self._prices if tiers else ()
-        result = AcquireResult(self.lease.id, self._limit, list(ready), last, ttl_s, tiers, *prices)
+        result = AcquireResult(self.lease.id, self._limit, list(ready), last, ttl_s)
+        if tiers:
+            result.tiers, result.arriving = tiers, self._arriving()
+            result.num_stored, result.reason, result.load_s, result.recompute_s = self._prices
         self._residency.out.append(Reply(call, result))
+
+    def _arriving(self) -> list[tuple[Tier, int]]:
+        """Return the extents that what is on its way up will be in."""
+        state, place = self._residency.catalog.state, self._residency.catalog.place
+        return [
+            (tier, extent)
+            for tier in self._readable
+            for extent in sorted(
+                {extent_of(place[tier][f]) for f in self._pending if state[tier][f] == State.ARRIVING}
+            )
+        ]
 
     def _finish(self) -> None:
         if not self.is_done:

@@ -4,6 +4,7 @@ Dumb values, one class per answer; the services turn them into messages. A `Refu
 may answer any call.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -64,6 +65,7 @@ class AcquireResult:
     reason: str = ""  # why not all of that is loaded
     load_s: float = 0.0
     recompute_s: float = 0.0
+    arriving: Sequence[tuple[Tier, int]] = ()  # extents, numbered in their tier, that the rest will be in
 
 
 @dataclass(slots=True)

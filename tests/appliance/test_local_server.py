@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from kvtier.appliance import local_connection, local_server
+from kvtier.tiers.base import Cause, CopyError
+from kvtier.tiers.block import Tier
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import local_pb2
 from kvtier.v1.local import HEADER, MAX_PAYLOAD_BYTES, Flag, Frame, Method, encode
@@ -204,6 +206,23 @@ def test_extents_of_another_domain_do_not_exist(served: DaemonThread) -> None:
             bob.call(Method.LOOKUP, request, pb.LookupResponse)
         assert caught.value.detail.reason == "UNKNOWN_NAMESPACE"
         assert bob.register().digest != namespace.digest, "the same model, but another domain"
+
+
+def test_an_extent_that_no_memory_was_found_for_does_not_exist(
+    served: DaemonThread, raw: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be named before anything was written into it."""
+
+    def fail(number: int) -> int:
+        raise CopyError(Cause.NO_SPACE, "no memory")
+
+    namespace = raw.register()
+    raw.put(namespace, chain(1), os.urandom(16384))
+    extent = raw.acquire(namespace, chain(1))[0].ready.extent[0]
+    monkeypatch.setattr(served.daemon.appliance.engines[Tier.DRAM], "descriptor", fail)
+    with pytest.raises(Refused, match="no memory") as caught:
+        raw.map_extents([extent])
+    assert caught.value.detail.reason == "UNKNOWN_EXTENT"
 
 
 def test_descriptors_are_read_only_where_they_must_be(raw: RawClient) -> None:

@@ -25,6 +25,7 @@ from kvtier.clients import (
     Unavailable,
 )
 from kvtier.v1 import kvcache_pb2 as pb
+from kvtier.v1 import local_pb2
 from kvtier.v1.local import HEADER, Flag, Frame, Method
 
 from ..contracts.blocking import Blocking
@@ -70,6 +71,15 @@ def committed(connection: Connection, frame: Frame, outcome: PutOutcome = PutOut
     connection.reply(
         frame, pb.CommitResponse(outcomes=bytes([outcome] * (len(request.reserve.prefix_hashes) // 32)))
     )
+
+
+def leased(server: ScriptedServer, place: int, block: int = 0) -> pb.AcquireResponse:
+    """The last answer of an acquire: this block is readable, and those before it."""
+    extent, offset, generation = server.memory.engine.location(place)
+    ready = pb.Fragments(
+        block=[block], group=[0], extent=[extent], offset=[offset], length=[BLOCK], generation=[generation]
+    )
+    return pb.AcquireResponse(lease_id=5, num_blocks=block + 1, ready=ready, last=True)
 
 
 # ------------------------------------------------------------------------------ daemons that fail
@@ -193,11 +203,7 @@ def test_what_shared_memory_lacks_is_acquired(server: ScriptedServer, connect: A
         assert request.first_block == 2
         connection.reply(frame, pb.AcquireResponse(lease_id=5, num_blocks=4, tiers=bytes([3])), last=False)
         place = server.memory.store(NAMES[2], payloads[2])
-        extent, offset, generation = server.memory.engine.location(place)
-        ready = pb.Fragments(
-            block=[2], group=[0], extent=[extent], offset=[offset], length=[BLOCK], generation=[generation]
-        )
-        connection.reply(frame, pb.AcquireResponse(lease_id=5, num_blocks=3, ready=ready, last=True))
+        connection.reply(frame, leased(server, place, block=2))
 
     released = threading.Event()
     server.handlers[Method.ACQUIRE] = acquire
@@ -210,17 +216,54 @@ def test_what_shared_memory_lacks_is_acquired(server: ScriptedServer, connect: A
     assert released.wait(5)
 
 
+def test_extents_are_mapped_while_their_blocks_come_up(server: ScriptedServer, connect: Any) -> None:
+    """The daemon says where blocks will be, and here brings none before the client has mapped that."""
+    payload = random_bytes(BLOCK, 1)
+    acquired: list[Frame] = []
+
+    def acquire(connection: Connection, frame: Frame) -> None:
+        acquired.append(frame)
+        arriving = pb.AcquireResponse(lease_id=5, num_blocks=1, arriving_extents=[0])
+        connection.reply(frame, arriving, last=False)
+
+    def map_extents(connection: Connection, frame: Frame) -> None:
+        answer_map_extents(connection, frame)
+        connection.reply(acquired[0], leased(server, server.memory.store(NAMES[0], payload)))
+
+    server.handlers[Method.ACQUIRE], answer_map_extents = acquire, server.handlers[Method.MAP_EXTENTS]
+    server.handlers[Method.MAP_EXTENTS] = map_extents
+    client = connect()
+    into = np.zeros(BLOCK, np.uint8)
+    assert client.get(client.register(IDENTITY), NAMES[:1], into=into).num_blocks == 1
+    assert into.tobytes() == payload
+
+
+def test_extents_that_cannot_be_mapped_ahead_are_mapped_later(server: ScriptedServer, connect: Any) -> None:
+    payload = random_bytes(BLOCK, 1)
+
+    def acquire(connection: Connection, frame: Frame) -> None:
+        gone = pb.AcquireResponse(lease_id=5, num_blocks=1, arriving_extents=[99])
+        connection.reply(frame, gone, last=False)
+        connection.reply(frame, leased(server, server.memory.store(NAMES[0], payload)))
+
+    def map_extents(connection: Connection, frame: Frame) -> None:
+        if local_pb2.MapExtentsRequest.FromString(frame.payload).extents == [99]:
+            connection.refuse(frame, 5, "UNKNOWN_EXTENT")
+        else:
+            answer_map_extents(connection, frame)
+
+    server.handlers[Method.ACQUIRE], answer_map_extents = acquire, server.handlers[Method.MAP_EXTENTS]
+    server.handlers[Method.MAP_EXTENTS] = map_extents
+    client = connect()
+    into = np.zeros(BLOCK, np.uint8)
+    assert client.get(client.register(IDENTITY), NAMES[:1], into=into).num_blocks == 1
+    assert into.tobytes() == payload
+
+
 def test_wrong_generation_under_a_lease_is_a_miss(server: ScriptedServer, connect: Any) -> None:
     place = server.memory.store(NAMES[0], random_bytes(BLOCK, 1), namespace_id=2)
 
-    def acquire(connection: Connection, frame: Frame) -> None:
-        extent, offset, generation = server.memory.engine.location(place)
-        ready = pb.Fragments(
-            block=[0], group=[0], extent=[extent], offset=[offset], length=[BLOCK], generation=[generation]
-        )
-        connection.reply(frame, pb.AcquireResponse(lease_id=5, num_blocks=1, ready=ready, last=True))
-
-    server.handlers[Method.ACQUIRE] = acquire
+    server.handlers[Method.ACQUIRE] = lambda connection, frame: connection.reply(frame, leased(server, place))
     client = connect()
     namespace = client.register(IDENTITY)  # it has id 1: the slot holds another namespace's block
     assert client.get(namespace, NAMES[:1]).num_blocks == 0

@@ -470,6 +470,7 @@ class AcquireResponse(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     LOAD_S_FIELD_NUMBER: _builtins.int
     RECOMPUTE_S_FIELD_NUMBER: _builtins.int
+    ARRIVING_EXTENTS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     num_blocks: _builtins.int
     """pinned so far; in the last answer: readable"""
@@ -488,6 +489,10 @@ class AcquireResponse(_message.Message):
     recompute_s: _builtins.float
     @_builtins.property
     def ready(self) -> Global___Fragments: ...
+    @_builtins.property
+    def arriving_extents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where the rest will be: time to map them while it comes up"""
+
     def __init__(
         self,
         *,
@@ -501,10 +506,11 @@ class AcquireResponse(_message.Message):
         reason: _builtins.str = ...,
         load_s: _builtins.float = ...,
         recompute_s: _builtins.float = ...,
+        arriving_extents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "lease_id", b"lease_id", "load_s", b"load_s", "num_blocks", b"num_blocks", "num_stored", b"num_stored", "ready", b"ready", "reason", b"reason", "recompute_s", b"recompute_s", "tiers", b"tiers", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arriving_extents", b"arriving_extents", "last", b"last", "lease_id", b"lease_id", "load_s", b"load_s", "num_blocks", b"num_blocks", "num_stored", b"num_stored", "ready", b"ready", "reason", b"reason", "recompute_s", b"recompute_s", "tiers", b"tiers", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from kvtier.appliance.core import events as ev
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier
+from kvtier.v1.shm import extent_of
 
 from .rig import CLIENT, GEOMETRY, Rig, hashes
 
@@ -44,6 +45,19 @@ def test_cold_blocks_come_up_earliest_layers_first() -> None:
     rig.settle()
     assert rig.answer(call).last
     assert rig.answer(call).num_blocks == 2
+
+
+def test_the_first_answer_says_where_the_rest_will_be() -> None:
+    """Clients map these extents while the device reads."""
+    rig, chain = cold(2)
+    rig.put(hashes("b", 1))
+    call = rig.acquire(chain)
+    targets = {item.target for copy in rig.copies for item in copy.items}
+    first = rig.answers[call][0]
+    assert first.arriving == sorted({(Tier.DRAM, extent_of(place)) for place in targets})
+    rig.settle()
+    assert all(not answer.arriving for answer in rig.answers[call][1:])
+    assert not rig.answer(rig.acquire(chain)).arriving, "all of it is in memory"
 
 
 def test_a_failed_load_shortens_the_prefix() -> None:
