@@ -52,6 +52,7 @@ def diff(
     trace_path: Path | None,
     first: int | None,
     block_tokens: int,
+    content_ids: bool,
     model: str,
     layers_per_group: int,
     edges: Sequence[str],
@@ -77,7 +78,7 @@ def diff(
     try:
         shape = Shape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
-        trace = read(trace_path, block_tokens, first, quiet=as_json)
+        trace = read(trace_path, block_tokens, content_ids, first)
         setups: list[Setup] = [
             tiers_of(name, settings, trace, shape)
             for name, settings in zip(_labels(old, new), (before, after), strict=True)

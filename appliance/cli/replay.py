@@ -36,7 +36,10 @@ def trace_options(command: Any) -> Any:
     options = (
         click.option("--first", type=click.IntRange(1), help="Replay only this many requests."),
         click.option(
-            "--block-tokens", default=0, help="Tokens a block.  [default: what the trace says, or 512]"
+            "--block-tokens", default=0, help="Tokens a block.  [default: what the trace's format says]"
+        ),
+        click.option(
+            "--content-ids", is_flag=True, help="Ids name what a block holds, not also what stands before it."
         ),
         click.option(
             "--model",
@@ -101,6 +104,7 @@ def replay(
     tiers: Sequence[str],
     first: int | None,
     block_tokens: int,
+    content_ids: bool,
     model: str,
     layers_per_group: int,
     edges: Sequence[str],
@@ -111,9 +115,9 @@ def replay(
 ) -> None:
     """Run the daemon's own planner over TRACE on virtual tiers, and print what it did.
 
-    TRACE is Mooncake-style JSONL, a recording of `kvtier record`, or a CSV of vLLM's KV events; plain or
-    gzip. With --capacity it is one memory tier and takes no time: hit ratios. With --tiers copies and
-    prefill take their time: also time to first token, bytes moved, writes a day.
+    TRACE is JSONL as Mooncake or Bailian publish it, a recording of `kvtier record`, or a CSV of vLLM's KV
+    events; plain or gzip. With --capacity it is one memory tier and takes no time: hit ratios. With --tiers
+    copies and prefill take their time: also time to first token, bytes moved, writes a day.
 
     \b
     Example:
@@ -126,7 +130,7 @@ def replay(
             check_target(chart)
         shape = Shape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
-        trace = read(trace_path, block_tokens, first, quiet=as_json)
+        trace = read(trace_path, block_tokens, content_ids, first)
         if tiers:
             sizes = [tier_sizes(text) for text in tiers]
             setups = [
@@ -157,12 +161,14 @@ def replay(
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
 
 
-def read(path: Path, block_tokens: int, first: int | None, quiet: bool = False) -> Trace:
+def read(path: Path, block_tokens: int, content_ids: bool, first: int | None) -> Trace:
     """Read a trace with a bar of progress. Raises Failed."""
     try:
         with _bar() as progress:
             task = progress.add_task(f"reading {path.name}", total=path.stat().st_size)
-            trace = read_trace(path, block_tokens, lambda done: progress.update(task, completed=done))
+            trace = read_trace(
+                path, block_tokens, lambda done: progress.update(task, completed=done), content_ids
+            )
     except (TraceError, OSError) as error:
         raise Failed(str(error)) from error
     return trace.stretch(0, min(first, trace.num_requests)) if first else trace

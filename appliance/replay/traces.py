@@ -217,7 +217,7 @@ class TraceBuilder:
             position = int(wrong[0] - trace.first[request])
             message = (
                 f"block {position} of this request follows another block than where it stood before; "
-                "hash ids must be chained: an id names the block and everything before it"
+                "ids name a block and everything before it; when yours name only what it holds, --content-ids"
             )
             raise TraceError(self._path, lines[request], message)
 

@@ -53,8 +53,8 @@ def test_requests_are_put_in_order_and_told_apart() -> None:
         ([GOOD, json.dumps({**request(1, [1]), "hash_ids": [1.5]})], ":2:", "hash_ids"),
         ([GOOD, json.dumps({**request(1, [1]), "output_length": "long"})], ":2:", "output_length"),
         ([GOOD, json.dumps(request(1, [1], 512 * 9))], ":2:", "--block-tokens"),
-        ([GOOD, json.dumps(request(1, [2, 3]))], ":2:", "chained"),
-        ([GOOD, json.dumps(request(1, [7, 8, 7]))], ":2:", "chained"),
+        ([GOOD, json.dumps(request(1, [2, 3]))], ":2:", "--content-ids"),
+        ([GOOD, json.dumps(request(1, [7, 8, 7]))], ":2:", "--content-ids"),
         (["neither,nor", "1,2"], ":1:", "CSV"),
         ([CSV_HEADER, "soon,BlockStored,a,,16"], ":2:", "timestamp"),
         ([CSV_HEADER, "1,BlockStored,a,,16", "2,BlockStored,b,a,32"], ":3:", "block size"),
@@ -86,6 +86,31 @@ def test_a_file_that_breaks_off_says_where(tmp_path: Path) -> None:
     broken.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TraceError, match="is the file whole"):
         read_trace(broken)
+
+
+def test_ids_of_contents_are_chained(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.jsonl", [json.dumps(request(n, ids)) for n, ids in ((0, [7, 8, 7]), (1, [8, 7]))]
+    )
+    assert chains(read_trace(path, content_ids=True)) == [[0, 1, 2], [3, 4]]
+
+
+def test_bailian_traces_count_seconds_and_know_conversations(tmp_path: Path) -> None:
+    def chat(number: int, parent: int, at_s: float, ids: list[int]) -> str:
+        fields = {"chat_id": number, "parent_chat_id": parent, "type": "text", "turn": 1}
+        return json.dumps(fields | request(at_s, ids, 16 * len(ids) - 1))
+
+    lines = [
+        chat(5, -1, 1.5, [1, 2]),
+        chat(6, -1, 2.0, [2, 1]),
+        chat(7, 5, 4.0, [1, 2, 3]),
+        chat(9, 7, 5.0, [1]),
+    ]
+    trace = read_trace(write(tmp_path / "t.jsonl", lines))
+    assert chains(trace) == [[0, 1], [2, 3], [0, 1, 4], [0]]
+    assert trace.at.tolist() == [0.0, 0.5, 2.5, 3.5]
+    assert list(trace.sessions) == ["chat-5", "chat-6", "chat-5", "chat-5"]
+    assert trace.namespaces[0].block_tokens == 16
 
 
 def test_other_block_sizes_are_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvtier.appliance.replay.readers import read_mooncake
+from kvtier.appliance.replay.request_lines import read_requests
 from kvtier.appliance.replay.traces import Trace
 
 BLOCK_TOKENS = 512
@@ -21,7 +21,7 @@ def request(at_ms: float, ids: list[int], num_tokens: int | None = None, **more:
 def trace_of(*requests: dict[str, Any]) -> Trace:
     """Return a trace of these requests."""
     lines = [(number, json.dumps(line)) for number, line in enumerate(requests, 1)]
-    return read_mooncake(lines, Path("trace.jsonl"), 0)
+    return read_requests(lines, Path("trace.jsonl"))
 
 
 def write(path: Path, lines: list[str]) -> Path:
