@@ -20,7 +20,7 @@ from tests.test_wheel import tracked
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
-EXTRAS = ("server", "cli", "codecs", "events", "otel")
+EXTRAS = ("server", "cli", "codecs", "encryption", "events", "otel")
 
 
 def instructions() -> list[tuple[str, str]]:
