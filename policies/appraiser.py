@@ -98,7 +98,7 @@ class Appraiser:
         else:
             late = stretches_of[np.frombuffer(stretches.is_priced, np.int8)[stretches_of] == 0]
             if len(late):
-                self._reprice(np.unique(late))
+                self._reprice(late)  # twice where two rows are of one stretch, which is rare
             steps = steps_of(now - used_at) - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
             np.minimum(np.maximum(steps, 0.0, out=steps), NUM_PRICES - 1.001, out=steps)
             whole = steps.astype(np.int32)

@@ -412,8 +412,7 @@ class Forecast(Observer):
                 stretch = self._open(visit, visit.kind_of(past), past)
             else:
                 stretch = self._stretch_of_kind(visit, NEW)
-            for name in names[first:end]:
-                stretches.haunt(name, stretch)
+            stretches.haunt(names[first:end], stretch)
 
 
 def forecast_of(surroundings: Surroundings) -> Forecast:

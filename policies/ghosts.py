@@ -11,6 +11,7 @@ stopped for 6 ms. `Ghosts` is a set of names, `Names` keeps a number with each.
 
 import zlib
 from collections import deque
+from collections.abc import Sequence
 
 NUM_SHARDS = 256
 SLACK = 64
@@ -66,28 +67,37 @@ class Ghosts:
 
 
 class Names:
-    """A number (not 0) per name, oldest name first. Names are hashes: their first byte chooses the shard."""
+    """A number (not 0) per name, oldest name first. Names are hashes: their first byte chooses the shard.
+
+    Names that come together are forgotten together: what is kept of their order is the order of the groups.
+    """
 
     def __init__(self) -> None:
         self._numbers: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
-        #: Names and numbers as they were set. One whose number is another by now is dead.
+        #: Names as they were set, and for each group how many and their number. One whose number is another
+        #: by now is dead.
         self._order: deque[bytes] = deque()
-        self._order_numbers: deque[int] = deque()
+        self._group_sizes: deque[int] = deque()
+        self._group_numbers: deque[int] = deque()
         self._num_names = 0
 
     def get(self, name: bytes) -> int:
         """Return the number of a name; 0 when it is not here."""
         return self._numbers[name[0]].get(name, 0)
 
-    def set(self, name: bytes, number: int) -> int:
-        """Give a name a number, and make it the youngest. Returns the number it had, or 0."""
-        shard = self._numbers[name[0]]
-        before = shard.get(name, 0)
-        shard[name] = number
-        self._num_names += not before
-        self._order.append(name)
-        self._order_numbers.append(number)
-        return before
+    def set(self, names: Sequence[bytes], number: int) -> list[int]:
+        """Give names a number, and make them the youngest. Returns the numbers that some of them had."""
+        shards, numbers_before = self._numbers, []
+        for name in names:
+            shard = shards[name[0]]
+            if name in shard:
+                numbers_before.append(shard[name])
+            shard[name] = number
+        self._num_names += len(names) - len(numbers_before)
+        self._order.extend(names)
+        self._group_sizes.append(len(names))
+        self._group_numbers.append(number)
+        return numbers_before
 
     def pop(self, name: bytes) -> int:
         """Forget a name; return its number, or 0."""
@@ -95,15 +105,23 @@ class Names:
         self._num_names -= number != 0
         return number
 
-    def pop_oldest(self, max_names: int) -> int:
-        """Forget one of the oldest names if there are more than `max_names`, the dead counted with the living
-        twice over; return its number. 0: nothing had to be forgotten."""
-        order = self._order
-        while self._num_names > max_names or len(order) > 2 * max_names + SLACK:
-            name, number = order.popleft(), self._order_numbers.popleft()
-            if self._numbers[name[0]].get(name) == number:
-                return self.pop(name)
-        return 0
+    def pop_oldest(self, max_names: int) -> tuple[int, int]:
+        """Forget the oldest group if there are more than `max_names`, the dead counted with the living twice
+        over; never the youngest group. Returns its number and how many of its names were still living. The
+        number is 0 when nothing had to be forgotten."""
+        order, shards = self._order, self._numbers
+        is_crowded = self._num_names > max_names or len(order) > 2 * max_names + SLACK
+        if not is_crowded or len(self._group_sizes) == 1:
+            return 0, 0
+        number, num_living = self._group_numbers.popleft(), 0
+        for _ in range(self._group_sizes.popleft()):
+            name = order.popleft()
+            shard = shards[name[0]]
+            if shard.get(name) == number:
+                del shard[name]
+                num_living += 1
+        self._num_names -= num_living
+        return number, num_living
 
     def numbers(self) -> list[int]:
         """Return the numbers of all names."""

@@ -102,10 +102,15 @@ class Hazards:
         `kinds`: (n,); `features`: (n, num_features) feature values; `gap_bins`: (n, num_gaps), each 1 + the
         bin of an earlier gap, or 0 when there is none.
         """
-        log_factor = self._effects[_OFFSETS[gap_bins] + self._gap_starts[:, None]].sum(axis=1)
-        log_factor += self._effects[features].sum(axis=1)[:, None]
+        log_factor = np.repeat(self._effects[features].sum(axis=1)[:, None], NUM_BINS, axis=1)
+        has_gap = np.flatnonzero(gap_bins.any(axis=1))  # most have none, and all bins of theirs are alike
+        if len(has_gap):
+            offsets = _OFFSETS[gap_bins[has_gap]] + self._gap_starts[:, None]
+            log_factor[has_gap] += self._effects[offsets].sum(axis=1)
         np.minimum(np.maximum(log_factor, -MAX_EFFECT, out=log_factor), MAX_EFFECT, out=log_factor)
-        hazards: F64 = np.minimum(self._current_base()[kinds] * np.exp(log_factor), MAX_HAZARD)
+        hazards: F64 = np.exp(log_factor, out=log_factor)
+        hazards *= self._current_base()[kinds]
+        np.minimum(hazards, MAX_HAZARD, out=hazards)
         return hazards
 
     def learn(self, seen: Observations) -> None:

@@ -29,8 +29,8 @@ GROWTH = 1024
 #: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
 GHOSTS_PER_BLOCK = 32
 MIN_BLOCKS = 16
-#: Steps of age that a stretch is priced at: both ends of those of its bin, and two more for being late.
-NUM_PRICES = 5
+#: Steps of age that a stretch is priced at: the beginning, the middle and the end of its bin.
+NUM_PRICES = 3
 
 
 class Stretches:
@@ -154,38 +154,45 @@ class Stretches:
 
     def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
         """Rows become ghosts. Blocks whose past is not known are forgotten."""
-        of_row, num_rows, num_ghosts, set_name = self.of_row, self.num_rows, self.num_ghosts, self.ghosts.set
+        of_row, last, together = self.of_row, UNKNOWN, list[bytes]()
+        num_known = len(of_row)
         for row in rows:
-            stretch = of_row[row] if row < len(of_row) else UNKNOWN
-            if stretch:
-                of_row[row] = UNKNOWN
-                num_ghosts[stretch] += 1  # first, as in `haunt`
-                num_rows[stretch] -= 1
-                self.num_blocks -= 1
-                before = set_name(names[row], stretch)
-                if before:
-                    num_ghosts[before] -= 1
-                    self.close_if_empty(before)
-        self._make_room(2 * len(rows))
+            stretch = of_row[row] if row < num_known else UNKNOWN
+            if not stretch:
+                continue
+            if stretch != last:
+                self._bury_together(together, last)
+                last, together = stretch, []
+            together.append(names[row])
+            of_row[row] = UNKNOWN
+        self._bury_together(together, last)
 
-    def haunt(self, name: bytes, stretch: int) -> None:
-        """Remember the name of a block that is not stored. The oldest names make room."""
-        before = self.ghosts.set(name, stretch)
-        self.num_ghosts[stretch] += 1  # first, or a stretch that loses and gains the same ghost would close
-        if before:
+    def _bury_together(self, names: Sequence[bytes], stretch: int) -> None:
+        """Blocks of one stretch become ghosts of it."""
+        if names:
+            self.num_rows[stretch] -= len(names)
+            self.num_blocks -= len(names)
+            self.haunt(names, stretch)
+
+    def haunt(self, names: Sequence[bytes], stretch: int) -> None:
+        """Remember the names of blocks that are not stored. The oldest names make room."""
+        self.num_ghosts[stretch] += len(names)  # first, or one that loses and gains a ghost would close
+        for before in self.ghosts.set(names, stretch):
             self.num_ghosts[before] -= 1
             self.close_if_empty(before)
-        self._make_room(2)
+        self._make_room(2 * len(names))
 
     def _make_room(self, max_forgotten: int) -> None:
         """Forget the oldest ghosts beyond the limit: two for each that came, because the limit may fall."""
         limit = min(self.max_ghosts, GHOSTS_PER_BLOCK * max(self.num_blocks, MIN_BLOCKS))
-        for _ in range(max_forgotten):
-            oldest = self.ghosts.pop_oldest(limit)
+        while max_forgotten > 0:
+            oldest, num_forgotten = self.ghosts.pop_oldest(limit)
             if not oldest:
                 return
-            self.num_ghosts[oldest] -= 1
-            self.close_if_empty(oldest)
+            if num_forgotten:
+                self.num_ghosts[oldest] -= num_forgotten
+                self.close_if_empty(oldest)
+            max_forgotten -= num_forgotten
 
     def lay(self, name: bytes) -> None:
         """A ghost is no more: its block is back, or another stretch has it."""

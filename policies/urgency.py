@@ -86,10 +86,6 @@ class UrgencyEviction(EvictionPolicy):
         """As above."""
         self._pool.reprice()
 
-    def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on."""
-        self._pool.discard(rows)
-
     def offer(self, rows: Sequence[int], now: float) -> None:
         """Add candidates."""
         pool = self._pool

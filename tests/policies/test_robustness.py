@@ -221,18 +221,31 @@ def test_a_pool_that_gave_all_who_were_ready_looks_again_when_asked_and_not_befo
 def test_names_forget_the_oldest_and_the_dead_are_bounded() -> None:
     names = Names()
     for number in range(1, 101):
-        assert names.set(name(number), number) == 0
-    assert names.set(name(1), 500) == 1  # young again
-    assert names.pop_oldest(99) == 2
-    assert names.pop_oldest(99) == 0
+        assert names.set([name(number)], number) == []
+    assert names.set([name(1)], 500) == [1]  # young again
+    assert names.pop_oldest(99) == (1, 0)
+    assert names.pop_oldest(99) == (2, 1)
+    assert names.pop_oldest(99) == (0, 0)
     assert names.get(name(1)) == 500
     for number in range(1000, 3000):
-        names.set(name(7), number)
-        while names.pop_oldest(99):
+        names.set([name(7)], number)
+        while names.pop_oldest(99)[0]:
             pass
         assert len(names._order) <= 2 * 99 + 64
     assert names.pop(name(7)) == 2999
     assert name(7) not in names
+
+
+def test_names_that_came_together_are_forgotten_together() -> None:
+    names = Names()
+    names.set([name(number) for number in range(5)], 1)
+    assert names.pop_oldest(1) == (0, 0)  # the youngest
+    assert names.set([name(3), name(9), name(9)], 2) == [1, 2]
+    assert len(names) == 6
+    assert names.pop(name(4)) == 1
+    assert names.pop_oldest(4) == (1, 3)
+    assert sorted(names.numbers()) == [2, 2]
+    assert len(names) == 2
 
 
 def main(argv: Sequence[str] | None = None) -> None:
