@@ -3,8 +3,8 @@
 Its time is told with every call. A use is an observation for the stretch the blocks were in, and so is each
 age bin that a stretch outlives unused: `advance` walks an agenda of these, a bounded number per call. A
 stretch has NUM_PRICES prices ready, for the steps of age that come next. They are out of date when it moves
-to another bin or something is said about its visit, and made anew when somebody asks: most stretches move
-many times before anybody does, and while a tier has room nobody does at all.
+to another bin, worthless when something is said about its visit, and made anew when somebody asks: most
+stretches move many times before anybody does, and while a tier has room nobody does at all.
 
 Who is in which stretch, and why, is the forecast's business (forecast.py).
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of, steps_of
 from .hazard import Hazards, Observations
-from .stretches import I32, NUM_PRICES, Stretches
+from .stretches import I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
 from .visits import (
     NUM_FEATURES,
     NUM_GAPS,
@@ -38,6 +38,8 @@ from .worth import index_at
 BATCH = 128
 #: Stretches that move to their next age bin per call; each is one observation.
 MAX_MOVES = 256
+#: Stretches whose prices are brought up to date together, where many are out of date.
+MAX_REPRICED = 128
 #: Weight of an observation: the root of its blocks. One long prompt says less than ten short ones.
 WEIGHT_BLOCKS = 8.0
 MAX_WEIGHT_BLOCKS = 64
@@ -72,12 +74,15 @@ class Appraiser:
         if self.follows_age:
             price = _price_by_age(age_s)
         else:
-            if not stretches.is_priced[stretch]:
+            if stretches.freshness[stretch] != PRICED:
                 self._reprice(np.array([stretch], np.int32))
-            step = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
+            ahead = max(step_of(age_s) - stretches.priced_from[stretch], 0.0)
+            step = min(ahead, NUM_PRICES - 1.001)
             first = int(step)
             early, late = stretches.prices[stretch, first : first + 2].tolist()
             price = early + (step - first) * (late - early)
+            if ahead > NUM_PRICES - 1:  # as in _prices_at
+                price *= 2.0 ** ((NUM_PRICES - 1 - ahead) / (2 * STEPS_PER_BIN))
         price *= stretches.share[stretch]
         back_at, said_at = stretches.back_at[stretch], stretches.said_at[stretch]
         if back_at < math.inf:
@@ -96,18 +101,44 @@ class Appraiser:
         if self.follows_age:
             prices = _price_by_age(now - used_at)
         else:
-            late = stretches_of[np.frombuffer(stretches.is_priced, np.int8)[stretches_of] == 0]
-            if len(late):
-                self._reprice(late)  # twice where two rows are of one stretch, which is rare
-            steps = steps_of(now - used_at) - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
-            np.minimum(np.maximum(steps, 0.0, out=steps), NUM_PRICES - 1.001, out=steps)
-            whole = steps.astype(np.int32)
-            first, flat = whole + NUM_PRICES * stretches_of, stretches.prices.ravel()
-            early, late = flat[first], flat[first + 1]
-            prices = np.asarray(early + (steps - whole) * (late - early), np.float64)
+            steps = steps_of(now - used_at)
+            self._refresh(stretches_of, steps, share)
+            prices = self._prices_at(stretches_of, steps)
         prices *= share
         for number in (back_at < math.inf).nonzero()[0].tolist():
             prices[number] = self.price(int(stretches_of[number]), now)
+        return prices
+
+    def _refresh(self, stretches_of: I32, steps: F64, share: F64) -> None:
+        """Make the prices that were never made, and of those that are out of date as many as one call may.
+
+        Where there are more, those come first that are cheapest by what is known of them: who is dear does
+        not leave now, whatever its price is exactly. The others get cheaper with age until it is their turn.
+        """
+        freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
+        due = np.flatnonzero(freshness != PRICED)
+        if len(due) > MAX_REPRICED:
+            is_unpriced = freshness[due] == UNPRICED
+            number = max(MAX_REPRICED, np.count_nonzero(is_unpriced))
+            if number < len(due):
+                known = self._prices_at(stretches_of[due], steps[due]) * share[due]
+                known[is_unpriced] = -math.inf
+                due = due[np.argpartition(known, number)[:number]]
+        if len(due):
+            self._reprice(stretches_of[due])  # twice where two rows are of one stretch, which is rare
+
+    def _prices_at(self, stretches_of: I32, steps: F64) -> F64:
+        """Return what the prices that were made say of these steps of age. Beyond them a price falls as that
+        by age does: to a half at twice the age."""
+        stretches = self._stretches
+        ahead = steps - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
+        beyond = np.maximum(ahead - (NUM_PRICES - 1), 0.0)
+        np.minimum(np.maximum(ahead, 0.0, out=ahead), NUM_PRICES - 1.001, out=ahead)
+        whole = ahead.astype(np.int32)
+        first, flat = whole + NUM_PRICES * stretches_of, stretches.prices.ravel()
+        early, late = flat[first], flat[first + 1]
+        prices: F64 = early + (ahead - whole) * (late - early)
+        prices *= np.exp2(beyond / (-2 * STEPS_PER_BIN))
         return prices
 
     def prices_of_new(self, visit: Visit, parts: Sequence[tuple[int, Past]]) -> F64:
@@ -212,7 +243,8 @@ class Appraiser:
         if number + 1 < NUM_BINS:
             self._agenda[number + 1].extend((stretches.serial[stretch], stretch))
         # Its prices reach a bin further, but what was learned meanwhile is worth 0.2 points of hits.
-        stretches.is_priced[stretch] = False
+        if stretches.freshness[stretch] == PRICED:
+            stretches.freshness[stretch] = OUTDATED
 
     def learn(self) -> None:
         """Learn from what was observed, once it is a batch."""
@@ -239,7 +271,7 @@ class Appraiser:
         first = np.frombuffer(stretches.bin, np.int8)[numbers] * STEPS_PER_BIN
         steps = np.minimum(first[:, None].astype(np.int64) + np.arange(NUM_PRICES), NUM_STEPS - 1)
         np.frombuffer(stretches.priced_from, np.int8)[numbers] = first
-        np.frombuffer(stretches.is_priced, np.int8)[numbers] = True
+        np.frombuffer(stretches.freshness, np.int8)[numbers] = PRICED
         stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
 
 

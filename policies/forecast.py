@@ -24,7 +24,7 @@ from .ages import F64, Clock
 from .appraiser import Appraiser
 from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
 from .duel import Duel
-from .stretches import I32, UNKNOWN, Stretches
+from .stretches import I32, PRICED, UNKNOWN, Stretches
 from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
 
 NAME = "forecast"
@@ -160,7 +160,7 @@ class Forecast(Observer):
         one of many (`prices`)."""
         of_row = self._stretches.of_row
         stretch = of_row[row] if row < len(of_row) else UNKNOWN
-        return self._appraiser.follows_age or bool(self._stretches.is_priced[stretch])
+        return self._appraiser.follows_age or self._stretches.freshness[stretch] == PRICED
 
     def prices(self, rows: I32, now: float) -> F64:
         """Return the same for many blocks."""

@@ -29,6 +29,8 @@ GROWTH = 1024
 #: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
 GHOSTS_PER_BLOCK = 32
 MIN_BLOCKS = 16
+#: Whether prices were made since it was described, and are of the age bin it is in.
+UNPRICED, OUTDATED, PRICED = 0, 1, 2
 #: Steps of age that a stretch is priced at: the beginning, the middle and the end of its bin.
 NUM_PRICES = 3
 
@@ -56,7 +58,7 @@ class Stretches:
         self.share = array("d")  # of the price that its hints leave
         self.said_at = array("d")
         self.back_at = array("d")  # announced; inf: not, or not believed
-        self.is_priced = array("b")  # whether the prices below are of today
+        self.freshness = array("b")  # of the prices below
         self.priced_from = array("b")  # step of age of the first price
         self.prices = np.zeros((GROWTH, NUM_PRICES), np.float32)  # from there on, a step each
         self.num_blocks = 0  # rows that are in a stretch
@@ -64,7 +66,7 @@ class Stretches:
         self._next_serial = 0
         unknown = self.open(None, 0.0, 0, 0, 0, -1.0, math.nan)
         assert unknown == UNKNOWN
-        self.is_priced[unknown] = True  # nobody asks for it
+        self.freshness[unknown] = PRICED  # nobody asks for it
 
     def open(
         self,
@@ -93,7 +95,7 @@ class Stretches:
         self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
         self.age_s[number], self.mean_log_gap[number] = age_s, mean_log_gap
         self.num_rows[number] = self.num_ghosts[number] = self.bin[number] = 0
-        self.is_priced[number] = False
+        self.freshness[number] = UNPRICED
         self.share[number], self.said_at[number], self.back_at[number] = 1.0, 0.0, math.inf
         self.renew(number)
         return number
@@ -110,7 +112,7 @@ class Stretches:
         """Set its features and gap bins; its prices are out of date."""
         self.features[stretch * NUM_FEATURES : (stretch + 1) * NUM_FEATURES] = features
         self.gap_bins[stretch * NUM_GAPS : (stretch + 1) * NUM_GAPS] = gap_bins
-        self.is_priced[stretch] = False
+        self.freshness[stretch] = UNPRICED
 
     def renew(self, stretch: int) -> None:
         """Give it a new serial number: what was planned for it is void."""
@@ -256,6 +258,6 @@ class Stretches:
             self.share,
             self.said_at,
             self.back_at,
-            self.is_priced,
+            self.freshness,
             self.priced_from,
         ]

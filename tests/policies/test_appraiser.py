@@ -1,0 +1,85 @@
+"""The appraiser keeps prices no longer than they are worth, and makes few of them anew at a time."""
+
+import math
+
+import numpy as np
+import pytest
+
+from kvtier.policies.ages import NUM_BINS
+from kvtier.policies.appraiser import MAX_REPRICED, Appraiser
+from kvtier.policies.stretches import I32, OUTDATED, PRICED, UNPRICED, Stretches
+from kvtier.policies.visits import NEW, Visit
+
+NUM_STRETCHES = 3 * MAX_REPRICED
+LATE_S = 40.0
+
+
+def open_one(stretches: Stretches, appraiser: Appraiser, used_at: float) -> int:
+    """Return a stretch of one block that was used at a time."""
+    visit = Visit(used_at, 0, -1, num_blocks=1, num_known=0)
+    stretch = stretches.open(visit, used_at, NEW, 0, 1, -1.0, math.nan)
+    visit.stretches.append(stretch)
+    stretches.put([stretch], stretch)
+    appraiser.describe(visit)
+    appraiser.watch(stretch)
+    return stretch
+
+
+@pytest.fixture
+def outdated() -> tuple[Stretches, Appraiser, I32]:
+    """Stretches used one after the other within 40 s, priced then, that outlived a bin since."""
+    stretches = Stretches(0)
+    appraiser = Appraiser(stretches)
+    ages_s = np.linspace(0, LATE_S, NUM_STRETCHES)
+    numbers = np.array([open_one(stretches, appraiser, -age_s) for age_s in ages_s], np.int32)
+    appraiser.prices(numbers, 0.0)
+    assert is_fresh(stretches, numbers).all(), "those without a price do not wait"
+    for _ in range(2 * NUM_BINS):  # a bounded number of bins at a time
+        appraiser.advance(4 * LATE_S)
+    assert {stretches.freshness[number] for number in numbers} == {OUTDATED}
+    return stretches, appraiser, numbers
+
+
+def is_fresh(stretches: Stretches, numbers: I32) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    return np.array([stretches.freshness[number] == PRICED for number in numbers])
+
+
+def test_the_cheapest_are_priced_anew_and_the_others_in_their_turn(
+    outdated: tuple[Stretches, Appraiser, I32],
+) -> None:
+    stretches, appraiser, numbers = outdated
+    ended = int(numbers[0])  # the youngest, but its session said that it is over
+    stretches.share[ended] = 1e-3
+    now = 5 * LATE_S
+    first = appraiser.prices(numbers, now)
+    fresh = is_fresh(stretches, numbers)
+    assert fresh.sum() == MAX_REPRICED
+    assert fresh[0]
+    assert fresh[-MAX_REPRICED + 1 :].all(), "the oldest ones are the cheapest"
+    assert first.argmin() == 0
+    for _ in range(2):
+        appraiser.prices(numbers, now)
+    assert is_fresh(stretches, numbers).all()
+    exact = np.array([appraiser.price(int(number), now) for number in numbers])
+    assert appraiser.prices(numbers, now) == pytest.approx(exact, rel=1e-5)
+
+
+def test_who_waits_gets_cheaper_with_age(outdated: tuple[Stretches, Appraiser, I32]) -> None:
+    _, appraiser, numbers = outdated
+    young = numbers[:1]
+    waiting = [appraiser._prices_at(young, np.array([steps]))[0] for steps in (20.0, 24.0, 28.0)]
+    assert waiting[1] == pytest.approx(waiting[0] / 2)
+    assert waiting[2] == pytest.approx(waiting[0] / 4)
+
+
+def test_who_was_described_anew_is_priced_at_once(outdated: tuple[Stretches, Appraiser, I32]) -> None:
+    stretches, appraiser, numbers = outdated
+    for number in numbers[: 2 * MAX_REPRICED].tolist():
+        visit = stretches.visit[number]
+        assert visit is not None
+        appraiser.describe(visit)
+        assert stretches.freshness[number] == UNPRICED
+    appraiser.prices(numbers, 5 * LATE_S)
+    fresh = is_fresh(stretches, numbers)
+    assert fresh[: 2 * MAX_REPRICED].all()
+    assert fresh.sum() == 2 * MAX_REPRICED
