@@ -119,7 +119,7 @@ class Appraiser:
         due = np.flatnonzero(freshness != PRICED)
         if len(due) > MAX_REPRICED:
             is_unpriced = freshness[due] == UNPRICED
-            number = max(MAX_REPRICED, np.count_nonzero(is_unpriced))
+            number = max(MAX_REPRICED, int(is_unpriced.sum()))
             if number < len(due):
                 known = self._prices_at(stretches_of[due], steps[due]) * share[due]
                 known[is_unpriced] = -math.inf
