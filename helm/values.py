@@ -115,7 +115,7 @@ class NodeShape(_Model):
     policy: Settings = Settings()
     """The policy file; see docs/policy-settings.md. Reloaded while the daemon runs when `helm upgrade`
     changes what is live; else the pods are replaced. listen, observe.http, tiers.nvme.path,
-    tiers.dram.hugepages, access.tls and access.tokens are the chart's to fill in."""
+    tiers.dram.hugepages, access.tls, access.tokens and encryption are the chart's to fill in."""
     node_selector: Strings = {}
     """Labels of the nodes to run on."""
     affinity: Kubernetes = {}
@@ -167,6 +167,15 @@ class TokensSecret(SecretName):
     """Bearer tokens: a Secret with the file that `kvtier tenant token` makes lines for."""
 
     key: str = "tokens"
+    """Key of the file in the Secret."""
+
+
+class MasterKeySecret(SecretName):
+    """The file of master keys: a Secret made beforehand, mounted as a file and never put into the
+    environment. What enters the cold store is encrypted then. A new line on top of the file, and the daemons
+    take it within a minute or two, without a restart (docs/operate/encryption.md)."""
+
+    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$")] = "master.key"
     """Key of the file in the Secret."""
 
 
@@ -290,6 +299,7 @@ class Values(NodeShape):
     grpc: Grpc = Grpc()
     tls: TlsSecret = TlsSecret()
     tokens: TokensSecret = TokensSecret()
+    master_key: MasterKeySecret = MasterKeySecret()
     http: Http = Http()
     listen_host: Literal["0.0.0.0", "[::]"] = "0.0.0.0"
     """Address that both ports listen at; [::] in clusters with IPv6."""

@@ -2,10 +2,18 @@
 a root file system that is read-only, as the manifest says. What is not imitated: network, seccomp, limits.
 
 The root is a tmpfs with this machine's programs in it; volumes are folders that stand for the node's.
+
+Nothing outlives its test. A container is killed by its process 1, with which the kernel ends everything in
+its PID namespace; `close` does that, and whoever makes containers closes all of them, started well or not.
+Should this process be killed itself, the kernel kills `unshare`, and then process 1: both ask for that signal
+(PDEATHSIG), the latter after it became its user, because that takes the request back. (So it takes back
+unshare's --kill-child: who kills `unshare` alone leaves a daemon.)
 """
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,8 +36,8 @@ def why_not() -> str:
 
 
 class Container:
-    """One container of `pod`; `volumes` are the folders that its volumes stand for. A context manager: what
-    runs is killed at the end."""
+    """One container of `pod`; `volumes` are the folders that its volumes stand for. `close` kills what runs;
+    a context manager does it at its end."""
 
     def __init__(
         self, container: dict[str, Any], pod: dict[str, Any], volumes: dict[str, Path], log: Path
@@ -46,7 +54,18 @@ class Container:
         root = self.log.with_suffix(".root")
         root.mkdir()
         lines = [*self._mounts(root), f"exec chroot {root} {shlex.join([*self._user(), *command])}"]
-        unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", "\n".join(lines)]
+        dying_with_us = ["setpriv", "--pdeathsig", "KILL"]
+        unshare = [
+            *dying_with_us,
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "sh",
+            "-ec",
+            "\n".join(lines),
+        ]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(unshare, stdout=log, stderr=log, env=self._environment())
 
@@ -69,9 +88,8 @@ class Container:
     @property
     def pid(self) -> int:
         """The process that is number 1 in the container, as it is called outside."""
-        assert self._process is not None
-        number = self._process.pid
-        return int(Path(f"/proc/{number}/task/{number}/children").read_text().split()[0])
+        [first] = self._first()
+        return first
 
     def execute(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         """Run another command inside, as `kubectl exec` and lifecycle hooks do."""
@@ -80,15 +98,31 @@ class Container:
             enter, capture_output=True, text=True, check=False, env=self._environment(), timeout=STOP_S
         )
 
+    def close(self) -> None:
+        """Kill everything in it; when this returns it is gone. Idempotent."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        for number in self._first() or [self._process.pid]:  # that one, when it has not forked yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self._process.wait(STOP_S)  # for process 1, too: unshare waits for it
+
     def __enter__(self) -> "Container":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        self.close()
 
     # ------------------------------------------------------------------------------------- private
+
+    def _first(self) -> list[int]:
+        """Return process 1 of the container, if it was begun."""
+        assert self._process is not None
+        number = self._process.pid
+        try:
+            return [int(word) for word in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
+        except FileNotFoundError:
+            return []
 
     def _environment(self) -> dict[str, str]:
         said = {entry["name"]: entry["value"] for entry in self._container.get("env", ())}
@@ -105,7 +139,8 @@ class Container:
         assert security["capabilities"] == {"drop": ["ALL"]}
         return [
             *("setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups"),
-            *("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"),
+            *("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"),
+            *("--pdeathsig", "KILL", "--"),
         ]
 
     def _mounts(self, root: Path) -> list[str]:

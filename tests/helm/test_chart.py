@@ -199,6 +199,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         "tls.secretName",
     ),
     "tokens": ({"policy": {"access": {"tokens": "/t"}}}, "set tokens.secretName"),
+    "encryption": ({"policy": {"encryption": {"master_key": "/k"}}}, "set masterKey.secretName"),
+    "idle key": ({"masterKey": {"secretName": "s"}}, "set policy.tiers.nvme.capacity"),
     "huge pages": ({"policy": {"tiers": {"dram": {"hugepages": "on"}}}}, "set hugePages.enabled"),
     "no place": ({"policy": {"tiers": {"nvme": {"capacity": "1TiB"}}}}, "set coldStore.hostPath.path"),
     "no use": ({"coldStore": {"existingClaim": "c"}}, "set policy.tiers.nvme.capacity"),
@@ -278,6 +280,30 @@ def test_a_monitor_sends_the_token_it_is_given() -> None:
     }
     [monitor] = of_kind(render(values), "PodMonitor")
     assert monitor["spec"]["podMetricsEndpoints"][0]["authorization"] == token
+
+
+def test_the_master_key_is_a_file_of_the_pods_that_store_and_of_nobody_else() -> None:
+    """Read-only, 0400 (0440 once the kubelet gave it to the group), alone of its Secret, in no variable."""
+    [path] = [path for path in VALUE_SETS if "encrypted" in path.name]
+    manifests = render(values_of(path))
+    stores, memory_only = of_kind(manifests, "DaemonSet")
+    [volume] = [v for v in stores["spec"]["template"]["spec"]["volumes"] if v["name"] == "master-key"]
+    assert volume["secret"] == {
+        "secretName": "kvtier-master",
+        "defaultMode": 0o400,
+        "items": [{"key": "keys", "path": "keys"}],
+    }
+    [mount] = [m for m in daemon(stores)["volumeMounts"] if m["name"] == "master-key"]
+    assert mount["readOnly"] is True
+    assert "subPath" not in mount, "what is mounted alone is never updated"
+    encryption = settings_of(policies(manifests)[0]).encryption
+    assert str(encryption.master_key) == f"{mount['mountPath']}/keys"
+    assert encryption.group_may_read
+    assert "master-key" not in str(memory_only)
+    for daemonset in (stores, memory_only):
+        assert "kvtier-master" not in str(daemon(daemonset)["env"])
+        assert "master-key" not in str(daemonset["spec"]["template"]["spec"]["initContainers"])
+    assert "master" not in str(of_kind(render({}), "DaemonSet"))
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

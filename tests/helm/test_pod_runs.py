@@ -1,18 +1,21 @@
 """What the chart renders, run: folders prepared by root without a capability, the daemon as nobody in
 particular on a read-only root, its probes, `helm test` from another pod, a reload, and the way a pod ends."""
 
+import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtier.tiers.master_keys import key_id
 from tests.helm.charts import of_kind, policies, render
 from tests.helm.pods import Container, why_not
 
@@ -20,6 +23,7 @@ pytest.importorskip("helm_python", reason="make test-helm installs it")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 PATIENCE_S = 60.0
+SLEEPER = {"command": ["sh", "-c", "sleep 600 & echo up; wait"], "args": []}  # two processes
 VALUES: dict[str, Any] = {
     "policy": {"tiers": {"dram": {"capacity": "128MiB", "extent": "16MiB"}, "nvme": {"capacity": "512MiB"}}},
     "coldStore": {"hostPath": {"path": "/mnt/nvme/kvtier"}},
@@ -35,10 +39,11 @@ class Node:
             self.port: int = free.getsockname()[1]
         self.values = {**VALUES, **values, "http": {"port": self.port}}
         self.folder = folder
-        self.volumes = {name: folder / name for name in ("policy", "socket", "cold", "tmp")}
+        self.volumes = {name: folder / name for name in ("policy", "socket", "cold", "tmp", "master-key")}
         for path in self.volumes.values():
             path.mkdir(mode=0o755)  # as the kubelet makes host folders: root's
         self.volumes["tmp"].chmod(0o777)
+        self._containers: list[Container] = []
         manifests = render(self.values)
         [self.pod] = [m["spec"]["template"]["spec"] for m in of_kind(manifests, "DaemonSet")]
         [self.check] = [m["spec"] for m in of_kind(manifests, "Pod")]
@@ -51,7 +56,15 @@ class Node:
         fresh.rename(self.volumes["policy"] / "policy.yaml")
 
     def container(self, container: dict[str, Any], pod: dict[str, Any], name: str) -> Container:
-        return Container(container, pod, self.volumes, self.folder / f"{name}.log")
+        """Return a container of this node, not started yet. `close` ends it, whatever becomes of its test."""
+        self._containers.append(Container(container, pod, self.volumes, self.folder / f"{name}.log"))
+        return self._containers[-1]
+
+    def close(self) -> None:
+        """End what still runs."""
+        with contextlib.ExitStack() as closing:  # all of them, should one not end
+            for container in self._containers:
+                closing.callback(container.close)
 
     def probe(self, name: str) -> int:
         """Return the HTTP status of one of the daemon's probes, 0 when nobody answers."""
@@ -75,9 +88,13 @@ def until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path, request: pytest.FixtureRequest) -> Node:
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     tmp_path.chmod(0o755)
-    return Node(tmp_path, getattr(request, "param", {}))
+    made = Node(tmp_path, getattr(request, "param", {}))
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def started(node: Node) -> Container:
@@ -129,6 +146,83 @@ def test_a_pod_from_its_folders_to_its_last_sealed_segment(node: Node) -> None:
         assert daemon.wait() == 0, daemon.log.read_text()
     assert sorted(path.name for path in node.volumes["cold"].iterdir()) == ["cold"]
     assert node.volumes["socket"].stat().st_mode & 0o777 == 0o770, "others do not reach the socket"
+
+
+SECRET = {"masterKey": {"secretName": "kvtier-master", "key": "keys"}}
+OLD, NEW = os.urandom(32), os.urandom(32)
+
+
+def put_secret(folder: Path, *keys: bytes) -> None:
+    """Exchange the content of a Secret's volume as the kubelet does: a folder of a new version, and a link to
+    it that is swapped. Files are root's and the pod's group may read them (fsGroup adds that to 0400)."""
+    version = folder / f"..{time.monotonic_ns()}"
+    version.mkdir(mode=0o755)
+    file = version / "keys"
+    file.write_text("".join(f"{key.hex()}\n" for key in keys))
+    os.chown(file, 0, 10001)
+    file.chmod(0o440)
+    link = folder / "..data_tmp"
+    link.symlink_to(version.name)
+    link.rename(folder / "..data")
+    if not (folder / "keys").is_symlink():
+        (folder / "keys").symlink_to("..data/keys")
+
+
+@pytest.mark.parametrize("node", [SECRET], indirect=True)
+def test_a_secret_with_another_master_key_is_taken_while_the_pod_runs(node: Node) -> None:
+    """Mounted as a file, read by a user that is not root, encrypted with; then the Secret is changed."""
+    put_secret(node.volumes["master-key"], OLD)
+    with started(node) as daemon:
+        with checked(node, "check") as check:
+            assert "put and got 4 blocks" in check.run()
+        evicted = daemon.execute(["kvtier", "evict", "dram", "all"])  # to nvme, so that there is a key
+        assert evicted.returncode == 0, evicted.stderr
+
+        def master_keys() -> list[dict[str, Any]]:
+            said = daemon.execute(["kvtier", "status", "--json"])
+            assert said.returncode == 0, said.stderr + daemon.log.read_text()
+            keys: list[dict[str, Any]] = json.loads(said.stdout)["encryption"]["master_keys"]
+            return keys
+
+        assert [key["id"] for key in master_keys()] == [key_id(OLD)]
+        put_secret(node.volumes["master-key"], NEW, OLD)
+        until(
+            lambda: [key["id"] for key in master_keys()] == [key_id(NEW), key_id(OLD)],
+            lambda: daemon.log.read_text(),
+        )
+        new, old = master_keys()
+        assert (new["is_current"], new["num_wrapped"], old["num_wrapped"]) == (True, 1, 0)
+        for said in (daemon.log.read_text(), daemon.execute(["env"]).stdout):
+            assert OLD.hex() not in said
+            assert NEW.hex() not in said
+
+
+def test_nothing_outlives_a_test_that_fails(node: Node) -> None:
+    """A daemon that was started and is waited for in vain, as one that a test forgot."""
+    forgotten = node.container(node.pod["initContainers"][0] | SLEEPER, node.pod, "forgotten")
+    forgotten.start()
+    until(lambda: "up" in forgotten.log.read_text(), lambda: "it does not start")
+    first = forgotten.pid
+    node.close()
+    assert forgotten.has_ended()
+    assert not Path(f"/proc/{first}").exists()
+    node.close()
+
+
+def test_nothing_outlives_a_test_run_that_is_killed(node: Node, tmp_path: Path) -> None:
+    """Another process starts the container and is killed at once, so that nothing of it can clean up."""
+    told = tmp_path / "first"
+    container = node.container(node.pod["initContainers"][0] | SLEEPER, node.pod, "orphan")
+    if (child := os.fork()) == 0:  # a copy of us that owns the container
+        container.start()
+        while "up" not in container.log.read_text():
+            time.sleep(0.01)
+        told.with_suffix(".new").write_text(str(container.pid))
+        told.with_suffix(".new").rename(told)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    first = int(told.read_text())
+    until(lambda: not Path(f"/proc/{first}").exists(), lambda: f"process {first} lives on")
 
 
 TENANTS = {**VALUES["policy"], "tenants": {"acme": {"uids": [10002]}}}  # 10002 is the check's user

@@ -29,6 +29,10 @@ Of (root, shape).
 {{- if $values.tokens.secretName -}}
 {{- $_ := set $access "tokens" (printf "/etc/kvtier-tokens/%s" $values.tokens.key) -}}
 {{- end -}}
+{{- /* The kubelet gives a Secret's files to root and to the pod's group, for which it adds the right to read (0440). */ -}}
+{{- with $values.masterKey.secretName -}}
+{{- $_ := set $policy "encryption" (dict "master_key" (printf "/etc/kvtier-master-key/%s" $values.masterKey.key) "group_may_read" true) -}}
+{{- end -}}
 {{- /* Runtimes' containers often run as root, and root is an administrator where nobody is named: name ourselves. */ -}}
 {{- $admin := default dict $access.admin -}}
 {{- $uids := list (int64 $values.security.runAsUser) -}}

@@ -31,6 +31,7 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- if hasKey (default dict $policy.observe) "http" }}{{- $problems = append $problems "policy.observe.http is the chart's: set http.port, and networkPolicy.metricsFrom for who may read it" }}{{- end -}}
 {{- if dig "access" "tls" "" $policy }}{{- $problems = append $problems "policy.access.tls is the chart's: put tls.crt, tls.key and ca.crt into a Secret and set tls.secretName" }}{{- end -}}
 {{- if dig "access" "tokens" "" $policy }}{{- $problems = append $problems "policy.access.tokens is the chart's: put the file into a Secret and set tokens.secretName" }}{{- end -}}
+{{- if $policy.encryption }}{{- $problems = append $problems "policy.encryption is the chart's: put the file of master keys into a Secret and set masterKey.secretName" }}{{- end -}}
 {{- if hasKey $dram "hugepages" }}{{- $problems = append $problems "policy.tiers.dram.hugepages is the chart's, because pages must be requested from Kubernetes, too: set hugePages.enabled" }}{{- end -}}
 {{- if hasKey $nvme "path" }}{{- $problems = append $problems "policy.tiers.nvme.path is the chart's: say under coldStore where on the node it is" }}{{- end -}}
 {{- if and $nvme (not $ways) }}{{- $problems = append $problems "policy.tiers.nvme has no place: set coldStore.hostPath.path (a directory on the device), coldStore.volumeClaim or coldStore.existingClaim" }}{{- end -}}
@@ -54,15 +55,18 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- $names := list -}}
 {{- $selectors := list -}}
 {{- $insecure := true -}}
+{{- $hasCold := "" -}}
 {{- range .shapes -}}
 {{- $names = append $names .name -}}
 {{- $selectors = append $selectors (printf "%s %s" (toJson .nodeSelector) (toJson .affinity)) -}}
 {{- if not (dig "access" "insecure" false .policy) }}{{- $insecure = false }}{{- end -}}
+{{- $hasCold = default $hasCold (include "kvtier.hasCold" .) -}}
 {{- end -}}
 {{- if ne (len (uniq $names)) (len $names) }}{{- $problems = append $problems "two nodeGroups have one name: give each its own" }}{{- end -}}
 {{- if ne (len (uniq $selectors)) (len $selectors) }}{{- $problems = append $problems "two nodeGroups choose the same nodes, and a node has room for one daemon: give each its own nodeSelector" }}{{- end -}}
 {{- if and $values.grpc.enabled (not $values.tls.secretName) (not $insecure) }}{{- $problems = append $problems "grpc.enabled needs certificates: set tls.secretName to a Secret with tls.crt, tls.key and ca.crt, or spell out policy.access.insecure: true" }}{{- end -}}
 {{- if and $values.tls.secretName (not $values.grpc.enabled) }}{{- $problems = append $problems "tls.secretName is set and nothing listens on TCP: set grpc.enabled" }}{{- end -}}
+{{- if and $values.masterKey.secretName (not $hasCold) }}{{- $problems = append $problems "masterKey.secretName is set and nothing is stored on a device: set policy.tiers.nvme.capacity" }}{{- end -}}
 {{- if eq (int $values.grpc.port) (int $values.http.port) }}{{- $problems = append $problems "grpc.port and http.port are the same: change one" }}{{- end -}}
 {{- if gt (len (include "kvtier.target" .root)) 107 }}{{- $problems = append $problems "socket.hostPath is too long for a socket: at most 87 characters" }}{{- end -}}
 {{- range .shapes -}}
