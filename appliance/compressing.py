@@ -132,6 +132,12 @@ class Compressing:
         self._chosen = Choice(settings, profiled=codecs.profiled)
         self._appliance.step(CompressionChosen(self._chosen))
 
+    @property
+    def speeds(self) -> Mapping[tuple[str, str], float]:
+        """Bytes of payload a second that one thread decodes, by dtype and codec name; 0 where the codec cannot.
+        Empty until something was measured."""
+        return dict(self._speeds)
+
     def adopt(self, settings: CompressionSettings) -> None:
         """Let other settings be in force."""
         self._settings = settings
