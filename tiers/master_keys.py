@@ -94,6 +94,10 @@ def read_master_keys(
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             text = file.read(_MAX_FILE_BYTES + 1).decode("ascii", "replace")
+    except PermissionError:
+        raise KeyringError(
+            f"encryption.master_key: {path} cannot be read; `chown {owner_uid} {path} && chmod 600 {path}`"
+        ) from None
     except OSError as error:
         raise KeyringError(
             f"encryption.master_key: {path}: {error.strerror}; put the file back, or make a first one with "

@@ -100,20 +100,27 @@ def code(codec: Codec, fragments: NDArray[np.uint16], shape: Shape) -> Round:
     """Encode and decode everything once, timed."""
     stored = np.ones((len(fragments), shape.raw_bytes + shape.raw_bytes // 64 + 4096), np.uint8)
     back = np.ones_like(fragments)  # touched before the clock starts, as memcpy's target is
+    payloads, places, targets = (
+        [row.data for row in rows.view(np.uint8)] for rows in (fragments, stored, back)
+    )
     lengths = []
     began_at = time.perf_counter()
-    for fragment, into in zip(fragments, stored, strict=True):
+    for payload, place in zip(payloads, places, strict=True):
         try:
-            lengths.append(codec.encode(shape, fragment.view(np.uint8).data, into.data))
+            lengths.append(codec.encode(shape, payload, place))
         except DoesNotFit:
             lengths.append(0)
-    encoded_at = time.perf_counter()
-    for number, length in enumerate(lengths):
-        if length:
-            codec.decode(shape, stored[number].data[:length], back[number].view(np.uint8).data)
-    decoded_at = time.perf_counter()
-    speeds = (fragments.nbytes / took_s / 1e9 for took_s in (encoded_at - began_at, decoded_at - encoded_at))
-    return Round(lengths, back, *speeds)
+    encode_s = time.perf_counter() - began_at
+    pairs = [
+        (place[:length], target)
+        for place, target, length in zip(places, targets, lengths, strict=True)
+        if length
+    ]
+    began_at = time.perf_counter()
+    for encoded, target in pairs:
+        codec.decode(shape, encoded, target)
+    decode_s = time.perf_counter() - began_at
+    return Round(lengths, back, fragments.nbytes / encode_s / 1e9, fragments.nbytes / decode_s / 1e9)
 
 
 def round_of(codec: Codec, result: Result, fragments: NDArray[np.uint16], shape: Shape) -> None:

@@ -8,7 +8,7 @@ kernels/exponents.py; numba is imported with the first use, because it takes hal
 without compression should not pay it.
 """
 
-import struct
+from functools import cache, lru_cache
 from types import ModuleType
 
 import numpy as np
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from ..base import Buffer
 from .base import EXACT, CodecError, CodecMissing, DoesNotFit, Shape
 
-_COUNT = struct.Struct("<I")
 _ALIGNMENT = 64
 MAX_PARTS = 1 << 16
+_MAX_SHAPES = 256
 
 
+@cache
 def kernels() -> ModuleType:
     """Return the compiled loops. Raises CodecError, saying what to install, when numba is missing."""
     try:
@@ -60,38 +61,45 @@ class Exponents:
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit when too many exponents are outside their windows."""
-        layout = Layout(shape)
+        layout, loops = layout_of(shape), kernels()
         values = _words(payload)
         whole = np.frombuffer(into, np.uint8)
         if whole.size < layout.exceptions_at:
             raise DoesNotFit
-        target = whole if _is_aligned(whole) else np.empty(whole.size, np.uint8)
-        length: int = kernels().pack(values, layout.num_parts, layout.blocks_at, layout.exceptions_at, target)
+        where = layout.num_parts, layout.blocks_at, layout.exceptions_at
+        length: int = loops.pack(values, *where, whole)
+        if length == loops.ASKEW:
+            target = np.empty(whole.size, np.uint8)
+            length = loops.pack(values, *where, target)
+            whole[: max(length, 0)] = target[: max(length, 0)]
         if length < 0:
             raise DoesNotFit
-        if target is not whole:
-            whole[:length] = target[:length]
         return length
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
-        layout = Layout(shape)
+        layout, loops = layout_of(shape), kernels()
         source = np.frombuffer(stored, np.uint8)
-        if source.size < layout.exceptions_at or _COUNT.unpack_from(stored)[0] != layout.num_parts:
-            raise CodecError("exponents: not of this shape")
-        if not _is_aligned(source):
-            source = source.copy()
+        if source.size < layout.exceptions_at:
+            raise CodecError(f"exponents: {source.size} of {layout.exceptions_at} bytes or more")
         source.flags.writeable = False  # loops are compiled for one kind of memory, not for two
         whole = np.frombuffer(into, np.uint16)
         values = whole if whole.flags.aligned else np.empty(whole.size, np.uint16)
-        loops = kernels()
-        wrong = loops.unpack(source, layout.num_parts, layout.blocks_at, layout.exceptions_at, values)
+        where = layout.num_parts, layout.blocks_at, layout.exceptions_at
+        wrong = loops.unpack(source, *where, values)
+        if wrong == loops.ASKEW:
+            source = source.copy()
+            source.flags.writeable = False
+            wrong = loops.unpack(source, *where, values)
+        if wrong == loops.ALL_RIGHT:
+            if values is not whole:
+                whole[:] = values
+            return
+        if wrong == loops.OTHER_SHAPE:
+            raise CodecError("exponents: not of this shape")
         if wrong == loops.BEYOND:
             raise CodecError("exponents: lengths beyond the end")
-        if wrong != loops.ALL_RIGHT:
-            raise CodecError(f"exponents: part {wrong} has another number of exceptions")
-        if values is not whole:
-            whole[:] = values
+        raise CodecError(f"exponents: part {wrong} has another number of exceptions")
 
 
 class Layout:
@@ -107,14 +115,15 @@ class Layout:
         self.exceptions_at = self.blocks_at + self.num_parts * num_blocks * (512 + 192)
 
 
+@lru_cache(_MAX_SHAPES)
+def layout_of(shape: Shape) -> Layout:
+    """Return a shape's layout: small fragments are encoded in the time that computing it takes tenfold."""
+    return Layout(shape)
+
+
 def _head_bytes(num_parts: int) -> int:
     """Length of the head, rounded up so that the blocks behind it are aligned as the whole is."""
-    return -(-(_COUNT.size + 8 * num_parts) // _ALIGNMENT) * _ALIGNMENT
-
-
-def _is_aligned(array: NDArray[np.uint8]) -> bool:
-    """Whether the bytes may be read in words of eight from the first one on."""
-    return array[:8].view(np.uint64).flags.aligned
+    return -(-(4 + 8 * num_parts) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _words(buffer: Buffer) -> NDArray[np.uint16]:

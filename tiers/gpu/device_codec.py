@@ -31,7 +31,7 @@ from .launching import Launch
 NUM_SLABS = 4
 MAX_FRAGMENTS = 256  # of one call
 MAX_RAW_BYTES = 64 << 20  # of one call
-_BLOCK_VALUES, _LANES, _SAMPLES = 512, 64, 1024
+_BLOCK_VALUES, _LANES, _SAMPLES = 512, 64, 512
 _ALIGNMENT = 8
 
 

@@ -39,7 +39,7 @@ struct Shape {            // of every fragment of a launch
 #define TAKE_SHAPE \
     const Shape s = {num_fragments, num_parts, num_values, num_blocks, blocks_at, exceptions_at}
 
-static const int BLOCK = 512, LANES = 64, BLOCK_BYTES = 512 + 192, SAMPLES = 512, WINDOW = 7;
+static const int BLOCK = 512, LANES = 64, BLOCK_BYTES = 512 + 192, SAMPLES = 512, WINDOW = 7, NUM_WINDOWS = 6;
 static const u32 WRONG = 1, DOES_NOT_FIT = 2;
 
 #define EACH(i, count) \
@@ -162,13 +162,14 @@ extern "C" __global__ void kvtier_exponents_decode(
 extern "C" __global__ void kvtier_exponents_sample(SHAPE, const u64* raw, u32* histogram)
 {
     TAKE_SHAPE;
-    const int num_packed = s.num_blocks * BLOCK;
-    const int step = num_packed / SAMPLES > 1 ? num_packed / SAMPLES : 1;
-    const int num_samples = (num_packed + step - 1) / step;
+    const int row_values = (s.num_blocks - 1 + s.num_blocks % 2) * LANES;
+    const int num_samples = s.num_blocks ? SAMPLES : 0;
     EACH(i, (i64)s.num_fragments * s.num_parts * num_samples) {
-        const i64 part = i / num_samples;
+        const i64 part = i / SAMPLES;
+        const int sample = (int)(i % SAMPLES);
         const u16* values = (const u16*)raw[part / s.num_parts] + part % s.num_parts * s.num_values;
-        atomicAdd(&histogram[part * 256 + (values[i % num_samples * step] >> 7 & 0xff)], 1u);
+        const u16 value = values[sample / LANES * row_values + sample % LANES];
+        atomicAdd(&histogram[part * 256 + (value >> 7 & 0xff)], 1u);
     }
 }
 
@@ -177,7 +178,21 @@ extern "C" __global__ void kvtier_exponents_top(SHAPE, const u64* stored, const 
     TAKE_SHAPE;
     EACH(part, (i64)s.num_fragments * s.num_parts) {
         const u32* counts = histogram + part * 256;
-        int most = -1, top = 0, inside = 0;
+        int largest = s.num_blocks ? 255 : 0;
+        while (largest && !counts[largest]) --largest;
+        int most = -1, top = 0, inside = 0, best = 0;
+        for (int number = 0; number < NUM_WINDOWS; ++number) {
+            inside = 0;
+            for (int i = number; i < number + WINDOW; ++i) inside += (int)counts[(u8)(largest - i)];
+            if (inside > most) {
+                most = inside;
+                best = number;
+            }
+        }
+        top = (u8)(largest - best);
+        const int is_elsewhere = best == NUM_WINDOWS - 1 || 8 * most < 7 * SAMPLES;
+        most = is_elsewhere ? -1 : SAMPLES;  // nothing is more
+        inside = 0;
         for (int exponent = 0; exponent < 256; ++exponent) {
             inside += (int)counts[exponent];
             if (exponent >= WINDOW) inside -= (int)counts[exponent - WINDOW];

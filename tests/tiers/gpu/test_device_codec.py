@@ -120,11 +120,16 @@ def payloads_of(shape: Shape, seed: int) -> list[bytes]:
     heavy = usual * np.where(rng.random(count) < 0.02, 1e-9, 1.0)
     edges = rng.choice(np.array([0x0000, 0x8000, 0x7F80, 0xFFFF, 0x007F, 0x0080, 0x3F80], np.uint16), count)
     low = (rng.integers(0, 9, count).astype(np.uint16) << 7) | rng.integers(0, 128, count).astype(np.uint16)
-    step = max(1, shape.num_values // (shape.num_layers * shape.num_planes) // 512)
-    sampled = np.where(np.arange(count) % step == 0, 1e-20, 1.0)  # the window is found by these alone
+    num_parts = shape.num_layers * shape.num_planes
+    num_blocks = count // num_parts // 512
+    step = num_blocks - 1 + num_blocks % 2
+    rows = np.arange(count // num_parts) // 64
+    is_sampled = np.tile((rows % max(step, 1) == 0) & (rows < 8 * step), num_parts)
+    sampled = np.where(is_sampled, 1e-20, 1.0)  # the window is found by these alone
     return [
         bfloat16(sampled),
         bfloat16(usual),
+        bfloat16(np.where(np.arange(count) % 97 == 5, 3e38, usual)),  # and not near the largest exponent
         bfloat16(heavy),
         bytes(2 * count),
         b"\x80\x3f" * count,

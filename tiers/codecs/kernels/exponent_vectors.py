@@ -170,6 +170,8 @@ def _emit_unpack(builder: Any, to: _Arguments) -> Any:
     fits = marks.fit(builder, to.room)
     with builder.if_then(fits, likely=True):
         tops = in_every_lane(builder, to.top, _BYTES)
+        _prefetch_block(builder, to.source, _REST_BYTES + 3 * _LANES, is_write=False)
+        _prefetch_block(builder, to.target, 2 * _REST_BYTES, is_write=True)
         expanded = []
         for row in range(_ROWS):
             listed = builder.load(marks.pointer(builder, to.exceptions, row), align=1, typ=_BYTES)

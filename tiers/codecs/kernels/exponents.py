@@ -29,6 +29,7 @@ from numba.extending import intrinsic
 
 from .compiling import compiled
 from .exponent_vectors import NOT_DONE, pack_block, unpack_block
+from .window_vectors import LANES, NUM_WINDOWS, count_windows, largest_exponent
 
 BLOCK = 512  # values
 PLANE_BYTES = BLOCK // 8
@@ -36,7 +37,8 @@ CODE_BYTES = 3 * PLANE_BYTES
 BLOCK_BYTES = BLOCK + CODE_BYTES
 WINDOW = 7  # neighbouring exponents that have a code
 SAMPLES = 512  # values of a part that are looked at to find its window
-ALL_RIGHT, BEYOND = -1, -2
+SAMPLED_ROWS = SAMPLES // LANES
+ALL_RIGHT, BEYOND, ASKEW, OTHER_SHAPE = -1, -2, -3, -4
 
 
 @intrinsic
@@ -53,21 +55,38 @@ def _lowest_bit(typing_context: Any, word: Any) -> Any:
 
 
 @compiled
-def _find_top(values: Any, counts: Any) -> Any:
-    """Return the highest exponent of the window that most of `values` fall into. `counts` (uint16 [4, 264])
-    is scratch: four tables take turns, because neighbours are mostly equal and each increment would wait
-    for the one before."""
+def _find_top(values: Any, few_counts: Any, counts: Any) -> Any:
+    """Return the highest exponent of the window that most of a sample of `values`, whole blocks of them, fall
+    into, or nearly. `few_counts` (int64 [NUM_WINDOWS]) and `counts` (uint16 [4, 264]) are scratch.
+
+    The sample are rows of neighbours, an odd number of rows apart: heads take turns, and there are mostly
+    2^n of them.
+    """
+    num_blocks = values.size // BLOCK
+    if num_blocks == 0:
+        return np.uint8(0)
+    row_values = (num_blocks - 1 + num_blocks % 2) * LANES
+    largest = largest_exponent(values, SAMPLED_ROWS, 2 * row_values)
+    count_windows(values, SAMPLED_ROWS, 2 * row_values, largest, np.uint8(WINDOW), few_counts)
+    best = 0
+    for number in range(1, NUM_WINDOWS):
+        best = number if few_counts[number] > few_counts[best] else best
+    if best == NUM_WINDOWS - 1 or 8 * few_counts[best] < 7 * SAMPLES:
+        return _find_top_anywhere(values, row_values, counts)
+    return np.uint8(largest - np.uint8(best))
+
+
+@compiled
+def _find_top_anywhere(values: Any, row_values: Any, counts: Any) -> Any:
+    """Return the highest exponent of the best window of all, for the same sample. Four tables of `counts`
+    take turns, because neighbours are mostly equal and each increment would wait for the one before."""
     counts[:] = np.uint16(0)
-    stride = np.uint64(max(1, values.size // SAMPLES))
-    size = np.uint64(values.size)
-    end = np.uint64(size - size % (np.uint64(4) * stride))
-    for i in range(np.uint64(0), end, np.uint64(4) * stride):
-        for turn in range(np.uint64(4)):
-            exponent = np.uint8((values[i + turn * stride] >> np.uint16(7)) & np.uint16(0xFF))
-            counts[turn, exponent + np.uint64(WINDOW)] += np.uint16(1)
-    for i in range(end, size, stride):
-        exponent = np.uint8((values[i] >> np.uint16(7)) & np.uint16(0xFF))
-        counts[0, exponent + np.uint64(WINDOW)] += np.uint16(1)
+    for row in range(np.uint64(SAMPLED_ROWS)):
+        for lane in range(np.uint64(0), np.uint64(LANES), np.uint64(4)):
+            for turn in range(np.uint64(4)):
+                value = values[row * np.uint64(row_values) + lane + turn]
+                exponent = np.uint8((value >> np.uint16(7)) & np.uint16(0xFF))
+                counts[turn, exponent + np.uint64(WINDOW)] += np.uint16(1)
     for place in range(counts.shape[1]):
         counts[0, place] += np.uint16(counts[1, place] + np.uint16(counts[2, place] + counts[3, place]))
     most = np.uint16(0)
@@ -120,15 +139,16 @@ def _pack_block(source: Any, top: Any, target: Any, exceptions: Any) -> Any:
 
 
 @compiled
-def _pack(values: Any, top: Any, blocks: Any, exceptions: Any) -> Any:
-    """Pack one part; return how many exceptions there were, -1 when they do not fit."""
+def _pack(values: Any, first: Any, top: Any, blocks: Any, at: Any, num_blocks: Any, listed: Any) -> Any:
+    """Pack `num_blocks` from value `first` on into `blocks` at byte `at`, their exceptions into `listed`;
+    return how many there were, -1 when they do not fit. Views are avoided: each costs as much as a block."""
     end = 0
-    for block in range(values.size // BLOCK):
-        count = pack_block(values, 2 * BLOCK * block, blocks, BLOCK_BYTES * block, exceptions, end, top)
+    for block in range(num_blocks):
+        value, place = first + BLOCK * block, at + BLOCK_BYTES * block
+        count = pack_block(values, 2 * value, blocks, place, listed, end, top)
         if count == NOT_DONE:
-            source = values[BLOCK * block : BLOCK * (block + 1)]
-            target = blocks[BLOCK_BYTES * block : BLOCK_BYTES * (block + 1)]
-            count = _pack_block(source, top, target, exceptions[end:])
+            source, target = values[value : value + BLOCK], blocks[place : place + BLOCK_BYTES]
+            count = _pack_block(source, top, target, listed[end:])
         if count < 0:
             return -1
         end += count
@@ -171,16 +191,16 @@ def _unpack_block(source: Any, top: Any, exceptions: Any, target: Any) -> Any:
 
 
 @compiled
-def _unpack(blocks: Any, top: Any, exceptions: Any, values: Any) -> Any:
-    """Undo `_pack`; return how many of `exceptions` were used, -1 when there were too few. Those of other
-    parts may follow."""
+def _unpack(blocks: Any, at: Any, top: Any, listed: Any, values: Any, first: Any, num_blocks: Any) -> Any:
+    """Undo `_pack`; return how many of `listed` were used, -1 when there were too few. Those of other parts
+    may follow."""
     end = 0
-    for block in range(values.size // BLOCK):
-        count = unpack_block(blocks, BLOCK_BYTES * block, values, 2 * BLOCK * block, exceptions, end, top)
+    for block in range(num_blocks):
+        value, place = first + BLOCK * block, at + BLOCK_BYTES * block
+        count = unpack_block(blocks, place, values, 2 * value, listed, end, top)
         if count == NOT_DONE:
-            source = blocks[BLOCK_BYTES * block : BLOCK_BYTES * (block + 1)]
-            target = values[BLOCK * block : BLOCK * (block + 1)]
-            count = _unpack_block(source, top, exceptions[end:], target)
+            source, target = blocks[place : place + BLOCK_BYTES], values[value : value + BLOCK]
+            count = _unpack_block(source, top, listed[end:], target)
         if count < 0:
             return -1
         end += count
@@ -190,13 +210,16 @@ def _unpack(blocks: Any, top: Any, exceptions: Any, values: Any) -> Any:
 @compiled
 def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target: Any) -> Any:
     """Write `values` (uint16, the parts one behind the other) as codecs/exponents.py says, the blocks from
-    byte `blocks_at` of `target` (uint8, its begin aligned to 8) and the exceptions from `exceptions_at`.
+    byte `blocks_at` of `target` (uint8) and the exceptions from `exceptions_at`.
 
-    Returns the bytes written, -1 when they do not fit. What is behind them is then undefined.
+    Returns the bytes written, -1 when they do not fit, and ASKEW when `target` does not begin at a multiple
+    of 8. What is behind them is then undefined.
     """
+    if target.ctypes.data % 8:
+        return ASKEW
     part_values = values.size // num_parts
-    num_packed = part_values // BLOCK * BLOCK
-    part_bytes = num_packed // BLOCK * BLOCK_BYTES
+    num_blocks = part_values // BLOCK
+    num_packed, part_bytes = num_blocks * BLOCK, num_blocks * BLOCK_BYTES
     num_rest = part_values - num_packed
     limit = target.size - 2 * num_rest * num_parts
     if exceptions_at > limit:
@@ -204,13 +227,13 @@ def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target
     target[:blocks_at] = 0
     head = target[: 4 + 8 * num_parts].view(np.uint32)
     head[0] = num_parts
-    counts = np.empty((4, 264), np.uint16)
+    few_counts, counts = np.empty(NUM_WINDOWS, np.int64), np.empty((4, 264), np.uint16)
     end = exceptions_at
     for part in range(num_parts):
-        mine = values[part * part_values : part * part_values + num_packed]
-        top = _find_top(mine, counts)
-        blocks = target[blocks_at + part * part_bytes : blocks_at + (part + 1) * part_bytes]
-        count = _pack(mine, top, blocks, target[end:limit])
+        first = part * part_values
+        top = _find_top(values[first : first + num_packed], few_counts, counts)
+        blocks_begin = blocks_at + part * part_bytes
+        count = _pack(values, first, top, target, blocks_begin, num_blocks, target[end:limit])
         if count < 0:
             return -1
         head[1 + 2 * part], head[2 + 2 * part] = top, count
@@ -225,14 +248,20 @@ def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target
 
 @compiled
 def unpack(source: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, values: Any) -> Any:
-    """Undo `pack`: fill `values`. Returns the first part whose number of exceptions is not what the head
-    says, BEYOND when all that is said would not end within `source`, and ALL_RIGHT. Reads nothing beyond it
-    whatever the head says; `source` is at least `exceptions_at` long."""
+    """Undo `pack`: fill `values`. Returns ALL_RIGHT, or the first part whose number of exceptions is not what
+    the head says, BEYOND when all that it says would not end within `source`, OTHER_SHAPE for another number
+    of parts, ASKEW when `source` does not begin at a multiple of 8. Reads nothing beyond it whatever the head
+    says; `source` is at least `exceptions_at` long.
+    """
+    if source.ctypes.data % 8:
+        return ASKEW
     part_values = values.size // num_parts
-    num_packed = part_values // BLOCK * BLOCK
-    part_bytes = num_packed // BLOCK * BLOCK_BYTES
+    num_blocks = part_values // BLOCK
+    num_packed, part_bytes = num_blocks * BLOCK, num_blocks * BLOCK_BYTES
     num_rest = part_values - num_packed
     head = source[: 4 + 8 * num_parts].view(np.uint32)
+    if head[0] != num_parts:
+        return OTHER_SHAPE
     tail_at = np.int64(exceptions_at)
     for part in range(num_parts):
         if head[1 + 2 * part] > 255:
@@ -243,9 +272,9 @@ def unpack(source: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, valu
     end = np.int64(exceptions_at)
     for part in range(num_parts):
         count = np.int64(head[2 + 2 * part])
-        blocks = source[blocks_at + part * part_bytes : blocks_at + (part + 1) * part_bytes]
-        mine = values[part * part_values : part * part_values + num_packed]
-        if _unpack(blocks, np.uint8(head[1 + 2 * part]), source[end:tail_at], mine) != count:
+        top, listed = np.uint8(head[1 + 2 * part]), source[end:tail_at]
+        blocks_begin = blocks_at + part * part_bytes
+        if _unpack(source, blocks_begin, top, listed, values, part * part_values, num_blocks) != count:
             return part
         end += count
     for part in range(num_parts if num_rest else 0):
