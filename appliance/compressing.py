@@ -134,7 +134,7 @@ class Compressing:
 
     @property
     def speeds(self) -> Mapping[tuple[str, str], float]:
-        """Bytes of payload a second that one thread decodes, by dtype and codec name; 0 where the codec cannot.
+        """Bytes of payload a second that one thread decodes, by dtype and codec; 0 where it cannot.
         Empty until something was measured."""
         return dict(self._speeds)
 
