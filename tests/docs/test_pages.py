@@ -15,7 +15,10 @@ DOCS = ROOT / "docs"
 #: By name, not by folder: other pages install packages, make users, start services.
 RUN = (
     "quickstart",
-    *(f"operate/{page}" for page in ("health", "memory", "sizing", "troubleshooting", "upgrade")),
+    *(
+        f"operate/{page}"
+        for page in ("encryption", "health", "memory", "sizing", "troubleshooting", "upgrade")
+    ),
 )
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
