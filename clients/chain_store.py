@@ -12,19 +12,33 @@ Threads that want to overlap make a store each, because a Client serialises its 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from .base import Settings
 from .buffers import Pieces
 from .guard import Guard
 from .namespace import Namespace, NamespaceIdentity
+from .options import Limits, Timeout
 from .sync import Client
 from .words import PutOutcome, PutReport
 
 MAX_LOAD_BYTES = 32 << 20  # held at one time: a client may pin only a share of the memory
+LEAST_STAGING_BYTES = 2 << 20
 GONE_BEFORE_LOAD = "GONE_BEFORE_LOAD"  # cause of a miss: found by a lookup, evicted before the get
 
 Memory = Sequence[Any] | Pieces  # one buffer per block, or blocks in pieces
 _STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
+
+
+class Whereabouts(Protocol):
+    """What a plug-in's options say of the appliance. Empty: as the environment says."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def domain(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,21 @@ class ChainStore:
         self._deadline_s = deadline_s
         self._namespaces: dict[NamespaceIdentity, Namespace] = {}
         self._turn = threading.RLock()
+
+    @classmethod
+    def at(
+        cls, options: Whereabouts, guard: Guard, deadline_s: float, staging_bytes: int = 0
+    ) -> "ChainStore":
+        """Make a store with a connection of its own; nothing is sent yet."""
+        settings = Settings.from_env()
+        client = Client(
+            options.target or settings.target,
+            name=options.name,
+            domain=options.domain or settings.domain,
+            timeout=Timeout(deadline_s, min(deadline_s, 1.0), grace_s=0.25),
+            limits=Limits(staging_bytes=max(staging_bytes, LEAST_STAGING_BYTES)),
+        )
+        return cls(client, guard, deadline_s)
 
     def num_stored(self, identity: NamespaceIdentity, hashes: Sequence[bytes]) -> int | None:
         """Return how many of `hashes` are stored, from the first on; None when there was no answer."""

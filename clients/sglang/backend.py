@@ -16,12 +16,9 @@ from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 
-from ..base import Settings
 from ..chain_store import ChainStore
 from ..guard import Guard, harmless
 from ..namespace import NamespaceIdentity
-from ..options import Limits, Timeout
-from ..sync import Client
 from .identity import KV_POOL, StorageOptions, check_version, hash_of, namespace_of, weights_of
 from .pages import PageMemory
 
@@ -54,9 +51,9 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         self._num_clears = 0
         self._pools: dict[str, tuple[PageMemory, NamespaceIdentity]] = {}
         options = self.options
-        self._probes = self._store(options.lookup_timeout_s)
-        self._gets = self._store(options.load_timeout_s)
-        self._sets = self._store(options.store_timeout_s, options.staging_bytes)
+        self._probes = ChainStore.at(options, self.guard, options.lookup_timeout_s)
+        self._gets = ChainStore.at(options, self.guard, options.load_timeout_s)
+        self._sets = ChainStore.at(options, self.guard, options.store_timeout_s, options.staging_bytes)
 
     # ---------------------------------------------------------------------------------- host pools
 
@@ -179,17 +176,6 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
             store.close()
 
     # ------------------------------------------------------------------------------------ internals
-
-    def _store(self, timeout_s: float, staging_bytes: int = 0) -> ChainStore:
-        options, settings = self.options, Settings.from_env()
-        client = Client(
-            options.target or settings.target,
-            name=options.name,
-            domain=options.domain or settings.domain,
-            timeout=Timeout(timeout_s, min(timeout_s, 1.0), grace_s=0.25),
-            limits=Limits(staging_bytes=max(staging_bytes, 2 << 20)),
-        )
-        return ChainStore(client, self.guard, timeout_s)
 
     def _register(self, name: str, pool: Any) -> None:
         memory = PageMemory(pool)

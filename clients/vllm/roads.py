@@ -3,6 +3,8 @@
     HostRoad    pages in host memory: this process copies, from shared memory and into staging memory
     DeviceRoad  pages on a GPU: the daemon copies, into and out of the pages themselves (docs/direct.md)
 
+What is asked of both is a value (Fetch, Store); a road adds where the bytes go, and what that takes.
+
 On a device "the step has written its blocks" is a place in a stream, not a moment: `mark` records an event
 there, on the engine's thread, and the daemon waits for it before it touches a page. Events are made with the
 road and not when it registers: a step may be marked before the daemon is there.
@@ -12,9 +14,11 @@ doubt, so a DeviceRoad does not come back from it before the daemon has let go o
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..direct import Exported, Exporter
 from ..direct_handles import Pages
@@ -30,27 +34,77 @@ PRESET = "vllm"
 DOUBT_PERIOD_S = 0.5  # between two questions whether the daemon has let go of pages
 LAST_COPIES_S = 0.5  # for what a daemon that has just died had given its device to do
 
+R = TypeVar("R")
+
+
+class Fetch(NamedTuple):
+    """Blocks of a chain, from `first_block` on, that are to fill these blocks of the engine."""
+
+    group: int
+    namespace: Namespace
+    hashes: bytes
+    block_ids: Sequence[int]
+    first_block: int
+    session: str
+    deadline_s: float
+
+    def through(self, get: Callable[..., R], into: Any, **where: Any) -> R:
+        """Call `get` of a client or of its pages."""
+        return get(
+            self.namespace,
+            self.hashes,
+            into,
+            first_block=self.first_block,
+            session=self.session,
+            urgency=Urgency.PREFILL,
+            deadline_s=self.deadline_s,
+            **where,
+        )
+
+
+class Store(NamedTuple):
+    """Blocks of the engine that are to be stored behind `parent`; `prefill_s` is what computing them took."""
+
+    group: int
+    namespace: Namespace
+    hashes: bytes
+    block_ids: Sequence[int]
+    parent: bytes
+    session: str
+    deadline_s: float
+    prefill_s: float
+
+    def through(self, put: Callable[..., PutReport], data: Any, **where: Any) -> PutReport:
+        """Call `put` of a client or of its pages."""
+        return put(
+            self.namespace,
+            self.hashes,
+            data,
+            parent=self.parent,
+            session=self.session,
+            deadline_s=self.deadline_s,
+            prefill_s=self.prefill_s,
+            **where,
+        )
+
 
 class Got(NamedTuple):
-    """Blocks that a get brought, and whether the daemon was asked (and has answered)."""
+    """Blocks that a fetch brought, and whether the daemon was asked (and has answered)."""
 
     num_loaded: int
     was_asked: bool
 
 
-class HostRoad:
-    """Copies between shared memory and pages in host memory."""
+class Road(ABC):
+    """One connection to the daemon, and its namespaces."""
 
-    def __init__(
-        self, client: Client, identities: Sequence[NamespaceIdentity], groups: Sequence[PagedGroup]
-    ) -> None:
+    def __init__(self, client: Client, identities: Sequence[NamespaceIdentity]) -> None:
         self.client = client
         self._identities = list(identities)
-        self._groups = list(groups)
         self._namespaces: dict[tuple[int, str, bytes], Namespace] = {}
 
     def connect(self) -> None:
-        """Make the namespaces known before the first request needs them. Raises KvtierError."""
+        """Make known what the first request will need. Raises KvtierError."""
         for group in range(len(self._identities)):
             self.namespace(group, "", b"")
 
@@ -61,56 +115,41 @@ class HostRoad:
             self._namespaces[key] = self.client.register(salted(self._identities[group], salt, adapter))
         return self._namespaces[key]
 
+    @abstractmethod
     def mark(self) -> None:
         """On the engine's thread: what it has enqueued so far comes before what is handed over now."""
 
-    def get(
-        self,
-        group: int,
-        namespace: Namespace,
-        hashes: bytes,
-        block_ids: Sequence[int],
-        first_block: int,
-        session: str,
-        deadline_s: float,
-    ) -> Got:
-        """Fill the engine's blocks with blocks `first_block` and on of the chain. Raises KvtierError."""
-        report = self.client.get(
-            namespace,
-            hashes,
-            into=self._groups[group].pieces(block_ids),
-            first_block=first_block,
-            session=session,
-            urgency=Urgency.PREFILL,
-            deadline_s=deadline_s,
-        )
-        return Got(report.num_loaded, report.num_one_sided < len(block_ids))
+    @abstractmethod
+    def get(self, fetch: Fetch) -> Got:
+        """Fill blocks of the engine. Raises KvtierError."""
 
-    def put(
-        self,
-        group: int,
-        namespace: Namespace,
-        hashes: bytes,
-        block_ids: Sequence[int],
-        parent: bytes,
-        session: str,
-        deadline_s: float,
-        prefill_s: float,
-    ) -> PutReport:
-        """Store the engine's blocks. Raises KvtierError."""
-        return self.client.put(
-            namespace,
-            hashes,
-            self._groups[group].pieces(block_ids),
-            parent=parent,
-            session=session,
-            deadline_s=deadline_s,
-            prefill_s=prefill_s,
-        )
+    @abstractmethod
+    def put(self, store: Store) -> PutReport:
+        """Store blocks of the engine. Raises KvtierError."""
 
     def close(self) -> None:
         """Give everything back."""
         self.client.close()
+
+
+class HostRoad(Road):
+    """Copies between shared memory and pages in host memory."""
+
+    def __init__(
+        self, client: Client, identities: Sequence[NamespaceIdentity], groups: Sequence[PagedGroup]
+    ) -> None:
+        super().__init__(client, identities)
+        self._groups = list(groups)
+
+    def mark(self) -> None:
+        return  # what a step has written in host memory is there when it ends
+
+    def get(self, fetch: Fetch) -> Got:
+        report = fetch.through(self.client.get, self._groups[fetch.group].pieces(fetch.block_ids))
+        return Got(report.num_loaded, report.num_one_sided < len(fetch.block_ids))
+
+    def put(self, store: Store) -> PutReport:
+        return store.through(self.client.put, self._groups[store.group].pieces(store.block_ids))
 
 
 @dataclass(frozen=True)
@@ -137,23 +176,16 @@ class DevicePages:
                 self.exporter.export(placed.address)
 
 
-class DeviceRoad(HostRoad):
+class DeviceRoad(Road):
     """Lets the daemon copy between its tiers and pages on a device. Make it on the engine's thread."""
 
-    def __init__(
-        self,
-        client: Client,
-        identities: Sequence[NamespaceIdentity],
-        groups: Sequence[PagedGroup],
-        device: DevicePages,
-    ) -> None:
-        super().__init__(client, identities, groups)
+    def __init__(self, client: Client, identities: Sequence[NamespaceIdentity], device: DevicePages) -> None:
+        super().__init__(client, identities)
         self._device = device
         self._marks = [device.exporter.new_event() for _ in device.tensors]
         self._pages: dict[int, Pages] = {}
 
     def connect(self) -> None:
-        """Register namespaces and pages. Raises KvtierError."""
         super().connect()
         for group in range(len(self._identities)):
             self._pages_of(group)
@@ -162,59 +194,14 @@ class DeviceRoad(HostRoad):
         for event, _ in self._marks:
             self._device.record(event)
 
-    def get(
-        self,
-        group: int,
-        namespace: Namespace,
-        hashes: bytes,
-        block_ids: Sequence[int],
-        first_block: int,
-        session: str,
-        deadline_s: float,
-    ) -> Got:
-        pages = self._pages_of(group)
-        try:
-            report = pages.get(
-                namespace,
-                hashes,
-                block_ids,
-                first_block=first_block,
-                session=session,
-                urgency=Urgency.PREFILL,
-                deadline_s=deadline_s,
-                after=pages.events[0],
-            )
-        except KvtierError:
-            self._settle(pages)
-            raise
+    def get(self, fetch: Fetch) -> Got:
+        with self._settled(fetch.group) as pages:
+            report = fetch.through(pages.get, fetch.block_ids, after=pages.events[0])
         return Got(report.num_loaded, True)
 
-    def put(
-        self,
-        group: int,
-        namespace: Namespace,
-        hashes: bytes,
-        block_ids: Sequence[int],
-        parent: bytes,
-        session: str,
-        deadline_s: float,
-        prefill_s: float,
-    ) -> PutReport:
-        pages = self._pages_of(group)
-        try:
-            return pages.put(
-                namespace,
-                hashes,
-                block_ids,
-                parent=parent,
-                session=session,
-                deadline_s=deadline_s,
-                prefill_s=prefill_s,
-                after=pages.events[0],
-            )
-        except KvtierError:
-            self._settle(pages)
-            raise
+    def put(self, store: Store) -> PutReport:
+        with self._settled(store.group) as pages:
+            return store.through(pages.put, store.block_ids, after=pages.events[0])
 
     def close(self) -> None:
         for pages in self._pages.values():
@@ -232,21 +219,31 @@ class DeviceRoad(HostRoad):
             )
         return self._pages[group]
 
-    def _settle(self, pages: Pages) -> None:
-        """Return when nobody touches pages whose call failed, however long that takes: a daemon that stands
-        still may go on. Costs nothing where the daemon itself has answered."""
-        pause = threading.Event()
-        while True:
-            try:
-                pages.settle()
+    @contextmanager
+    def _settled(self, group: int) -> Iterator[Pages]:
+        """Yield a group's pages. A call that fails is over when nobody touches them any more, however long
+        that takes: a daemon that stands still may go on. Costs nothing where the daemon has answered."""
+        pages = self._pages_of(group)
+        try:
+            yield pages
+        except KvtierError:
+            _settle(pages)
+            raise
+
+
+def _settle(pages: Pages) -> None:
+    pause = threading.Event()
+    while True:
+        try:
+            pages.settle()
+            return
+        except (InvalidRequest, PreconditionFailed):
+            return  # another daemon, without this device
+        except KvtierError as problem:
+            if problem.reason == NOT_RUNNING:
+                pause.wait(LAST_COPIES_S)
                 return
-            except (InvalidRequest, PreconditionFailed):
-                return  # another daemon, without this device
-            except KvtierError as problem:
-                if problem.reason == NOT_RUNNING:
-                    pause.wait(LAST_COPIES_S)
-                    return
-            pause.wait(DOUBT_PERIOD_S)
+        pause.wait(DOUBT_PERIOD_S)
 
 
 class _Marked:

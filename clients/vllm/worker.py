@@ -25,7 +25,7 @@ from .counters import Counters
 from .options import Options
 from .pages import PagedGroup
 from .plan import Ack, Acks, Again, Load, Part, Save, StepPlan
-from .roads import DevicePages, DeviceRoad, HostRoad
+from .roads import DevicePages, DeviceRoad, Fetch, HostRoad, Road, Store
 from .threads import run_aside
 
 HASH_BYTES = 32
@@ -76,12 +76,12 @@ class WorkerSide:
         for i, (source, road) in enumerate(zip(loading, self._load_roads, strict=True)):
             self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source, road), False))
 
-    def _road(self, staging_bytes: int) -> HostRoad:
+    def _road(self, staging_bytes: int) -> Road:
         """Make what moves bytes for one thread. On the engine's thread; nothing is sent."""
         if self._device is None:
             return HostRoad(self._make_client(staging_bytes), self._identities, self._groups)
         client = self._make_client(LOAD_STAGING_BYTES)
-        return DeviceRoad(client, self._identities, self._groups, self._device)
+        return DeviceRoad(client, self._identities, self._device)
 
     # ---------------------------------------------------------------------- the engine's thread
 
@@ -137,7 +137,7 @@ class WorkerSide:
 
     # ------------------------------------------------------------------------------------- loads
 
-    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str] | None]", road: HostRoad) -> None:
+    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str] | None]", road: Road) -> None:
         self._connect(road)
         while (item := source.get()) is not None:
             load, salt = item
@@ -156,11 +156,11 @@ class WorkerSide:
                     self._counters.add("load_failures")
         road.close()
 
-    def _load_all(self, road: HostRoad, load: Load, salt: str) -> bool:
+    def _load_all(self, road: Road, load: Load, salt: str) -> bool:
         """Whether all blocks came; a load without any is one that failed on its way here."""
         return bool(load.parts) and all(self._load(road, load, part, salt) for part in load.parts)
 
-    def _load(self, road: HostRoad, load: Load, part: Part, salt: str) -> bool:
+    def _load(self, road: Road, load: Load, part: Part, salt: str) -> bool:
         """Copy one group's blocks; whether all of them came, proven right."""
         group = self._groups[part.group]
         namespace = road.namespace(part.group, salt, load.adapter)
@@ -171,15 +171,8 @@ class WorkerSide:
         for start in range(first_call, num_named, MAX_BLOCKS):
             end = min(start + MAX_BLOCKS, num_named)
             ids = part.block_ids[done - part.first_block : end - part.first_block]
-            got = road.get(
-                part.group,
-                namespace,
-                part.hashes[start * HASH_BYTES : end * HASH_BYTES],
-                ids,
-                done - start,
-                load.session,
-                timeout_s,
-            )
+            hashes = part.hashes[start * HASH_BYTES : end * HASH_BYTES]
+            got = road.get(Fetch(part.group, namespace, hashes, ids, done - start, load.session, timeout_s))
             if got.was_asked:
                 self.breaker.succeeded()
             if got.num_loaded < len(ids):
@@ -213,18 +206,20 @@ class WorkerSide:
                 self._acks.by_job[save.job] = ack
         road.close()
 
-    def _save(self, road: HostRoad, save: Save, salt: str, prefill_s: float) -> Ack:
+    def _save(self, road: Road, save: Save, salt: str, prefill_s: float) -> Ack:
         """Store blocks; return how many from the start are stored, and what to try again."""
         group = self._groups[save.group]
         report = road.put(
-            save.group,
-            road.namespace(save.group, salt, save.adapter),
-            save.hashes,
-            save.block_ids,
-            save.parent,
-            save.session,
-            self._options.save_timeout_s,
-            prefill_s if self._options.report_prefill else 0.0,
+            Store(
+                save.group,
+                road.namespace(save.group, salt, save.adapter),
+                save.hashes,
+                save.block_ids,
+                save.parent,
+                save.session,
+                self._options.save_timeout_s,
+                prefill_s if self._options.report_prefill else 0.0,
+            )
         )
         self._counters.add("save_blocks", len(save.block_ids))
         self._counters.add("save_bytes", len(save.block_ids) * group.block_bytes)
@@ -236,7 +231,7 @@ class WorkerSide:
                 return Ack(1, number, AGAIN.get(outcome, Again.NOTHING))
         return Ack(1, len(report.outcomes))
 
-    def _connect(self, road: HostRoad) -> None:
+    def _connect(self, road: Road) -> None:
         """Connect before the first request needs it; an appliance that is not there yet is found later."""
         try:
             road.connect()

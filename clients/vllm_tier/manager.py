@@ -35,12 +35,9 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ..base import Settings
 from ..buffers import address_of
 from ..chain_store import ChainStore
 from ..guard import Guard, harmless
-from ..options import Limits, Timeout
-from ..sync import Client
 from .identity import host_device, identity_of
 from .lanes import Lane
 from .lookups import TierLookups
@@ -189,16 +186,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
     # ---------------------------------------------------------------------------------- internals
 
     def _transfers(self, pool: Pool, timeout_s: float, staging_bytes: int = 0) -> Transfers:
-        options = self.options
-        settings = Settings.from_env()
-        client = Client(
-            options.target or settings.target,
-            name=options.name,
-            domain=options.domain or settings.domain,
-            timeout=Timeout(timeout_s, min(timeout_s, 1.0), grace_s=0.25),
-            limits=Limits(staging_bytes=max(staging_bytes, 2 << 20)),
-        )
-        store = ChainStore(client, self.guard, timeout_s)
+        store = ChainStore.at(self.options, self.guard, timeout_s, staging_bytes)
         return Transfers(store, lambda group: self.identity.namespace(group), pool)
 
     def _submit(self, lane: Lane[Job, Done], given: TransferJob, cause: str) -> None:
