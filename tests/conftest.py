@@ -1,11 +1,19 @@
 """Fixtures that more than one folder of tests uses."""
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .daemon import Daemon, why_not
+
+if importlib.util.find_spec("hypothesis") is not None:  # the runtimes' environments do without
+    from hypothesis import settings
+
+    # The same examples in every run: a change is judged by what it did, not by what was drawn that day.
+    settings.register_profile("kvtier", derandomize=True, deadline=None)
+    settings.load_profile("kvtier")
 
 
 @pytest.fixture(scope="session")
