@@ -9,9 +9,10 @@ over is continued at the next event, or at a Tick that `is_busy` asks for.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
+from ...policies.admission import AdmitAll
 from ...policies.base import AdmissionPolicy, Newcomer, Victim
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
@@ -96,16 +97,25 @@ class Pressure:
         self._start_spills()
         return place
 
-    def make_room(self, tier: Tier, domain: int, num_blocks: int, newcomer: Newcomer) -> Step:
+    def make_room(
+        self, tier: Tier, domain: int, num_blocks: int, newcomer: Callable[[int], Newcomer]
+    ) -> Step:
         """Give up about `num_blocks` blocks of a tier for a newcomer of `domain`, at most MAX_STEPS.
 
+        `newcomer(n)` says who it is, without its first n blocks; it is called when somebody asks.
         Returns DECLINED as soon as the tier's admission says that the newcomer is not worth the next
         victim: then whoever left before made room for as much of it as is worth it.
         """
         step, num_left = Step.NOTHING, 0
         wanted = min(num_blocks, MAX_STEPS)
+        admission = self.admissions[tier]
+
+        def is_admitted(victim: Victim) -> bool:
+            return admission.admits(newcomer(num_left), victim)
+
+        asked = None if isinstance(admission, AdmitAll) else is_admitted
         while num_left < wanted:
-            step, num_run = self._give_up(tier, wanted - num_left, domain, newcomer.after(num_left))
+            step, num_run = self._give_up(tier, wanted - num_left, domain, asked)
             if step in (Step.NOTHING, Step.DECLINED):
                 break
             num_left += num_run
@@ -190,10 +200,14 @@ class Pressure:
         return None
 
     def _give_up(
-        self, tier: Tier, max_blocks: int, domain: int | None, newcomer: Newcomer | None = None
+        self,
+        tier: Tier,
+        max_blocks: int,
+        domain: int | None,
+        is_admitted: Callable[[Victim], bool] | None = None,
     ) -> tuple[Step, int]:
         """Take one step towards room for `domain` (None: for all): evict a run of clean blocks, or decide a
-        spill.
+        spill. `is_admitted`: whether a newcomer may take the place of a victim; None: it may.
 
         Returns what was achieved, and by how many blocks.
         """
@@ -208,7 +222,7 @@ class Pressure:
             if not residency.is_candidate(row, tier):
                 continue  # in use again; it is offered anew when that ends
             # With a slower tier below nothing is lost by coming in here: leaving is only a demotion.
-            if newcomer is not None and lower is None and not self.admissions[tier].admits(newcomer, victim):
+            if is_admitted is not None and lower is None and not is_admitted(victim):
                 policy.offer((row,), residency.now)
                 return Step.DECLINED, 0
             if trims and (num_trimmed := self._trim(victim, max_blocks)):

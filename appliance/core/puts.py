@@ -140,22 +140,25 @@ class PutJob:
         num_placed = len(places) // namespace.num_groups
         missing = num_blocks - num_placed
         if missing:
-            newcomer = self._newcomer().after(num_placed)
-            step = self._pressure.make_room(Tier.DRAM, namespace.domain, missing, newcomer)
+            step = self._pressure.make_room(
+                Tier.DRAM, namespace.domain, missing, lambda num_left: self._newcomer(num_placed + num_left)
+            )
             self._is_declined = step is Step.DECLINED
             places += reserve_many(namespace.domain, namespace.fragment_bytes, missing)
         return places
 
-    def _newcomer(self) -> Newcomer:
-        """Say who wants to come in: all blocks from the one to be decided next. What the last ones are says
-        what the first ones are worth, so the policy hears of all of them, whatever fits in one step."""
+    def _newcomer(self, num_placed: int) -> Newcomer:
+        """Say who wants to come in: all blocks from the one to be decided next, but for the first
+        `num_placed`. What the last ones are says what the first ones are worth, so the policy hears of all of
+        them, whatever fits in one step."""
         parent = self._parent if self._parent is not None else NO_ROW
         position = self._residency.catalog.position[parent] + 1 if parent != NO_ROW else 0
         asked = self.request.prefix_hashes[self._next :]
         names = self._residency.facts.names(self.namespace.id, asked)
-        return Newcomer(
+        newcomer = Newcomer(
             self._residency.now, parent, position, len(names), self.session, Urgency.PREFILL, names
         )
+        return newcomer.after(num_placed) if num_placed else newcomer
 
     def _decline_rest(self) -> None:
         """What is stored is worth more than what is left of this put: nobody leaves for it."""
@@ -232,7 +235,7 @@ class PutJob:
             place = residency.put_room.reserve(domain, length)
             if place is None:
                 if all_absent:
-                    step = self._pressure.make_room(Tier.DRAM, domain, 1, self._newcomer())
+                    step = self._pressure.make_room(Tier.DRAM, domain, 1, self._newcomer)
                     self._is_declined = step is Step.DECLINED
                 if self._is_declined:
                     return False

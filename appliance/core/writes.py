@@ -1,6 +1,7 @@
 """Requests that write: reserve, commit, abort."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from ...policies.base import Use
 from ...policies.costs import CostModel
@@ -17,6 +18,8 @@ from .retention import Retention
 from .runs import refresh_run
 from .sessions import Sessions
 from .waiting import Waiting
+
+_LENGTH = itemgetter(1)  # of a span
 
 
 class Writes:
@@ -88,7 +91,7 @@ class Writes:
         if request.namespace_id not in namespaces:
             return True  # refused for that, with better words
         block_bytes = namespaces[request.namespace_id].block_bytes
-        return len(event.spans) == num_spans and all(length == block_bytes for _, length in event.spans)
+        return len(event.spans) == num_spans and set(map(_LENGTH, event.spans)) <= {block_bytes}
 
     def _refuse_spans(self, call: int) -> None:
         message = "give one span of block_bytes per block that needs bytes"
