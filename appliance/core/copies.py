@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from ...tiers.base import Cause, CopyItem, CopyOutcome
-from ...tiers.block import Tier, Urgency
+from ...tiers.block import FragmentLabel, Tier, Urgency
 from ...v1.shm import extent_of
+from .encodings import is_lossy
 from .fresh import FreshRun
 from .instructions import CancelCopy, Copy, HastenCopy
 from .residency import MEMORY_TIERS, Residency
@@ -246,7 +247,7 @@ class Copies:
                 # What a lossy codec decoded has a checksum of its own. The copy has ended: nobody else holds
                 # this label.
                 label.checksum = outcome.checksum
-            self._note_spent(batch, fragment)
+            self._note_spent(batch, fragment, label)
             residency.land(fragment, batch.target, label)
         if batch.owner is not None:
             batch.owner.landed(fragment, outcome.cause)
@@ -257,12 +258,15 @@ class Copies:
             if outcome.cause is Cause.DOES_NOT_FIT and residency.catalog.prefix_hash[row]:
                 self.on_unfit(row)
 
-    def _note_spent(self, batch: _Batch, fragment: int) -> None:
-        """What came out of a lossy record loses nothing more; what a client put anew has lost nothing yet."""
+    def _note_spent(self, batch: _Batch, fragment: int, label: FragmentLabel) -> None:
+        """What came out of a lossy record loses nothing more; what a client put anew has lost nothing yet.
+
+        The label says what the record was when its reading began: it may have been condemned meanwhile.
+        """
         catalog = self._residency.catalog
         if batch.source is None:
             catalog.spent.discard(fragment)
-        elif batch.source is Tier.NVME and catalog.encodings.is_lossy(catalog.encoding[fragment]):
+        elif batch.source is Tier.NVME and is_lossy(label.codec_id):
             catalog.spent.add(fragment)
 
     def _finish_inside(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:

@@ -43,6 +43,11 @@ class Compression(Protocol):
         ...
 
 
+def is_lossy(codec_id: int) -> bool:
+    """Whether fragments may lose something in a codec."""
+    return codec_id == PROFILED_ID
+
+
 class NoCompression:
     """Everything as it is."""
 
@@ -85,10 +90,6 @@ class Encodings:
         """Return the codec of an encoding, 0 for none."""
         encoding = self._encodings[number]
         return 0 if encoding is None else encoding.codec_id
-
-    def is_lossy(self, number: int) -> bool:
-        """Whether fragments may lose something in this encoding."""
-        return self.codec_id(number) == PROFILED_ID
 
     def __len__(self) -> int:
         return len(self._encodings)

@@ -24,7 +24,7 @@ from .encodings import AS_IT_IS
 from .exits import Exits
 from .options import PlannerOptions
 from .reclaim import Reclaim
-from .residency import MEMORY_TIERS, Residency
+from .residency import INCOMPLETE, MEMORY_TIERS, Residency
 from .states import State
 from .victims import Victims
 
@@ -158,8 +158,7 @@ class Pressure:
         """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
         if Tier.NVME not in self._rooms or self._residency.catalog.tier_of(row) is None:
             return False
-        memory = [tier for tier in MEMORY_TIERS if self._is_in(row, tier)]
-        if not memory or self._residency.is_below(row, memory[-1]):  # a hot block in dram is not safe yet
+        if all(self._residency.is_covered(row, tier, (Tier.NVME,)) for tier in MEMORY_TIERS):
             return False
         handle = self._residency.catalog.handle(row)
         if not self._to_archive or self._to_archive[-1] != handle:
@@ -188,9 +187,6 @@ class Pressure:
         return num_blocks, freed
 
     # ------------------------------------------------------------------------------------ internals
-
-    def _is_in(self, row: int, tier: Tier) -> bool:
-        return self._residency.catalog.num_resident[tier][row] > 0
 
     def _lower(self, tier: Tier) -> Tier | None:
         """Return the next slower tier that works, None when there is none."""
@@ -290,7 +286,7 @@ class Pressure:
     def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
         if self._residency.catalog.tier_of(row) is None:
-            return "incomplete"
+            return INCOMPLETE
         if lower is None:
             return "coldest, no slower tier"
         return "coldest" if self._residency.is_below(row, tier) else ""
@@ -313,6 +309,8 @@ class Pressure:
         for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
             is_here = catalog.state[tier][fragment] == State.RESIDENT
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
+                continue
+            if target is None and residency.is_fragment_below(fragment, tier):
                 continue
             if lower is Tier.NVME:
                 encoding = catalog.choose_encoding(fragment, namespace)
@@ -376,9 +374,10 @@ class Pressure:
             if Tier.NVME in self._residency.offline:
                 return
             row = catalog.row_of(self._to_archive[0])
-            tiers = [tier for tier in MEMORY_TIERS if row != NO_ROW and self._is_in(row, tier)]
-            if tiers and not self._residency.is_below(row, tiers[-1]):
-                source = tiers[-1]
+            # A part of it may be in hbm only; from dram it costs nobody on the device anything.
+            for source in reversed(MEMORY_TIERS) if row != NO_ROW else ():
+                if self._residency.is_covered(row, source, (Tier.NVME,)):
+                    continue
                 in_flight = self._copies.bytes_in_flight.get((source, Tier.NVME), 0)
                 if in_flight + self._spilled_bytes[source] >= self.options.max_spill_bytes:
                     return

@@ -2,7 +2,7 @@
 
 Every method is one step of the table in states.py, plus the books that follow from it: the room's, the
 counts in the catalog, the instruction for the shell, the notice for routers, the line in the story. The
-rules that protect blocks (invariants 3, 4 and 5 of the design) are in `may_leave`.
+rules that protect blocks (invariants 3, 4 and 5 of the design) are in rules.py.
 
 A *hold* is one reader, writer or queued copy of a fragment in a tier. It is taken when the copy is queued,
 not when it starts: a victim chosen in between was the one real bug of the prototype behind this design.
@@ -10,7 +10,7 @@ not when it starts: a victim chosen in between was the one real bug of the proto
 
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import cast
 
 from ...policies.base import Victim
@@ -24,16 +24,17 @@ from .catalog import NO_ROW, TIERS, Catalog
 from .encodings import AS_IT_IS
 from .instructions import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
 from .policy_facts import PolicyFacts
+from .rules import MEMORY_TIERS, Rules
 from .states import NEXT, InvalidTransition, State, Step
 from .story import NO_VERDICT, Story, Verdict
 
-MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
 STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
 TRIMMED = "late layers"
+INCOMPLETE = "incomplete"
 EVICTED_FROM = {tier: f"evicted_{tier.label}" for tier in TIERS}
 
 
-class Residency:
+class Residency(Rules):
     """Moves fragments between states; appends instructions to `out`, which the planner hands over."""
 
     def __init__(
@@ -44,7 +45,7 @@ class Residency:
         story: Story,
         facts: PolicyFacts,
     ) -> None:
-        self.catalog = catalog
+        super().__init__(catalog)
         self.facts = facts
         self.rooms = rooms
         self.put_room = cast(MemoryRoom, rooms[Tier.DRAM])
@@ -55,7 +56,6 @@ class Residency:
         self.out: list[Instruction] = []
         self._notices: list[Notify] = []  # runs of the same kind, in order
         self._last_subject: tuple[object, ...] | None = None
-        self.offline: set[Tier] = set()
         #: Fragments whose place is (or was, until checked) in a container: segment of the cold store.
         self.in_segment: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
         #: Bytes per tier that are promised to copies, and bytes nobody may see but somebody touches.
@@ -65,8 +65,6 @@ class Residency:
         self.num_resident = dict.fromkeys(TIERS, 0)
         #: Bytes with a place in the cold store, by namespace.
         self.cold_bytes: defaultdict[int, int] = defaultdict(int)
-        #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
-        self.floors: dict[int, list[Tier]] = {}
         #: Reservation of the put that writes a block, by row, until that put ends.
         self.writers: dict[int, int] = {}
 
@@ -106,6 +104,8 @@ class Residency:
         num_resident = catalog.num_resident[tier][row] = catalog.num_resident[tier][row] + 1
         self.drop(fragment, tier)
         if num_resident == catalog.namespace_of(row).num_groups:
+            if tier is Tier.HBM:
+                self.offer(row, Tier.DRAM)  # where it is no longer needed for what continues it in hbm
             is_moved = any(
                 catalog.num_resident[other][row] == num_resident for other in TIERS if other is not tier
             )
@@ -132,9 +132,12 @@ class Residency:
     def evict(self, row: int, tier: Tier, reason: str, victim: Victim | None = None) -> int:
         """A block leaves a tier. `may_leave` must hold. Returns the bytes freed.
 
-        `victim`: what the policy said of it, when a policy chose.
+        `victim`: what the policy said of it, when a policy chose. `reason`: another one is told of a block
+        that could not be read any more.
         """
         assert self.may_leave(row, tier), self.story.words(self.catalog.prefix_hash[row])
+        if self.catalog.tier_of(row) is None:
+            reason = INCOMPLETE
         freed = 0
         for fragment in self.catalog.fragments(row):
             if self.catalog.state[tier][fragment] == State.RESIDENT:
@@ -262,50 +265,6 @@ class Residency:
             if catalog.num_placed[tier][row]:
                 catalog.num_children_placed[tier][parent] += 1
 
-    # --------------------------------------------------------------------------------------- rules
-
-    def is_candidate(self, row: int, tier: Tier) -> bool:
-        """Whether a block may be demoted out of a tier: invariants 3 (nobody touches it), 4 (no session
-        decodes on it), the first half of 5 (no child in the same or a faster tier), and its pins."""
-        catalog = self.catalog
-        if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
-            return False
-        for same_or_faster in TIERS[: tier + 1]:
-            if catalog.num_children_placed[same_or_faster][row]:
-                return False
-        # A floor in a slower tier does not forbid the copy that takes the block there.
-        return row not in self.floors or min(self.floors[row]) > tier or self._above_floor_without(row, tier)
-
-    def may_leave(self, row: int, tier: Tier) -> bool:
-        """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
-        of invariant 5). Who is out of reach cannot be left behind: what continues a block that cannot be
-        read whole, or is in a tier that is offline."""
-        if not self.is_candidate(row, tier):
-            return False
-        if row in self.floors and not self._above_floor_without(row, tier):
-            return False
-        return (
-            self.catalog.first_child[row] == NO_ROW
-            or self.is_elsewhere(row, tier)
-            or self.catalog.tier_of(row) is None
-            or Tier.NVME in self.offline
-        )
-
-    def is_elsewhere(self, row: int, tier: Tier) -> bool:
-        """Whether every fragment of a block can also be read from another tier; not all from the same."""
-        catalog = self.catalog
-        num_groups = catalog.namespace_of(row).num_groups
-        others = [other for other in TIERS if other is not tier and other not in self.offline]
-        counts = [catalog.num_resident[other][row] for other in others]
-        if num_groups in counts or sum(counts) < num_groups:
-            return num_groups in counts
-        return all(self._is_in_any(fragment, others) for fragment in catalog.fragments(row))
-
-    def is_below(self, row: int, tier: Tier) -> bool:
-        """Whether every fragment that is in `tier` is also in a slower one: giving it up loses nothing."""
-        slower = [other for other in TIERS[tier + 1 :] if other not in self.offline]
-        return self._is_covered(row, tier, slower)
-
     def offer(self, row: int, tier: Tier) -> None:
         """Tell the tier's eviction policy that a block may be a candidate now."""
         policy = self.evictions.get(tier)
@@ -395,25 +354,6 @@ class Residency:
         """Seal the segments that are full and quiet. One may become both when a copy ends, and when a
         record finds no room in it any more."""
         self.out += [SealSegment(number) for number in log.take_segments_to_seal()]
-
-    def _above_floor_without(self, row: int, tier: Tier) -> bool:
-        """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
-        floor = min(self.floors[row])
-        others = [other for other in TIERS[: floor + 1] if other is not tier]
-        return tier > floor or self._is_covered(row, tier, others)
-
-    def _is_covered(self, row: int, tier: Tier, others: Sequence[Tier]) -> bool:
-        """Whether every fragment of a block that is in `tier` is also in one of `others`."""
-        catalog, states = self.catalog, self.catalog.state[tier]
-        num_groups = catalog.namespace_of(row).num_groups
-        return any(catalog.num_resident[other][row] == num_groups for other in others) or all(
-            self._is_in_any(fragment, others)
-            for fragment in catalog.fragments(row)
-            if states[fragment] == State.RESIDENT
-        )
-
-    def _is_in_any(self, fragment: int, tiers: Sequence[Tier]) -> bool:
-        return any(self.catalog.state[tier][fragment] == State.RESIDENT for tier in tiers)
 
     def _notify(self, change: BlockChange, row: int, tier: Tier, reason: str) -> None:
         namespace_id = self.catalog.namespace_id[row]

@@ -168,17 +168,16 @@ def unkeep_run(residency: Residency, rows: Sequence[int]) -> None:
     """Undo one `keep` of each row (a row may occur more than once)."""
     catalog = residency.catalog
     keepers, (in_hbm, in_dram, in_nvme) = catalog.num_keepers, catalog.num_placed
-    below_hbm, below_dram, _ = catalog.num_children_placed
+    below_dram = catalog.num_children_placed[Tier.DRAM]
     free, nowhere = [], []
     for row in rows:
         assert keepers[row] > 0
         keepers[row] = count = keepers[row] - 1
-        if count or below_dram[row]:  # who has a child is neither a candidate nor nowhere
+        if count:
             continue
-        if in_hbm[row] or in_dram[row]:
-            if not below_hbm[row]:
-                free.append(row)
-        elif not in_nvme[row]:
+        if in_hbm[row] or (in_dram[row] and not below_dram[row]):  # who has a child there stays there
+            free.append(row)
+        elif not (in_dram[row] or in_nvme[row]):
             nowhere.append(row)
     for row in free:
         for tier in residency.evictions:

@@ -12,7 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtier.appliance.core import catalog, copies, desk, gets, leases, puts, reclaim, residency, waiting
+from kvtier.appliance.core import (
+    catalog,
+    copies,
+    desk,
+    gets,
+    leases,
+    puts,
+    reclaim,
+    residency,
+    waiting,
+)
 from kvtier.appliance.core import sessions as sessions_module
 from kvtier.appliance.core import writes as writes_module
 from kvtier.appliance.core.instructions import Publish, Retract, RetractRun
@@ -23,7 +33,17 @@ from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.slots import SlotPool
 from kvtier.v1.shm import extent_of, place_of
 
-from . import cold, daemon, memory, mutants_exits, mutants_prefetch, mutants_resizing, mutants_tenants
+from . import (
+    cold,
+    daemon,
+    memory,
+    mutants_budget,
+    mutants_exits,
+    mutants_prefetch,
+    mutants_resizing,
+    mutants_rules,
+    mutants_tenants,
+)
 from .run import run_seed
 
 Patch = tuple[Any, str, Any]
@@ -91,41 +111,6 @@ def _failure_counts_as_success() -> list[Patch]:
         finish(self, copy, [CopyOutcome(None, o.checksum or b"\1" * 16) for o in outcomes])
 
     return [(copies.Copies, "finish", optimistic)]
-
-
-def _without(column: str) -> list[Patch]:
-    """`is_candidate` that does not look at one column of the catalog."""
-    candidate = residency.Residency.is_candidate
-
-    def blind(self: Any, row: int, tier: Tier) -> bool:
-        columns = getattr(self.catalog, column)
-        is_per_tier = column != "num_keepers"
-        saved = [c[row] for c in columns] if is_per_tier else columns[row]
-        if is_per_tier:
-            for c in columns:
-                c[row] = 0
-        else:
-            columns[row] = 0
-        answer = candidate(self, row, tier)
-        if is_per_tier:
-            for c, value in zip(columns, saved, strict=True):
-                c[row] = value
-        else:
-            columns[row] = saved
-        return answer
-
-    return [(residency.Residency, "is_candidate", blind)]
-
-
-def _eviction_ignores_holds() -> list[Patch]:
-    return _without("num_holds")
-
-
-def _eviction_ignores_children() -> list[Patch]:
-    def may_leave(self: Any, row: int, tier: Tier) -> bool:
-        return bool(self.is_candidate(row, tier))
-
-    return [*_without("num_children_placed"), (residency.Residency, "may_leave", may_leave)]
 
 
 def _decoding_is_a_hint() -> list[Patch]:
@@ -415,8 +400,7 @@ MUTANTS = [
     Mutant("late hold", "a copy holds its source only when it ends, not when it is queued", _late_hold),
     Mutant("publish early", "a slot is published when it is reserved", _publish_early),
     Mutant("failure is success", "a failed copy counts as landed", _failure_counts_as_success),
-    Mutant("evict held", "eviction does not look at holds", _eviction_ignores_holds),
-    Mutant("evict parent", "eviction does not look at children", _eviction_ignores_children),
+    *(Mutant(*planted) for planted in mutants_rules.PLANTED),
     Mutant("decoding is a hint", "a decoding session keeps nothing", _decoding_is_a_hint),
     Mutant("release twice", "the end of a lease gives its holds back twice", _release_twice),
     Mutant("forced expiry", "an expired lease of a local client frees its slots", _forced_expiry),
@@ -469,6 +453,7 @@ MUTANTS = [
     Mutant("trimmed upside down", "a parent is trimmed first", mutants_prefetch.trimmed_before_its_child),
     Mutant("awaited for ever", "what left dram is awaited there", mutants_prefetch.awaited_for_ever),
     *(Mutant(*planted) for planted in mutants_resizing.PLANTED),
+    *(Mutant(*planted) for planted in mutants_budget.PLANTED),
 ]
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Reasons for which a block goes whoever is left behind.
 CONDEMNED = ("incomplete", "wrong_checksum", "wrong_identity", "no_key", "tenant erased")
+#: Reasons that say that a slower tier has all of a block.
+CLEAN = ("coldest", "trimmed before, oldest")
 Key: TypeAlias = tuple[bytes, bytes, int]  # namespace digest, prefix hash, layer group
 
 
@@ -127,6 +129,7 @@ class Oracle:
         #: Priorities that somebody ever gave a block of this name.
         self._hints: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
         self._reclaimed_now: set[tuple[int, bytes]] = set()  # gone from the cold store in this very step
+        self._num_removed_now: Counter[tuple[int, bytes]] = Counter()  # tiers it left in this step
         self.is_lossy = False  # a fault destroyed something: blocks may vanish
         self._num_steps = 0
 
@@ -157,6 +160,9 @@ class Oracle:
     def before_copies(self, event: Event, instructions: Sequence[Instruction]) -> None:
         """Nothing comes up unasked while somebody waits for the same edge."""
         notices = [one for one in instructions if isinstance(one, Notify) and is_removal(one)]
+        self._num_removed_now = Counter(
+            (one.namespace_id, name) for one in notices for name in one.prefix_hashes
+        )
         self._reclaimed_now = {
             (one.namespace_id, name) for one in notices if one.tier is Tier.NVME for name in one.prefix_hashes
         }
@@ -204,6 +210,8 @@ class Oracle:
                     self._check_decoding(notice.namespace_id, prefix_hash, notice.reason)
                 for model in self.sessions.values():  # put again it is another block
                     model.blocks.pop((notice.namespace_id, prefix_hash), None)
+            if notice.reason in CLEAN and not readable:
+                self._check_clean(notice.namespace_id, prefix_hash, notice.reason)
             if row == NO_ROW or notice.reason in CONDEMNED:
                 continue
             if notice.reason == "late layers":
@@ -213,12 +221,26 @@ class Oracle:
             if notice.reason in ("io_error", "short_transfer"):
                 continue
             for child in catalog.children(row):
-                if any(catalog.num_resident[tier][child] for tier in TIERS[: notice.tier + 1]):
+                if any(catalog.num_resident[tier][child] for tier in self._protected_tiers(row, notice.tier)):
                     what = f"left {notice.tier.label} ({notice.reason}) before its child"
                     raise Violation("parent before child", f"{prefix_hash.hex()[:8]} {what}")
                 if not readable and catalog.tier_of(child) is not None and not self._is_offline():
                     what = f"is gone ({notice.reason}), its child is not"
                     raise Violation("parent before child", f"{prefix_hash.hex()[:8]} {what}")
+
+    def _check_clean(self, namespace_id: int, prefix_hash: bytes, reason: str) -> None:
+        """A block left memory because nothing was lost by it, and can be read no more; unless what was left
+        of it went in the same step."""
+        is_last = self._num_removed_now[namespace_id, prefix_hash] == 1
+        if is_last and not self.is_lossy and not self._is_offline():
+            raise Violation("clean", f"{prefix_hash.hex()[:8]} left as {reason!r} and was nowhere else")
+
+    def _protected_tiers(self, row: int, left: Tier) -> list[Tier]:
+        """Return where nothing may continue a block that left a tier: there, and in every faster one; in hbm
+        something may, if the block is there, too, and only left dram."""
+        catalog = self._daemon.planner.catalog
+        is_hot = catalog.num_resident[Tier.HBM][row] == catalog.namespace_of(row).num_groups
+        return [tier for tier in TIERS[: left + 1] if not (tier < left is Tier.DRAM and is_hot)]
 
     def _check_trimmed(self, row: int, readable: bool) -> None:
         """Late layers of a block left dram: all of it can still be read, and no child has more than it."""

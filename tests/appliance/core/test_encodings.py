@@ -131,3 +131,31 @@ def test_the_last_blocks_of_a_chain_lose_nothing() -> None:
     }
     assert [codec_of[name] for name in chain] == [PROFILED_ID] * 3 + [HALF.codec_id] * 2
     assert rig.planner.check_integrity() == []
+
+
+class Lossy(Window):
+    """Lossy, whatever follows."""
+
+    def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
+        return 0
+
+
+def test_a_record_that_is_condemned_while_it_is_read_has_spent_the_budget_all_the_same() -> None:
+    """Two read it at once; the second one succeeds. What it brought was decoded from a lossy record."""
+    rig = Rig(dram_blocks=4, nvme_blocks=8)
+    rig.planner.desk.compress(Lossy())
+    chain = hashes("a", 1)
+    rig.put(chain)
+    rig.cool(chain)
+    call = rig.acquire(chain)
+    catalog = rig.planner.catalog
+    fragments = catalog.fragments(catalog.find(rig.namespace_id, chain[0]))
+    for fragment in fragments:
+        rig.planner.residency.condemn(fragment, Tier.NVME, "wrong_checksum")
+    rig.settle()
+    rig.release(call)
+    assert rig.where(chain[0]) == {"dram"}
+    rig.started.clear()
+    rig.cool(chain)
+    codecs = {item.label.codec_id for copy in nvme_copies(rig) for item in copy.items}
+    assert codecs == {HALF.codec_id}, "nothing is lost twice"

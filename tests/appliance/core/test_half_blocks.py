@@ -2,7 +2,7 @@
 
 from kvtier.appliance.core import events as ev
 from kvtier.tiers.base import Cause
-from kvtier.tiers.block import NamespaceIdentity, Tier
+from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 
 from .rig import CLIENT, GEOMETRY, STORED, Rig, hashes
 from .test_changes import ResizableRig
@@ -102,6 +102,67 @@ def test_a_block_leaves_hbm_when_the_rest_of_it_is_in_two_tiers() -> None:
     rig.do(ev.EvictRequested(rig.call(), Tier.HBM, 0))
     assert in_tier(rig, chain[0], Tier.HBM) == 0
     assert rig.found(chain) == 2
+
+
+def test_what_is_in_hbm_does_not_hold_its_copy_in_dram() -> None:
+    """A chain in hbm: its copies in dram leave for a put, tail first. (Simulator, seed 103038.)"""
+    rig = Rig(dram_blocks=2, nvme_blocks=0, hbm_blocks=4)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
+    rig.settle()
+    assert rig.put(hashes("new", 2)) == [STORED] * 2
+    assert [rig.where(name) for name in chain] == [{"hbm"}] * 2
+    assert rig.found(chain) == 2
+
+
+def test_a_block_does_not_leave_dram_before_a_child_that_only_the_other_one_has_in_hbm() -> None:
+    rig = Rig(dram_blocks=2, nvme_blocks=16, hbm_blocks=4)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    row = rig.planner.catalog.find(rig.namespace_id, chain[1])
+    rig.planner.loads.promote(row, Tier.HBM, Urgency.WAITING, float("inf"))
+    rig.planner.loads.start(Urgency.WAITING, float("inf"))
+    rig.tick()
+    rig.settle()
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    assert [rig.where(name) for name in chain] == [{"dram"}, {"hbm"}]
+
+
+def test_a_block_of_hbm_that_finds_little_room_below_does_not_go_in_circles() -> None:
+    """Only what nvme has not is spilled to dram; one fragment does not push the other out. (Seed 102826.)"""
+    rig = Rig(dram_blocks=1, nvme_blocks=16, hbm_blocks=2)
+    chain = hashes("a", 1)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
+    rig.settle()
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    lose_record(rig, chain[0], 1)
+    assert rig.where(chain[0]) == {"hbm"}
+    rig.started.clear()
+    assert rig.planner.pressure.shed(Tier.HBM, 1)
+    rig.tick()
+    assert [item.label.group for copy in rig.started for item in copy.items] == [1]
+    rig.settle()
+    assert rig.planner.pressure.shed(Tier.HBM, 1)
+    rig.tick()
+    assert (in_tier(rig, chain[0], Tier.HBM), rig.found(chain)) == (0, 1)
+
+
+def test_a_drain_saves_what_only_hbm_has_of_a_block() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=16, hbm_blocks=2)
+    chain = hashes("a", 1)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
+    rig.settle()
+    row = rig.planner.catalog.find(rig.namespace_id, chain[0])
+    rig.planner.residency.trim(row, Tier.DRAM, 1)
+    lose_record(rig, chain[0], 1)
+    rig.do(ev.DrainStarted(rig.call()))
+    rig.settle()
+    assert in_tier(rig, chain[0], Tier.NVME) == 2
 
 
 # ----------------------------------------------------------------------------------- trimmed blocks

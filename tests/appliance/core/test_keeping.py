@@ -127,7 +127,7 @@ def test_memory_that_is_lost_is_forgotten_at_once_and_for_good() -> None:
     rig.put(chain)
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
     rig.settle()
-    evict_all(rig)
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 1))
     assert [rig.where(block) for block in chain] == [{"hbm", "dram"}, {"hbm"}]
     rig.do(ev.TierLost(Tier.HBM, True, "test"))
     assert [rig.where(block) for block in chain] == [{"dram"}, set()]
@@ -261,7 +261,7 @@ def test_records_of_another_shape_are_given_back() -> None:
 
 
 def test_what_comes_back_at_start_beyond_a_quota_goes_from_the_end() -> None:
-    """Records that were given up lie in their segments still and are found again. (Simulator, seed 101670.)"""
+    """Records that were given up lie in their segments and are found again. (Simulator, seed 101670.)"""
     chain = hashes("a", 4)
     rig = Rig(nvme_blocks=8, quotas={"": Quota(cold_bytes=2 * GEOMETRY.block_bytes)})
     found, _ = recovered(chain, set())

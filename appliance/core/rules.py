@@ -1,0 +1,107 @@
+"""Rules: what protects a block from leaving a tier (invariants 3, 4 and 5 of the design, and pins).
+
+Questions only; the steps are in residency.py, and every step that lets a block go asks here. Nothing is
+remembered beyond the catalog, so no answer can be out of date. Each is about one block: who is to go of those
+that may is for policies to say.
+
+A tier has *something* of a block when one fragment can be read there, and blocks are asked about fragment by
+fragment: half of one may be in dram and half in the cold store (docs/decisions/0017-half-blocks.md).
+"""
+
+from collections.abc import Sequence
+
+from ...tiers.block import Tier
+from .catalog import NO_ROW, TIERS, Catalog
+from .states import State
+
+MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
+
+
+class Rules:
+    """Who may leave where. Reads the catalog; changes nothing."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.offline: set[Tier] = set()
+        #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
+        self.floors: dict[int, list[Tier]] = {}
+
+    def is_candidate(self, row: int, tier: Tier) -> bool:
+        """Whether a block may be demoted out of a tier: invariants 3 (nobody touches it), 4 (no session
+        decodes on it), the first half of 5 (no child in the same tier, nor in a faster one unless the block
+        itself is there, too), and its pins."""
+        catalog = self.catalog
+        if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
+            return False
+        if catalog.num_children_placed[tier][row]:
+            return False
+        for faster in TIERS[:tier]:
+            if catalog.num_children_placed[faster][row] and not self._stays_above(row, tier, faster):
+                return False
+        # A floor in a slower tier does not forbid the copy that takes the block there.
+        return row not in self.floors or min(self.floors[row]) > tier or self._above_floor_without(row, tier)
+
+    def may_leave(self, row: int, tier: Tier) -> bool:
+        """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
+        of invariant 5). Who is out of reach cannot be left behind: what continues a block that cannot be
+        read whole, or is in a tier that is offline."""
+        if not self.is_candidate(row, tier):
+            return False
+        if row in self.floors and not self._above_floor_without(row, tier):
+            return False
+        return (
+            self.catalog.first_child[row] == NO_ROW
+            or self.is_elsewhere(row, tier)
+            or self.catalog.tier_of(row) is None
+            or Tier.NVME in self.offline
+        )
+
+    def is_elsewhere(self, row: int, tier: Tier) -> bool:
+        """Whether every fragment of a block can also be read from another tier; not all from the same."""
+        catalog = self.catalog
+        num_groups = catalog.namespace_of(row).num_groups
+        others = [other for other in TIERS if other is not tier and other not in self.offline]
+        counts = [catalog.num_resident[other][row] for other in others]
+        if num_groups in counts or sum(counts) < num_groups:
+            return num_groups in counts
+        return all(self._is_in_any(fragment, others) for fragment in catalog.fragments(row))
+
+    def is_below(self, row: int, tier: Tier) -> bool:
+        """Whether every fragment that is in `tier` is also in a slower one: giving it up loses nothing."""
+        return self.is_covered(row, tier, self._working_below(tier))
+
+    def is_fragment_below(self, fragment: int, tier: Tier) -> bool:
+        """Whether a fragment can also be read from a tier slower than `tier`."""
+        return self._is_in_any(fragment, self._working_below(tier))
+
+    def is_covered(self, row: int, tier: Tier, others: Sequence[Tier]) -> bool:
+        """Whether every fragment of a block that is in `tier` is also in one of `others`."""
+        catalog, states = self.catalog, self.catalog.state[tier]
+        num_groups = catalog.namespace_of(row).num_groups
+        return any(catalog.num_resident[other][row] == num_groups for other in others) or all(
+            self._is_in_any(fragment, others)
+            for fragment in catalog.fragments(row)
+            if states[fragment] == State.RESIDENT
+        )
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _above_floor_without(self, row: int, tier: Tier) -> bool:
+        """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
+        floor = min(self.floors[row])
+        others = [other for other in TIERS[: floor + 1] if other is not tier]
+        return tier > floor or self.is_covered(row, tier, others)
+
+    def _stays_above(self, row: int, tier: Tier, faster: Tier) -> bool:
+        """Whether a block that leaves `tier` is still in a faster one, whole, with what continues it there.
+        Not so for the cold store: after a restart it is all there is."""
+        return (
+            tier in MEMORY_TIERS
+            and self.catalog.num_resident[faster][row] == self.catalog.namespace_of(row).num_groups
+        )
+
+    def _working_below(self, tier: Tier) -> list[Tier]:
+        return [other for other in TIERS[tier + 1 :] if other not in self.offline]
+
+    def _is_in_any(self, fragment: int, tiers: Sequence[Tier]) -> bool:
+        return any(self.catalog.state[tier][fragment] == State.RESIDENT for tier in tiers)
