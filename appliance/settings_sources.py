@@ -196,13 +196,18 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
-    """Return the model of the mapping at `path`, through optional ones and lists of them. Raises KeyError."""
-    for key in path:
+    """Return the model of the mapping at `path`, through optional ones, lists of them and mappings whose keys
+    somebody chose (tenants). Raises KeyError."""
+    keys = iter(path)
+    for key in keys:
         if isinstance(key, int):  # one of a list, whose model is known already
             continue
         annotation = _fields(model)[str(key)].annotation
         if typing.get_origin(annotation) is list:
             annotation = typing.get_args(annotation)[0]
+        elif typing.get_origin(annotation) is dict:
+            annotation = typing.get_args(annotation)[1]
+            next(keys, None)  # the name that was chosen
         found = _model_of(annotation)
         if found is None:
             raise KeyError(key)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from ...v1 import admin_pb2
@@ -52,12 +53,14 @@ def validate(file: Path, as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
 @settings_options
 @target_option
 @click.option("--running", is_flag=True, help="Ask the daemon what is in force there.")
 @click.option("--changed", "only_changed", is_flag=True, help="Leave out what is as built in.")
 @json_option
 def show(
+    file: Path | None,
     policy: Path | None,
     overrides: Sequence[str],
     target: str | None,
@@ -66,13 +69,16 @@ def show(
     as_json: bool,
 ) -> None:
     """Print every setting, its value, and where that was written: command line, variable, file and line, or
-    default. The first of these that says something is stronger than the others.
+    default. The first of these that says something is stronger than the others. FILE is the same as --policy.
 
     \b
     Example:
-      kvtier policy show --policy policy.yaml --changed
+      kvtier policy show policy.yaml --changed
       kvtier policy show --running
     """
+    source = click.get_current_context().get_parameter_source("policy")
+    if file is not None and (running or source is ParameterSource.COMMANDLINE):
+        raise click.UsageError("name one: FILE, --policy FILE or --running")
     status: admin_pb2.PolicyStatus | None = None
     if running:
         with admin(resolve(target)) as stub:
@@ -80,7 +86,7 @@ def show(
         rows: list[Row] = [(v.key, json.loads(v.json), v.source) for v in answer.values]
         status = answer.status
     else:
-        rows = list(load_traced(policy, overrides).rows())
+        rows = list(load_traced(file or policy, overrides).rows())
     rows = [row for row in rows if not only_changed or row[2] != DEFAULT]
     if as_json:
         values = {key: {"value": value, "source": source} for key, value, source in rows}

@@ -1,7 +1,10 @@
 """Settings: read from every source, checked across fields, and refused with the place and the fix."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -136,6 +139,19 @@ MALFORMED = {
     ),
     "elsewhere": ("eviction: lru", 1, "eviction", "did you mean 'policy.eviction'?"),
     "unknown top": ("\n\ncapacity: 1GiB", 3, "capacity", "allowed here: schema_version, listen, tiers"),
+    "unknown in a tenant": (
+        "tenants:\n  acme:\n    uid: [1]",
+        3,
+        "tenants.acme.uid",
+        "did you mean 'uids'?",
+    ),
+    "unknown in a quota": (
+        "tenants:\n  acme:\n    uids: [1]\n    quota: {ram: 1GiB}",
+        4,
+        "tenants.acme.quota.ram",
+        "allowed here: ",
+    ),
+    "no tenant": ("tenants:\n  acme: 7", 2, "tenants.acme", "must be a mapping with the keys uids"),
     "unknown tier": ("tiers:\n  ssd: {}", 2, "tiers.ssd", "allowed here: hbm, dram, nvme"),
     "twice": ("reflection: true\nreflection: false", 2, "", "'reflection' is written twice, first in line 1"),
     "twice deep": ("leases:\n  ttl: 1s\n  grace: 1s\n  ttl: 2s", 4, "", "'ttl' is written twice"),
@@ -277,6 +293,45 @@ def test_a_malformed_policy_is_refused_with_file_line_path_and_fix(name: str, tm
     assert problem.path == path
     assert words in problem.sentence
     assert str(caught.value) == ": ".join(filter(None, problem))
+
+
+def test_an_unknown_key_is_told_wherever_it_stands() -> None:
+    """In every mapping of the settings, those in lists and those whose names somebody chose among them."""
+    whole: dict[str, Any] = {
+        **Settings().canonical(),
+        "tiers": {"hbm": {}, "dram": {}, "nvme": {"path": "/d", "capacity": "1GiB"}},
+        "tenants": {"acme": {"uids": [1], "quota": {"dram": "1GiB"}}},
+        "access": {"tls": {"certificate": "/c", "key": "/k", "client_ca": "/a"}, "admin": {"uids": [0]}},
+        "compression": {"rules": [{"codec": "planes"}]},
+        "policy": {"tiers": {"dram": {"eviction": "lru"}}},
+    }
+    places = set(mappings(whole)) - FREE
+    assert ("tenants", "acme", "quota") in places
+    assert ("compression", "rules", 0) in places
+    for place in places:
+        changed = json.loads(json.dumps(whole))
+        here: Any = changed
+        for key in place:
+            here = here[key]
+        here["surprise"] = 1
+        with pytest.raises(SettingsError) as caught:
+            Settings.load_traced(Path("policy.yaml"), {}, text=json.dumps(changed))
+        told = [problem for problem in caught.value.problems if problem.path.endswith("surprise")]
+        assert [problem.path for problem in told] == [".".join(map(str, (*place, "surprise")))]
+        assert "unknown key; allowed here: " in told[0].sentence
+
+
+#: Mappings whose keys somebody chooses.
+FREE: set[tuple[str | int, ...]] = {("tenants",), ("policy", "tiers"), ("policy", "options")}
+
+
+def mappings(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield where in plain values there are mappings."""
+    if isinstance(value, dict):
+        yield path
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in pairs:
+        yield from mappings(below, (*path, key))
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ def test_show_names_the_source_of_every_value(policy: Path) -> None:
     assert "leases.grace" not in changed
     assert "leases.ttl" in changed
     assert "leases.ttl_max" in run("policy", "show", "--policy", str(policy)).stdout
+    named = run("policy", "show", str(policy)).stdout
+    assert named == run("policy", "show", "--policy", str(policy)).stdout
+    for other in (("--policy", str(policy)), ("--running",)):
+        twice = run("policy", "show", str(policy), *other)
+        assert (twice.exit_code, "name one" in twice.stderr) == (2, True)
 
 
 def test_diff_says_what_needs_a_restart(policy: Path, tmp_path: Path) -> None:
