@@ -8,18 +8,13 @@ dirty to the cold store, seal it, then close connections and end. A second signa
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import logging
 import os
 import secrets
-import signal
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import __version__
 from ..tiers.block import Tier
 from ..tiers.gpu.device import Device
 from ..v1.addresses import socket_path
@@ -46,24 +41,20 @@ from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
 from .policy_watch import watch
 from .profiles import read_profiles_again
-from .reload import Applied, Reload
+from .reload import Reload
 from .service import Service
 from .settings import Settings
 from .settings_origin import Loaded
 from .settings_tenants import bandwidth_shares_of
 from .sight.eyes import DRAINING, READY, Eyes
-from .sight.logs import configure
 from .sight.sight import Sight
 from .streams import PutBuffers, Streams
 
 log = logging.getLogger(__name__)
 
 LOCAL_SUFFIX = ".local"  # the local channel's socket stands beside the gRPC one
-DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
 CLOSE_GRACE_S = 1.0  # for calls in progress when everything else is done
 SWEEP_INTERVAL_S = 5.0
-EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
-_PR_SET_DUMPABLE = 4
 
 
 class Daemon:
@@ -373,69 +364,6 @@ def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
         tiers["nvme"] = {"path": str(directory), "capacity": "1GiB"}
     observe = {"http": "off"}  # many of them may be in one process
     return Settings.model_validate({"listen": [listen], "tiers": tiers, "observe": observe})
-
-
-async def serve(source: Settings | Loaded) -> int:
-    """Run a daemon until it is told to leave; return the process's exit code. Prints one line when ready."""
-    loop = asyncio.get_running_loop()
-    try:
-        daemon = await Daemon.start(source)
-    except StartError as problem:
-        print(f"kvtier: {problem}", file=sys.stderr)
-        return EXIT_CANNOT_START
-    signals: list[asyncio.Task[Drained]] = []
-
-    def on_signal() -> None:
-        if signals:
-            daemon.leaving.set()  # somebody insists
-        else:
-            signals.append(loop.create_task(daemon.drain(DRAIN_GRACE_S, leave=True)))
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    reloads: set[asyncio.Task[Applied | None]] = set()
-
-    def on_hangup() -> None:
-        reloads.add(task := loop.create_task(daemon.reload.from_file()))
-        task.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    print(f"kvtier {__version__} ready at {', '.join(daemon.grpc.addresses)}", flush=True)
-    daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
-    _tame_garbage_collector()
-    await daemon.leaving.wait()
-    for task in signals:
-        task.cancel()
-    await asyncio.gather(*signals, return_exceptions=True)
-    failed = daemon.appliance.failed.done()
-    if failed:
-        log.critical("the planner failed; ending", exc_info=daemon.appliance.failed.exception())
-    await daemon.stop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.remove_signal_handler(number)
-    log.info("ended")
-    return EXIT_FAILED if failed else 0
-
-
-def run(source: Settings | Loaded) -> int:
-    """Run the daemon as this process; return its exit code."""
-    configure((source.settings if isinstance(source, Loaded) else source).observe.log)
-    # Another process of the same user could otherwise write our memory through /proc.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    return asyncio.run(serve(source))
-
-
-def _tame_garbage_collector() -> None:
-    """Keep Python's collector away from what lives long.
-
-    The catalog's objects have no cycles, yet with the default thresholds the collector walked them every
-    second put: 0.6 of the 1.5 ms that a put of 64 blocks took. What is here now is exempt, young objects
-    are looked at in portions of a millisecond, and the oldest generation, whose walk would stop everybody,
-    is left alone.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(5_000, 50, 1_000_000)
 
 
 def _make_folder(path: Path | None, *, is_shared: bool) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvtier.appliance import daemon as daemon_module
+from kvtier.appliance import process
 from kvtier.tiers.segment_files import segment_path
 from kvtier.v1 import admin_pb2
 from kvtier.v1 import kvcache_pb2 as pb
@@ -257,7 +257,7 @@ def test_a_disk_that_is_too_small_is_refused_at_start_and_left_as_it_was(disk: P
     with pytest.raises(AssertionError, match="ended at once"):
         refused.start()
     message = refused.log.read_text()
-    assert refused.stop() == daemon_module.EXIT_CANNOT_START
+    assert refused.stop() == process.EXIT_CANNOT_START
     assert "cannot hold 64 segments of 1048576 bytes" in message
     assert "make room" in message
     assert "Traceback" not in message

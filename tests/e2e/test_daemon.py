@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from kvtier.appliance import daemon as daemon_module
+from kvtier.appliance import process
 from kvtier.appliance.core.events import DrainStarted
 from kvtier.appliance.settings import Settings
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
@@ -250,13 +251,32 @@ def test_a_signal_drains_and_the_next_life_remembers(tmp_path: Path) -> None:
         ) as second:
             assert second.stderr is not None
             message = second.stderr.read()
-            assert second.wait(20) == daemon_module.EXIT_CANNOT_START
+            assert second.wait(20) == process.EXIT_CANNOT_START
         assert "another daemon listens" in message
         assert running.stop(signal.SIGINT) == 0
         assert " ready at " in running.log.read_text()
         assert "Traceback" not in running.log.read_text()
     finally:
         running.close()
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; without one it would be killed by it."""
+    (mask,) = (
+        line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line
+    )
+    return bool(int(mask, 16) & 1 << number - 1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_while_it_starts_is_no_violent_end(tmp_path: Path, times: int) -> None:
+    command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", f"unix://{tmp_path}/k.sock"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as starting:
+        while not handles(starting.pid, signal.SIGTERM):
+            assert starting.poll() is None
+        for _ in range(times):
+            starting.send_signal(signal.SIGTERM)
+        assert starting.wait(60) == 0
 
 
 def test_a_daemon_whose_planner_failed_ends_with_its_own_code(
@@ -273,7 +293,7 @@ def test_a_daemon_whose_planner_failed_ends_with_its_own_code(
             return made[0]
 
         monkeypatch.setattr(daemon_module.Daemon, "start", remember)
-        serving = asyncio.create_task(daemon_module.serve(small_settings(tmp_path)))
+        serving = asyncio.create_task(process.serve(small_settings(tmp_path)))
         async with asyncio.timeout(20.0):
             while not made:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -286,5 +306,5 @@ def test_a_daemon_whose_planner_failed_ends_with_its_own_code(
             made[0].appliance.step(DrainStarted(1))
         return await serving
 
-    assert asyncio.run(main()) == daemon_module.EXIT_FAILED
+    assert asyncio.run(main()) == process.EXIT_FAILED
     assert "the books do not balance" in caplog.text
