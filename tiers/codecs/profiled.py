@@ -42,11 +42,29 @@ class _Segment(NamedTuple):
     end: int
 
 
+class _Run(NamedTuple):
+    """Segments of neighbouring layers and planes that one call codes, or one segment."""
+
+    coder: SegmentCoder  # any of theirs
+    first_unit: int  # a unit is a plane of a layer
+    num_units: int
+    start: int
+    end: int
+    stride: int  # between the segments of several
+
+    @property
+    def of_several(self) -> Fp8Segment:
+        """What codes several units at once."""
+        assert isinstance(self.coder, Fp8Segment)
+        return self.coder
+
+
 class _Layout(NamedTuple):
     """Where everything lies in the encoded bytes of a fragment."""
 
+    axes: tuple[int, int, int, int]  # unit, token, head, dim
     fixed: tuple[_Segment, ...]
-    runs: tuple[tuple[_Segment, ...], ...]  # the same; those of one run are coded by one call
+    runs: tuple[_Run, ...]  # the same
     varying: tuple[_Segment, ...]  # without places
     lengths_at: int
     varying_at: int
@@ -106,25 +124,19 @@ class Profiled:
         layout = self._layout(shape)
         if layout.varying_at > len(into):
             raise DoesNotFit
-        values = _values(payload, shape)
+        units = _words(payload).reshape(layout.axes)
         target = np.frombuffer(into, np.uint8)
         end = 0
         for run in layout.runs:
-            target[end : run[0].start] = 0
-            end = run[-1].end
-            place = target[run[0].start : end]
-            if len(run) > 1:
-                _joined(run).encode_units(_parts(values, shape, run), place, _stride(run))
+            if end < run.start:
+                target[end : run.start] = 0
+            end = run.end
+            if run.num_units > 1:
+                mine = units[run.first_unit : run.first_unit + run.num_units]
+                run.of_several.encode_units(mine, target[run.start : end], run.stride)
             else:
-                run[0].coder.encode(_part(values, shape, run[0]), place)
-        target[end : layout.lengths_at] = 0
-        lengths = np.zeros(len(layout.varying), np.uint32)
-        end = layout.varying_at
-        for i, segment in enumerate(layout.varying):
-            lengths[i] = segment.coder.encode(_part(values, shape, segment), target[end:])
-            end += int(lengths[i])
-        target[layout.lengths_at : layout.varying_at] = lengths.view(np.uint8)
-        return end
+                run.coder.encode(units[run.first_unit], target[run.start : end])
+        return _encode_varying(layout, units, target, end, shape) if layout.varying else end
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Decode; see Codec. Raises CodecError."""
@@ -133,24 +145,19 @@ class Profiled:
             raise CodecError(f"profiled: {len(stored)} of {layout.varying_at} bytes")
         source = np.frombuffer(stored, np.uint8)
         source.flags.writeable = False  # loops are compiled for one kind of memory, not for two
-        whole = np.frombuffer(into, np.uint8)
-        is_aligned = whole.ctypes.data % 2 == 0
-        values = (whole if is_aligned else np.empty_like(whole)).view(np.uint16).reshape(_axes(shape))
+        whole = np.frombuffer(into, np.uint16)
+        words = whole if whole.flags.aligned else np.empty(whole.size, np.uint16)
+        units = words.reshape(layout.axes)
         for run in layout.runs:
-            place = source[run[0].start : run[-1].end]
-            if len(run) > 1:
-                _joined(run).decode_units(place, _stride(run), _parts(values, shape, run))
+            if run.num_units > 1:
+                mine = units[run.first_unit : run.first_unit + run.num_units]
+                run.of_several.decode_units(source[run.start : run.end], run.stride, mine)
             else:
-                run[0].coder.decode(place, _part(values, shape, run[0]))
-        lengths = source[layout.lengths_at : layout.varying_at].copy().view(np.uint32)
-        start = layout.varying_at
-        for segment, length in zip(layout.varying, lengths.tolist(), strict=True):
-            if start + length > source.size:
-                raise CodecError("profiled: lengths beyond the end")
-            segment.coder.decode(source[start : start + length], _part(values, shape, segment))
-            start += length
-        if not is_aligned:
-            whole[:] = values.reshape(-1).view(np.uint8)
+                run.coder.decode(source[run.start : run.end], units[run.first_unit])
+        if layout.varying:
+            _decode_varying(layout, source, units, shape)
+        if words is not whole:
+            whole[:] = words
 
     def _lay_out(self, shape: Shape) -> _Layout:
         if not self.accepts(shape):
@@ -173,7 +180,9 @@ class Profiled:
         lengths_at = -(-end // 4) * 4 if varying else end
         varying_at = lengths_at + 4 * len(varying)
         total_bytes = varying_at + num_reserved
-        return _Layout(tuple(fixed), _runs(fixed, shape), tuple(varying), lengths_at, varying_at, total_bytes)
+        axes = (shape.num_layers * shape.num_planes, shape.num_tokens, shape.num_heads, shape.head_dim)
+        runs = _runs(fixed, shape)
+        return _Layout(axes, tuple(fixed), runs, tuple(varying), lengths_at, varying_at, total_bytes)
 
 
 def loosest(bounds: list[Exactness]) -> Exactness:
@@ -199,58 +208,61 @@ def coder_of(rule: Rule, profile: Profile) -> SegmentCoder:
             return segment_coder(rule, profile)
 
 
-def _axes(shape: Shape) -> tuple[int, ...]:
-    return (shape.num_layers, shape.num_planes, shape.num_tokens, shape.num_heads, shape.head_dim)
+def _words(payload: Buffer) -> NDArray[np.uint16]:
+    """Return the payload's words, which are not written to; copies when they lie askew."""
+    array = np.frombuffer(payload, np.uint16)
+    words = array if array.flags.aligned else array.copy()
+    words.flags.writeable = False
+    return words
 
 
-def _values(payload: Buffer, shape: Shape) -> NDArray[np.uint16]:
-    """Return the payload's words by their axes; copies when they lie askew."""
-    array = np.frombuffer(payload, np.uint8)
-    aligned = array if array.ctypes.data % 2 == 0 else array.copy()
-    aligned.flags.writeable = False
-    return aligned.view(np.uint16).reshape(_axes(shape))
+def _encode_varying(
+    layout: _Layout, units: NDArray[np.uint16], target: NDArray[np.uint8], fixed_end: int, shape: Shape
+) -> int:
+    """Write what has no fixed length behind what has; return where it ends. Raises DoesNotFit."""
+    target[fixed_end : layout.lengths_at] = 0
+    lengths = np.zeros(len(layout.varying), np.uint32)
+    end = layout.varying_at
+    for i, segment in enumerate(layout.varying):
+        lengths[i] = segment.coder.encode(units[_unit(segment, shape)], target[end:])
+        end += int(lengths[i])
+    target[layout.lengths_at : layout.varying_at] = lengths.view(np.uint8)
+    return end
 
 
-def _runs(fixed: list[_Segment], shape: Shape) -> tuple[tuple[_Segment, ...], ...]:
+def _decode_varying(
+    layout: _Layout, source: NDArray[np.uint8], units: NDArray[np.uint16], shape: Shape
+) -> None:
+    """Undo `_encode_varying`. Raises CodecError."""
+    lengths = source[layout.lengths_at : layout.varying_at].copy().view(np.uint32)
+    start = layout.varying_at
+    for segment, length in zip(layout.varying, lengths.tolist(), strict=True):
+        if start + length > source.size:
+            raise CodecError("profiled: lengths beyond the end")
+        segment.coder.decode(source[start : start + length], units[_unit(segment, shape)])
+        start += length
+
+
+def _runs(fixed: list[_Segment], shape: Shape) -> tuple[_Run, ...]:
     """Return the segments, those of neighbouring layers and planes together that one call may code."""
-    runs: list[list[_Segment]] = []
+    runs: list[_Run] = []
     for segment in fixed:
-        before = runs[-1][-1] if runs else None
+        unit = _unit(segment, shape)
+        before = runs[-1] if runs else None
         if (
             before is not None
             and isinstance(before.coder, Fp8Segment)
             and isinstance(segment.coder, Fp8Segment)
             and before.coder.joins(segment.coder)
-            and _unit(before, shape) + 1 == _unit(segment, shape)
+            and before.first_unit + before.num_units == unit
         ):
-            runs[-1].append(segment)
+            stride = (segment.start - before.start) // before.num_units  # they are of one length
+            num_units = before.num_units + 1
+            runs[-1] = before._replace(num_units=num_units, end=segment.end, stride=stride)
         else:
-            runs.append([segment])
-    return tuple(tuple(run) for run in runs)
-
-
-def _joined(run: tuple[_Segment, ...]) -> Fp8Segment:
-    """Return the coder of a run of several: any of theirs."""
-    assert isinstance(run[0].coder, Fp8Segment)
-    return run[0].coder
-
-
-def _stride(run: tuple[_Segment, ...]) -> int:
-    """Return the distance of the segments of a run of several; they are of one length."""
-    return run[1].start - run[0].start
+            runs.append(_Run(segment.coder, unit, 1, segment.start, segment.end, 0))
+    return tuple(runs)
 
 
 def _unit(segment: _Segment, shape: Shape) -> int:
     return (segment.rule.layer - shape.first_layer) * shape.num_planes + segment.rule.plane
-
-
-def _parts(values: NDArray[np.uint16], shape: Shape, run: tuple[_Segment, ...]) -> NDArray[np.uint16]:
-    """Return the words of a run: [layer and plane, token, head, dim]."""
-    units: NDArray[np.uint16] = values.reshape(-1, *values.shape[2:])
-    return units[_unit(run[0], shape) : _unit(run[-1], shape) + 1]
-
-
-def _part(values: NDArray[np.uint16], shape: Shape, segment: _Segment) -> NDArray[np.uint16]:
-    """Return the words of a segment's layer and plane: [token, head, dim], in one piece."""
-    part: NDArray[np.uint16] = values[segment.rule.layer - shape.first_layer, segment.rule.plane]
-    return part

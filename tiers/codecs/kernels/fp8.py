@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from .compiling import compiled
-from .floats import bfloat_of, bits_of, float_of, float_of_half, narrow, widen
+from .floats import bfloat_of, bits_of, float_of, float_of_bfloat, float_of_half, narrow
 from .fp8_vectors import LANES, largest_magnitude, write_e4m3, write_e5m2
 
 _LEAST_EXPONENT, _MOST_EXPONENT = -24, 15  # of powers of two in float16
-_LARGEST_AHEAD = 1 << 18  # bytes; beyond it lines would be gone again when they are wanted
 
 
 @compiled
@@ -32,11 +31,9 @@ def _peak(words: Any, head: Any) -> Any:
 
 @compiled
 def _scale_exponent(peak: Any, is_half: Any) -> Any:
-    """Return the least k for which a magnitude is at most 1.75 times 2^k."""
-    word, value = np.empty(1, np.uint16), np.empty(1, np.float32)
-    word[0] = peak
-    widen(word, is_half, value)
-    return np.int64((bits_of(value[0]) + np.uint32(0x1FFFFF)) >> np.uint32(23)) - 127
+    """Return the least k for which a finite magnitude is at most 1.75 times 2^k."""
+    value = float_of_half(peak) if is_half else float_of_bfloat(peak)
+    return np.int64((bits_of(value) + np.uint32(0x1FFFFF)) >> np.uint32(23)) - 127
 
 
 @compiled
@@ -91,17 +88,15 @@ def _write_halves(words: Any, head: Any, exponent: Any, mantissa_bits: Any, code
 
 
 @compiled
-def _write_bfloats(
-    words: Any, head: Any, exponent: Any, mantissa_bits: Any, codes: Any, ahead_bytes: Any
-) -> Any:
-    """Fill `codes` from one head of bfloat16 `words`, in units of 2^exponent."""
+def _write_bfloats(words: Any, head: Any, exponent: Any, mantissa_bits: Any, codes: Any, next_at: Any) -> Any:
+    """Fill `codes` from one head of bfloat16 `words`, in units of 2^exponent; `next_at` as in fp8_vectors."""
     num_tokens, num_heads, dim = words.shape
     base = np.uint16(exponent + 128 - (1 << (6 - mantissa_bits)))
     at, row_bytes, num_lines = 2 * dim * head, 2 * dim * num_heads, dim // LANES
     if mantissa_bits == 3:
-        write_e4m3(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, ahead_bytes)
+        write_e4m3(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, next_at)
     else:
-        write_e5m2(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, ahead_bytes)
+        write_e5m2(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, next_at)
     for token in range(num_tokens if dim % LANES else 0):
         for d in range(num_lines * LANES, dim):
             codes[token * dim + d] = _code_of_bfloat(words[token, head, d], base, mantissa_bits)
@@ -121,7 +116,7 @@ def _encode_unit(
     num_tokens, num_heads, dim = words.shape
     num_tiles = num_tokens // group_tokens * (end_head - first_head)
     code_bytes = (place.size - 2 * num_tiles) // num_tiles
-    ahead_bytes = min(2 * dim * num_heads * group_tokens, _LARGEST_AHEAD)
+    tile_bytes = 2 * dim * group_tokens
     largest_exponent = 8 if mantissa_bits == 3 else 15  # of the format; its fraction is 1.75
     infinity = np.uint16(0x7C00 if is_half else 0x7F80)
     for tile in range(num_tiles):
@@ -140,7 +135,8 @@ def _encode_unit(
         if is_half:
             _write_halves(mine, head, exponent, mantissa_bits, codes)
         else:
-            _write_bfloats(mine, head, exponent, mantissa_bits, codes, ahead_bytes)
+            next_at = (num_heads + head) * tile_bytes  # this tile's share of the next tokens
+            _write_bfloats(mine, head, exponent, mantissa_bits, codes, next_at)
     return True
 
 

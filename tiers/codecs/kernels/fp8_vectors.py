@@ -11,8 +11,8 @@ rounding with another shift. Widening to float32 takes twice as many vectors, an
 or a product; what it would gain is the part of a binade that the largest value does not fill, and a format
 with exponents has those to spare.
 
-The lines of the tile that comes next are asked for while this one is written: with heads side by side a tile
-is a piece of every row, which what finds neighbours by itself does not follow.
+The lines of the tokens that come next are asked for while these are written, one behind the other: with heads
+side by side a tile is a piece of every row, which what finds neighbours by itself does not follow.
 
 Rejected: a branch around the values below the smallest normal (twice as fast from the first-level cache,
 nothing from memory); the largest magnitude of the next tile in the same loop as the codes of this (slower
@@ -133,21 +133,25 @@ def _writer(mantissa_bits: int) -> Any:
         codes_at: Any,
         dim: Any,
         base: Any,
-        ahead_bytes: Any,
+        next_at: Any,
     ) -> Any:
         """Write the codes of a tile as `largest_magnitude` has it to `codes` (uint8) from byte `codes_at`,
-        rows `dim` apart; ask for what lies `ahead_bytes` behind the words. Places are not checked."""
-        del typing_context, words_at, num_rows, row_bytes, num_lines, codes_at, dim, base, ahead_bytes
+        rows `dim` apart; ask for as many lines from byte `next_at` of the words on. Places are not checked,
+        and the last need not be one."""
+        del typing_context, words_at, num_rows, row_bytes, num_lines, codes_at, dim, base, next_at
         place = types.intp
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            values, at, *sizes, target, target_at, code_row_bytes, first_exponent, ahead = arguments
+            values, at, *sizes, target, target_at, code_row_bytes, first_exponent, ahead_at = arguments
+            num_lines = sizes[2]
+            ahead = address_in(context, builder, signature.args[0], values, ahead_at)
             tile = _Rows(builder, address_in(context, builder, signature.args[0], values, at), *sizes)
             into = address_in(context, builder, signature.args[5], target, target_at)
             bases = shifted(builder, in_every_lane(builder, first_exponent, _WORDS), 7)
 
             def write_line(address: Any, row: Any, line: Any) -> None:
-                prefetch(builder, builder.gep(address, [ahead]), cache=2)
+                number = builder.add(builder.mul(row, num_lines), line)
+                prefetch(builder, builder.gep(ahead, [_times(builder, number, _LINE_BYTES)]))
                 found = _emit_code(builder, load(builder, _WORDS, address), bases, mantissa_bits)
                 begin = builder.gep(into, [builder.mul(row, code_row_bytes)])
                 store(builder, found, builder.gep(begin, [_times(builder, line, LANES)]))
