@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from .. import __version__
@@ -28,7 +28,8 @@ class Drained(NamedTuple):
 
 
 class Admin:
-    """Handlers of AdminService. `drain` is the daemon's: (grace_s, exit) -> Drained."""
+    """Handlers of AdminService. `drain` is the daemon's: (grace_s, exit) -> Drained. `codec_speeds` are those
+    of decoding, in bytes a second, by dtype and codec."""
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class Admin:
         counters: Callable[[], Counter[str]],
         sight: Sight,
         reload: Reload,
+        codec_speeds: Callable[[], Mapping[tuple[str, str], float]],
     ) -> None:
         self._service = service
         self._drain = drain
         self._counters = counters
         self._sight = sight
         self._reload = reload
+        self._codec_speeds = codec_speeds
         self._tenants = TenantAdmin(
             service.appliance, service.planner, lambda: reload.loaded.settings.tenants
         )
@@ -85,6 +88,10 @@ class Admin:
             counters={**books["counters"], **self._counters()},
             policy=self._policy_status(),
             encryption=self._encryption_status(),
+            codec_speeds=[
+                pb.CodecSpeed(codec=name, dtype=dtype, decode_bytes_per_s=speed)
+                for (dtype, name), speed in sorted(self._codec_speeds().items())
+            ],
         )
 
     def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:

@@ -158,7 +158,14 @@ class Daemon:
         self.grpc = GrpcServer(
             self.service,
             Streams(self.service, self.put_buffers),
-            Admin(self.service, self.drain, self.counters, self.sight, self.reload),
+            Admin(
+                self.service,
+                self.drain,
+                self.counters,
+                self.sight,
+                self.reload,
+                lambda: self.compressing.speeds if self.compressing else {},
+            ),
             self.events,
             self.accesses,
             self.doors,

@@ -56,6 +56,8 @@ def status(target: str | None, as_json: bool) -> None:
         screen.print(_master_keys(answer.encryption))
     if answer.edges:
         screen.print(_edges(answer))
+    if answer.codec_speeds:
+        screen.print(_codecs(answer))
     if answer.counters:
         screen.print(_counters(answer))
 
@@ -166,6 +168,16 @@ def _master_keys(encryption: admin_pb2.EncryptionStatus) -> Table:
     for key in encryption.master_keys:
         old = "still needed" if key.num_wrapped else "not needed by this store any more"
         table.add_row(key.id, "in force" if key.is_current else old, f"{key.num_wrapped:,}")
+    return table
+
+
+def _codecs(answer: admin_pb2.GetStatusResponse) -> Table:
+    table = Table(box=None, pad_edge=False, title="\ncodecs", title_justify="left", title_style="bold")
+    for name in ("codec", "of", "decodes"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "decodes" else "left")
+    for one in answer.codec_speeds:
+        speed = f"{one.decode_bytes_per_s / 1e9:.1f} GB/s" if one.decode_bytes_per_s else "not"
+        table.add_row(one.codec, one.dtype, speed)
     return table
 
 

@@ -1,8 +1,12 @@
 """Commands against a scripted daemon: text, JSON, exit codes, and who hears what."""
 
+import contextlib
 import json
+import re
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -89,6 +93,23 @@ def test_wrong_usage_is_exit_code_2_with_nothing_on_stdout(arguments: list[str],
     assert result.stderr
 
 
+def test_a_port_that_asks_for_a_certificate_is_not_called_nobody() -> None:
+    """It takes the connection, and ends it when it sees no TLS, or no certificate."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def close_each() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=close_each, daemon=True).start()
+        refused = run("status", target=address)
+        server.shutdown(socket.SHUT_RDWR)  # ends the accept
+    assert refused.exit_code == 3
+    assert "KVTIER_TLS_CERTIFICATE" in refused.stderr
+
+
 def test_requests_say_what_was_meant(scripted: ScriptedAdmin, target: str) -> None:
     run("inspect", "block", "258:5F3A9C01ff", target=target)
     run("evict", "nvme", "1.5GiB", target=target)
@@ -119,6 +140,7 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
         "counters",
         "policy",
         "encryption",
+        "codec_speeds",
     ]
     assert answer["epoch"] == 1 << 62  # a number, exact
     assert answer["draining"] is False  # present although unset on the wire
@@ -147,6 +169,7 @@ def test_status_shows_the_numbers(scripted: ScriptedAdmin, target: str) -> None:
     text = run("status", target=target).stdout
     for words in ("up 1h2m5s", "DRAINING", "2.5 GiB of 4 GiB", "63%", "dram → nvme", "2.50", "4,096 blocks"):
         assert words in text
+    assert re.search(r"exponents +bfloat16 +15\.7 GB/s\n *planes +bfloat16 +not", text)
     assert text.count("█") == BAR_CELLS // 4 + 1  # a quarter is pinned; one more in the legend
 
 

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from kvtier.appliance import daemon as daemon_module
 from kvtier.appliance import process
+from kvtier.appliance.compressing import Compressing
 from kvtier.appliance.core.events import DrainStarted
 from kvtier.appliance.settings import Settings
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
@@ -179,6 +180,26 @@ def test_a_cancelled_acquire_keeps_nothing(tmp_path: Path) -> None:
         raw.put(raw.register(heads=HEADS), chain(4), bytes(4 * BLOCK_BYTES))
         served.wait(main(over_grpc(tmp_path)))
         assert served.call(served.daemon.planner.statistics)["num_leases"] == 0
+
+
+def test_status_says_how_quick_codecs_are_when_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find out takes ten seconds of a core, once per machine: not here."""
+
+    async def main(address: str) -> list[tuple[str, str, float]]:
+        async with grpc.aio.insecure_channel(address) as channel:
+            status = await AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
+        return [(one.codec, one.dtype, one.decode_bytes_per_s) for one in status.codec_speeds]
+
+    known = {("bfloat16", "planes"): 0.0, ("bfloat16", "exponents"): 2e9}
+    with DaemonThread(small_settings(tmp_path, nvme=True)) as served:
+        assert served.wait(main(over_grpc(tmp_path))) == []
+        monkeypatch.setattr(Compressing, "speeds", property(lambda self: known))
+        assert served.wait(main(over_grpc(tmp_path))) == [
+            ("exponents", "bfloat16", 2e9),
+            ("planes", "bfloat16", 0.0),
+        ]
 
 
 def test_watchers_see_blocks_come_and_health_goes_down_with_a_drain(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ class GetStatusResponse(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     ENCRYPTION_FIELD_NUMBER: _builtins.int
+    CODEC_SPEEDS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -183,6 +184,10 @@ class GetStatusResponse(_message.Message):
     def encryption(self) -> Global___EncryptionStatus:
         """absent: nothing is encrypted at rest"""
 
+    @_builtins.property
+    def codec_speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___CodecSpeed]:
+        """of those that `auto` may choose; empty until they are known"""
+
     def __init__(
         self,
         *,
@@ -200,14 +205,43 @@ class GetStatusResponse(_message.Message):
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         policy: Global___PolicyStatus | None = ...,
         encryption: Global___EncryptionStatus | None = ...,
+        codec_speeds: _abc.Iterable[Global___CodecSpeed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class CodecSpeed(_message.Message):
+    """What one thread decodes of values like KV on this host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODEC_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    DECODE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    codec: _builtins.str
+    dtype: _builtins.str
+    decode_bytes_per_s: _builtins.float
+    """of payload; 0: it cannot"""
+    def __init__(
+        self,
+        *,
+        codec: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        decode_bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "decode_bytes_per_s", b"decode_bytes_per_s", "dtype", b"dtype"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CodecSpeed: _TypeAlias = CodecSpeed  # noqa: Y015
 
 @_typing.final
 class MasterKeyStatus(_message.Message):
