@@ -35,6 +35,7 @@ from .settings_sources import SettingsError
 log = logging.getLogger(__name__)
 
 MAX_LOGGED_CHANGES = 20
+MAX_LOGGED_LIST = 60  # characters
 
 
 class Applied(NamedTuple):
@@ -162,7 +163,8 @@ class Reload:
             for part in self.parts:
                 part(loaded.settings)
             status.generation += 1
-            self._make_memory()
+            if change.num_units:
+                self._make_memory()
         self.loaded = loaded
         status.num_applied += 1
         status.applied_at = self._appliance.clock()
@@ -234,9 +236,10 @@ class Reload:
 
 
 def brief(value: object) -> str:
-    """Return a setting in a few words for the log: a section (a tenant that comes or goes), a list in one."""
+    """Return a setting in a few words for the log; a section, such as a tenant, and a long list in one."""
     if isinstance(value, dict):
         return "given"
     if isinstance(value, list):
-        return f"{len(value)} entries"
+        text = ", ".join(map(str, value))
+        return f"[{text}]" if len(text) <= MAX_LOGGED_LIST else f"{len(value)} entries"
     return "none" if value is None else str(value)

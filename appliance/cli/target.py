@@ -14,13 +14,15 @@ import click
 import grpc
 
 from ...v1 import types_pb2
-from ...v1.addresses import check_address, default_target
+from ...v1.addresses import check_address, default_target, socket_path
 from ...v1.admin_pb2_grpc import AdminServiceStub
 from ...v1.channels import open_channel
 from . import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 
 DETAIL_KEY = "kvtier-error-bin"
 TIMEOUT_S = 5.0
+#: What gRPC says of a port that takes the connection and gives it up: for lack of TLS, or of a certificate.
+CLOSED_WORDS = ("socket closed", "reset by peer", "broken pipe", "handshake")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -90,6 +92,12 @@ def failure(error: grpc.RpcError, address: str) -> Failed:
         kind = Refused if detail.reason == "BAD_POLICY" else Failed
         return kind(f"{detail.reason}: {detail.message}")
     code, text = error.code(), error.details()
+    is_closed = any(word in (text or "").lower() for word in CLOSED_WORDS)
+    if code is grpc.StatusCode.UNAVAILABLE and is_closed and socket_path(address) is None:
+        return Unreachable(
+            f"{address} closes the connection: a daemon there asks for TLS and for a certificate of an "
+            "authority it trusts; set KVTIER_TLS_CA, KVTIER_TLS_CERTIFICATE and KVTIER_TLS_KEY"
+        )
     if code is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"no daemon at {address}; start one with `kvtier serve`, or name it with --target")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

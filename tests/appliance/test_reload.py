@@ -237,7 +237,14 @@ def test_reloads_under_load_fail_nobody_and_leak_nothing(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [({"uids": [1]}, "given"), ([1, 2], "2 entries"), (None, "none"), ("64MiB", "64MiB"), (0.9, "0.9")],
+    [
+        ({"uids": [1]}, "given"),
+        ([1, 2], "[1, 2]"),
+        (["dns:*.acme.svc"] * 5, "5 entries"),
+        (None, "none"),
+        ("64MiB", "64MiB"),
+        (0.9, "0.9"),
+    ],
 )
 def test_what_the_log_says_of_a_change(value: object, words: str) -> None:
     assert reload_module.brief(value) == words
