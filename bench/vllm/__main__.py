@@ -59,7 +59,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "without, which shows the noise",
     )
     parser.add_argument(
-        "--rounds", type=int, default=0, help="how many: of overhead 8, of ttft in memory 15, if not said"
+        "--rounds",
+        type=int,
+        default=0,
+        help="how many: of overhead 8, of ttft 15 in memory and 6 on disk, if not said",
     )
     parser.add_argument(
         "--store", action="append", choices=ttft.STORES, help="ttft: from where; default: from both in turn"
