@@ -76,8 +76,8 @@ def show(
       kvtier policy show policy.yaml --changed
       kvtier policy show --running
     """
-    source = click.get_current_context().get_parameter_source("policy")
-    if file is not None and (running or source is ParameterSource.COMMANDLINE):
+    origin = click.get_current_context().get_parameter_source("policy")
+    if file is not None and (running or origin is ParameterSource.COMMANDLINE):
         raise click.UsageError("name one: FILE, --policy FILE or --running")
     status: admin_pb2.PolicyStatus | None = None
     if running:
