@@ -111,6 +111,16 @@ def hit(num_tokens: int, *stored: int, tiers: tuple[Tier, ...] = ()) -> Answer:
     return Answer(num_tokens, stored or (num_tokens // 8,), tiers or (Tier.DRAM,) * (num_tokens // 8))
 
 
+def loading(scene: Scene, answer: Answer) -> Request:
+    """Return a request whose load has begun."""
+    one = request()
+    scene.side.arrived(one)
+    scene.asker.asked[0].answer = answer
+    scene.side.matched_tokens(one, 0)
+    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    return one
+
+
 # ------------------------------------------------------------------------------------------- promises
 
 
@@ -248,11 +258,7 @@ def test_an_aborted_early_load_makes_room_for_the_next_when_it_is_over(scene: Sc
 
 
 def test_a_failed_load_is_not_tried_again(scene: Scene) -> None:
-    one = request()
-    scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40)
-    scene.side.matched_tokens(one, 0)
-    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    one = loading(scene, hit(40))
     scene.side.loaded({"r"}, {"r"})
     assert scene.side.matched_tokens(one, 0) == MISS
     assert len(scene.asker.asked) == 1
@@ -387,11 +393,7 @@ def test_preemption_starts_anew(scene: Scene) -> None:
 
 
 def test_an_abort_during_a_load_keeps_the_lease_until_it_is_over(scene: Scene) -> None:
-    one = request()
-    scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40)
-    scene.side.matched_tokens(one, 0)
-    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    one = loading(scene, hit(40))
     scene.side.finished(one, ([],))
     assert not scene.asker.released
     scene.side.loaded({"r"}, set())
@@ -576,11 +578,7 @@ def test_what_is_left_at_the_end_is_saved_as_far_as_there_is_room(scene: Scene) 
 
 
 def test_a_request_that_ends_while_it_is_loaded_saves_nothing(scene: Scene) -> None:
-    one = request()
-    scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40, 2)
-    scene.side.matched_tokens(one, 0)
-    scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
+    one = loading(scene, hit(40, 2))
     one.num_computed_tokens = 40  # promised, not there
     scene.side.finished(one, ([1, 2, 3, 4, 5],))
     assert scene.held.blocks == []
