@@ -76,13 +76,10 @@ class Appraiser:
         else:
             if stretches.freshness[stretch] != PRICED:
                 self._reprice(np.array([stretch], np.int32))
-            ahead = max(step_of(age_s) - stretches.priced_from[stretch], 0.0)
-            step = min(ahead, NUM_PRICES - 1.001)
+            step = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
             first = int(step)
             early, late = stretches.prices[stretch, first : first + 2].tolist()
             price = early + (step - first) * (late - early)
-            if ahead > NUM_PRICES - 1:  # as in _prices_at
-                price *= 2.0 ** ((NUM_PRICES - 1 - ahead) / (2 * STEPS_PER_BIN))
         price *= stretches.share[stretch]
         back_at, said_at = stretches.back_at[stretch], stretches.said_at[stretch]
         if back_at < math.inf:
@@ -112,8 +109,9 @@ class Appraiser:
     def _refresh(self, stretches_of: I32, steps: F64, share: F64) -> None:
         """Make the prices that were never made, and of those that are out of date as many as one call may.
 
-        Where there are more, those come first that are cheapest by what is known of them: who is dear does
-        not leave now, whatever its price is exactly. The others get cheaper with age until it is their turn.
+        Where there are more, those come first that are cheapest by what is known of them, and who is overdue:
+        a price that is not looked at counts for half of itself with every step of age, because some fall as
+        steeply (a tool call that has not returned). The others stay what they were until it is their turn.
         """
         freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
         due = np.flatnonzero(freshness != PRICED)
@@ -121,25 +119,27 @@ class Appraiser:
             is_unpriced = freshness[due] == UNPRICED
             number = max(MAX_REPRICED, int(is_unpriced.sum()))
             if number < len(due):
-                known = self._prices_at(stretches_of[due], steps[due]) * share[due]
+                candidates, steps = stretches_of[due], steps[due]
+                overdue = np.maximum(self._ahead(candidates, steps) - (NUM_PRICES - 1), 0.0)
+                known = self._prices_at(candidates, steps) * share[due] * np.exp2(-overdue)
                 known[is_unpriced] = -math.inf
                 due = due[np.argpartition(known, number)[:number]]
         if len(due):
             self._reprice(stretches_of[due])  # twice where two rows are of one stretch, which is rare
 
     def _prices_at(self, stretches_of: I32, steps: F64) -> F64:
-        """Return what the prices that were made say of these steps of age. Beyond them a price falls as that
-        by age does: to a half at twice the age."""
-        stretches = self._stretches
-        ahead = steps - np.frombuffer(stretches.priced_from, np.int8)[stretches_of]
-        beyond = np.maximum(ahead - (NUM_PRICES - 1), 0.0)
+        """Return what the prices that were made say of these steps of age, the last one beyond them."""
+        ahead = self._ahead(stretches_of, steps)
         np.minimum(np.maximum(ahead, 0.0, out=ahead), NUM_PRICES - 1.001, out=ahead)
         whole = ahead.astype(np.int32)
-        first, flat = whole + NUM_PRICES * stretches_of, stretches.prices.ravel()
+        first, flat = whole + NUM_PRICES * stretches_of, self._stretches.prices.ravel()
         early, late = flat[first], flat[first + 1]
         prices: F64 = early + (ahead - whole) * (late - early)
-        prices *= np.exp2(beyond / (-2 * STEPS_PER_BIN))
         return prices
+
+    def _ahead(self, stretches_of: I32, steps: F64) -> F64:
+        """Return how far steps of age are behind those of the first prices."""
+        return steps - np.frombuffer(self._stretches.priced_from, np.int8)[stretches_of]
 
     def prices_of_new(self, visit: Visit, parts: Sequence[tuple[int, Past]]) -> F64:
         """Return the price that blocks of each (kind, past) would have if they joined a visit now."""

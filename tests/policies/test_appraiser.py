@@ -64,12 +64,17 @@ def test_the_cheapest_are_priced_anew_and_the_others_in_their_turn(
     assert appraiser.prices(numbers, now) == pytest.approx(exact, rel=1e-5)
 
 
-def test_who_waits_gets_cheaper_with_age(outdated: tuple[Stretches, Appraiser, I32]) -> None:
-    _, appraiser, numbers = outdated
-    young = numbers[:1]
-    waiting = [appraiser._prices_at(young, np.array([steps]))[0] for steps in (20.0, 24.0, 28.0)]
-    assert waiting[1] == pytest.approx(waiting[0] / 2)
-    assert waiting[2] == pytest.approx(waiting[0] / 4)
+def test_who_was_dear_and_is_long_overdue_is_looked_at(outdated: tuple[Stretches, Appraiser, I32]) -> None:
+    """A return that did not come: its price was high, and nobody knows yet that it fell."""
+    stretches, appraiser, numbers = outdated
+    overdue, young = numbers[10], numbers[0]
+    stretches.prices[[overdue, young]] = 1.0
+    stretches.used_at[overdue] = -100 * LATE_S
+    appraiser.prices(numbers, 5 * LATE_S)
+    fresh = is_fresh(stretches, numbers)
+    assert fresh.sum() == MAX_REPRICED
+    assert fresh[10]
+    assert not fresh[0]
 
 
 def test_who_was_described_anew_is_priced_at_once(outdated: tuple[Stretches, Appraiser, I32]) -> None:
