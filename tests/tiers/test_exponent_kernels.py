@@ -12,6 +12,7 @@ pytest.importorskip("numba")
 from kvtier.tiers.codecs.kernels import exponents as loops
 from kvtier.tiers.codecs.kernels.compiling import compiled
 from kvtier.tiers.codecs.kernels.exponent_vectors import NOT_DONE, pack_block, unpack_block
+from kvtier.tiers.codecs.kernels.window_vectors import NUM_WINDOWS
 
 TOP = np.uint8(130)
 SLACK = 64  # bytes behind a list that vectors may touch
@@ -122,7 +123,7 @@ def test_the_window_near_the_largest_exponent_is_nearly_the_best(num_values: int
         floats = (rng.standard_normal(num_values) * scale).astype(np.float32)
         floats[rng.integers(0, max(num_values, 1), num_outliers if num_values else 0)] = 3e38
         values = (floats.view(np.uint32) >> 16).astype(np.uint16)
-        scratch = np.empty(loops.NUM_WINDOWS, np.int64), np.empty((4, 264), np.uint16)
+        scratch = np.empty(NUM_WINDOWS, np.int64), np.empty((4, 264), np.uint16)
         top = int(loops._find_top(values, *scratch))
         exponents = (values >> 7) & 0xFF
         if num_values:

@@ -33,6 +33,7 @@ from .vector_ir import (
     address_in,
     all_lanes,
     in_every_lane,
+    instruction,
     load,
     masked,
     prefetch,
@@ -106,9 +107,8 @@ class _Marks:
 
     def move(self, builder: Any, name: str, row: int, value: Any) -> Any:
         """Compress or expand the bytes of one mask."""
-        kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES, _MASK])
-        function = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.{name}.v64i8", (), kind)
-        return builder.call(function, [value, all_lanes(_BYTES, 0), self.masks[row]])
+        arguments = [value, all_lanes(_BYTES, 0), self.masks[row]]
+        return instruction(builder, f"x86.avx512.mask.{name}.v64i8", _BYTES, arguments)
 
     def pointer(self, builder: Any, exceptions: Any, row: int) -> Any:
         """Where the exceptions of one mask stand in the list."""

@@ -1,9 +1,14 @@
 """The loops of fp8: tiles with a scale each, e4m3 and e5m2 (OCP 8-bit floating point).
 
-The scale is the smallest power of two, as float16, that brings a tile's largest magnitude within the format.
-It moves exponents and nothing else, so a value is rounded once, and bfloat16 needs no arithmetic of floats:
+The scale is a power of two, as float16, that brings a tile's largest magnitude within the format. It moves
+exponents and nothing else, so a value is rounded once, and bfloat16 needs no arithmetic of floats:
 fp8_vectors.py does whole lines of 32 values, the loops here what is left of a row, and float16. A decoder
 takes any scale: records before had one for each largest value.
+
+The largest magnitude is known when all values have been seen, and the scale is wanted before. Looking at them
+twice was as much as a fourth of the time. So the scale of bfloat16 is guessed from every eighth token, with
+room for twice as much, which costs nothing but a bit below a 2^13th of the largest value; where even that is
+not enough, the tile is written again.
 """
 
 from typing import Any
@@ -18,22 +23,33 @@ _LEAST_EXPONENT, _MOST_EXPONENT = -24, 15  # of powers of two in float16
 
 
 @compiled
-def _peak(words: Any, head: Any) -> Any:
-    """Return the largest magnitude of one head, as a word."""
+def _peak(words: Any, head: Any, step: Any) -> Any:
+    """Return the largest magnitude of every so many tokens of one head, as a word. Of whole lines, if tokens
+    are left out."""
     num_tokens, num_heads, dim = words.shape
-    num_lines = dim // LANES
-    highest = largest_magnitude(words, 2 * dim * head, num_tokens, 2 * dim * num_heads, num_lines)
+    num_rows, row_bytes = (num_tokens + step - 1) // step, 2 * dim * num_heads * step
+    highest = largest_magnitude(words, 2 * dim * head, num_rows, row_bytes, dim // LANES)
+    return max(highest, _peak_of_rests(words, head)) if step == 1 else highest
+
+
+@compiled
+def _peak_of_rests(words: Any, head: Any) -> Any:
+    """Return the largest magnitude of what is left of the rows of one head behind their lines."""
+    num_tokens, _, dim = words.shape
+    highest = np.uint16(0)
     for token in range(num_tokens if dim % LANES else 0):
-        for d in range(num_lines * LANES, dim):
+        for d in range(dim // LANES * LANES, dim):
             highest = max(highest, np.uint16(words[token, head, d] & np.uint16(0x7FFF)))
     return highest
 
 
 @compiled
-def _scale_exponent(peak: Any, is_half: Any) -> Any:
-    """Return the least k for which a finite magnitude is at most 1.75 times 2^k."""
+def _scale_exponent(peak: Any, mantissa_bits: Any, is_half: Any) -> Any:
+    """Return the least exponent of a scale that brings a finite magnitude within the format: up to 1.75 times
+    2^8, or 2^15."""
     value = float_of_half(peak) if is_half else float_of_bfloat(peak)
-    return np.int64((bits_of(value) + np.uint32(0x1FFFFF)) >> np.uint32(23)) - 127
+    exponent = np.int64((bits_of(value) + np.uint32(0x1FFFFF)) >> np.uint32(23)) - 127
+    return max(exponent - (8 if mantissa_bits == 3 else 15), _LEAST_EXPONENT)
 
 
 @compiled
@@ -89,17 +105,42 @@ def _write_halves(words: Any, head: Any, exponent: Any, mantissa_bits: Any, code
 
 @compiled
 def _write_bfloats(words: Any, head: Any, exponent: Any, mantissa_bits: Any, codes: Any, next_at: Any) -> Any:
-    """Fill `codes` from one head of bfloat16 `words`, in units of 2^exponent; `next_at` as in fp8_vectors."""
+    """Fill `codes` from one head of bfloat16 `words`, in units of 2^exponent; return the largest magnitude,
+    for which that may be too small: then they are nonsense. `next_at` as in fp8_vectors.py."""
     num_tokens, num_heads, dim = words.shape
     base = np.uint16(exponent + 128 - (1 << (6 - mantissa_bits)))
     at, row_bytes, num_lines = 2 * dim * head, 2 * dim * num_heads, dim // LANES
     if mantissa_bits == 3:
-        write_e4m3(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, next_at)
+        peak = write_e4m3(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, next_at)
     else:
-        write_e5m2(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, next_at)
+        peak = write_e5m2(words, at, num_tokens, row_bytes, num_lines, codes, 0, dim, base, next_at)
     for token in range(num_tokens if dim % LANES else 0):
         for d in range(num_lines * LANES, dim):
             codes[token * dim + d] = _code_of_bfloat(words[token, head, d], base, mantissa_bits)
+    return max(peak, _peak_of_rests(words, head))
+
+
+@compiled
+def _encode_tile(words: Any, head: Any, mantissa_bits: Any, is_half: Any, codes: Any, next_at: Any) -> Any:
+    """Fill `codes` from one head of `words`; return its scale, infinity where there is none."""
+    infinity = np.uint16(0x7C00)
+    if is_half:
+        peak = _peak(words, head, 1)
+        exponent = _scale_exponent(peak, mantissa_bits, True)
+        if peak >= infinity or exponent > _MOST_EXPONENT:
+            return infinity
+        _write_halves(words, head, exponent, mantissa_bits, codes)
+    else:
+        some = _peak(words, head, max(2, min(8, words.shape[0] // 8)))
+        exponent = min(_scale_exponent(some, mantissa_bits, False) + 1, _MOST_EXPONENT)
+        peak = _write_bfloats(words, head, exponent, mantissa_bits, codes, next_at)
+        needed = _scale_exponent(peak, mantissa_bits, False)
+        if needed > _MOST_EXPONENT:  # not finite is more, too
+            return infinity
+        if needed > exponent:
+            exponent = needed
+            _write_bfloats(words, head, exponent, mantissa_bits, codes, next_at)
+    return _power_of_two(exponent) if peak else np.uint16(0)
 
 
 @compiled
@@ -117,26 +158,18 @@ def _encode_unit(
     num_tiles = num_tokens // group_tokens * (end_head - first_head)
     code_bytes = (place.size - 2 * num_tiles) // num_tiles
     tile_bytes = 2 * dim * group_tokens
-    largest_exponent = 8 if mantissa_bits == 3 else 15  # of the format; its fraction is 1.75
-    infinity = np.uint16(0x7C00 if is_half else 0x7F80)
     for tile in range(num_tiles):
         group, head = divmod(tile, end_head - first_head)
         head += first_head
         mine = words[group * group_tokens : (group + 1) * group_tokens]
-        peak = _peak(mine, head)
-        exponent = max(_scale_exponent(peak, is_half) - largest_exponent, _LEAST_EXPONENT)
-        if peak >= infinity or exponent > _MOST_EXPONENT:
-            return False
-        scale = _power_of_two(exponent) if peak else np.uint16(0)
-        place[2 * tile] = np.uint8(scale & np.uint16(0xFF))
-        place[2 * tile + 1] = np.uint8(scale >> np.uint16(8))
         codes = place[2 * num_tiles + tile * code_bytes : 2 * num_tiles + (tile + 1) * code_bytes]
         codes[group_tokens * dim :] = 0
-        if is_half:
-            _write_halves(mine, head, exponent, mantissa_bits, codes)
-        else:
-            next_at = (num_heads + head) * tile_bytes  # this tile's share of the next tokens
-            _write_bfloats(mine, head, exponent, mantissa_bits, codes, next_at)
+        next_at = (num_heads + head) * tile_bytes  # this tile's share of the next tokens
+        scale = _encode_tile(mine, head, mantissa_bits, is_half, codes, next_at)
+        if scale >= np.uint16(0x7C00):
+            return False
+        place[2 * tile] = np.uint8(scale & np.uint16(0xFF))
+        place[2 * tile + 1] = np.uint8(scale >> np.uint16(8))
     return True
 
 

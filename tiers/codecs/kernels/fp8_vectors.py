@@ -14,6 +14,9 @@ with exponents has those to spare.
 The lines of the tokens that come next are asked for while these are written, one behind the other: with heads
 side by side a tile is a piece of every row, which what finds neighbours by itself does not follow.
 
+What is larger than a scale allows shows in the largest magnitude, which is found on the way: so a scale may
+be guessed (fp8.py).
+
 Rejected: a branch around the values below the smallest normal (twice as fast from the first-level cache,
 nothing from memory); the largest magnitude of the next tile in the same loop as the codes of this (slower
 from memory).
@@ -70,6 +73,23 @@ class _Rows:
                 body(address, row.index, line.index)
 
 
+class _Most:
+    """The largest magnitude among vectors of words."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._most = cgutils.alloca_once_value(builder, all_lanes(_WORDS, 0))
+        builder.store(all_lanes(_WORDS, 0), self._most)  # again where this is in a loop
+
+    def take(self, words: Any) -> None:
+        magnitudes = masked(self._builder, words, _MAGNITUDE)
+        before = self._builder.load(self._most)
+        self._builder.store(lane_by_lane(self._builder, "umax", magnitudes, before), self._most)
+
+    def value(self) -> Any:
+        return largest_lane(self._builder, self._builder.load(self._most))
+
+
 def _times(builder: Any, value: Any, factor: int) -> Any:
     return builder.mul(value, ir.Constant(WORD64, factor))
 
@@ -104,16 +124,9 @@ def largest_magnitude(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, at, *sizes = arguments
         tile = _Rows(builder, address_in(context, builder, signature.args[0], values, at), *sizes)
-        most = cgutils.alloca_once_value(builder, all_lanes(_WORDS, 0))
-        builder.store(all_lanes(_WORDS, 0), most)
-
-        def raise_most(address: Any, row: Any, line: Any) -> None:
-            del row, line
-            magnitudes = masked(builder, load(builder, _WORDS, address), _MAGNITUDE)
-            builder.store(lane_by_lane(builder, "umax", magnitudes, builder.load(most)), most)
-
-        tile.each(raise_most)
-        return largest_lane(builder, builder.load(most))
+        most = _Most(builder)
+        tile.each(lambda address, row, line: most.take(load(builder, _WORDS, address)))
+        return most.value()
 
     return types.uint16(words, place, place, place, place), generate
 
@@ -136,8 +149,9 @@ def _writer(mantissa_bits: int) -> Any:
         next_at: Any,
     ) -> Any:
         """Write the codes of a tile as `largest_magnitude` has it to `codes` (uint8) from byte `codes_at`,
-        rows `dim` apart; ask for as many lines from byte `next_at` of the words on. Places are not checked,
-        and the last need not be one."""
+        rows `dim` apart, and return that largest magnitude: whatever is larger than the format's largest
+        value has been written as nonsense. Ask for as many lines from byte `next_at` of the words on. Places
+        are not checked, and the last need not be one."""
         del typing_context, words_at, num_rows, row_bytes, num_lines, codes_at, dim, base, next_at
         place = types.intp
 
@@ -148,19 +162,22 @@ def _writer(mantissa_bits: int) -> Any:
             tile = _Rows(builder, address_in(context, builder, signature.args[0], values, at), *sizes)
             into = address_in(context, builder, signature.args[5], target, target_at)
             bases = shifted(builder, in_every_lane(builder, first_exponent, _WORDS), 7)
+            most = _Most(builder)
 
             def write_line(address: Any, row: Any, line: Any) -> None:
                 number = builder.add(builder.mul(row, num_lines), line)
                 prefetch(builder, builder.gep(ahead, [_times(builder, number, _LINE_BYTES)]))
-                found = _emit_code(builder, load(builder, _WORDS, address), bases, mantissa_bits)
+                loaded = load(builder, _WORDS, address)
+                most.take(loaded)
+                found = _emit_code(builder, loaded, bases, mantissa_bits)
                 begin = builder.gep(into, [builder.mul(row, code_row_bytes)])
                 store(builder, found, builder.gep(begin, [_times(builder, line, LANES)]))
 
             tile.each(write_line)
-            return context.get_dummy_value()
+            return most.value()
 
         sizes = (place, place, place, place)
-        return types.void(words, *sizes, codes, place, place, types.uint16, place), generate
+        return types.uint16(words, *sizes, codes, place, place, types.uint16, place), generate
 
     return write
 

@@ -47,26 +47,28 @@ def store(builder: Any, value: Any, address: Any, offset: int = 0) -> None:
 
 def prefetch(builder: Any, address: Any, offset: int = 0, *, is_write: bool = False, cache: int = 1) -> None:
     """Ask for a line of memory, into this cache of a core. Wherever it points, only time is at stake."""
-    kind = ir.FunctionType(ir.VoidType(), [address.type, WORD32, WORD32, WORD32])
-    function = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
     options = [ir.Constant(WORD32, option) for option in (int(is_write), 4 - cache, _DATA)]
-    builder.call(function, [_behind(builder, address, offset), *options])
+    instruction(builder, "prefetch.p0", ir.VoidType(), [_behind(builder, address, offset), *options])
+
+
+def instruction(builder: Any, name: str, kind: Any, arguments: list[Any]) -> Any:
+    """Return what one of LLVM's intrinsics, named without `llvm.`, makes of its arguments."""
+    function_kind = ir.FunctionType(kind, [argument.type for argument in arguments])
+    function = builder.module.declare_intrinsic(f"llvm.{name}", (), function_kind)
+    return builder.call(function, arguments)
 
 
 def lane_by_lane(builder: Any, name: str, one: Any, other: Any) -> Any:
     """Return `umax`, `smin` or the like of two vectors of integers."""
     kind = one.type
-    whole_name = f"llvm.{name}.v{kind.count}i{kind.element.width}"
-    function = builder.module.declare_intrinsic(whole_name, (), ir.FunctionType(kind, [kind, kind]))
-    return builder.call(function, [one, other])
+    return instruction(builder, f"{name}.v{kind.count}i{kind.element.width}", kind, [one, other])
 
 
 def largest_lane(builder: Any, value: Any) -> Any:
     """Return the largest of a vector's unsigned integers."""
     kind = value.type
-    name = f"llvm.vector.reduce.umax.v{kind.count}i{kind.element.width}"
-    function = builder.module.declare_intrinsic(name, (), ir.FunctionType(kind.element, [kind]))
-    return builder.call(function, [value])
+    name = f"vector.reduce.umax.v{kind.count}i{kind.element.width}"
+    return instruction(builder, name, kind.element, [value])
 
 
 def shuffle(builder: Any, first: Any, second: Any, places: list[int]) -> Any:
