@@ -21,6 +21,7 @@ from .daemon import Daemon
 from .erasing import Erasing
 from .oracle import Contents
 from .tenants import Tenants
+from .wear import wear
 from .world import Violation, World
 
 #: No honest seed needs more; a livelock does.
@@ -56,6 +57,7 @@ class Run:
         self.world = World(seed, trace)
         self.config: Config = draw(self.world.rng, verify, num_operations)
         self.config.audit_every = audit_every or self.config.audit_every
+        wear(seed, self.config, is_short=num_operations > 0)
         self.tenants = Tenants(seed, self.config)
         self.contents = Contents()
         self.cold = VirtualColdStore(self.world, self.contents, self.config.num_segments, self.config.rates)
