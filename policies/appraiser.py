@@ -21,12 +21,14 @@ from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, b
 from .hazard import Hazards, Observations
 from .stretches import I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
 from .visits import (
+    GAPS_ON_LINE,
+    LINES,
     NUM_FEATURES,
     NUM_GAPS,
     NUM_KINDS,
-    NUM_VALUES,
     PRIVATE,
     PUBLIC,
+    SIZES,
     Past,
     Visit,
     features_of,
@@ -60,7 +62,7 @@ class Appraiser:
 
     def __init__(self, stretches: Stretches) -> None:
         self._stretches = stretches
-        self._hazards = Hazards(NUM_KINDS, NUM_VALUES, NUM_GAPS)
+        self._hazards = Hazards(NUM_KINDS, SIZES, NUM_GAPS, LINES, GAPS_ON_LINE)
         self._seen = Observations()
         #: Serial numbers of stretches and the stretches, one after the other: no tuples, as in ghosts.py.
         self._agenda: list[deque[int]] = [deque() for _ in range(NUM_BINS)]
@@ -147,7 +149,7 @@ class Appraiser:
             return np.full(len(parts), _price_by_age(0.0))
         kinds = [kind for kind, _ in parts]
         features = [features_of(visit, kind, past.num_uses, past.age_s) for kind, past in parts]
-        gap_bins = [gap_bins_of(visit, kind, past.mean_log_gap) for kind, past in parts]
+        gap_bins = [gap_bins_of(visit, kind, past.num_uses, past.known_s) for kind, past in parts]
         hazards = self._hazards.hazards(np.array(kinds), np.array(features), np.array(gap_bins))
         return index_at(hazards, np.zeros((len(parts), 1), np.int64))[:, 0]
 
@@ -182,11 +184,11 @@ class Appraiser:
         """Set the features of all stretches of a visit, after anything about it changed."""
         stretches = self._stretches
         for stretch in visit.stretches:
-            kind = stretches.kind[stretch]
+            kind, num_uses = stretches.kind[stretch], stretches.num_uses[stretch]
             stretches.describe(
                 stretch,
-                array("h", features_of(visit, kind, stretches.num_uses[stretch], stretches.age_s[stretch])),
-                array("h", gap_bins_of(visit, kind, stretches.mean_log_gap[stretch])),
+                array("h", features_of(visit, kind, num_uses, stretches.age_s[stretch])),
+                array("h", gap_bins_of(visit, kind, num_uses, stretches.known_s[stretch])),
             )
             if kind < PUBLIC:  # what a session says holds for its own blocks
                 stretches.share[stretch] = ENDED_FACTOR if visit.is_over else 1.0

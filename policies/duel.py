@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 #: Names in the sample's room are this many at most, about; with fewer blocks, every name is in the sample.
 MAX_SAMPLE = 2048
-MARGIN = 0.02  # of the names asked for
+MARGIN = 0.01  # of the names asked for
 #: Names that do not count as lost: a few chains found or not by chance.
 SLACK = 32
 #: Sums halve when the names asked for are this many times those in the sample's room.

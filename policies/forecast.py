@@ -30,8 +30,6 @@ from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
 NAME = "forecast"
 MAX_GHOSTS = 131_072  # about 30 MB
 MAX_SESSIONS = 65_536
-#: Weight of the last gap in a shared block's running mean of logarithms.
-OWN_GAP_WEIGHT = 0.3
 #: Weight of the newest answer in the running mean of their lengths.
 USUAL_WEIGHT = 0.01
 #: Longest answer that is believed of a dump: no model decodes 2**30 tokens.
@@ -330,21 +328,19 @@ class Forecast(Observer):
         """Return the past of a stretch's blocks, which are used now."""
         stretches = self._stretches
         if stretch == UNKNOWN:
-            return Past(0, 1, -1.0, math.nan)
+            return Past(0, 1, -1.0, 0.0)
         age_s = now - stretches.used_at[stretch]
         num_forks = stretches.num_forks[stretch]
         visit = stretches.visit[stretch]
         if visit is not None and not visit.turn and stretches.kind[stretch] >= PRIVATE:
             num_forks += 1  # the visit it had was a fork itself
-        log_gap = math.log2(max(age_s, 0.01))
-        mean = stretches.mean_log_gap[stretch]
-        mean = log_gap if mean != mean else mean + OWN_GAP_WEIGHT * (log_gap - mean)
-        return Past(num_forks, stretches.num_uses[stretch] + 1, age_s, mean)
+        known_s = stretches.known_s[stretch] + age_s
+        return Past(num_forks, stretches.num_uses[stretch] + 1, age_s, known_s)
 
     def _open(self, visit: Visit, kind: int, past: Past = NO_PAST) -> int:
         stretches = self._stretches
         stretch = stretches.open(
-            visit, visit.used_at, kind, past.num_forks, past.num_uses, past.age_s, past.mean_log_gap
+            visit, visit.used_at, kind, past.num_forks, past.num_uses, past.age_s, past.known_s
         )
         visit.stretches.append(stretch)
         self._appraiser.watch(stretch)

@@ -11,13 +11,25 @@ geometric bin makes the price fall with age alone: before anything is learned, t
 nothing. Each is a Newton step per batch on the Poisson likelihood, damped by PRIOR_PRECISION. Some features
 are an age relative to an earlier gap of the same session, so that "about as long as last time" is one value.
 
+Two things make that quick where there is much to learn, and quiet where there is nothing:
+
+- A feature has a *trust*, a factor of all its effects. It grows while they foretell what the next batch
+  brings, and falls while they do not: noise of one batch points the wrong way in the next as often as not.
+- The values of some features are numbers (uses; age over mean gap, both logarithms). These have a *slope* as
+  well, which all values learn together: with ten observations one knows whether what was used more often is
+  used again sooner, with a hundred how much sooner after the third use than after the second.
+
+Both cost nothing when a price is made: they are folded into the effects that it reads (`_told`).
+
 Sources: Cox, J. R. Stat. Soc. B 34 (1972); Breslow's estimate of the base, same volume; Kaplan and Meier,
 J. Am. Stat. Assoc. 53 (1958). Rejected: a logistic model by AdaGrad (its learning rate is a parameter, and
 bins where nothing ever happens unlearn the prior too slowly); tables per combination of features (too many
-for the first minutes, and these decide); anything trained beforehand.
+for the first minutes, and these decide); means of earlier effects (Polyak), longer steps, learning from old
+observations again (each gains where much is to be learned and loses as much elsewhere); anything trained
+beforehand.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +49,16 @@ MAX_HAZARD = 0.95
 #: Weights at which counts halve: habits change, and the tables follow.
 MAX_AT_RISK = 20_000.0
 MAX_PRECISION = 2_000.0
+#: Trust: its limit, how much evidence it takes to doubt it, and the most that counts.
+MAX_TRUST = 1.5
+TRUST_PRECISION = 20.0
+MAX_TRUST_PRECISION = 300.0
+#: Doublings to either side of a gap that differ on its line.
+MAX_DOUBLINGS = 4.0
 #: Share of a bin's two neighbours in its counts, each: hazards are smooth in age.
 NEIGHBOUR = 0.5
 NUM_OFFSETS = 64  # values of an age relative to a gap
-FORMAT = 1  # of a dump; another one whenever a kind, a feature or a bin means something else
+FORMAT = 2  # of a dump; another one whenever a kind, a feature or a bin means something else
 MAX_LOADED = 1e9  # no number that was learned is larger
 
 #: Value of an age bin relative to a gap: [1 + bin of the gap, bin of the age]. Row 0: there is no gap.
@@ -85,14 +103,39 @@ class Observations:
 class Hazards:
     """Learns and tells hazards. Kinds and feature values are small numbers; feature value 0: no effect."""
 
-    def __init__(self, num_kinds: int, num_values: int, num_gaps: int) -> None:
-        """`num_values`: of all features together; each feature has its own range of numbers.
-        `num_gaps`: earlier gaps that an age is compared with."""
+    def __init__(
+        self,
+        num_kinds: int,
+        sizes: Sequence[int],
+        num_gaps: int,
+        lines: Mapping[int, Sequence[float]] | None = None,
+        gaps_on_line: Collection[int] = (),
+    ) -> None:
+        """`sizes`: how many values each feature has; they are numbered in one go.
+        `num_gaps`: earlier gaps that an age is compared with.
+        `lines`: where the values lie of each feature that has a slope; `gaps_on_line`: gaps that have one."""
+        num_values = sum(sizes)
         self._gap_starts = num_values + NUM_OFFSETS * np.arange(num_gaps)
         self._used = np.zeros((num_kinds, NUM_BINS))
         self._at_risk = np.zeros((num_kinds, NUM_BINS))
-        self._effects = np.zeros(num_values + num_gaps * NUM_OFFSETS)
-        self._precision = np.ones(len(self._effects))
+        self._feature_of: I64 = np.repeat(
+            np.arange(len(sizes) + num_gaps), [*sizes, *[NUM_OFFSETS] * num_gaps]
+        )
+        num_effects, num_features = len(self._feature_of), len(sizes) + num_gaps
+        self._effects = np.zeros(num_effects)
+        self._precision = np.ones(num_effects)
+        self._trust = np.ones(num_features)
+        self._trust_precision = np.zeros(num_features)
+        self._line = np.zeros(num_effects)  # where each value lies; 0 where it has no line
+        for feature, places in (lines or {}).items():
+            self._line[self._feature_of == feature] = places
+        for gap in gaps_on_line:
+            start = num_values + NUM_OFFSETS * gap
+            doublings = (np.arange(1, NUM_OFFSETS) - NUM_OFFSETS // 2) / 2
+            self._line[start + 1 : start + NUM_OFFSETS] = np.clip(doublings, -MAX_DOUBLINGS, MAX_DOUBLINGS)
+        self._slopes = np.zeros(num_features)
+        self._slope_precision = np.zeros(num_features)
+        self._told = np.zeros(num_effects)  # effects as prices see them
         self._base: F64 = np.full((num_kinds, NUM_BINS), PRIOR_HAZARD)
         self._is_current = True
 
@@ -102,11 +145,11 @@ class Hazards:
         `kinds`: (n,); `features`: (n, num_features) feature values; `gap_bins`: (n, num_gaps), each 1 + the
         bin of an earlier gap, or 0 when there is none.
         """
-        log_factor = np.repeat(self._effects[features].sum(axis=1)[:, None], NUM_BINS, axis=1)
+        log_factor = np.repeat(self._told[features].sum(axis=1)[:, None], NUM_BINS, axis=1)
         has_gap = np.flatnonzero(gap_bins.any(axis=1))  # most have none, and all bins of theirs are alike
         if len(has_gap):
             offsets = _OFFSETS[gap_bins[has_gap]] + self._gap_starts[:, None]
-            log_factor[has_gap] += self._effects[offsets].sum(axis=1)
+            log_factor[has_gap] += self._told[offsets].sum(axis=1)
         np.minimum(np.maximum(log_factor, -MAX_EFFECT, out=log_factor), MAX_EFFECT, out=log_factor)
         hazards: F64 = np.exp(log_factor, out=log_factor)
         hazards *= self._current_base()[kinds]
@@ -121,7 +164,7 @@ class Hazards:
         gap_bins = np.array(seen.gap_bins, np.int64)
         offsets = _OFFSETS[gap_bins, bins[:, None]] + self._gap_starts
         values = np.concatenate((values, offsets), axis=1)
-        log_factor = np.clip(self._effects[values].sum(axis=1), -MAX_EFFECT, MAX_EFFECT)
+        log_factor = np.clip(self._told[values].sum(axis=1), -MAX_EFFECT, MAX_EFFECT)
         factor = np.exp(log_factor)
         # Who was used in a bin was at risk for half of it.
         at_risk = weights * (1.0 - 0.5 * used)
@@ -133,16 +176,37 @@ class Hazards:
         self._at_risk.ravel()[:] += np.bincount(cell, at_risk * factor, self._used.size)
         size, flat = len(self._effects), values.ravel()
         num_per_row = values.shape[1]
-        surprise = np.bincount(flat, np.repeat(happened - expected, num_per_row), size)
-        self._precision += np.bincount(flat, np.repeat((happened + expected) / 2, num_per_row), size)
+        surprise = _sums(flat, np.repeat(happened - expected, num_per_row), size)
+        evidence = _sums(flat, np.repeat((happened + expected) / 2, num_per_row), size)
+        self._judge(surprise, evidence)
+        self._precision += evidence
         self._effects += STEP * surprise / (PRIOR_PRECISION + self._precision)
         self._effects[0] = 0.0
         self._effects[self._gap_starts] = 0.0
         np.minimum(self._precision, MAX_PRECISION, out=self._precision)
+        self._tell()
         is_full = self._at_risk > MAX_AT_RISK
         self._at_risk[is_full] /= 2
         self._used[is_full] /= 2
         self._is_current = False
+
+    def _judge(self, surprise: F64, evidence: F64) -> None:
+        """Move trust and slopes: Newton steps, too, on factors that many values share."""
+        feature_of, num = self._feature_of, len(self._trust)
+        self._trust_precision += _sums(feature_of, evidence * self._effects**2, num)
+        foretold = _sums(feature_of, surprise * self._effects, num)
+        self._trust += foretold / (TRUST_PRECISION + self._trust_precision)
+        np.clip(self._trust, 0.0, MAX_TRUST, out=self._trust)
+        np.minimum(self._trust_precision, MAX_TRUST_PRECISION, out=self._trust_precision)
+        self._slope_precision += _sums(feature_of, evidence * self._line**2, num)
+        tilted = _sums(feature_of, surprise * self._line, num)
+        self._slopes += STEP * tilted / (PRIOR_PRECISION + self._slope_precision)
+        np.minimum(self._slope_precision, MAX_PRECISION, out=self._slope_precision)
+
+    def _tell(self) -> None:
+        """Fold trust and slopes into the effects that prices read."""
+        self._told = self._trust[self._feature_of] * self._effects
+        self._told += self._slopes[self._feature_of] * self._line
 
     def dump(self) -> dict[str, Any]:
         """Return everything learned, to be loaded after a restart. Lists of numbers."""
@@ -160,12 +224,14 @@ class Hazards:
                 raise ValueError(f"what was learned holds something else than numbers: {error}") from error
             if column.shape != mine.shape:
                 raise ValueError("what was learned is of another version of the forecast; start without it")
-            lowest = {"effects": -MAX_LOADED, "precision": 1.0}.get(name, 0.0)
-            if not ((column >= lowest) & (column <= MAX_LOADED)).all():  # false for NaN, too
+            lowest = {"effects": -MAX_LOADED, "slopes": -MAX_LOADED, "precision": 1.0}.get(name, 0.0)
+            highest = MAX_TRUST if name == "trust" else MAX_LOADED
+            if not ((column >= lowest) & (column <= highest)).all():  # false for NaN, too
                 raise ValueError(f"what was learned holds impossible {name}; start without it")
             taken[name] = column
         for name, mine in self._columns().items():
             mine[...] = taken[name]
+        self._tell()
         self._is_current = False
 
     def _columns(self) -> dict[str, F64]:
@@ -174,6 +240,10 @@ class Hazards:
             "at_risk": self._at_risk,
             "effects": self._effects,
             "precision": self._precision,
+            "trust": self._trust,
+            "trust_precision": self._trust_precision,
+            "slopes": self._slopes,
+            "slope_precision": self._slope_precision,
         }
 
     def _current_base(self) -> F64:
@@ -184,6 +254,11 @@ class Hazards:
             self._base = (PRIOR_WEIGHT * root + used) / (PRIOR_WEIGHT + at_risk)
             self._is_current = True
         return self._base
+
+
+def _sums(where: I64, parts: F64, num: int) -> F64:
+    """Return the sum of the parts that belong to each number below `num`."""
+    return np.asarray(np.bincount(where, parts, num), np.float64)
 
 
 def _smoothed(counts: F64) -> F64:

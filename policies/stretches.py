@@ -48,7 +48,7 @@ class Stretches:
         self.num_forks = array("i")  # before its visit
         self.num_uses = array("i")
         self.age_s = array("d")  # at its last use; -1: it was new then
-        self.mean_log_gap = array("d")  # NaN: used once
+        self.known_s = array("d")  # from the first use to its last one
         self.num_rows = array("i")
         self.num_ghosts = array("i")
         self.bin = array("b")  # the first one that is not counted as outlived
@@ -64,7 +64,7 @@ class Stretches:
         self.num_blocks = 0  # rows that are in a stretch
         self._free: list[int] = []
         self._next_serial = 0
-        unknown = self.open(None, 0.0, 0, 0, 0, -1.0, math.nan)
+        unknown = self.open(None, 0.0, 0, 0, 0, -1.0, 0.0)
         assert unknown == UNKNOWN
         self.freshness[unknown] = PRICED  # nobody asks for it
 
@@ -76,7 +76,7 @@ class Stretches:
         num_forks: int,
         num_uses: int,
         age_s: float,
-        mean_log_gap: float,
+        known_s: float,
     ) -> int:
         """Make an empty stretch. Its features and prices are to be set by who knows them."""
         if self._free:
@@ -93,7 +93,7 @@ class Stretches:
         self.visit[number] = visit
         self.used_at[number] = used_at
         self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
-        self.age_s[number], self.mean_log_gap[number] = age_s, mean_log_gap
+        self.age_s[number], self.known_s[number] = age_s, known_s
         self.num_rows[number] = self.num_ghosts[number] = self.bin[number] = 0
         self.freshness[number] = UNPRICED
         self.share[number], self.said_at[number], self.back_at[number] = 1.0, 0.0, math.inf
@@ -251,7 +251,7 @@ class Stretches:
             self.num_forks,
             self.num_uses,
             self.age_s,
-            self.mean_log_gap,
+            self.known_s,
             self.num_rows,
             self.num_ghosts,
             self.bin,

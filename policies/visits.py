@@ -28,31 +28,37 @@ GAP_WEIGHT = 0.4
 MAX_LOG = 9
 NUM_LOGS = MAX_LOG + 1
 MAX_FINE_LOG = 20
+MAX_USES_LOG = 38
+USES_PER_DOUBLING = 3
 MAX_TURN = 10
 #: Beginnings of conversations that go on, are new, or fork.
 FIRST, NEXT, FORK = 0, 1, 4
 NUM_STAGES = 5
 UNSAID = 0
 
-_SIZES = (
+SIZES = (
     1 + MAX_TURN + 2,  # turn, 1 for a fork
     1 + NUM_STAGES * NUM_LOGS,  # stage x new blocks
     1 + NUM_STAGES * NUM_LOGS,  # stage x blocks
     1 + MAX_FINE_LOG + 1,  # new blocks, finer
     1 + MAX_FINE_LOG + 1,  # blocks, finer
     1 + NUM_STAGES * NUM_KINDS,  # stage x kind
-    1 + NUM_KINDS * NUM_LOGS,  # kind x uses
+    1 + MAX_USES_LOG + 1,  # uses, finer still
     1 + NUM_BINS,  # age at the last use
     3,  # what the session said: waiting, idle
     1 + NUM_STAGES * NUM_LOGS,  # stage x decoded tokens
     1 + MAX_FINE_LOG + 1,  # decoded tokens, finer
 )
-_STARTS = tuple(sum(_SIZES[:number]) for number in range(len(_SIZES)))
-NUM_FEATURES = len(_SIZES)
-NUM_VALUES = sum(_SIZES)
-#: Gaps that an age is compared with: the last one, their mean, the mean between uses of a shared block, and
-#: the time that decoding the answer takes.
+_STARTS = tuple(sum(SIZES[:number]) for number in range(len(SIZES)))
+NUM_FEATURES = len(SIZES)
+#: Gaps that an age is compared with: the last one, their mean, the mean of all since the blocks came, and the
+#: time that decoding the answer takes.
 NUM_GAPS = 4
+#: Features whose values lie on a line, and where: logarithms of uses, up to a limit, because what everybody
+#: uses would tilt the line for all.
+LINES = {6: tuple(min(3.0, max(0, value - 1) / USES_PER_DOUBLING) for value in range(SIZES[6]))}
+#: The gap of which the same holds.
+GAPS_ON_LINE = (2,)
 #: Seconds a decoded token takes. Its value does not matter: it shifts what is learned by some bins.
 DECODE_S = 0.03
 
@@ -116,11 +122,11 @@ class Past(NamedTuple):
     num_forks: int  # before this visit
     num_uses: int
     age_s: float  # since the use before; negative: they are new
-    mean_log_gap: float  # log2 of seconds between their uses, running mean; NaN: used once
+    known_s: float  # since the first use; 0: they are new, or nobody knows
 
 
 #: Of blocks that nobody asked for before.
-NO_PAST = Past(0, 0, -1.0, math.nan)
+NO_PAST = Past(0, 0, -1.0, 0.0)
 
 
 def kind_of(num_forks: int) -> int:
@@ -154,21 +160,21 @@ def features_of(visit: Visit, kind: int, num_uses: int, age_s: float) -> tuple[i
             values[9] = 1 + stage * NUM_LOGS + _log(sixteens, 1, MAX_LOG)
             values[10] = 1 + _log(sixteens, 2, MAX_FINE_LOG)
     values[5] = 1 + stage * NUM_KINDS + kind
-    values[6] = 1 + kind * NUM_LOGS + _log(num_uses, 1, MAX_LOG)
+    values[6] = 1 + _log(num_uses, USES_PER_DOUBLING, MAX_USES_LOG)
     values[7] = 1 + bin_of(age_s) if age_s >= 0 else 0
     return tuple(start + value if value else 0 for start, value in zip(_STARTS, values, strict=True))
 
 
-def gap_bins_of(visit: Visit, kind: int, mean_log_gap: float) -> tuple[int, ...]:
+def gap_bins_of(visit: Visit, kind: int, num_uses: int, known_s: float) -> tuple[int, ...]:
     """Return, for each gap that an age is compared with, 1 + its bin, or 0.
 
-    `mean_log_gap`: log2 of seconds between uses of the blocks themselves, running mean; NaN: used once.
+    `num_uses`: of the blocks since they came; `known_s`: seconds from then to the last one, 0: none.
     """
     last = mean = own = answer = 0
     if kind < PUBLIC and visit.turn:
         last, mean = 1 + bin_of(visit.last_gap_s), 1 + bin_of(2.0**visit.mean_log_gap)
-    if kind > PRIVATE and mean_log_gap == mean_log_gap:
-        own = 1 + bin_of(2.0**mean_log_gap)
+    if kind >= PRIVATE and known_s > 0:
+        own = 1 + bin_of(known_s / num_uses)
     if kind < PUBLIC and visit.num_decoded_tokens:
         answer = 1 + bin_of(visit.num_decoded_tokens * DECODE_S)
     return last, mean, own, answer

@@ -7,6 +7,7 @@ in a day of serving. `python -m tests.policies.test_robustness` prints the table
 import argparse
 from collections.abc import Sequence
 from random import Random
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -254,14 +255,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--capacities", nargs="*", default=["2%", "5%", "15%"])
     parser.add_argument("--requests", type=int, default=2500)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1], help="figures are means over these")
     parser.add_argument("--time-scale", type=float, default=1.0)
     args = parser.parse_args(argv)
     for workload in args.workloads:
-        trace = make(workload, args.requests, time_scale=args.time_scale)
+        traces = [make(workload, args.requests, seed, args.time_scale) for seed in args.seeds]
         for capacity in args.capacities:
-            found = {policy: hit_percent(trace, policy, capacity) for policy in BASELINES}
+            found = {
+                policy: fmean(hit_percent(trace, policy, capacity) for trace in traces)
+                for policy in (*BASELINES, "urgency")
+            }
+            urgency = found.pop("urgency")
             best = max(found, key=lambda policy: found[policy])
-            urgency = hit_percent(trace, "urgency", capacity)
             columns = f"lru {found['lru']:6.2f}  best {best:8s} {found[best]:6.2f}  urgency {urgency:6.2f}"
             print(f"{workload:9s} {capacity:4s} {columns}  {urgency - found[best]:+6.2f}", flush=True)
 

@@ -62,7 +62,7 @@ def test_the_index_is_the_best_ratio_over_all_horizons() -> None:
 
 
 def test_before_anything_is_learned_prices_fall_with_age() -> None:
-    hazards = Hazards(3, 10, 1).hazards(np.array([0]), LOOKS, NO_GAPS)
+    hazards = Hazards(3, (10,), 1).hazards(np.array([0]), LOOKS, NO_GAPS)
     prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0]
     assert (np.diff(prices[2:]) < 0).all(), "from the end of the first bin, which is as wide as three"
 
@@ -77,7 +77,7 @@ def observe(hazards: Hazards, kind: int, feature: int, chance: float, num: int, 
 
 
 def test_hazards_are_learned_per_kind_and_feature() -> None:
-    hazards = Hazards(3, 10, 1)
+    hazards = Hazards(3, (10,), 1)
     for part in range(180):
         observe(hazards, 0, 4, 0.4, 50, part)
         observe(hazards, 0, 5, 0.1, 50, 1000 + part)
@@ -90,7 +90,7 @@ def test_hazards_are_learned_per_kind_and_feature() -> None:
 
 
 def test_hazards_forget() -> None:
-    hazards = Hazards(1, 10, 1)
+    hazards = Hazards(1, (10,), 1)
     for part in range(40):
         observe(hazards, 0, 0, 0.3, 2000, part)
     assert hazards._at_risk.max() <= MAX_AT_RISK
@@ -100,19 +100,19 @@ def test_hazards_forget() -> None:
 
 
 def test_what_was_learned_survives_a_restart() -> None:
-    one, other = Hazards(3, 10, 1), Hazards(3, 10, 1)
+    one, other = Hazards(3, (10,), 1), Hazards(3, (10,), 1)
     observe(one, 1, 4, 0.4, 500, 1)
     other.load(one.dump())
     asked = np.array([1]), np.array([[4, 0]]), NO_GAPS
     assert (one.hazards(*asked) == other.hazards(*asked)).all()
     with pytest.raises(ValueError, match="another version"):
-        Hazards(4, 10, 1).load(one.dump())
+        Hazards(4, (10,), 1).load(one.dump())
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        {"format": 2},
+        {"format": 1},
         {"used": None},
         {"used": [[-1.0] * NUM_BINS] * 3},
         {"at_risk": [[math.nan] * NUM_BINS] * 3},
@@ -121,10 +121,14 @@ def test_what_was_learned_survives_a_restart() -> None:
         {"precision": [0.0] * 74},
         {"effects": [1e300] * 74},
         {"effects": {"1": 2}},
+        {"trust": [1.0, 1e6]},
+        {"trust_precision": [-1.0, 0.0]},
+        {"slopes": [math.inf, 0.0]},
+        {"slope_precision": [0.0]},
     ],
 )
 def test_hazards_that_make_no_sense_are_refused_and_change_nothing(damage: dict[str, object]) -> None:
-    hazards, other = Hazards(3, 10, 1), Hazards(3, 10, 1)
+    hazards, other = Hazards(3, (10,), 1), Hazards(3, (10,), 1)
     observe(other, 1, 4, 0.4, 500, 1)
     before = hazards.dump()
     with pytest.raises(ValueError, match=r"learned|could not convert"):

@@ -1,11 +1,22 @@
 """Visits: which turn it is, what is shared, and what of that a price may depend on."""
 
-import math
-
+import numpy as np
 import pytest
 
 from kvtier.policies.ages import bin_of
-from kvtier.policies.visits import FIRST, FORK, NEW, NEXT, PRIVATE, PUBLIC, Visit, features_of, gap_bins_of
+from kvtier.policies.visits import (
+    FIRST,
+    FORK,
+    LINES,
+    NEW,
+    NEXT,
+    PRIVATE,
+    PUBLIC,
+    SIZES,
+    Visit,
+    features_of,
+    gap_bins_of,
+)
 from kvtier.tiers.block import Urgency
 
 
@@ -49,14 +60,26 @@ def test_nobody_s_last_conversation_matters_to_what_everybody_shares() -> None:
     other.silence, other.num_decoded_tokens = Urgency.IDLE, 500
     shared = {features_of(visit, PUBLIC, 9, 60.0)[:5] for visit in (one, other)}
     assert shared == {(0,) * 5}
-    assert gap_bins_of(one, PUBLIC, 5.0) == gap_bins_of(other, PUBLIC, 5.0) == (0, 0, 1 + bin_of(32.0), 0)
+    expected = (0, 0, 1 + bin_of(32.0), 0)
+    assert gap_bins_of(one, PUBLIC, 5, 160.0) == gap_bins_of(other, PUBLIC, 5, 160.0) == expected
 
 
 def test_an_age_is_compared_with_the_gaps_before_it() -> None:
     visit = talk(4.0, 64.0)
     visit.num_decoded_tokens = 1000  # half a minute
     mean_s = 2.0 ** (0.6 * 2 + 0.4 * 6)
-    expected = (1 + bin_of(64.0), 1 + bin_of(mean_s), 0, 1 + bin_of(30.0))
-    assert gap_bins_of(visit, PRIVATE, 5.0) == expected
-    assert gap_bins_of(talk(), NEW, math.nan) == (0, 0, 0, 0), "nothing is known of it"
-    assert gap_bins_of(talk(), PRIVATE + 1, math.nan) == (0, 0, 0, 0), "used once"
+    expected = (1 + bin_of(64.0), 1 + bin_of(mean_s), 1 + bin_of(34.0), 1 + bin_of(30.0))
+    assert gap_bins_of(visit, PRIVATE, 2, 68.0) == expected
+    assert gap_bins_of(talk(), NEW, 0, 0.0) == (0, 0, 0, 0), "nothing is known of it"
+    assert gap_bins_of(talk(), PRIVATE + 1, 1, 0.0) == (0, 0, 0, 0), "used once, or restored"
+
+
+def test_uses_are_told_apart_in_thirds_of_a_doubling_and_lie_on_a_line_up_to_eight() -> None:
+    visit = talk(5.0)
+    told = [features_of(visit, PRIVATE, num_uses, 5.0)[6] for num_uses in (1, 2, 3, 4, 6, 8, 10**9)]
+    assert np.diff(told).min() > 0
+    first = sum(SIZES[:6])
+    places = [LINES[6][value - first] for value in told]
+    assert places[1] - places[0] == pytest.approx(1.0), "a doubling is a step"
+    assert places[3] - places[0] == pytest.approx(2.0)
+    assert places[-2] == places[-1] == 3.0

@@ -137,9 +137,85 @@ def twice(rng: Random, num: int) -> Iterator[Request]:
             yield now, chain_of((number, 4))
 
 
+def converse(
+    rng: Random, begin_s: float, beginning: Sequence[tuple[object, int]], name: object, num_turns: int
+) -> Iterator[Request]:
+    """Yield the turns of a conversation that begins with these parts; people take a minute or so."""
+    now, length = begin_s, 0
+    for _ in range(num_turns):
+        length += 1 + int(rng.expovariate(1 / 2))
+        yield now, chain_of(*beginning, (name, length))
+        now += rng.lognormvariate(math.log(60.0), 0.8)
+
+
+def documents(rng: Random, num: int) -> Iterator[Request]:
+    """Questions about documents of a fixed popularity, and more questions about the answer."""
+    weights = zipf_weights(250, 0.9)
+    requests: list[Request] = []
+    for number, begin_s in enumerate(arrivals(rng, num, 2.0)):
+        document = rng.choices(range(250), cum_weights=weights)[0]
+        beginning = [("system", 2), (document, 3 + document % 7)]
+        requests += converse(rng, begin_s, beginning, ("talk", number), 1 + int(rng.expovariate(0.8)))
+    yield from sorted(requests)[:num]
+
+
+def branching(rng: Random, num: int) -> Iterator[Request]:
+    """Agents whose steps grow a chain, and who send others off from where they are: trees of chains."""
+    requests: list[Request] = []
+
+    def work(now: float, parts: list[tuple[object, int]], depth: int) -> float:
+        """One agent from now on. Returns when it is done."""
+        name, length = ("agent", rng.random()), 0
+        for _ in range(2 + int(rng.expovariate(1 / (12 >> depth)))):
+            length += 1 + rng.randrange(3)
+            requests.append((now, chain_of(*parts, (name, length))))
+            pause_s = rng.lognormvariate(math.log(200.0), 1.0) if rng.random() < 0.1 / (1 + depth) else 0.0
+            now += rng.expovariate(1 / 8) + pause_s
+            if depth < 3 and rng.random() < 0.2:
+                sent_off = [
+                    work(now, [*parts, (name, length)], depth + 1) for _ in range(1 + rng.randrange(3))
+                ]
+                now = max(sent_off) + 1.0
+        return now
+
+    for begin_s in arrivals(rng, num // 20, 15.0):
+        work(begin_s, [("tools", 5), (rng.randrange(8), 2)], 0)
+    yield from sorted(requests)[:num]
+
+
+def diurnal(rng: Random, num: int) -> Iterator[Request]:
+    """People by day, ten times as many at noon; by night a job that reads the same reports every night."""
+    requests: list[Request] = []
+    day_s, now = 3000.0, 0.0
+    for number in range(num):
+        daylight = max(0.0, math.sin(2 * math.pi * now / day_s))
+        now += rng.expovariate(0.1 + daylight)
+        if daylight:
+            beginning = [("system", 2)]
+            requests += converse(rng, now, beginning, ("talk", number), 1 + int(rng.expovariate(0.6)))
+        else:
+            requests.append((now, chain_of(("report", 1), (rng.randrange(150), 5))))
+    yield from sorted(requests)[:num]
+
+
+def mixed(rng: Random, num: int) -> Iterator[Request]:
+    """Conversations, and now and then a batch of prompts that nobody sends twice, as fast as it goes."""
+    requests: list[Request] = []
+    for number, begin_s in enumerate(arrivals(rng, num, 4.0)):
+        requests += converse(rng, begin_s, [("system", 2)], ("talk", number), 1 + int(rng.expovariate(0.5)))
+        if number % 150 == 149:
+            requests += [
+                (begin_s + 0.2 * item, chain_of(("batch", 2), ((number, item), 6))) for item in range(250)
+            ]
+    yield from sorted(requests)[:num]
+
+
 WORKLOADS: dict[str, Callable[[Random, int], Iterator[Request]]] = {
     each.__name__: each
-    for each in (zipf, popular, recent, loop, scan, prefixes, chats, shifting, turncoat, twice)
+    for each in (
+        *(zipf, popular, recent, loop, scan, prefixes, chats, shifting, turncoat, twice),
+        *(documents, branching, diurnal, mixed),
+    )
 }
 
 
