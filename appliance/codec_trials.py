@@ -30,10 +30,16 @@ _PR_SET_PDEATHSIG = 1
 COMMAND = (sys.executable, "-P", "-m", "kvtier.appliance.codec_trials")
 
 
+async def compile_apart(trials: Sequence[tuple[str, str]]) -> None:
+    """Let another process compile what `decode_speed` needs for these names and dtypes. Cancelling it ends
+    that process."""
+    words = [word for name, dtype in trials if _accepts(name, dtype) for word in (name, dtype)]
+    if words:
+        await run_apart((*COMMAND, *words))
+
+
 async def measured_speed(name: str, dtype: str) -> float:
-    """Return what `decode_speed` does, without compiling here what can be compiled elsewhere. Cancelling it
-    ends the other process."""
-    await run_apart((*COMMAND, name, dtype))
+    """Return what `decode_speed` does, from a thread."""
     return await asyncio.to_thread(decode_speed, name, dtype)
 
 
@@ -67,10 +73,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def decode_speed(name: str, dtype: str) -> float:
     """Return the bytes of payload a second that one thread decodes of values like KV; 0 when it cannot, or
     when they do not fit. Compiles what has to be."""
-    codec = codec_named(name)
-    shape = Shape(*TRIAL_SHAPE, dtype)
-    if not codec.accepts(shape):
+    if not _accepts(name, dtype):
         return 0.0
+    codec, shape = codec_named(name), Shape(*TRIAL_SHAPE, dtype)
     payload = trial_payload(shape)
     stored, target = bytearray(codec.stored_bound(shape)), bytearray(shape.raw_bytes)
     try:
@@ -81,6 +86,10 @@ def decode_speed(name: str, dtype: str) -> float:
         return 0.0
 
 
+def _accepts(name: str, dtype: str) -> bool:
+    return codec_named(name).accepts(Shape(*TRIAL_SHAPE, dtype))
+
+
 def _seconds_to_decode(codec: Codec, shape: Shape, stored: bytearray, target: bytearray) -> float:
     began_at = time.perf_counter()
     codec.decode(shape, memoryview(stored), memoryview(target))
@@ -88,10 +97,11 @@ def _seconds_to_decode(codec: Codec, shape: Shape, stored: bytearray, target: by
 
 
 def main() -> None:
-    """Compile one codec for one dtype, in a process of its own."""
+    """Compile codecs for dtypes, given in turns, in a process of its own."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     make_way("kvtier-compile", NICENESS)
-    decode_speed(*sys.argv[1:3])
+    for name, dtype in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        decode_speed(name, dtype)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ A load of encoded fragments takes reading less and decoding: stored / bandwidth 
 codec, a slow one the densest. Speeds come from a short measurement on values like KV when the first
 namespace of a dtype turns up, and then from the records themselves; the bandwidth from the mover, the room
 from what fragments were seen to need. Looked at again every quarter of a minute, and only then, so that
-what is written does not change form with every burst.
+what is written does not change form with every burst. Speeds are kept beside the cold store
+(codec_speeds.py): a daemon that starts again stores its first block as it stored its last.
 
 A namespace that names a profile is stored by it wherever `auto` would decide: whoever calibrated wants the
 room, and what is left to read is a quarter. A codec that is named by a rule is meant, and exact.
@@ -28,7 +29,8 @@ from ..tiers.codecs.profiled import Profiled
 from ..tiers.codecs.records import RecordCodecs
 from ..tiers.codecs.registry import codec_named
 from .appliance import Appliance
-from .codec_trials import measured_speed
+from .codec_speeds import SpeedFile
+from .codec_trials import compile_apart, measured_speed
 from .core.encodings import Encoding
 from .core.events import CompressionChosen
 from .lanes import EdgeStatistics
@@ -121,6 +123,7 @@ class Compressing:
         dtypes: Callable[[], set[str]],
         edges: Callable[[], list[EdgeStatistics]],
         num_threads: int,
+        kept: SpeedFile,
     ) -> None:
         self._settings = settings
         self._appliance = appliance
@@ -128,8 +131,11 @@ class Compressing:
         self._dtypes = dtypes
         self._edges = edges
         self._num_threads = num_threads
-        self._speeds: dict[tuple[str, str], float] = {}
-        self._chosen = Choice(settings, profiled=codecs.profiled)
+        self._kept = kept
+        self._speeds = kept.read(CANDIDATES)
+        self._measured: set[tuple[str, str]] = set()  # by this daemon
+        self._expected: frozenset[str] = frozenset()
+        self._chosen = Choice(settings, dict(self._speeds), num_threads=num_threads, profiled=codecs.profiled)
         self._appliance.step(CompressionChosen(self._chosen))
 
     @property
@@ -137,6 +143,10 @@ class Compressing:
         """Bytes of payload a second that one thread decodes, by dtype and codec; 0 where it cannot.
         Empty until something was measured."""
         return dict(self._speeds)
+
+    def expect(self, dtypes: frozenset[str]) -> None:
+        """Measure for these dtypes before any namespace has them."""
+        self._expected = dtypes
 
     def adopt(self, settings: CompressionSettings) -> None:
         """Let other settings be in force."""
@@ -146,12 +156,12 @@ class Compressing:
     async def run(self) -> None:
         """Measure what is new and choose again, every now and then, until cancelled."""
         while True:
-            dtypes = self._dtypes()
+            dtypes = self._dtypes() | self._expected
             await self._measure(dtypes)
             self._choose()
             for _ in range(int(INTERVAL_S / GLANCE_S)):
                 await asyncio.sleep(GLANCE_S)
-                if self._dtypes() != dtypes:
+                if self._dtypes() | self._expected != dtypes:
                     break
 
     def _choose(self) -> None:
@@ -180,10 +190,14 @@ class Compressing:
     async def _measure(self, dtypes: set[str]) -> None:
         if self._settings.codec != "auto" and all(rule.codec != "auto" for rule in self._settings.rules):
             return
-        new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - self._speeds.keys()
+        new = {(dtype, name) for dtype in dtypes for name in CANDIDATES} - self._measured
+        await compile_apart([(name, dtype) for dtype, name in sorted(new)])
         for dtype, name in sorted(new):
             self._speeds[dtype, name] = await measured_speed(name, dtype)
+            self._measured.add((dtype, name))
             log.info("codec %s decodes %s at %.1f GB/s", name, dtype, self._speeds[dtype, name] / 1e9)
+        if new:
+            await asyncio.to_thread(self._kept.write, dict(self._speeds))
         for books in self._codecs.statistics():
             if books.decoded_raw_bytes >= MIN_DECODED_BYTES and books.decode_s > 0:
                 for dtype in dtypes:

@@ -25,6 +25,7 @@ from .appliance import Appliance
 from .assembly import Assembly, assemble
 from .callers import Rates
 from .clients import Clients
+from .codec_speeds import SpeedFile
 from .compressing import Compressing
 from .core.events import ColdEdgeOpened, DrainStarted
 from .core.planner import Planner
@@ -109,6 +110,7 @@ class Daemon:
                 lambda: {ns.identity.geometry.dtype for ns in self.planner.catalog.namespaces.values()},
                 self.appliance.mover.statistics,
                 min(os.cpu_count() or 1, limits.max_copies_per_edge),
+                SpeedFile(nvme.path if nvme is not None else None),
             )
         self._open_doors(settings, epoch)
         self.leaving = asyncio.Event()

@@ -31,34 +31,44 @@ MAX_BYTES = 16 << 20  # far more than any learner has; bounds what a foreign fil
 
 def read_learned(directory: Path) -> bytes:
     """Return what was kept in `directory`; empty when there is nothing to be read. Blocks, never raises."""
-    try:
-        # Without O_NONBLOCK a pipe of that name would hold the start for ever.
-        fd = os.open(directory / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError("it is no file")
-            data = file.read(MAX_BYTES + 1)
-            if len(data) > MAX_BYTES:
-                raise OSError(f"it is larger than {MAX_BYTES} bytes")
-            return data
-    except FileNotFoundError:
-        return b""
-    except OSError as problem:
-        log.warning("%s: %s; the policies learn anew", directory / NAME, problem)
-        return b""
+    return read_whole(directory / NAME, MAX_BYTES)
 
 
 def write_learned(directory: Path, data: bytes) -> None:
     """Put `data` in the place of what was kept before, whole or not at all. Blocks. Raises OSError."""
-    path = directory / NEW_NAME
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    write_whole(directory / NAME, data)
+
+
+def read_whole(path: Path, max_bytes: int) -> bytes:
+    """Return a file; empty, and said in the log, when there is none to be read. Blocks, never raises."""
+    try:
+        # Without O_NONBLOCK a pipe of that name would hold the start for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError("it is no file")
+            data = file.read(max_bytes + 1)
+            if len(data) > max_bytes:
+                raise OSError(f"it is larger than {max_bytes} bytes")
+            return data
+    except FileNotFoundError:
+        return b""
+    except OSError as problem:
+        log.warning("%s: %s; what it held is learned anew", path, problem)
+        return b""
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in the place of what was there, whole or not at all. Blocks. Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(fd, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(fd)
-    path.rename(directory / NAME)
-    sync_directory(directory)
+    new.rename(path)
+    sync_directory(path.parent)
 
 
 class LearnedFile:

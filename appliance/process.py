@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
 EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
+#: Of KV: how quick codecs are for them is known soon after the start, before anybody stores a block.
+USUAL_DTYPES = frozenset({"bfloat16", "float16"})
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_DUMPABLE = 4
 
@@ -49,6 +51,8 @@ async def serve(source: Settings | Loaded) -> int:
             return 0
         raise
     heard.obey(daemon)
+    if daemon.compressing is not None:
+        daemon.compressing.expect(USUAL_DTYPES)
     print(f"kvtier {__version__} ready at {', '.join(daemon.grpc.addresses)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
     _tame_garbage_collector()
