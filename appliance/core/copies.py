@@ -14,7 +14,8 @@ from ...v1.shm import extent_of
 from .encodings import is_lossy
 from .fresh import FreshRun
 from .instructions import CancelCopy, Copy, HastenCopy
-from .residency import MEMORY_TIERS, Residency
+from .residency import Residency
+from .rules import MEMORY_TIERS
 from .runs import land_run
 
 #: Causes that make reading the same record again pointless.

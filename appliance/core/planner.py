@@ -41,9 +41,10 @@ from .promotions import Promotions
 from .reads import Reads
 from .reclaim import Reclaim
 from .recovery import adopt
-from .residency import MEMORY_TIERS, Residency
+from .residency import Residency
 from .resizing import Resizing
 from .retention import Retention
+from .rules import MEMORY_TIERS
 from .sessions import Sessions
 from .story import Story
 from .waiting import Waiting

@@ -24,7 +24,8 @@ from .encodings import AS_IT_IS
 from .exits import Exits
 from .options import PlannerOptions
 from .reclaim import Reclaim
-from .residency import INCOMPLETE, MEMORY_TIERS, Residency
+from .residency import INCOMPLETE, Residency
+from .rules import MEMORY_TIERS
 from .states import State
 from .victims import Victims
 

@@ -23,9 +23,10 @@ from .loads import Loads
 from .pins import Pins
 from .prefetch import Prefetching
 from .promotions import Promotions
-from .residency import MEMORY_TIERS, Residency
+from .residency import Residency
 from .results import AcquireResult, KeepAliveResult, PinResult, PrefetchResult, ReleaseResult
 from .retention import Retention
+from .rules import MEMORY_TIERS
 from .runs import touch_run
 from .sessions import Sessions
 from .waiting import Waiting

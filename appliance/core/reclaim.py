@@ -17,7 +17,8 @@ from .catalog import NO_ROW
 from .copies import Copies, Move
 from .instructions import FreeSegment
 from .options import PlannerOptions
-from .residency import MEMORY_TIERS, Residency
+from .residency import Residency
+from .rules import MEMORY_TIERS
 from .states import State
 
 #: Blocks looked at in one step: about a millisecond.

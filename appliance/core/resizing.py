@@ -31,7 +31,8 @@ from .catalog import NO_ROW
 from .copies import Copies, Move
 from .instructions import GiveBack
 from .pressure import Pressure
-from .residency import MEMORY_TIERS, Residency
+from .residency import Residency
+from .rules import MEMORY_TIERS
 from .runs import column
 from .states import State
 

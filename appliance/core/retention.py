@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from ...policies.base import DEFAULT_PRIORITY
 from .catalog import NO_ROW
 from .events import RetentionHint
-from .residency import MEMORY_TIERS, Residency
+from .residency import Residency
+from .rules import MEMORY_TIERS
 
 SLACK = 1024  # ends that are not worth a new heap
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from kvtier.appliance.core.catalog import TIERS
 from kvtier.appliance.core.rules import Rules
 from kvtier.tiers.block import Tier
 
@@ -47,23 +46,11 @@ def eviction_ignores_children() -> list[Patch]:
     return [*_without("num_children_placed"), (Rules, "may_leave", may_leave)]
 
 
-def halves_are_a_whole() -> list[Patch]:
-    """As many fragments elsewhere as a block has count as the block, though some are the same ones."""
-
-    def careless(self: Any, row: int, tier: Tier) -> bool:
-        num_groups = self.catalog.namespace_of(row).num_groups
-        return (
-            sum(self.catalog.num_resident[other][row] for other in TIERS if other is not tier) >= num_groups
-        )
-
-    return [(Rules, "is_elsewhere", careless)]
-
-
 def any_part_below_is_enough() -> list[Patch]:
     """A block of which one fragment is in a slower tier counts as safe there."""
 
     def careless(self: Any, row: int, tier: Tier, others: Any) -> bool:
-        return any(self.catalog.num_resident[other][row] for other in others)
+        return bool(sum(self.catalog.num_resident[other][row] for other in others))
 
     return [(Rules, "is_covered", careless)]
 
@@ -72,6 +59,5 @@ def any_part_below_is_enough() -> list[Patch]:
 PLANTED = [
     ("evict held", "eviction does not look at holds", eviction_ignores_holds),
     ("evict parent", "eviction does not look at children", eviction_ignores_children),
-    ("halves are a whole", "two copies of one half count as a block", halves_are_a_whole),
     ("half below is enough", "a block of which a part is below is clean", any_part_below_is_enough),
 ]

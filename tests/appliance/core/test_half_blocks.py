@@ -104,6 +104,21 @@ def test_a_block_leaves_hbm_when_the_rest_of_it_is_in_two_tiers() -> None:
     assert rig.found(chain) == 2
 
 
+def test_two_copies_of_one_half_are_no_block() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=16, hbm_blocks=2)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain[:1], Tier.HBM))
+    rig.settle()
+    rig.planner.residency.trim(rig.planner.catalog.find(rig.namespace_id, chain[0]), Tier.DRAM, 1)
+    lose_record(rig, chain[0], 1)
+    assert (in_tier(rig, chain[0], Tier.DRAM), in_tier(rig, chain[0], Tier.NVME)) == (1, 1)
+    rig.do(ev.EvictRequested(rig.call(), Tier.HBM, 0))
+    assert in_tier(rig, chain[0], Tier.HBM) == 2, "only hbm has its second half"
+    assert rig.found(chain) == 2
+
+
 def test_what_is_in_hbm_does_not_hold_its_copy_in_dram() -> None:
     """A chain in hbm: its copies in dram leave for a put, tail first. (Simulator, seed 103038.)"""
     rig = Rig(dram_blocks=2, nvme_blocks=0, hbm_blocks=4)
