@@ -240,6 +240,7 @@ def prepare(folder: Path) -> None:
     policy = {
         "access": {"tokens": str(folder / "tokens")},
         "observe": {"http": "off"},
+        "leases": {"client_ttl": "1h"},  # who speaks gRPC itself keeps nothing alive
         "tenants": {
             "attacker": {"tokens": ["attacker"], "uids": [os.getuid()]},
             "victim": {"tokens": ["victim"]},
