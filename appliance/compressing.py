@@ -197,8 +197,16 @@ class Compressing:
             self._measured.add((dtype, name))
             log.info("codec %s decodes %s at %.1f GB/s", name, dtype, self._speeds[dtype, name] / 1e9)
         if new:
-            await asyncio.to_thread(self._kept.write, dict(self._speeds))
+            await self._keep()
         for books in self._codecs.statistics():
             if books.decoded_raw_bytes >= MIN_DECODED_BYTES and books.decode_s > 0:
                 for dtype in dtypes:
                     self._speeds[dtype, books.name] = books.decoded_raw_bytes / books.decode_s
+
+    async def _keep(self) -> None:
+        """Write the speeds down. Who is cancelled meanwhile waits: the directory may soon be another's."""
+        writing = asyncio.ensure_future(asyncio.to_thread(self._kept.write, dict(self._speeds)))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait([writing])

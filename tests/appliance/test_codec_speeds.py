@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -144,3 +146,34 @@ def test_nothing_is_measured_where_nobody_chooses(tmp_path: Path, monkeypatch: p
 
     run(begin())
     assert not (tmp_path / NAME).exists()
+
+
+def test_who_is_cancelled_while_it_is_written_waits_for_that(tmp_path: Path) -> None:
+    """The next daemon may own the directory by then."""
+
+    class Slow(SpeedFile):
+        def __init__(self) -> None:
+            super().__init__(tmp_path)
+            self.began, self.may_end = threading.Event(), threading.Event()
+            self.is_written = False
+
+        def write(self, speeds: Mapping[tuple[str, str], float]) -> None:
+            self.began.set()
+            self.may_end.wait(60)
+            super().write(speeds)
+            self.is_written = True
+
+    async def cancelled() -> None:
+        kept = Slow()
+        mine = compressing_with(kept, Choices())
+        task = asyncio.create_task(mine._keep())
+        await asyncio.to_thread(kept.began.wait, 60)
+        task.cancel()
+        await turns(5)
+        assert not task.done()
+        kept.may_end.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert kept.is_written
+
+    run(cancelled())
