@@ -110,7 +110,7 @@ def test_the_window_is_where_most_of_the_sample_is(num_values: int) -> None:
         assert found == int(np.argmax(inside))
 
 
-def _share_inside(exponents: NDArray[np.uint16], top: int) -> float:
+def _share_inside(exponents: NDArray[Any], top: int) -> float:
     return float((((top - exponents.astype(int)) % 256) < loops.WINDOW).mean())
 
 
