@@ -390,6 +390,25 @@ def arrive(forecast: Forecast, facts: Facts, now: float, names: list[bytes]) -> 
     return asked, rows
 
 
+def test_what_is_stored_after_its_bytes_were_copied_is_one_visit_with_what_asked_for_room() -> None:
+    """Asked for twice, every new prompt would be one that LRU finds again, and LRU would be followed."""
+    facts = Facts()
+    forecast = opinionated(facts)
+    for number in range(20):
+        names, now = chain_of(number, length=4), 10.0 * number
+        forecast.price_of_new(Newcomer(now, -1, 0, 4, number, Urgency.PREFILL, names))
+        rows = [facts.add(names[0], -1, now)]
+        rows += [facts.add(each, rows[0] + place, now) for place, each in enumerate(names[1:])]
+        forecast.stored(rows, Use(now + 0.005, number, 4, Urgency.PREFILL))
+    assert forecast._duel._num_asked == 20 * 4
+    assert forecast._duel._num_lost == 0
+    again = chain_of("again", length=4)
+    for now in (300.0, 301.0):  # declined both times: the second one is a return
+        forecast.price_of_new(Newcomer(now, -1, 0, 4, 0, Urgency.PREFILL, again))
+        forecast.declined(Newcomer(now, -1, 0, 4, 0, Urgency.PREFILL, again))
+    assert forecast._duel._num_asked == 22 * 4
+
+
 def test_the_price_of_a_newcomer_is_its_own() -> None:
     facts = Facts()
     forecast = opinionated(facts)
@@ -451,6 +470,21 @@ def test_every_fork_makes_the_beginning_more_shared() -> None:
         row = tree.rows[chain_of("system", length=4)[0]]
         kinds.append(forecast._stretches.kind[forecast._stretches.of_row[row]])
     assert kinds == [0, *(kind_of(forks) for forks in (1, 2, 3, 4))]
+
+
+def test_the_mean_gap_is_over_all_uses_of_the_blocks_stored_or_not() -> None:
+    tree, forecast = plant(8)
+    for at in (10.0, 40.0, 200.0, 500.0):
+        tree.now = at
+        tree.request(chain_of("talk", length=4))
+        if at == 40.0:  # it leaves, and is back as a ghost
+            tree.request(chain_of("other", length=8))
+    forecast._settle()
+    stretches = forecast._stretches
+    stretch = stretches.of_row[tree.rows[chain_of("talk", length=4)[0]]]
+    assert stretches.num_uses[stretch] == 3
+    assert stretches.known_s[stretch] == pytest.approx(490.0)
+    assert stretches.gap_bins_of(stretch)[2] == 1 + bin_of(490.0 / 3)
 
 
 def test_shared_blocks_keep_their_price_when_a_session_ends() -> None:
