@@ -47,12 +47,22 @@ class _Pending(NamedTuple):
 class _Priced(NamedTuple):
     """The blocks that wanted to come in last; a put asks again for each part of it."""
 
-    now: float
-    session: int
-    position: int
+    newcomer: Newcomer
     visit: Visit
     ends: list[int]  # positions at which its parts end
     prices: list[float]  # of the parts
+
+    def covers(self, other: Newcomer) -> bool:
+        """Whether this is the same put: at the same instant, or what is left of it later. Who asks for all of
+        it later asks again."""
+        mine = self.newcomer
+        num_placed = other.position - mine.position
+        if mine.session != other.session or num_placed < 0:
+            return False
+        if mine.now == other.now:
+            return True
+        rest = mine.prefix_hashes[num_placed : num_placed + 1]
+        return num_placed > 0 and len(rest) > 0 and list(rest) == list(other.prefix_hashes[:1])
 
 
 class Forecast(Observer):
@@ -85,7 +95,7 @@ class Forecast(Observer):
         """New blocks continue a chain: of the request just heard of, or of one that still decodes."""
         parent = self._facts.parent[rows[0]]
         names = [self._facts.prefix_hash[row] for row in rows]
-        visit = self._visit_before(parent, names, use._replace(now=self._clock.at(use.now)))
+        visit = self._visit_before(parent, names, use._replace(now=self._clock.at(use.now)), names[0])
         now = self._clock.at(use.now)
         self._appraiser.advance(now)
         visit.num_blocks = max(visit.num_blocks, self._facts.position[rows[0]] + use.num_asked)
@@ -177,12 +187,7 @@ class Forecast(Observer):
         what is new. Those before a dear part are worth as much as that one, which needs them.
         """
         priced = self._priced
-        if (
-            priced is None
-            or priced.now != newcomer.now
-            or priced.session != newcomer.session
-            or priced.position > newcomer.position
-        ):
+        if priced is None or not priced.covers(newcomer):
             priced = self._priced = self._price_parts(newcomer)
         part = bisect_right(priced.ends, newcomer.position)
         return priced.prices[min(part, len(priced.prices) - 1)]
@@ -209,12 +214,12 @@ class Forecast(Observer):
             ends.append(position + end)
         prices = self._appraiser.prices_of_new(visit, parts)
         needed = np.maximum.accumulate(prices[::-1])[::-1]
-        return _Priced(newcomer.now, newcomer.session, position, visit, ends, needed.tolist())
+        return _Priced(newcomer, visit, ends, needed.tolist())
 
     def declined(self, newcomer: Newcomer) -> None:
         """The newcomer that was priced last was not let in: its names are remembered, to notice a return."""
         priced = self._priced
-        if priced is not None and priced.now == newcomer.now:
+        if priced is not None and priced.covers(newcomer):
             self._remember(priced.visit, newcomer.prefix_hashes)
             self._appraiser.describe(priced.visit)
 
@@ -250,8 +255,12 @@ class Forecast(Observer):
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _visit_before(self, parent: int, names: Sequence[bytes], use: Use) -> Visit:
-        """Return the visit that new blocks under `parent` belong to: the one being heard of, or a new one."""
+    def _visit_before(self, parent: int, names: Sequence[bytes], use: Use, head: bytes = b"") -> Visit:
+        """Return the visit that new blocks under `parent` belong to: the one being heard of, or a new one.
+
+        Chains begin anew all the time. What asks for room is of this visit at the same instant only, what was
+        stored also later, by its `head`: its bytes had to be copied first.
+        """
         pending = self._pending
         if pending is not None and pending.rows[-1] == parent:
             self._pending = None
@@ -262,7 +271,7 @@ class Forecast(Observer):
             visit is not None
             and visit.tip == parent
             and visit.session in (0, use.session)
-            and (parent >= 0 or visit.used_at == use.now)  # chains begin anew all the time
+            and (parent >= 0 or visit.used_at == use.now or (head and visit.head == head))
         ):
             return visit
         stretches = self._stretches
@@ -304,6 +313,8 @@ class Forecast(Observer):
             self._by_session[use.session] = visit
             if len(self._by_session) > MAX_SESSIONS:
                 del self._by_session[next(iter(self._by_session))]
+        if tip < 0 and names:
+            visit.head = names[0]
         self._visit = visit
         prefix_hash = self._facts.prefix_hash
         self._duel.asked([prefix_hash[row] for row in rows], names, stretches.num_blocks)

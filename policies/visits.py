@@ -81,6 +81,7 @@ class Visit:
     is_over: bool = False  # its session ended
     said_at: float = 0.0
     back_at: float = math.inf  # announced; inf: not
+    head: bytes = b""  # name of its first block, where nothing of its chain was stored
 
     @property
     def num_new(self) -> int:

@@ -409,6 +409,24 @@ def test_what_is_stored_after_its_bytes_were_copied_is_one_visit_with_what_asked
     assert forecast._duel._num_asked == 22 * 4
 
 
+def test_a_long_put_that_asks_for_room_step_by_step_is_one_visit() -> None:
+    facts = Facts()
+    forecast = opinionated(facts)
+    names = chain_of("long", length=9)
+    whole = Newcomer(1.0, -1, 0, 9, 1, Urgency.PREFILL, names)
+    forecast.price_of_new(whole)
+    row = facts.add(names[0], -1, 1.0)
+    for number in range(1, 9):
+        rest = whole.after(number)._replace(now=1.0 + number / 100, parent=row)
+        forecast.price_of_new(rest)
+        row = facts.add(names[number], row, 1.0)
+    assert forecast._duel._num_asked == 9
+    forecast.price_of_new(whole._replace(now=2.0))
+    assert forecast._duel._num_asked == 18, "who asks for all of it asks again"
+    forecast.price_of_new(Newcomer(2.5, row, 9, 1, 1, Urgency.PREFILL, chain_of("other", length=1)))
+    assert forecast._duel._num_asked == 19
+
+
 def test_the_price_of_a_newcomer_is_its_own() -> None:
     facts = Facts()
     forecast = opinionated(facts)
