@@ -119,8 +119,8 @@ def _decoding_is_a_hint() -> list[Patch]:
     def weak(urgency: Urgency) -> Urgency:
         return Urgency.PREFILL if urgency is Urgency.DECODING else urgency
 
-    def update_weakly(self: Any, session: Any, urgency: Urgency, deadline_at: float) -> None:
-        update(self, session, weak(urgency), deadline_at)
+    def update_weakly(self: Any, session: Any, urgency: Urgency, *rest: Any, **named: Any) -> None:
+        update(self, session, weak(urgency), *rest, **named)
 
     return [(sessions_module.Sessions, "update", update_weakly)]
 
@@ -155,7 +155,7 @@ def _forced_expiry() -> list[Patch]:
 
 
 def _condemned_is_free() -> list[Patch]:
-    def at_once(self: Any, fragment: int, tier: Tier, reason: str) -> None:
+    def at_once(self: Any, fragment: int, tier: Tier, reason: str, verb: str = "") -> None:
         row = self.catalog.block_of[fragment]
         if self.catalog.state[tier][fragment] == State.RESIDENT:
             self.catalog.num_holds[tier][row] -= self.catalog.holds[tier][fragment]
@@ -225,7 +225,7 @@ def _decide_ignoring_holds() -> Any:
 
 
 def _forward_moves_first() -> list[Patch]:
-    start = copies.Copies.start
+    start, move = copies.Copies.start, residency.Residency.move
 
     def eager(self: Any, source: Any, target: Any, moves: Any, *rest: Any, **named: Any) -> None:
         start(self, source, target, moves, *rest, **named)
@@ -233,7 +233,10 @@ def _forward_moves_first() -> list[Patch]:
             for one in moves:
                 self._residency.catalog.place[Tier.NVME][one.fragment] = one.target
 
-    def late(self: Any, fragment: int, place: int) -> None:
+    def late(self: Any, fragment: int, tier: Tier, place: int) -> None:
+        if tier is not Tier.NVME:
+            move(self, fragment, tier, place)
+            return
         self.catalog.place[Tier.NVME][fragment] = place
         self.in_segment[extent_of(place)].append(fragment)
         self._settle(Tier.NVME, place)
@@ -477,6 +480,8 @@ def hunt(mutant: Mutant, verify: bool, seeds: range, *, stop_at_first: bool) -> 
             num_seeds += 1
             outcome = run_seed(seed, verify, audit_every=NO_AUDIT)
             if outcome.check:
+                is_stale = "TypeError" in outcome.check  # a patch that no longer fits is no kill
+                assert not is_stale, f"the mutant {mutant.name} is stale\n{outcome.trace_back}"
                 checks[outcome.check] += 1
                 first = seed if first < 0 else first
                 if stop_at_first:
