@@ -126,7 +126,7 @@ class ChainStore:
 
     def close(self) -> None:
         """Close the connection; it opens again when it is used."""
-        self.guard.ask("close", self._client.close)
+        self.guard.give_back("close", self._client.close)
 
     # ---------------------------------------------------------------------------------- internals
 

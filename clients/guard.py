@@ -102,6 +102,16 @@ class Guard:
         self._tell_if_back(was_open)
         return None
 
+    def give_back(self, what: str, call: Callable[[], object]) -> None:
+        """Make a call that gives back what this process holds, also while the daemon does not answer; it is
+        all the same whether the daemon hears of it. Never raises an Exception."""
+        try:
+            call()
+        except KvtierError as problem:
+            self._logger.debug("%s: %s", what, problem)
+        except Exception:
+            self.defect(what)
+
     def defect(self, what: str) -> None:
         """Note the exception being handled: a defect of the plug-in itself. Told once a minute per place."""
         self._defects.defect(what)

@@ -151,7 +151,7 @@ class KvtierL2Adapter(L2AdapterInterface):
         """Finish what is queued and leave the daemon."""
         for worker in (self._stores, self._loads):
             worker.close()
-            self.guard.ask("close", worker.store.close)
+            self.guard.give_back("close", worker.store.close)
         for notifier in (self._store_done, self._lookup_done, self._load_done):
             notifier.close()
 

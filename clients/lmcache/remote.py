@@ -193,7 +193,7 @@ class KvtierConnector(RemoteConnector):
         for thread in (self._lookup_thread, self._read_thread, self._write_thread):
             thread.shutdown(wait=True)
         for store in (self._lookups, self._reads, self._writes):
-            self.guard.ask("close", store.close)
+            self.guard.give_back("close", store.close)
 
     async def _run(self, thread: ThreadPoolExecutor, call: Callable[[], T], default: T) -> T:
         try:

@@ -39,6 +39,19 @@ def test_a_dead_appliance_is_not_asked_again_and_comes_back(caplog: pytest.LogCa
     assert "answers again" in caplog.records[1].message
 
 
+def test_what_is_held_is_given_back_also_to_a_dead_appliance(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard("test", Breaker(max_failures=1))
+    guard.ask("find", lambda: _raise(Unavailable("dead", reason="NOT_RUNNING")))
+    assert guard.breaker.is_open
+    closed: list[str] = []
+    guard.give_back("close", lambda: closed.append("socket"))
+    guard.give_back("close", lambda: _raise(Unavailable("dead", reason="NOT_RUNNING")))
+    assert closed == ["socket"]
+    assert guard.take_causes() == {"NOT_RUNNING": 1}, "nothing was lost"
+    guard.give_back("close", lambda: _raise(ZeroDivisionError("ours")))
+    assert guard.take_causes() == {PLUGIN_BUG: 1}
+
+
 def test_interrupts_are_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         Guard("test").ask("stop", lambda: _raise(KeyboardInterrupt()))
