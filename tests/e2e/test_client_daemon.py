@@ -9,7 +9,7 @@ import numpy as np
 
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 
-from ..daemon import Daemon
+from ..daemon import PATIENT, Daemon
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=2, head_dim=128, block_tokens=16, dtype="bfloat16", layers_per_group=2
@@ -20,7 +20,7 @@ NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(16)]
 
 def test_what_is_in_memory_is_read_without_a_call(daemon: Daemon) -> None:
     data = np.random.default_rng(2).integers(0, 256, 16 * GEOMETRY.block_bytes, np.uint8)
-    with Client(daemon.target) as client:
+    with Client(daemon.target, timeout=PATIENT) as client:
         namespace = client.register(IDENTITY)
         assert client.info.transport == "local"
         assert client.put(namespace, NAMES, data).complete
@@ -34,7 +34,7 @@ def test_what_is_in_memory_is_read_without_a_call(daemon: Daemon) -> None:
 
 def test_death_and_restart_cost_a_miss(daemon: Daemon) -> None:
     data = np.random.default_rng(3).integers(0, 256, 16 * GEOMETRY.block_bytes, np.uint8)
-    with Client(daemon.target) as client:
+    with Client(daemon.target, timeout=PATIENT) as client:
         namespace = client.register(IDENTITY)
         client.put(namespace, NAMES, data)
         epoch = client.info.epoch
@@ -58,7 +58,7 @@ def test_reads_during_an_eviction_storm_are_right_or_missing(shared_daemon: Daem
 
     def write() -> None:
         try:
-            with Client(shared_daemon.target) as client:
+            with Client(shared_daemon.target, timeout=PATIENT) as client:
                 namespace = client.register(identity)
                 for _ in range(2):
                     for number, name in enumerate(names):
@@ -72,7 +72,7 @@ def test_reads_during_an_eviction_storm_are_right_or_missing(shared_daemon: Daem
     chance = random.Random(seed)
     num_read = num_one_sided = 0
     writer = threading.Thread(target=write)
-    with Client(shared_daemon.target) as client:
+    with Client(shared_daemon.target, timeout=PATIENT) as client:
         namespace = client.register(identity)
         target = np.zeros(words, np.uint64)
         writer.start()

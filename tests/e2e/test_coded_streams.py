@@ -19,7 +19,7 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ..contracts.kv_values import values_like_kv
-from ..daemon import Daemon
+from ..daemon import PATIENT, Daemon
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=64, dtype="bfloat16", layers_per_group=2
@@ -57,7 +57,10 @@ def test_both_ways_and_beside_clients_that_read_no_codec(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = blocks_like_kv()
-    with Client(daemon.target, shared_memory=False) as remote, Client(daemon.target) as local:
+    with (
+        Client(daemon.target, shared_memory=False, timeout=PATIENT) as remote,
+        Client(daemon.target, timeout=PATIENT) as local,
+    ):
         space = remote.register(IDENTITY)
         assert remote.put(space, NAMES, data).complete
         np.testing.assert_array_equal(local.get(local.register(IDENTITY), NAMES).data, data)
@@ -66,7 +69,7 @@ def test_both_ways_and_beside_clients_that_read_no_codec(
         monkeypatch.setattr(coded, "readable_codecs", lambda: ())
         monkeypatch.setattr("kvtier.clients.gets.readable_codecs", lambda: ())
         before = counters(daemon)
-        with Client(daemon.target, shared_memory=False) as plain:
+        with Client(daemon.target, shared_memory=False, timeout=PATIENT) as plain:
             space = plain.register(IDENTITY)
             np.testing.assert_array_equal(plain.get(space, NAMES).data, data)
             other = [hashlib.sha256(name).digest() for name in NAMES]
@@ -101,7 +104,7 @@ def test_a_get_into_pieces(exponents_daemon: Daemon) -> None:
     pages = np.zeros((GEOMETRY.num_layers, NUM_BLOCKS, piece_bytes), np.uint8)  # layer by layer
     starts = pages.ctypes.data + np.arange(GEOMETRY.num_layers) * NUM_BLOCKS * piece_bytes
     addresses = starts[None, :] + np.arange(NUM_BLOCKS)[:, None] * piece_bytes
-    with Client(exponents_daemon.target, shared_memory=False) as remote:
+    with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT) as remote:
         space = remote.register(IDENTITY)
         assert remote.put(space, NAMES, data).complete
         report = remote.get(space, NAMES, into=Pieces(addresses.astype(np.int64), piece_bytes, pages))
@@ -114,7 +117,7 @@ def test_what_is_damaged_on_its_way_down_is_a_miss(
     exponents_daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = blocks_like_kv()
-    with Client(exponents_daemon.target, shared_memory=False) as remote:
+    with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT) as remote:
         space = remote.register(IDENTITY)
         assert remote.put(space, NAMES, data).complete
         take = coded.CodedReader.take
@@ -149,14 +152,14 @@ def test_what_is_damaged_on_its_way_up_is_refused_as_a_whole(
                 return found._replace(stored=found.stored[:-9] + bytes(9))
             return found._replace(checksum=bytes(16)) if how == "checksum" else found._replace(codec_id=5)
 
-        with Client(exponents_daemon.target, shared_memory=False) as remote:
+        with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT) as remote:
             space = remote.register(IDENTITY)
             with monkeypatch.context() as patched:
                 patched.setattr(streaming.StreamEncoder, "encode", damaged)
                 with pytest.raises(KvtierError, match=r"checksum says|put_codecs"):
                     remote.put(space, NAMES, data)
             assert remote.lookup(space, NAMES).num_blocks == 0
-    with Client(exponents_daemon.target, shared_memory=False) as remote:
+    with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT) as remote:
         assert remote.put(remote.register(IDENTITY), NAMES, data).complete
 
 

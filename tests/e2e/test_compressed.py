@@ -16,7 +16,7 @@ from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ..contracts.kv_values import values_like_kv
-from ..daemon import Daemon
+from ..daemon import PATIENT, Daemon
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=4, head_dim=64, block_tokens=16, dtype="bfloat16", layers_per_group=2
@@ -52,12 +52,15 @@ def test_blocks_on_nvme_take_less_and_are_the_same(tmp_path: Path, codec: str) -
     daemon.start()
     try:
         data = blocks_like_kv()
-        with Client(daemon.target) as client:
+        with Client(daemon.target, timeout=PATIENT) as client:
             namespace = client.register(IDENTITY)
             assert client.put(namespace, NAMES, data).complete
         assert daemon.stop() == 0  # drains: everything is in the cold store now
         daemon.start()
-        with grpc.insecure_channel(daemon.target) as channel, Client(daemon.target) as client:
+        with (
+            grpc.insecure_channel(daemon.target) as channel,
+            Client(daemon.target, timeout=PATIENT) as client,
+        ):
             admin = AdminServiceStub(channel)
             status = admin.GetStatus(admin_pb2.GetStatusRequest())
             nvme = next(tier for tier in status.tiers if tier.tier == 3)

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvtier.clients import Client, Geometry, NamespaceIdentity, Tier
 
-from ..daemon import Daemon
+from ..daemon import PATIENT, Daemon
 
 GEOMETRY = Geometry(
     num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2
@@ -26,7 +26,7 @@ def test_a_hot_block_survives_a_clean_restart(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, arguments=(*SETTINGS, "--set", f"tiers.nvme.path={tmp_path / 'nvme'}"))
     try:
         daemon.start()
-        with Client(daemon.target) as client:
+        with Client(daemon.target, timeout=PATIENT) as client:
             namespace = client.register(IDENTITY)
             assert client.put(namespace, NAMES, data).complete
             assert client.prefetch(namespace, NAMES, Tier.HBM).num_promoted == 8

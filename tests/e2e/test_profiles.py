@@ -16,7 +16,7 @@ from kvtier.tiers.codecs.profile_file import write_profile
 from kvtier.tiers.codecs.profiled import Profiled
 
 from ..contracts.kv_values import values_like_kv
-from ..daemon import Daemon
+from ..daemon import PATIENT, Daemon
 
 MODEL = hashlib.sha256(b"profiled").digest()
 GEOMETRY = Geometry(
@@ -70,14 +70,14 @@ def test_only_who_names_a_profile_is_stored_by_it(tmp_path: Path) -> None:
     expected = decoded(data)  # before a daemon reads: it loads what was compiled for this
     daemon = started(tmp_path)
     try:
-        with Client(daemon.target) as client:
+        with Client(daemon.target, timeout=PATIENT) as client:
             for identity in (lossy, exact):
                 assert client.put(client.register(identity), NAMES, data).complete
             assert (client.get(client.register(lossy), NAMES).data == data).all()  # dram keeps what was put
         for _ in range(2):  # the second time what was loaded is spilled again: nothing is lost twice
             assert daemon.stop() == 0
             daemon.start()
-            with Client(daemon.target) as client:
+            with Client(daemon.target, timeout=PATIENT) as client:
                 np.testing.assert_array_equal(client.get(client.register(exact), NAMES).data, data)
                 report = client.get(client.register(lossy), NAMES)
                 np.testing.assert_array_equal(report.data, expected)
@@ -86,14 +86,14 @@ def test_only_who_names_a_profile_is_stored_by_it(tmp_path: Path) -> None:
         path = tmp_path / "profiles" / "four-bits.yaml"
         path.rename(tmp_path / "elsewhere.yaml")
         daemon.start()
-        with Client(daemon.target) as client:
+        with Client(daemon.target, timeout=PATIENT) as client:
             with pytest.raises(KvtierError, match="no profile"):
                 client.register(lossy)
             np.testing.assert_array_equal(client.get(client.register(exact), NAMES).data, data)
         assert daemon.stop() == 0
         (tmp_path / "elsewhere.yaml").rename(path)
         daemon.start()
-        with Client(daemon.target) as client:  # nothing was lost meanwhile
+        with Client(daemon.target, timeout=PATIENT) as client:  # nothing was lost meanwhile
             report = client.get(client.register(lossy), NAMES)
             np.testing.assert_array_equal(report.data, expected)
     finally:
@@ -105,7 +105,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     write_profile(PROFILE, tmp_path / "profiles" / "four-bits.yaml")
     daemon = started(tmp_path)
     try:
-        with Client(daemon.target) as client:
+        with Client(daemon.target, timeout=PATIENT) as client:
             other = NamespaceIdentity(b"o" * 32, GEOMETRY, profile_digest=PROFILE.digest)
             with pytest.raises(KvtierError, match="it is of model"):
                 client.register(other)

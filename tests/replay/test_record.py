@@ -20,7 +20,7 @@ from kvtier.appliance.replay.setups import Shape, single_tier
 from kvtier.appliance.replay.untimed import UntimedShell
 from kvtier.clients import Client, Geometry, NamespaceIdentity, Urgency
 
-from ..daemon import Daemon
+from ..daemon import PATIENT, Daemon
 
 GEOMETRY = Geometry(num_layers=2, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float16")
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"record").digest(), GEOMETRY)
@@ -53,7 +53,7 @@ def recording(daemon: Daemon, out: Path) -> Iterator[None]:
 def test_a_recorded_session_says_the_same_when_replayed(daemon: Daemon, tmp_path: Path) -> None:
     out = tmp_path / "monday.jsonl.gz"
     first, second = hashes("first", 12), hashes("second", 8)
-    with Client(daemon.target) as client, recording(daemon, out):
+    with Client(daemon.target, timeout=PATIENT) as client, recording(daemon, out):
         namespace = client.register(IDENTITY)
 
         def put(chain: list[bytes], parent: bytes = b"") -> None:
