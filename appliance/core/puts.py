@@ -329,9 +329,11 @@ class PutJob:
             row = self._residency.catalog.block_of[fragment]
             # A block that waits for room for its other fragments is not among the decided ones yet; one for
             # which there was none has its outcome already.
-            block = self.rows.index(row) if row in self.rows else self._next
-            if block < len(self.outcomes):
-                self.outcomes[block] = PutOutcome.FAILED
+            # A client that names a block twice hears of both.
+            blocks = [block for block, decided in enumerate(self.rows) if decided == row] or [self._next]
+            for block in blocks:
+                if block < len(self.outcomes):
+                    self.outcomes[block] = PutOutcome.FAILED
         if not self._copying:
             self._finish_if_landed()
 

@@ -239,3 +239,14 @@ def test_what_a_copy_says_is_written_out_when_it_is_read_and_is_still_true_then(
         label.checksum = bytes([number]) * 16
         assert label == told
     assert [label.parent_hash for label in run.labels][::2] == [first[0], *chain[:2]]
+
+
+def test_a_block_named_twice_is_not_stored_where_its_bytes_did_not_arrive() -> None:
+    rig = Rig(nvme_blocks=0)
+    chain = hashes("a", 2)
+    call = rig.start_put([*chain, chain[0]])
+    while rig.copies:
+        rig.finish(rig.copies[0], Cause.SOURCE_GONE)
+    outcomes = list(rig.answer(call).outcomes)
+    assert rig.found(chain) == 0
+    assert STORED not in outcomes
