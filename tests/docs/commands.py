@@ -23,7 +23,7 @@ from pathlib import Path
 
 BLOCK = re.compile(r"(?:<!-- (not run|fails): ([^\n]+?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
 HTTP = "127.0.0.1:9464"
-COMMAND_S = 60.0
+COMMAND_S = 180.0
 
 
 @dataclass
