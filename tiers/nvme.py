@@ -238,7 +238,12 @@ class ColdStore:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
             if segment.epoch == 0:
                 return
-            self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
+            segment.is_ending = True
+            try:
+                self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
+            except CopyError:
+                segment.is_ending = False
+                raise
             tombstone = pack_tombstone(number, segment.epoch)
             self._segments[number] = SegmentLife(segment.fd)
             try:
@@ -349,7 +354,7 @@ class ColdStore:
         problems = []
         if not self._closed and not self._directory_lock.still_ours():
             problems.append(f"{self.directory}: the lock file was replaced; another owner may be at work")
-        lives = dict(self._manifest.state.lives)
+        lives = self._manifest.state.lives
         return problems + check_lives(self._segments, lives, self.data_pages, self._lock)
 
     def inspect_segment(self, number: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class SegmentLife:
     epoch: int = 0
     sealed: bool = False
     suspect: bool = False  # a flush failed: no footer, ever
+    is_ending: bool = False  # the manifest is being told, or was: another life takes this one's place
     entries: bytearray = field(default_factory=bytearray)  # of the records written, until sealed
     namespaces: dict[bytes, int] = field(default_factory=dict)
 
@@ -29,11 +30,12 @@ def check_lives(
     segments: Sequence[SegmentLife], lives: Mapping[int, Life], data_pages: int, lock: threading.Lock
 ) -> list[str]:
     """Audit: lives agree with the manifest's, no two records of an unsealed segment overlap. `lock` guards
-    entries and namespaces."""
+    entries, namespaces and the beginning of a life; one that ends meanwhile is not judged."""
     problems = []
-    for number, segment in enumerate(segments):
-        life = lives.get(number)
-        if segment.epoch != (life.epoch if life else 0):
+    for number in range(len(segments)):
+        with lock:
+            segment, life = segments[number], lives.get(number)  # in this order: see `is_ending`
+        if segment.epoch != (life.epoch if life else 0) and not segment.is_ending:
             problems.append(f"segment {number}: its epoch is not the manifest's")
         if segment.epoch and segment.fd == NO_FILE:
             problems.append(f"segment {number}: in use without a file")
