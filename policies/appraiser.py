@@ -111,9 +111,9 @@ class Appraiser:
     def _refresh(self, stretches_of: I32, steps: F64, share: F64) -> None:
         """Make the prices that were never made, and of those that are out of date as many as one call may.
 
-        Where there are more, those come first that are cheapest by what is known of them, and who is overdue:
-        a price that is not looked at counts for half of itself with every step of age, because some fall as
-        steeply (a tool call that has not returned). The others stay what they were until it is their turn.
+        Where there are more, those come first that are cheapest by what is known of them, and that nobody
+        looked at for long: such a price counts for half of itself with every step of age, because some fall
+        as steeply (a tool call that has not returned). The others stay what they were until it is their turn.
         """
         freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
         due = np.flatnonzero(freshness != PRICED)
@@ -122,8 +122,8 @@ class Appraiser:
             number = max(MAX_REPRICED, int(is_unpriced.sum()))
             if number < len(due):
                 candidates, steps = stretches_of[due], steps[due]
-                overdue = np.maximum(self._ahead(candidates, steps) - (NUM_PRICES - 1), 0.0)
-                known = self._prices_at(candidates, steps) * share[due] * np.exp2(-overdue)
+                behind = np.maximum(self._ahead(candidates, steps) - (NUM_PRICES - 1), 0.0)
+                known = self._prices_at(candidates, steps) * share[due] * np.exp2(-behind)
                 known[is_unpriced] = -math.inf
                 due = due[np.argpartition(known, number)[:number]]
         if len(due):

@@ -54,15 +54,17 @@ class ColdQuota:
         """Give up what any tenant has beyond its quota, the ends of its longest chains first. At start."""
         residency = self._residency
         for tenant, quota in self.options.quotas.items():
+            if quota.cold_bytes is None:
+                continue
             namespaces = self._namespaces_of(tenant)
-            excess_bytes = sum(residency.cold_bytes[one.id] for one in namespaces)
-            excess_bytes -= quota.cold_bytes if quota.cold_bytes is not None else excess_bytes
-            if excess_bytes > 0:
-                rows = [row for one in namespaces for row in one.rows.values()]
-                rows.sort(key=residency.catalog.position.__getitem__, reverse=True)
-                for row in rows:
-                    if excess_bytes > 0 and residency.may_leave(row, Tier.NVME):
-                        excess_bytes -= residency.evict(row, Tier.NVME, BEYOND_QUOTA)
+            excess_bytes = sum(residency.cold_bytes[one.id] for one in namespaces) - quota.cold_bytes
+            if excess_bytes <= 0:
+                continue
+            rows = [row for one in namespaces for row in one.rows.values()]
+            rows.sort(key=residency.catalog.position.__getitem__, reverse=True)
+            for row in rows:
+                if excess_bytes > 0 and residency.may_leave(row, Tier.NVME):
+                    excess_bytes -= residency.evict(row, Tier.NVME, BEYOND_QUOTA)
 
     # ------------------------------------------------------------------------------------ internals
 

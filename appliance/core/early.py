@@ -54,7 +54,7 @@ class EarlyLayers:
 
     def __contains__(self, row: int) -> bool:
         catalog = self._residency.catalog
-        return catalog.handle(row) in self._trimmed[catalog.namespace_of(row).domain]
+        return catalog.handle(row) in self._trimmed.get(catalog.namespace_of(row).domain, ())
 
     def trim(self, row: int, price: float, limit: int, price_of: Callable[[int], float]) -> int:
         """Let the late layer groups of a victim go, and of those above it that cost no more. Returns how many

@@ -114,7 +114,7 @@ class Pressure:
         def is_admitted(victim: Victim) -> bool:
             return admission.admits(newcomer(num_left), victim)
 
-        asked = None if isinstance(admission, AdmitAll) else is_admitted
+        asked = None if type(admission) is AdmitAll else is_admitted  # a class derived from it may decline
         while num_left < wanted:
             step, num_run = self._give_up(tier, wanted - num_left, domain, asked)
             if step in (Step.NOTHING, Step.DECLINED):

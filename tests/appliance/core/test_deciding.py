@@ -8,6 +8,7 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.story import Story, Verdict
+from kvtier.policies.admission import AdmitAll
 from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
 from kvtier.policies.lru import LruEviction
 from kvtier.policies.registry import ADMISSION, EVICTION, PolicyChoice, UnknownPolicy, build, resolve
@@ -55,6 +56,13 @@ class Impatient(Prefetcher):
 
     def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
         return ()
+
+
+class ButNotLong(AdmitAll):
+    """Admits everything but chains of two."""
+
+    def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
+        return newcomer.num_blocks < 2
 
 
 class OnlyFirstBlocks(AdmissionPolicy):
@@ -155,6 +163,13 @@ def test_a_put_worth_less_than_its_victims_is_declined_from_there_on() -> None:
     assert rig.found(chain) == 2
     assert rig.put(hashes("few", 3)) == [STORED] * 2 + [DECLINED]  # too few for the column path
     assert rig.planner.story.counters["blocks_declined"] == 6
+
+
+def test_a_class_derived_from_who_admits_everything_is_asked() -> None:
+    rig = rig_with(2, admission=f"{HERE}:ButNotLong")
+    rig.put(hashes("old", 2))
+    rig.tick(1.0)
+    assert rig.put(hashes("new", 2)) == [DECLINED] * 2
 
 
 def test_a_free_place_is_nobodys_to_decline() -> None:
