@@ -7,6 +7,7 @@ remembered, leaf-first LRU. What is stored is in fake_store.py.
 import hashlib
 import itertools
 import re
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,28 +68,36 @@ class FakeServer:
         self.calls: list[str] = []
         self.failures: deque[KvtierError] = deque()
         self.books = Books(FakeStore(capacity_bytes), epoch=1)
+        self.lock = threading.RLock()  # clients are used on several threads; a call is answered whole
         self._numbers = itertools.count(1)
 
     # ------------------------------------------------------------------------------------- calls
 
     def attach(self) -> Attachment:
         """Return a new client's connection."""
-        info = ServerInfo("fake", self.books.epoch, "fake", self.max_blocks_per_request)
         staging = StagingArea(np.zeros(self.staging_bytes, np.uint8))
-        return Attachment(info, next(self._numbers), True, ExtentTable(0), staging)
+        with self.lock:
+            info = ServerInfo("fake", self.books.epoch, "fake", self.max_blocks_per_request)
+            return Attachment(info, next(self._numbers), True, ExtentTable(0), staging)
 
     def detach(self, client_id: int) -> None:
         """Give back what a client holds."""
-        for number in [n for n, hold in self.books.holds.items() if hold.client_id == client_id]:
-            self.let_go(number)
+        with self.lock:
+            for number in [n for n, hold in self.books.holds.items() if hold.client_id == client_id]:
+                self.let_go(number)
 
     def restart(self) -> None:
         """Forget everything."""
-        self.books = Books(FakeStore(self.books.store.capacity_bytes), self.books.epoch + 1)
+        with self.lock:
+            self.books = Books(FakeStore(self.books.store.capacity_bytes), self.books.epoch + 1)
 
     def check_integrity(self) -> list[str]:
         """Audit the store, and that holds and blocks agree."""
-        books = self.books
+        with self.lock:
+            return self._audit(self.books)
+
+    @staticmethod
+    def _audit(books: Books) -> list[str]:
         problems = books.store.check_integrity()
         held: dict[Key, int] = {}
         for key in itertools.chain.from_iterable(hold.keys for hold in books.holds.values()):
@@ -101,12 +110,13 @@ class FakeServer:
 
     def handle(self, attachment: Attachment, call: str, request: Any) -> list[Answer]:
         """Answer one call. Raises KvtierError as a daemon would."""
-        self.calls.append(call)
-        self._expire()
-        if self.failures:
-            raise self.failures.popleft()
         handler = getattr(self, "_on" + re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", call))
-        answer = handler(attachment, request)
+        with self.lock:
+            self.calls.append(call)
+            self._expire()
+            if self.failures:
+                raise self.failures.popleft()
+            answer = handler(attachment, request)
         return answer if isinstance(answer, list) else [Answer(answer)]
 
     def _on_map_extents(self, attachment: Attachment, request: Any) -> list[Answer]:

@@ -26,7 +26,7 @@ L = TypeVar("L", bound=FakeLink)
 
 
 class FakeAppliance:
-    """An in-process stand-in for the daemon. Not thread-safe beyond what Client serialises."""
+    """An in-process stand-in for the daemon. Its clients may be used on several threads."""
 
     def __init__(
         self,
@@ -67,14 +67,16 @@ class FakeAppliance:
 
     @unavailable.setter
     def unavailable(self, value: bool) -> None:
-        self._unavailable = value
-        if value:
-            self._disconnect()
+        with self.server.lock:  # nobody connects between the word and the deed
+            self._unavailable = value
+            if value:
+                self._disconnect()
 
     def restart(self) -> None:
         """Forget everything, as a daemon without a cold store would, and start anew."""
-        self._disconnect()
-        self.server.restart()
+        with self.server.lock:
+            self._disconnect()
+            self.server.restart()
 
     @property
     def calls(self) -> list[str]:
@@ -108,11 +110,12 @@ class FakeAppliance:
         return self.server.check_integrity()
 
     def _linked(self, kind: type[L]) -> L:
-        if self._unavailable:
-            raise Unavailable("the fake appliance is switched off", reason=NOT_RUNNING)
-        link = kind(self.server)
-        self._links = [*(one for one in self._links if not one.closed), link]
-        return link
+        with self.server.lock:
+            if self._unavailable:
+                raise Unavailable("the fake appliance is switched off", reason=NOT_RUNNING)
+            link = kind(self.server)
+            self._links = [*(one for one in self._links if not one.closed), link]
+            return link
 
     def _disconnect(self) -> None:
         for link in self._links:

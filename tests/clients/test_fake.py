@@ -1,6 +1,8 @@
 """What FakeAppliance offers to test authors beyond the client's contract."""
 
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,15 @@ from kvtier.testing import FakeAppliance
 
 GEOMETRY = Geometry(num_layers=2, num_kv_heads=1, head_dim=64, block_tokens=16, dtype="float16")
 BLOCK = GEOMETRY.block_bytes
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns after microseconds: what they do to each other shows."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual_s)
 
 
 def start(appliance: FakeAppliance, **settings: Any) -> tuple[Client, Namespace]:
@@ -54,6 +65,34 @@ def test_switched_off_and_on() -> None:
     appliance.unavailable = False
     assert client.get(namespace, names).num_blocks == 1
     assert appliance.check_integrity() == []
+
+
+def connect_together(appliance: FakeAppliance, num_clients: int = 8) -> list[tuple[Client, Namespace]]:
+    clients: list[tuple[Client, Namespace]] = []
+    together = threading.Barrier(num_clients)
+
+    def connect() -> None:
+        together.wait()
+        clients.append(start(appliance))
+
+    threads = [threading.Thread(target=connect) for _ in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return clients
+
+
+def test_clients_that_connect_on_many_threads_are_all_cut_off(quick_switches: None) -> None:
+    """A connection that was not noted down would go on working after "unavailable"."""
+    for _ in range(100):
+        appliance = FakeAppliance(capacity_bytes=1 << 20, staging_bytes=1 << 16)
+        clients = connect_together(appliance)
+        assert {namespace.id for _, namespace in clients} == {1}
+        appliance.unavailable = True
+        for client, namespace in clients:
+            with pytest.raises(Unavailable):
+                client.lookup(namespace, bytes(32))
 
 
 def test_restart_forgets_and_the_client_does_not_notice() -> None:

@@ -374,6 +374,8 @@ class Worker:
             lambda _: appliance.client(name="worker"),
             self.counters,
         )
+        num_threads = len(self.side._threads)  # each has connected before a test switches anything off
+        wait_for(lambda: appliance.calls.count("RegisterNamespace") == num_threads)
 
     def load(self, *loads: Load) -> tuple[set[str], set[str]]:
         finished: set[str] = set()
