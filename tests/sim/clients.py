@@ -1,8 +1,8 @@
 """Clients: what they do, in which order, and how they die.
 
 A `Crowd` draws one operation after the other and starts it for a random client; what follows from it
-(commits, reads, releases, retries) happens at its own random time, overlapping with everything else. A
-client that dies stops in the middle of whatever it was doing.
+(commits, reads, releases, retries: putting.py, acquiring.py) happens at its own random time, overlapping with
+everything else. A client that dies stops in the middle of whatever it was doing.
 """
 
 from collections.abc import Sequence
@@ -10,31 +10,18 @@ from random import Random
 from typing import Any
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.catalog import NO_ROW
-from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
+from kvtier.tiers.block import NamespaceIdentity, Tier
 
+from .acquiring import Acquire
 from .config import Config
 from .daemon import Daemon
-from .mover import Staging
 from .oracle import Contents
-from .readers import read_one_sided, read_under_lease
+from .putting import Put
+from .readers import read_one_sided
+from .requests import URGENCIES, Chain, Client
 from .world import Violation, World
 
-URGENCIES = (Urgency.DECODING, Urgency.PREFILL, Urgency.QUEUED, Urgency.WAITING, Urgency.IDLE)
 NEVER = float("inf")
-
-
-class Client:
-    """One client of one life of the daemon."""
-
-    def __init__(self, number: int, domain: str, is_local: bool) -> None:
-        self.number = number
-        self.domain = domain
-        self.is_local = is_local
-        self.is_alive = True
-        self.staging = Staging()
-        self.next_offset = 0
-        self.leases: list[int] = []
 
 
 class Keys:
@@ -145,15 +132,15 @@ class Crowd:
         index = self.world.rng.choice(mine)
         return self.namespace_ids[index], self.identities[index]
 
-    def _request_id(self) -> str:
+    def request_id(self) -> str:
         self._num_requests += 1
         return f"r{self._num_requests}"
 
-    def _session_id(self) -> str:
+    def session_id(self) -> str:
         world = self.world
         return f"s{world.rng.randrange(self.config.num_sessions)}" if world.random() < 0.6 else ""
 
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
         return self.world.now + self.world.spread(0.2) if self.world.random() < 0.4 else NEVER
 
     def _measure(self, client: Client) -> None:
@@ -186,12 +173,12 @@ class Crowd:
         path = self.keys.draw(self.world.rng)
         start = 0 if self.world.random() < 0.7 else self.world.rng.randrange(len(path))
         parent = path[start - 1] if start else b""
-        Put(self, client, *namespace, parent, path[start:]).start(one_step)
+        Put(self, client, Chain(*namespace, path[start:]), parent).start(one_step)
 
     def _acquire(self, client: Client) -> None:
         namespace = self._namespace(client)
         if namespace is not None:
-            Acquire(self, client, *namespace, self.keys.draw(self.world.rng)).start()
+            Acquire(self, client, Chain(*namespace, self.keys.draw(self.world.rng))).start()
 
     def _one_sided(self, client: Client) -> None:
         namespace = self._namespace(client)
@@ -216,7 +203,7 @@ class Crowd:
         namespace = self._namespace(client)
         if namespace is not None:
             path = self.keys.draw(self.world.rng)
-            session_id = self._session_id()
+            session_id = self.session_id()
             if session_id:
                 self.daemon.oracle.session(session_id, client.number)
             self.daemon.step(ev.Touched(client.number, namespace[0], path, session_id))
@@ -228,7 +215,7 @@ class Crowd:
         call = self._call(client, self._pinned)
         floor = self.world.rng.choice((Tier.HBM, Tier.DRAM, Tier.NVME))
         path, ttl_s = self.keys.draw(self.world.rng), self.world.spread(0.5)
-        request = ev.PinRequested(call, client.number, self._request_id(), namespace[0], path, floor, ttl_s)
+        request = ev.PinRequested(call, client.number, self.request_id(), namespace[0], path, floor, ttl_s)
         self.daemon.step(request)
 
     def _pinned(self, result: Any) -> None:
@@ -248,7 +235,7 @@ class Crowd:
             self.daemon.step(ev.PrefetchRequested(call, client.number, namespace[0], path, target))
 
     def _session(self, client: Client) -> None:
-        session_id, urgency = self._session_id() or "s0", self.world.rng.choice(URGENCIES)
+        session_id, urgency = self.session_id() or "s0", self.world.rng.choice(URGENCIES)
         self.daemon.oracle.session(session_id, client.number).urgency = urgency
         back_at = NEVER
         if self.world.chance(self.config.hint_rate):
@@ -256,7 +243,7 @@ class Crowd:
         self.daemon.step(ev.SessionUpdated(client.number, session_id, urgency, back_at=back_at))
 
     def _fork(self, client: Client) -> None:
-        session_id, new_id = self._session_id() or "s0", self._session_id() or "s1"
+        session_id, new_id = self.session_id() or "s0", self.session_id() or "s1"
         source = self.daemon.oracle.sessions.get(session_id)
         if source is not None:
             self.daemon.oracle.session(new_id, client.number).blocks.update(source.blocks)
@@ -264,7 +251,7 @@ class Crowd:
         self.daemon.step(ev.SessionForked(call, client.number, session_id, new_id))
 
     def _end(self, client: Client) -> None:
-        session_id = self._session_id() or "s0"
+        session_id = self.session_id() or "s0"
         self.daemon.oracle.sessions.pop(session_id, None)
         call = self._call(client, lambda result: None)
         archive = self.world.random() < 0.5
@@ -290,7 +277,7 @@ class Crowd:
         namespace_id = self.namespace_ids[self.world.rng.choice(others)]
         call = self._call(client, _must_be_refused)
         path = self.keys.draw(self.world.rng)
-        self.daemon.step(ev.AcquireRequested(call, client.number, self._request_id(), namespace_id, path))
+        self.daemon.step(ev.AcquireRequested(call, client.number, self.request_id(), namespace_id, path))
 
     def _jump(self, client: Client) -> None:
         """The clock jumps, or the process was stopped: everything is due at once."""
@@ -321,323 +308,3 @@ class Crowd:
 def _must_be_refused(result: Any) -> None:
     if not isinstance(result, ev.Refusal) or result.reason != "UNKNOWN_NAMESPACE":
         raise Violation("domains", f"a namespace of another domain was answered with {result}")
-
-
-class Put:
-    """One put from its first request to its last answer."""
-
-    def __init__(
-        self,
-        crowd: Crowd,
-        client: Client,
-        namespace_id: int,
-        identity: NamespaceIdentity,
-        parent_hash: bytes,
-        hashes: Sequence[bytes],
-    ) -> None:
-        self.crowd = crowd
-        self.world = crowd.world
-        self.daemon = crowd.daemon
-        self.client = client
-        self.namespace_id = namespace_id
-        self.identity = identity
-        self.parent_hash = parent_hash
-        self.hashes = hashes
-        self.session_id = crowd._session_id()
-        self.deadline_at = crowd._deadline()
-        self.retention = crowd.retention(namespace_id, hashes)
-        self.prefill_s = crowd.world.spread(0.01) if crowd.world.chance(crowd.config.hint_rate) else 0.0
-        self.request_id = crowd._request_id()
-        self.commit_id = crowd._request_id()
-        self.reservation_id = 0
-        self.tokens: dict[int, int] = {}  # by offset in the staging extent
-        self.is_over = False
-        self.was_refused = False
-        self.due = 0.0
-
-    def start(self, one_step: bool) -> None:
-        """Send the first request."""
-        wait_s = self.crowd.config.options.put_wait_s
-        self.due = min(self.deadline_at, self.world.now + wait_s)
-        if one_step:
-            spans = [self._fill(prefix_hash) for prefix_hash in self.hashes]
-            self._send(self._commit_whole, spans)
-            self._change_staging()
-        else:
-            self._send(self._reserve_event)
-
-    def _send(self, send: Any, *arguments: Any) -> None:
-        """Send a request, and again with the same id now or later, as a client does that lost the answer."""
-        send(*arguments)
-        rates, world = self.crowd.config.rates, self.world
-        if world.chance(rates["retry"]):
-            world.after(world.spread(0.005), self._again, False, send, *arguments)
-        if world.chance(rates["late_retry"]) and self.crowd.config.options.max_remembered_requests > 100:
-            world.after(world.spread(2.0), self._again, True, send, *arguments)
-
-    def _again(self, is_late: bool, send: Any, *arguments: Any) -> None:
-        if self.crowd.expect(self.client) and not self.was_refused and (is_late or not self.is_over):
-            self.world.counts["retry"] += 1
-            send(*arguments)
-
-    def _fill(self, prefix_hash: bytes) -> tuple[int, int]:
-        """Write a block into the staging extent; return its span."""
-        client, geometry = self.client, self.identity.geometry
-        offset = start = client.next_offset
-        for group in range(geometry.num_groups):
-            token = self.crowd.contents.new((self.identity.digest, prefix_hash, group))
-            self.crowd.contents.commit(token)
-            client.staging.tokens[offset] = self.tokens[offset] = token
-            offset += geometry.fragment_bytes(group)
-        client.next_offset = offset
-        self.crowd.accepted.add((self.identity.digest, prefix_hash))
-        return start, geometry.block_bytes
-
-    def _change_staging(self) -> None:
-        """A faulty client writes other content for the same keys while the daemon copies."""
-        if self.world.chance(self.crowd.config.rates["staging_changed"]):
-            self.world.counts["staging_changed"] += 1
-            self.world.after(self.world.spread(0.001), self._rewrite)
-
-    def _rewrite(self) -> None:
-        if self.is_over:
-            return
-        contents = self.crowd.contents
-        for offset, token in self.tokens.items():
-            changed = contents.new(contents.key_of(token))
-            contents.commit(changed)
-            self.client.staging.tokens[offset] = changed
-
-    def _reserve_event(self, call: int = 0) -> ev.ReserveRequested:
-        make = not call
-        call = call or self.daemon.call(self.client.number, self._reserved, max(self.due, self.world.now))
-        request = ev.ReserveRequested(
-            call,
-            self.client.number,
-            self.request_id,
-            self.namespace_id,
-            self.parent_hash,
-            self.hashes,
-            self.session_id,
-            self.deadline_at,
-            self.prefill_s,
-            self.retention,
-        )
-        if make:
-            self.daemon.step(request)
-        return request
-
-    def _reserved(self, result: Any) -> None:
-        if isinstance(result, ev.Refusal) or self.reservation_id or self.is_over:
-            return
-        outcomes = result.outcomes
-        if result.reservation_id == 0:
-            return self._finish(outcomes)
-        self.reservation_id = result.reservation_id
-        fate = self.world.random()
-        if fate < 0.7:
-            self.world.after(self.world.spread(0.01), self._commit_rest, outcomes)
-        elif fate < 0.85:
-            self.world.after(self.world.spread(0.01), self._abort)
-        return None
-
-    def _commit_rest(self, outcomes: bytes) -> None:
-        if not self.crowd.expect(self.client) or self.is_over:
-            return
-        needed = [h for h, o in zip(self.hashes, outcomes, strict=True) if o == ev.PutOutcome.NEEDED]
-        self._send(self._commit_event, [self._fill(prefix_hash) for prefix_hash in needed])
-        self._change_staging()
-
-    def _commit_event(self, spans: list[tuple[int, int]]) -> None:
-        call = self.daemon.call(self.client.number, self._stored, self.world.now)
-        self.daemon.step(
-            ev.CommitRequested(call, self.client.number, self.commit_id, self.reservation_id, spans)
-        )
-
-    def _commit_whole(self, spans: list[tuple[int, int]]) -> None:
-        call = self.daemon.call(self.client.number, self._stored, max(self.due, self.world.now))
-        request = self._reserve_event(call)
-        self.daemon.step(ev.CommitRequested(call, self.client.number, self.request_id, 0, spans, request))
-
-    def _abort(self) -> None:
-        if self.crowd.expect(self.client):
-            self.is_over = True
-            self.daemon.step(ev.AbortRequested(self.client.number, self.reservation_id))
-
-    def _stored(self, result: Any) -> None:
-        if isinstance(result, ev.Refusal):
-            self.was_refused = True  # a refusal is not remembered: the same id would begin anew
-            if not self.is_over:
-                self._reuse_staging()
-        elif not self.is_over:
-            self._finish(result.outcomes)
-
-    def _finish(self, outcomes: bytes) -> None:
-        """The answer is there: what it says must be true now, and the staging extent is free again."""
-        if len(outcomes) != len(self.hashes):
-            raise Violation("put outcomes", f"{len(outcomes)} outcomes for {len(self.hashes)} blocks")
-        catalog = self.daemon.planner.catalog
-        for prefix_hash, outcome in zip(self.hashes, outcomes, strict=True):
-            if outcome not in (ev.PutOutcome.STORED, ev.PutOutcome.DEDUPLICATED):
-                if outcome == 0:
-                    raise Violation("put outcomes", "a block has no outcome")
-                continue
-            row = catalog.find(self.namespace_id, prefix_hash)
-            is_there = row != NO_ROW and catalog.tier_of(row) is not None
-            is_excused = (self.namespace_id, prefix_hash) in self.daemon.removed_now
-            is_excused |= self.daemon.oracle.is_lossy
-            if not is_there and outcome == ev.PutOutcome.STORED and not is_excused:
-                raise Violation("put outcomes", f"{prefix_hash.hex()[:8]} is STORED and not readable")
-            if is_there and self.session_id and self.daemon.knows(self.client.number):
-                model = self.daemon.oracle.session(self.session_id, self.client.number)
-                model.blocks[self.namespace_id, prefix_hash] = None
-        self.world.counts["put_answered"] += 1
-        self._reuse_staging()
-
-    def _reuse_staging(self) -> None:
-        """Something else stands there from now on: a copy that is still to come reads that."""
-        self.is_over = True
-        for offset in self.tokens:
-            self.client.staging.tokens[offset] = self.crowd.contents.garbage()
-
-
-class Acquire:
-    """One acquire, the reads under its lease, and its release."""
-
-    def __init__(
-        self,
-        crowd: Crowd,
-        client: Client,
-        namespace_id: int,
-        identity: NamespaceIdentity,
-        hashes: Sequence[bytes],
-    ) -> None:
-        self.crowd = crowd
-        self.world = crowd.world
-        self.daemon = crowd.daemon
-        self.client = client
-        self.namespace_id = namespace_id
-        self.identity = identity
-        self.hashes = hashes
-        self.request_id = crowd._request_id()
-        self.session_id = crowd._session_id()
-        self.urgency = self.world.rng.choice(URGENCIES)
-        self.deadline_at = crowd._deadline()
-        self.ttl_s = self.world.rng.choice((0.0, 0.0, 0.01, 1.0))
-        self.first_block = self.world.rng.randrange(len(hashes)) if self.world.random() < 0.2 else 0
-        self.load_anyway = self.world.random() < 0.5
-        self.on_device = self.world.random() < 0.5
-        self.retention = crowd.retention(namespace_id, hashes)
-        self.calls: list[int] = []
-        self.lease_id = 0
-        self.is_released = False
-        self.num_reads = 0  # under way
-        self.seen: set[tuple[int, int]] = set()
-
-    def start(self) -> None:
-        """Send it, perhaps several times; perhaps stop listening."""
-        world, rates = self.world, self.crowd.config.rates
-        self.send()
-        if world.chance(rates["retry"]):
-            world.after(world.spread(0.005), self._again, False)
-        if world.chance(rates["late_retry"]):
-            world.after(world.spread(2.0), self._again, True)
-        if world.random() < 0.05:
-            world.after(world.spread(0.01), self._abandon)
-
-    def send(self) -> None:
-        """Send the request once."""
-        due = max(self.deadline_at, self.world.now)
-        call = self.daemon.call(self.client.number, self._answered, due)
-        self.calls.append(call)
-        if self.session_id and not self.lease_id:
-            self._open_session()
-        self.daemon.step(
-            ev.AcquireRequested(
-                call,
-                self.client.number,
-                self.request_id,
-                self.namespace_id,
-                self.hashes,
-                self.session_id,
-                self.urgency,
-                self.ttl_s,
-                self.deadline_at,
-                self.first_block,
-                self.load_anyway,
-                self.retention,
-                self.on_device,
-            )
-        )
-
-    def _open_session(self) -> None:
-        # A retry that finds its first try (it was no miss) does not touch the session, nor comes here.
-        if len(self.hashes) <= self.crowd.config.options.max_blocks_per_request:
-            model = self.daemon.oracle.session(self.session_id, self.client.number)
-            # Decoding is promised only once an answer says so; anything else counts at once.
-            model.urgency = Urgency.IDLE if self.urgency is Urgency.DECODING else self.urgency
-
-    def _again(self, is_late: bool) -> None:
-        if not self.crowd.expect(self.client) or not (is_late or not self.is_released):
-            return
-        if is_late and self.crowd.config.options.max_remembered_requests < 100:
-            return  # forgotten: it would be another request
-        self.world.counts["retry"] += 1
-        self.send()
-
-    def _abandon(self) -> None:
-        """The caller gives up; nobody reads what was reported."""
-        if not self.crowd.expect(self.client) or self.is_released or self.num_reads:
-            return
-        self.is_released = True
-        for call in self.calls:
-            self.daemon.forget_call(call)
-        if self.lease_id:
-            self.daemon.end_lease(self.lease_id)
-        for call in self.calls:
-            self.daemon.step(ev.AcquireAbandoned(call))
-        if self.lease_id:
-            self.daemon.step(ev.ReleaseRequested(None, self.client.number, [self.lease_id]))
-
-    def _answered(self, result: Any) -> None:
-        if isinstance(result, ev.Refusal) or self.is_released:
-            return
-        if result.lease_id and not self.lease_id:
-            self.lease_id = result.lease_id
-            self.client.leases.append(result.lease_id)
-        for ready in result.ready:
-            if (ready.block, ready.group) in self.seen:
-                continue
-            self.seen.add((ready.block, ready.group))
-            if ready.block >= len(self.hashes) or ready.block < self.first_block:
-                raise Violation("replies", f"block {ready.block} was not asked for")
-            key = (self.identity.digest, self.hashes[ready.block], ready.group)
-            self.daemon.memories[ready.tier]  # a tier that has an address
-            if ready.tier is Tier.HBM and not (self.on_device or self.crowd.config.hbm_is_shared):
-                raise Violation("replies", f"block {ready.block} was offered in hbm, which is a GPU's")
-            if self.world.random() < 0.7:
-                read_under_lease(self, ready, key)
-        if result.last:
-            self._complete(result)
-            if not self.world.chance(self.crowd.config.rates["never_released"]):
-                self.world.after(self.world.spread(0.05), self._release)
-
-    def _complete(self, result: Any) -> None:
-        """The last answer promises: every group of every block from first_block to num_blocks is readable."""
-        groups = self.identity.geometry.num_groups
-        promised = {(b, g) for b in range(self.first_block, result.num_blocks) for g in range(groups)}
-        missing = promised - self.seen
-        if missing and result.lease_id:
-            raise Violation("replies", f"promised {result.num_blocks} blocks, {sorted(missing)[:3]} missing")
-
-    def _release(self) -> None:
-        if not self.crowd.expect(self.client) or self.is_released:
-            return
-        if self.num_reads:
-            self.world.after(0.01, self._release)
-            return
-        self.is_released = True
-        self.daemon.end_lease(self.lease_id)
-        self.daemon.step(ev.ReleaseRequested(None, self.client.number, [self.lease_id]))
-        if self.world.chance(self.crowd.config.rates["released_twice"]):
-            self.daemon.step(ev.ReleaseRequested(None, self.client.number, [self.lease_id, self.lease_id]))

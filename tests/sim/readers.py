@@ -10,7 +10,9 @@ from .oracle import Key
 from .world import Violation
 
 if TYPE_CHECKING:
-    from .clients import Acquire, Client, Crowd
+    from .acquiring import Acquire
+    from .clients import Crowd
+    from .requests import Client
 
 
 def read_under_lease(acquire: "Acquire", ready: ReadyFragment, key: Key) -> None:

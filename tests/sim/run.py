@@ -13,13 +13,15 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.log import SegmentLog
 from kvtier.v1.shm import extent_of, slot_of
 
+from .acquiring import Acquire
 from .changes import Changes
-from .clients import Acquire, Client, Crowd
+from .clients import Crowd
 from .cold import VirtualColdStore
 from .config import Config, draw
 from .daemon import Daemon
 from .erasing import Erasing
 from .oracle import Contents
+from .requests import Chain, Client
 from .tenants import Tenants
 from .wear import wear
 from .world import Violation, World
@@ -136,11 +138,11 @@ class Run:
             self.daemon.step(ev.ClientOpened(client.number, "reader", True, identity.domain))
             for path in self.crowd.keys.paths:
                 namespace_id = self.crowd.namespace_ids[index]
-                acquire = Acquire(self.crowd, client, namespace_id, identity, path)
+                acquire = Acquire(self.crowd, client, Chain(namespace_id, identity, path))
                 acquire.deadline_at, acquire.ttl_s, acquire.session_id = float("inf"), 0.0, ""
                 acquire.send()
                 self._settle()
-                acquire._release()
+                acquire.release()
                 self._settle()
             self.crowd.die(client)
             self._settle()
