@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from .daemon import Daemon, why_not
+from kvtier.clients.options import DEFAULT_TIMEOUT
+
+from .daemon import PATIENT, Daemon, why_not
+
+# Whether a slow daemon is a miss is asked by few tests, and they name their time limits. The others would ask
+# it by chance, on a machine that stands still for a moment.
+for name in ("call_s", "connect_s"):
+    object.__setattr__(DEFAULT_TIMEOUT, name, getattr(PATIENT, name))
 
 if importlib.util.find_spec("hypothesis") is not None:  # the runtimes' environments do without
     from hypothesis import settings

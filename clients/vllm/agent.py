@@ -53,6 +53,7 @@ class Agent:
         self._clock = clock
         self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
         self._leases: dict[Asked, list[AsyncLease]] = {}
+        self._num_releasing = 0  # lookups whose leases are on their way back
         self._line: deque[asyncio.Future[None]] = deque()  # of those that found no room to pin
         self._untold: dict[str, Word] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,23 +184,30 @@ class Agent:
 
     async def _pin(self, asked: Asked, namespaces: list[list[Namespace]]) -> Found:
         """Pin. The daemon lets one client pin a part of its memory only: who finds that used up by others of
-        this engine waits in line for them to load and let go, instead of being computed in part."""
+        this engine waits in line for them to load and let go, instead of being computed in part. Who is alone
+        from before it pinned until after takes the part: nobody will let go."""
         while True:
-            found = Found()
+            found, was_alone = Found(), self._is_alone
             try:
                 await self._finder.pin(namespaces, asked.question, found)
             except BaseException:
                 await self._release(found.leases)
                 raise
             asked.is_pinned = True
-            if not found.is_crowded or not self._leases or asked.is_released:
+            if not found.is_crowded or (was_alone and self._is_alone) or asked.is_released:
                 if found.leases:
                     self._leases[asked] = found.leases
                 self._wake_next()
                 return found
             await self._release(found.leases)
             self._counters.add("lookups_crowded")
-            await self._stand_in_line()
+            if not self._is_alone:
+                await self._stand_in_line()
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nothing of this engine is pinned, or being given back."""
+        return not self._leases and not self._num_releasing
 
     async def _stand_in_line(self) -> None:
         turn = self._loop.create_future()
@@ -229,10 +237,14 @@ class Agent:
 
     def _let_go(self, asked: Asked) -> None:
         if leases := self._leases.pop(asked, []):
+            self._num_releasing += 1
             self._spawn(self._release_for_next(leases))
 
     async def _release_for_next(self, leases: list[AsyncLease]) -> None:
-        await self._release(leases)
+        try:
+            await self._release(leases)
+        finally:
+            self._num_releasing -= 1
         self._wake_next()
 
     async def _release(self, leases: list[AsyncLease]) -> None:

@@ -145,9 +145,9 @@ class Runtime:
     C]."""
 
     def __init__(
-        self, target: str, *, is_live: bool = True, call_s: float = 10.0, gpu: int = 0, **options: Any
+        self, target: str, *, is_live: bool = True, call_s: float = WAIT_S, gpu: int = 0, **options: Any
     ) -> None:
-        self.client = Client(target, name="runtime", timeout=Timeout(call_s=call_s, grace_s=0.2))
+        self.client = Client(target, name="runtime", timeout=Timeout(call_s, WAIT_S, grace_s=0.2))
         self.device = FakeDevice(gpu, is_live=is_live, seed=2)
         self.exporter = FakeExporter(self.device)
         shape = (GEOMETRY.num_layers, NUM_PAGES, 4, 2, 32)  # NHD: token before head

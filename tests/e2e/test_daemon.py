@@ -315,7 +315,7 @@ def test_a_daemon_whose_planner_failed_ends_with_its_own_code(
 
         monkeypatch.setattr(daemon_module.Daemon, "start", remember)
         serving = asyncio.create_task(process.serve(small_settings(tmp_path)))
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             while not made:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

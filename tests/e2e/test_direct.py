@@ -23,7 +23,17 @@ from kvtier.v1.local import Method
 from ..appliance.raw_client import RawClient, Refused
 from ..tiers.gpu.host_launch import HostLaunch
 from .direct_device import FakeExporter
-from .direct_scene import GEOMETRY, IDENTITY, NUM_PAGES, NUM_STREAMS, Runtime, Served, names, runtime_at
+from .direct_scene import (
+    GEOMETRY,
+    IDENTITY,
+    NUM_PAGES,
+    NUM_STREAMS,
+    WAIT_S,
+    Runtime,
+    Served,
+    names,
+    runtime_at,
+)
 
 CHAIN = names("chain", 8)
 IDS = [5, 2, 30, 11, 7, 19, 3, 28]
@@ -323,15 +333,14 @@ def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(
 
     monkeypatch.setattr(direct, "check_layout", check_layout)
     monkeypatch.setattr(direct, "map_pages", map_pages)
-    one = Runtime(stalled.target, call_s=0.2)
+    one = Runtime(stalled.target)
     one.fill(13)
-    stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN[:1], IDS[:1], deadline_s=20.0))
-    lost = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=0.1)
-    assert "NO_ANSWER" in str(lost.exception(20.0))
+    stalled.let_finish(one.start(one.pages.put, one.namespace, CHAIN[:1], IDS[:1], deadline_s=WAIT_S))
+    lost = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=1.0)
+    assert "NO_ANSWER" in str(lost.exception(WAIT_S))
     assert stalled.has_copies
     stalled.until(lambda: registration_of(stalled).is_ending)
-    one.client.operations.settings = one.client.operations.settings.__class__(stalled.target)
-    again = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=20.0)
+    again = one.start(one.pages.get, one.namespace, CHAIN[:1], OTHERS[:1], deadline_s=WAIT_S)
     stalled.until(lambda: len(asked) == 2)
     for _ in range(5):
         stalled.thread.call(lambda: None)
@@ -386,12 +395,12 @@ def test_memory_that_a_device_may_still_touch_is_kept_until_it_is_shut_down(
     monkeypatch.setattr(direct, "CLOSE_GRACE_S", 0.1)
     device = Mute(num_streams=NUM_STREAMS, seed=3)
     with Served(tmp_path, device=device) as served:
-        one = Runtime(served.target, call_s=0.5)
+        one = Runtime(served.target)
         one.fill(15)
-        served.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS, deadline_s=20.0))
+        served.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS, deadline_s=WAIT_S))
         device.is_mute = True
-        get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS, deadline_s=0.2)
-        assert get.exception(20.0) is not None
+        get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS, deadline_s=1.0)
+        assert get.exception(WAIT_S) is not None
         assert served.thread.call(served.num_leases) == 1
         device.run()
         assert served.thread.call(served.num_leases) == 1  # nobody knows; so it stays

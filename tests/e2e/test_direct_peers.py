@@ -14,7 +14,7 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.gpu.fake import FakeDevice
 from tests.contracts.devices import fake_pair
 
-from .direct_scene import NUM_STREAMS, Runtime, Served, names, runtime_at
+from .direct_scene import NUM_STREAMS, WAIT_S, Runtime, Served, names, runtime_at
 from .test_device_hbm import resident
 from .test_direct import Mute
 
@@ -148,12 +148,12 @@ def test_a_peer_that_is_not_quiet_is_shut_down_before_what_it_reads(
     home = FakeDevice(num_streams=NUM_STREAMS, seed=1)
     peer = Mute(1, seed=4, beside=home)
     with Served(tmp_path, device=home, peers=[peer]) as served:
-        one, two = Runtime(served.target), Runtime(served.target, gpu=1, call_s=0.5)
+        one, two = Runtime(served.target), Runtime(served.target, gpu=1)
         one.fill(7)
         served.let_finish(one.start(one.pages.put, one.namespace, CHAIN, IDS))
         peer.is_mute = True
-        get = two.start(two.pages.get, two.namespace, CHAIN, OTHERS, deadline_s=0.2)
-        assert get.exception(20.0) is not None
+        get = two.start(two.pages.get, two.namespace, CHAIN, OTHERS, deadline_s=1.0)
+        assert get.exception(WAIT_S) is not None
         served.until(lambda: has_copies(peer))
         assert served.thread.call(served.num_leases) == 1
         one.client.close()

@@ -15,7 +15,7 @@ from kvtier.clients import Client, Tier
 from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.segment_files import segment_path
 
-from .direct_scene import IDENTITY, NUM_PAGES, NUM_STREAMS, Runtime, Served, names, runtime_at
+from .direct_scene import IDENTITY, NUM_PAGES, NUM_STREAMS, WAIT_S, Runtime, Served, names, runtime_at
 from .scene import repository
 
 
@@ -45,7 +45,7 @@ class Child:
         if self.process.poll() is None:
             stdin.write("quit\n")
         stdin.close()
-        assert self.process.wait(20.0) in (0, -signal.SIGKILL)
+        assert self.process.wait(WAIT_S) in (0, -signal.SIGKILL)
         stdout.close()
 
 
@@ -160,7 +160,7 @@ def test_a_runtime_killed_while_its_pages_are_copied(stalled: Served, call: str)
         assert child.ask(call, "stored" if call == "get&" else "new", text(list(range(8)))) == "begun"
         stalled.until(lambda: stalled.has_copies)
         child.process.send_signal(signal.SIGKILL)
-        child.process.wait(20.0)
+        child.process.wait(WAIT_S)
         stalled.until(lambda: stalled.daemon.direct._registrations[0].is_ending)
         assert stalled.opened() == 1
         assert stalled.thread.call(stalled.num_leases) == (1 if call == "get&" else 0)
@@ -180,9 +180,9 @@ def test_a_runtime_that_leaves_before_its_event(stalled: Served) -> None:
         stuck.kernel(2, stuck.pages.events[0])
         event = stuck.pages.events[0]
         get = stuck.start(
-            stuck.pages.get, stuck.namespace, names("a", 4), [4, 5, 6, 7], after=event, deadline_s=0.1
+            stuck.pages.get, stuck.namespace, names("a", 4), [4, 5, 6, 7], after=event, deadline_s=1.0
         )
-        assert get.exception(20.0) is not None  # gave up, and with it the connection
+        assert get.exception(WAIT_S) is not None  # gave up, and with it the connection
         stalled.until(lambda: any(one.is_ending for one in stalled.daemon.direct._registrations))
         stalled.device.run()
         get = other.start(other.pages.get, other.namespace, names("a", 4), [4, 5, 6, 7])

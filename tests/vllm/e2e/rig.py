@@ -21,6 +21,7 @@ from bench.vllm.appliance import Appliance
 from bench.vllm.options import EngineOptions, kvtier_connector
 from bench.vllm.process import EngineProcess, Output
 
+from .. import patience
 from .comparison import Tally, difference, exact_difference
 from .traffic import Traffic, Turn
 
@@ -40,7 +41,8 @@ class Rig:
         self.folder = folder
         self.appliance = appliance
         self.options = options
-        self.with_kvtier = replace(options, connector=kvtier_connector(appliance.target), **changes)
+        connector = kvtier_connector(appliance.target, **patience.CONNECTOR)
+        self.with_kvtier = replace(options, connector=connector, **changes)
         self.reference = EngineProcess(options, folder, "reference")
         self.subject = EngineProcess(self.with_kvtier, folder, "subject")
         self._num_restarts = 0

@@ -9,6 +9,7 @@ from bench.vllm.appliance import Appliance
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess
 
+from .. import patience
 from .comparison import exact_difference
 from .rig import FULL, SEED, SMALL, settled
 from .traffic import Traffic
@@ -29,7 +30,8 @@ def engines(
     appliance: Appliance, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[EngineProcess, EngineProcess]]:
     folder = tmp_path_factory.mktemp("sharing")
-    options = replace(SMALL, max_requests=32, connector=kvtier_connector(appliance.target))
+    connector = kvtier_connector(appliance.target, **patience.CONNECTOR)
+    options = replace(SMALL, max_requests=32, connector=connector)
     with EngineProcess(options, folder, "first") as first, EngineProcess(options, folder, "second") as second:
         yield first.ready(), second.ready()
 

@@ -39,6 +39,7 @@ from kvtier.clients.vllm_tier import KvtierTier
 from kvtier.clients.vllm_tier import manager as tier_module
 
 from ...daemon import Daemon
+from .. import patience
 
 ROW_BYTES = 16 << 10
 NUM_CHUNKS = 16
@@ -162,6 +163,7 @@ def make_engine(shared_daemon: Daemon) -> Iterator[MakeEngine]:
             "target": shared_daemon.target,
             "weights_digest": DIGEST,
             "variant": config.model.name,  # nobody else's in the shared daemon
+            **patience.TIER,
             **settings,
         }
         try:

@@ -21,6 +21,7 @@ from bench.vllm.options import Connector, EngineOptions
 from bench.vllm.process import EngineProcess, Output
 from kvtier.v1 import types_pb2
 
+from .. import patience
 from ..e2e.comparison import difference
 
 FULL = os.environ.get("FULL") == "1"
@@ -33,7 +34,7 @@ HITS = "vllm:kv_offload_tiering_chunk_hits{tier=1:KvtierTier}"
 
 def tier_connector(target: str, num_pool_blocks: int, **settings: Any) -> Connector:
     """Return vLLM's offloading with kvtier below, as the docs have it but for the worker."""
-    tier = {"type": "KvtierTier", "module_path": "kvtier.clients.vllm_tier", "target": target, **settings}
+    tier = {"type": "KvtierTier", "module_path": "kvtier.clients.vllm_tier", "target": target}
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -42,7 +43,7 @@ def tier_connector(target: str, num_pool_blocks: int, **settings: Any) -> Connec
             "spec_name": "CpuTieringSpec",
             "spec_module_path": "tests.vllm.tier.cpu_worker",
             "cpu_bytes_to_use": num_pool_blocks * BLOCK_BYTES,
-            "secondary_tiers": [tier],
+            "secondary_tiers": [{**tier, **patience.TIER, **settings}],
         },
     }
 

@@ -1,0 +1,14 @@
+"""Time limits for tests that ask what is answered, and not how soon.
+
+A connector counts an answer that comes late as a miss, which is right, and would make every test of hits a
+test of the machine, which may stand still for a second. Tests that ask what a slow appliance costs keep the
+defaults.
+"""
+
+CONNECTOR = {
+    "answer_timeout_s": 60.0,
+    "promote_timeout_s": 60.0,
+    "load_timeout_s": 60.0,
+    "save_timeout_s": 60.0,
+}
+TIER = {"lookup_timeout_s": 60.0, "load_timeout_s": 60.0, "store_timeout_s": 60.0}
