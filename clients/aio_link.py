@@ -13,7 +13,7 @@ from ..v1.local_pb2 import AttachRequest
 from .base import Settings
 from .connect import local_path
 from .effects import Answer, Attachment
-from .errors import CONNECTION_LOST, NOT_RUNNING, Unavailable
+from .errors import CONNECTION_LOST, NOT_RUNNING, NotFound, Unavailable
 from .link import ANCILLARY_BYTES, CLOEXEC, RECEIVE_BYTES, descriptors_in, lost
 from .local import CLOSED, LocalProtocol, attachment_of
 
@@ -97,6 +97,8 @@ class AsyncLocalLink:
             while (answer := self._protocol.take(ticket)) is None:
                 if self._problem is not None:
                     raise self._problem
+                if not self._protocol.listens(ticket):
+                    raise NotFound("another task has ended this call", reason="GIVEN_UP")
                 await self._arrival(ticket)
             return answer
         finally:
@@ -106,6 +108,8 @@ class AsyncLocalLink:
     def forget(self, ticket: int) -> None:
         self._protocol.forget(ticket)
         self._deadlines.pop(ticket, None)
+        self._wake(self._waiting.get(ticket))
+        self._give_back()
 
     async def close(self) -> None:
         self._break(Unavailable("the client was closed during the call", reason=CONNECTION_LOST))
@@ -155,8 +159,19 @@ class AsyncLocalLink:
         except Unavailable as problem:
             self._break(problem)
         for ticket, future in self._waiting.items():
-            if not future.done() and self._protocol.has_answer(ticket):
-                future.set_result(None)
+            if self._protocol.has_answer(ticket):
+                self._wake(future)
+        self._give_back()
+
+    @staticmethod
+    def _wake(future: "asyncio.Future[None] | None") -> None:
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def _give_back(self) -> None:
+        """Release leases that were granted to calls which had been given up."""
+        if not self.closed and (unwanted := self._protocol.unwanted()):
+            self._transmit(unwanted)
 
     def _break(self, problem: Unavailable) -> None:
         """End the connection and tell everybody who waits."""
@@ -169,8 +184,7 @@ class AsyncLocalLink:
         self._socket.close()
         self._protocol.close()
         for future in self._waiting.values():
-            if not future.done():
-                future.set_result(None)
+            self._wake(future)
 
 
 def _ask(settings: Settings) -> str:

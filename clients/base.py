@@ -7,13 +7,14 @@ have files of their own.
 import itertools
 import os
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..v1 import kvcache_pb2
 from ..v1.addresses import default_target
 from ..v1.shm import HASH_BYTES
-from .effects import Attach, Attachment, Operation, Post, Receive, Send
+from .effects import Answer, Attach, Attachment, Forget, Operation, Post, Receive, Send
 from .errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from .keys import pack
 from .namespace import Namespace, NamespaceIdentity
@@ -79,7 +80,7 @@ class Operations:
     def call(self, attachment: Attachment, call: str, request: Any, timeout_s: float) -> Operation[Any]:
         """Make a call with one answer; return its message."""
         ticket = yield from self.send(attachment, call, request, timeout_s)
-        answer = yield Receive(ticket)
+        answer = yield from only_answer(ticket)
         return answer.message
 
     def flush(self, attachment: Attachment) -> Operation[None]:
@@ -247,6 +248,19 @@ class Operations:
         response = yield from self.call(attachment, "RegisterNamespace", request, self.deadline(None))
         attachment.streams.learn(response.namespace_id, response.put_codecs, response.stream_codecs)
         return response
+
+
+def only_answer(ticket: int) -> Operation[Answer]:
+    """Wait for the one answer of a call; stop listening when the caller gives up."""
+    try:
+        answer: Answer = yield Receive(ticket)
+    except KvtierError:
+        raise
+    except BaseException:
+        with suppress(KvtierError):  # of a connection that ended meanwhile
+            yield Forget(ticket)
+        raise
+    return answer
 
 
 def milliseconds(seconds: float) -> int:

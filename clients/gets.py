@@ -18,7 +18,7 @@ import numpy as np
 from ..v1 import kvcache_pb2, local_pb2
 from ..v1.local import MAX_DESCRIPTORS
 from ..v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
-from .base import Operations, milliseconds, wire_urgency
+from .base import Operations, milliseconds, only_answer, wire_urgency
 from .buffers import Pieces, blocks_of, copy_bytes, target_span
 from .coded import CodedReader, readable_codecs
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
@@ -144,7 +144,7 @@ def map_extents(
     for start in range(0, len(missing), MAX_DESCRIPTORS):
         wanted = missing[start : start + MAX_DESCRIPTORS]
         ticket = yield Send("MapExtents", local_pb2.MapExtentsRequest(extents=wanted), timeout_s)
-        answer = yield Receive(ticket)
+        answer = yield from only_answer(ticket)
         for number, memory in zip(answer.message.extents, answer.memory, strict=True):
             attachment.extents.add(number, memory)
 

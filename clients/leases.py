@@ -86,10 +86,12 @@ class LeaseState:
         while not self._fresh and not self.finished and not self.released:
             if not (yield from self._is_attached()):
                 raise NotFound("the connection that held this lease is gone", reason="LEASE_EXPIRED")
-            if self.attachment.local or not self._views:
-                yield from self._receive_pins()
-            else:
-                yield from self._receive_chunk()
+            receive = self._receive_pins if self.attachment.local or not self._views else self._receive_chunk
+            try:
+                yield from receive()
+            except KvtierError:
+                if not self.released:  # by another task: then nothing more comes
+                    raise
         fresh, self._fresh = self._fresh, []
         return [fragment for fragment in fresh if fragment.block < self.num_blocks]
 
@@ -243,5 +245,9 @@ def acquire(
         retention,
     )
     state = LeaseState(operations, attachment, chain, views)
-    yield from state.open(ttl_s or 0.0)
+    try:
+        yield from state.open(ttl_s or 0.0)
+    except BaseException:
+        yield from state.close()
+        raise
     return state

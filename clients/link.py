@@ -100,6 +100,7 @@ class LocalLink:
     def forget(self, ticket: int) -> None:
         self._protocol.forget(ticket)
         self._deadlines.pop(ticket, None)
+        self._give_back()
 
     def close(self) -> None:
         self.closed = True
@@ -132,6 +133,12 @@ class LocalLink:
         except Unavailable:
             self.close()
             raise
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Release leases that were granted to calls which had been given up."""
+        if unwanted := self._protocol.unwanted():
+            self._transmit(unwanted, self._grace_s)
 
 
 def lost(problem: OSError) -> Unavailable:

@@ -1,7 +1,10 @@
 """The local channel, sans-IO: frames out, frames in, answers by call number. Both shells drive it.
 
-Descriptors arrive in the order of the frames that carry them, and every frame says by its content how
-many are its own, so one queue of descriptors is enough.
+Descriptors arrive in the order of the frames that carry them, and every frame says by its content how many
+are its own; they are bound to it when it arrives, for answers are taken in any order, or by nobody.
+
+Who gives up an acquire before its first answer does not know its lease. The answer still comes: then the
+lease is given back here (`unwanted`), or nobody would until the connection ends.
 """
 
 import os
@@ -44,8 +47,9 @@ class LocalProtocol:
         self._decoder = Decoder()
         self._next_call = 1
         self._response_of: dict[int, Any] = {}  # calls that still listen
-        self._answers: dict[int, deque[Frame]] = {}
+        self._answers: dict[int, deque[tuple[Frame, list[int]]]] = {}  # with the descriptors of each
         self._descriptors: deque[int] = deque()
+        self._unwanted: list[int] = []  # leases of acquires that nobody listened to
         self._is_traced = False  # whether the daemon wants to know the callers' trace contexts
 
     def request(self, call: str, message: Any, *, no_reply: bool = False) -> tuple[int, bytes]:
@@ -73,17 +77,18 @@ class LocalProtocol:
         except ValueError as problem:
             raise Unavailable(f"broken frame: {problem}", reason=CONNECTION_LOST) from None
         for frame in frames:
+            arrived = frame, self._memory_of(frame)
             if frame.call in self._response_of:
-                self._answers.setdefault(frame.call, deque()).append(frame)
+                self._answers.setdefault(frame.call, deque()).append(arrived)
             else:
-                self._drop(frame)
+                self._drop(*arrived)
 
     def take(self, number: int) -> Answer | None:
         """Return the next answer to a call; None when it has not arrived. Raises what the daemon raised."""
         waiting = self._answers.get(number)
         if not waiting:
             return None
-        frame = waiting.popleft()
+        frame, memory = waiting.popleft()
         response = self._response_of[number]
         if frame.flags & (Flag.LAST | Flag.ERROR):
             self.forget(number)
@@ -92,7 +97,7 @@ class LocalProtocol:
         message = response.FromString(frame.payload)
         if frame.method is Method.ATTACH:
             self._is_traced = message.is_traced
-        return Answer(message, self._memory_of(frame, message))
+        return Answer(message, memory)
 
     def has_answer(self, number: int) -> bool:
         """Whether `take` would return or raise something."""
@@ -105,19 +110,31 @@ class LocalProtocol:
     def forget(self, number: int) -> None:
         """Stop listening to a call; what still arrives for it is dropped."""
         self._response_of.pop(number, None)
-        for frame in self._answers.pop(number, ()):
-            self._drop(frame)
+        for frame, memory in self._answers.pop(number, ()):
+            self._drop(frame, memory)
+
+    def unwanted(self) -> bytes:
+        """Return what to send to give back leases that nobody knows; empty when there are none."""
+        leases, self._unwanted = self._unwanted, []
+        if not leases:
+            return b""
+        return self.request("Release", kvcache_pb2.ReleaseRequest(lease_ids=leases), no_reply=True)[1]
 
     def close(self) -> None:
         """Close descriptors that nobody took."""
+        for number in [n for n, waiting in self._answers.items() if any(memory for _, memory in waiting)]:
+            self.forget(number)
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
-    def _memory_of(self, frame: Frame, message: Any) -> list[int]:
+    def _memory_of(self, frame: Frame) -> list[int]:
+        """Take the descriptors of a frame that has just arrived. Raises Unavailable when it lacks some."""
+        if frame.flags & Flag.ERROR:
+            return []
         if frame.method is Method.ATTACH:
             wanted = 2
         elif frame.method is Method.MAP_EXTENTS:
-            wanted = len(message.extents)
+            wanted = len(local_pb2.MapExtentsResponse.FromString(frame.payload).extents)
         else:
             return []
         if len(self._descriptors) < wanted:
@@ -127,10 +144,13 @@ class LocalProtocol:
             )
         return [self._descriptors.popleft() for _ in range(wanted)]
 
-    def _drop(self, frame: Frame) -> None:
-        if frame.method is Method.MAP_EXTENTS and not frame.flags & Flag.ERROR:
-            for descriptor in self._memory_of(frame, local_pb2.MapExtentsResponse.FromString(frame.payload)):
-                os.close(descriptor)
+    def _drop(self, frame: Frame, memory: list[int]) -> None:
+        for descriptor in memory:
+            os.close(descriptor)
+        if frame.method is Method.ACQUIRE and not frame.flags & Flag.ERROR:
+            message = kvcache_pb2.AcquireResponse.FromString(frame.payload)
+            if message.tiers:  # the first answer: whoever took it knows the lease, and gives it back itself
+                self._unwanted.append(message.lease_id)
 
 
 def attachment_of(answer: Answer) -> Attachment:
