@@ -297,14 +297,22 @@ class AsyncClient:
         attempt = 0
         while True:
             attempt += 1
+            used: list[AsyncLink] = []
             try:
-                return await self._drive(make())
+                return await self._drive(make(), used)
             except KvtierError as problem:
                 if not repeat or not self.operations.should_repeat(problem, attempt):
                     raise
-                await self.close()
+                await self._leave(used)
 
-    async def _drive(self, operation: Operation[T]) -> T:
+    async def _leave(self, used: list[AsyncLink]) -> None:
+        """Close the connection of an operation that failed; not one that another task has made since."""
+        for link in used:
+            if link is self._link:
+                self._link = None
+            await link.close()
+
+    async def _drive(self, operation: Operation[T], used: list[AsyncLink] | None = None) -> T:
         link: AsyncLink | None = None  # the one this operation started on; never changed under it
         try:
             effect = next(operation)
@@ -312,6 +320,8 @@ class AsyncClient:
                 try:
                     if type(effect) is Attach:
                         link = await self._attached(effect.connect)
+                        if used is not None:
+                            used[:] = [link] if link else []
                         result: Any = link.attachment if link else None
                     else:
                         result = await _perform(effect, link)

@@ -74,6 +74,12 @@ class AsyncGrpcLink:
         except grpc.RpcError as error:
             self._calls.pop(ticket, None)
             raise problem_of(error) from None
+        except asyncio.CancelledError:
+            self._calls.pop(ticket, None)
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Unavailable("another task has ended this call", reason=CONNECTION_LOST) from None
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
         posted = asyncio.ensure_future(self._deliver(call, request))

@@ -295,13 +295,13 @@ class Client:
         attempt = 0
         while True:
             attempt += 1
-            try:
-                with self._lock:
+            with self._lock:
+                try:
                     return self._drive(make())
-            except KvtierError as problem:
-                if not repeat or not self.operations.should_repeat(problem, attempt):
-                    raise
-                self.close()
+                except KvtierError as problem:
+                    if not repeat or not self.operations.should_repeat(problem, attempt):
+                        raise
+                    self.close()  # before another thread has connected anew
 
     def _drive(self, operation: Operation[T]) -> T:
         link: Link | None = None  # the one this operation started on; never changed under it

@@ -8,8 +8,9 @@ a sliding window its last blocks, and nothing that the engine still has itself.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..aio import AsyncClient
 from ..aio_handles import AsyncLease
@@ -109,19 +110,17 @@ class Finder:
             for group in self._groups
         ]
         found.chains = [[PinnedChain() for _ in self._groups] for _ in namespaces]
-        await asyncio.gather(
-            *(
-                self._pin_chain(namespaces[r][g], chains[g], firsts[g], question, found.chains[r][g])
-                for r in range(len(namespaces))
-                for g in range(len(self._groups))
-            )
+        await _all(
+            self._pin_chain(namespaces[r][g], chains[g], firsts[g], question, found.chains[r][g])
+            for r in range(len(namespaces))
+            for g in range(len(self._groups))
         )
         self._conclude(found, question, num_named)
 
     async def wait(self, found: Found, question: Question) -> None:
         """Second half: wait until all that is pinned is readable, or has failed to come up in time."""
         if found.num_tokens:
-            await asyncio.gather(*(lease.wait() for lease in found.leases))
+            await _all(lease.wait() for lease in found.leases)
             self._conclude(found, question, found.num_tokens)
 
     def _conclude(self, found: Found, question: Question, num_named: int) -> None:
@@ -180,3 +179,11 @@ class Finder:
             number * group.block_tokens for number, group in zip(num_blocks, self._groups, strict=True)
         )
         return num_tokens // self._alignment * self._alignment
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Wait for every call, then raise what the first one that failed raised: what others were granted after
+    that must be known, or nobody would release it."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -5,12 +5,17 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtier.clients import AsyncClient, Client, Namespace
+from kvtier.clients.aio import THREAD_BYTES
+from kvtier.clients.base import Operations
+from kvtier.clients.effects import Operation, Work
+from kvtier.clients.testing import FakeAppliance
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import local_pb2
 from kvtier.v1.local import Frame, Method
@@ -201,3 +206,33 @@ def test_extents_are_not_confused_after_a_cancelled_call(server: ScriptedServer,
             assert bytes(report.data) == payload
 
     asyncio.run(run())
+
+
+def test_a_call_on_a_lost_connection_leaves_the_new_one_alone() -> None:
+    """One call copies in a thread while its connection is lost and another call makes a new one. When it
+    finds out, it moves to the new one, and does not close it under those who use it."""
+    appliance = FakeAppliance()
+    is_copied = threading.Event()
+
+    def slow(operations: Operations, namespace: Namespace) -> Operation[Any]:
+        attachment, namespace_id = yield from operations.begin(namespace)
+        yield Work(lambda: is_copied.wait(WAIT_S), THREAD_BYTES)
+        request = pb.LookupRequest(namespace_id=namespace_id, prefix_hashes=NAMES[0])
+        return (yield from operations.call(attachment, "Lookup", request, WAIT_S))
+
+    async def run() -> None:
+        async with appliance.async_client() as client:
+            namespace = await client.register(IDENTITY)
+            copying = asyncio.create_task(client.run(partial(slow, client.operations, namespace)))
+            await asyncio.sleep(0)
+            appliance.restart()
+            await client.put(namespace, NAMES[:1], bytes(BLOCK))
+            async with await client.acquire(namespace, NAMES[:1]) as lease:
+                link = client._link
+                is_copied.set()
+                assert (await copying).num_blocks == 1
+                await lease.extend(30.0)
+            assert client._link is link
+
+    asyncio.run(run())
+    assert appliance.check_integrity() == []
