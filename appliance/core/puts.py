@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ...policies.base import Newcomer
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
-from .catalog import NO_ROW, TIERS, Namespace
+from .catalog import NO_ROW, Namespace
 from .copies import Copies, Move
 from .events import ReserveRequested
 from .fresh import FreshRun
@@ -210,14 +210,21 @@ class PutJob:
             return PutOutcome.NEEDED
         outcome = PutOutcome.DEDUPLICATED
         for fragment in catalog.fragments(row):
-            tier = catalog.fastest(fragment)
-            if tier is not None and tier not in self._residency.offline:
+            if self._is_readable(fragment):
                 continue
-            if catalog.state[Tier.DRAM][fragment] != State.ABSENT:
+            if self._is_coming(fragment) or catalog.state[Tier.DRAM][fragment] != State.ABSENT:
                 return PutOutcome.IN_PROGRESS
             # One put at a time: two with a half each would both call the whole theirs.
             outcome = PutOutcome.NEEDED if writer is None else PutOutcome.IN_PROGRESS
         return outcome
+
+    def _is_readable(self, fragment: int) -> bool:
+        tier = self._residency.catalog.fastest(fragment)
+        return tier is not None and tier not in self._residency.offline
+
+    def _is_coming(self, fragment: int) -> bool:
+        """Whether a copy is on its way into some tier, with the checksum of the bytes it carries."""
+        return any(state[fragment] == State.ARRIVING for state in self._residency.catalog.state)
 
     def _is_nowhere(self, row: int) -> bool:
         hbm, dram, nvme = self._residency.catalog.num_placed
@@ -230,7 +237,11 @@ class PutJob:
         self._is_declined = False  # of this block; a run before it may have been
         domain = self.namespace.domain
         for fragment, length in zip(catalog.fragments(row), self.namespace.fragment_bytes, strict=True):
-            if not all_absent and any(catalog.state[tier][fragment] != State.ABSENT for tier in TIERS):
+            if not all_absent and (
+                catalog.state[Tier.DRAM][fragment] != State.ABSENT
+                or self._is_coming(fragment)
+                or self._is_readable(fragment)
+            ):
                 continue
             place = residency.put_room.reserve(domain, length)
             if place is None:
@@ -243,6 +254,7 @@ class PutJob:
             if place is None:
                 return False
             all_absent = False  # asked once per block: the rest of one that was let in comes in too
+            residency.condemn(fragment, Tier.NVME, "put again")  # out of reach, and maybe of other bytes
             residency.arrive(fragment, Tier.DRAM, place)
             # New bytes, new checksum: that of lost ones may still be there.
             catalog.checksum_low[fragment] = catalog.checksum_high[fragment] = 0
