@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 #: Generous: on a shared machine a thread may be off its core for seconds. What we look for (a wait for
 #: a device, a lock, another thread) blocks for longer, or for ever.
-SLOW_CALLBACK_S = 8.0
+SLOW_CALLBACK_S = 30.0
 
 
 class SlowCallbacks(logging.Handler):

@@ -330,7 +330,7 @@ async def puts_beyond_the_buffers(stub: "KVCacheServiceAsyncStub") -> object:
     slow = stub.Put(parts())
     refusals = 0
     try:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while True:  # until the first one's header has arrived
                 await stub.Put(put_parts(client, 1, bytes(16384)))
                 refusals += 1

@@ -53,10 +53,10 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
 def test_a_drain_keeps_it_at_once(tmp_path: Path) -> None:
     with DaemonThread(settings_of(tmp_path)) as served:
         converse(served)
-        served.wait(served.daemon.drain(10.0))
+        served.wait(served.daemon.drain(60.0))
         assert (tmp_path / "nvme" / NAME).read_bytes() == served.call(served.daemon.planner.learned)
         assert served.call(served.daemon.counters)["learned_kept"] == 1
-        served.wait(served.daemon.drain(10.0))
+        served.wait(served.daemon.drain(60.0))
         assert served.call(served.daemon.counters)["learned_kept"] == 1, "nothing is new"
 
 
@@ -99,7 +99,7 @@ def test_a_bad_file_never_fails_a_start(tmp_path: Path, kind: str, caplog: pytes
         counters = served.call(served.daemon.planner.statistics)["counters"]
         assert counters.get("learned_ignored", 0) == (1 if kind in ("binary", "other") else 0)
         converse(served)
-        served.wait(served.daemon.drain(10.0))
+        served.wait(served.daemon.drain(60.0))
         shell = served.call(served.daemon.counters)
         assert shell["learned_not_kept"] == (1 if kind == "folder" else 0)
     if kind != "empty":

@@ -53,7 +53,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number in range(NUM_CHAINS):
                 outcomes = client.put(namespace, chain(NUM_BLOCKS, f"c{number}"), payload(number))
                 assert outcomes == bytes([pb.PUT_OUTCOME_STORED]) * NUM_BLOCKS
-        served.wait(served.daemon.drain(10.0))
+        served.wait(served.daemon.drain(60.0))
     return folder / "nvme"
 
 
@@ -203,7 +203,7 @@ def test_damage_between_two_lives_costs_misses_that_are_counted(
                 break
         else:
             pytest.fail("not repaired")
-        served.wait(served.daemon.drain(10.0))
+        served.wait(served.daemon.drain(60.0))
     with DaemonThread(small_settings(tmp_path, nvme=True)) as served, connected(served) as client:
         assert read_all(client) == NUM_CHAINS * NUM_BLOCKS, "the damage is gone with the next life"
 

@@ -73,7 +73,7 @@ def test_what_does_not_fit_dram_comes_back_from_disk_even_after_a_restart(tmp_pa
         assert edges["dram", "nvme"].num_copies > 0
         assert edges["nvme", "dram"].num_copies > 0
         assert sum(edge.num_failed for edge in edges.values()) == 0
-        served.wait(served.daemon.drain(10.0))
+        served.wait(served.daemon.drain(60.0))
         states = {served.daemon.planner.inspection.segment(n)["state"] for n in range(32)}  # type: ignore[index]
         assert states == {"free", "sealed"}, "the next start needs no scan"
     with (
@@ -92,7 +92,7 @@ def test_a_stream_reports_fragments_as_they_arrive_in_layer_order(tmp_path: Path
     with DaemonThread(settings) as served, RawClient(served.daemon.service.local_socket_path) as client:
         client.attach()
         client.put(client.register(heads=HEADS), chain(16), data)
-        served.wait(served.daemon.drain(10.0))
+        served.wait(served.daemon.drain(60.0))
     with (
         DaemonThread(settings) as served,
         RawClient(served.daemon.service.local_socket_path) as client,
@@ -272,7 +272,7 @@ def test_a_signal_drains_and_the_next_life_remembers(tmp_path: Path) -> None:
         ) as second:
             assert second.stderr is not None
             message = second.stderr.read()
-            assert second.wait(20) == process.EXIT_CANNOT_START
+            assert second.wait(60) == process.EXIT_CANNOT_START
         assert "another daemon listens" in message
         assert running.stop(signal.SIGINT) == 0
         assert " ready at " in running.log.read_text()

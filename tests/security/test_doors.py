@@ -36,8 +36,8 @@ from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 os.setgid({uid}); os.setuid({uid})  # now: it may not read its own libraries any more
 channel = grpc.insecure_channel(sys.argv[1])
-for call in (lambda: AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=10),
-             lambda: KVCacheServiceStub(channel).OpenClient(pb.OpenClientRequest(), timeout=10)):
+for call in (lambda: AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=60),
+             lambda: KVCacheServiceStub(channel).OpenClient(pb.OpenClientRequest(), timeout=60)):
     try:
         call()
         print("answered")
@@ -55,11 +55,11 @@ def code_of(call: Any) -> str:
 
 
 def open_client(channel: grpc.Channel, **options: Any) -> Any:
-    return KVCacheServiceStub(channel).OpenClient(pb.OpenClientRequest(), timeout=10, **options)
+    return KVCacheServiceStub(channel).OpenClient(pb.OpenClientRequest(), timeout=60, **options)
 
 
 def get_status(channel: grpc.Channel, **options: Any) -> Any:
-    return AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=10, **options)
+    return AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=60, **options)
 
 
 # --------------------------------------------------------------------------------------- Unix sockets
@@ -187,7 +187,7 @@ def relay(address: str, context: ssl.SSLContext) -> Iterator[str]:
     try:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        thread.join(10)
+        thread.join(60)
         listener.close()
 
 

@@ -172,7 +172,7 @@ def test_a_working_daemon_unpickles_nothing(tmp_path: Path) -> None:
             with RawClient(served.daemon.service.local_socket_path) as client:
                 client.attach()
                 client.put(client.register(), chain(4), data)
-            served.wait(served.daemon.drain(10.0))
+            served.wait(served.daemon.drain(60.0))
         with DaemonThread(small_settings(tmp_path, nvme=True)) as served:
             assert served.daemon.planner.statistics()["num_blocks"] == 4, "and reads back what it kept"
     finally:

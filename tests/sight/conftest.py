@@ -41,7 +41,7 @@ class Shown:
     def request(self, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
         """Return status and body of one request to the listener."""
         assert self.daemon.sight.http is not None
-        connection = http.client.HTTPConnection(urlsplit(self.daemon.sight.http.address).netloc, timeout=10)
+        connection = http.client.HTTPConnection(urlsplit(self.daemon.sight.http.address).netloc, timeout=60)
         try:
             connection.request(method, path, headers=headers or {})
             answer = connection.getresponse()
@@ -52,7 +52,7 @@ class Shown:
     def header(self, path: str, name: str) -> str:
         """Return a header of what a path answers."""
         assert self.daemon.sight.http is not None
-        with urllib.request.urlopen(self.daemon.sight.http.address + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.daemon.sight.http.address + path, timeout=60) as answer:
             return str(answer.headers[name])
 
     def get(self, path: str) -> str:

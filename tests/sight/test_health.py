@@ -42,7 +42,7 @@ def test_an_organ_is_stalled_after_its_patience_and_well_when_it_moves() -> None
 def _grpc_health(shown: Shown, service: str) -> int:
     with grpc.insecure_channel(shown.target) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status)
 
 
 def _look(shown: Shown, later_s: float = 0.0) -> None:

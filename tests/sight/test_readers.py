@@ -51,7 +51,7 @@ def settings(folder: Path, readers: object, tenants: dict[str, Any]) -> Settings
 def connect(served: DaemonThread) -> http.client.HTTPConnection:
     server = served.daemon.sight.http
     assert server is not None
-    return http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=10)
+    return http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=60)
 
 
 def ask(served: DaemonThread, path: str, authorization: str = "") -> tuple[int, str, str]:

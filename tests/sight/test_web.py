@@ -133,7 +133,7 @@ def test_the_stream_sends_the_past_once_and_then_what_is_new(start: Start) -> No
     shown = start()
     shown.served.call(shown.daemon.sight.eyes.close)
     assert shown.daemon.sight.http is not None
-    connection = http.client.HTTPConnection(urlsplit(shown.daemon.sight.http.address).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(shown.daemon.sight.http.address).netloc, timeout=60)
     for _ in range(3):
         shown.served.call(shown.daemon.sight.eyes.sampler.sample)
     connection.request("GET", "/api/stream")
@@ -190,7 +190,7 @@ def test_requests_are_answered_as_documented(
 def test_what_is_no_request_does_no_harm(start: Start, garbage: bytes) -> None:
     shown = start()
     address = _address(shown)
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         connection.sendall(garbage)
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(1 << 16):
@@ -201,9 +201,9 @@ def test_what_is_no_request_does_no_harm(start: Start, garbage: bytes) -> None:
 def test_connections_are_bounded(start: Start) -> None:
     shown = start()
     address = _address(shown)
-    idle = [socket.create_connection(address, timeout=10) for _ in range(MAX_CONNECTIONS)]
+    idle = [socket.create_connection(address, timeout=60) for _ in range(MAX_CONNECTIONS)]
     try:
-        with socket.create_connection(address, timeout=10) as one_more:
+        with socket.create_connection(address, timeout=60) as one_more:
             assert one_more.recv(1) == b""
     finally:
         for connection in idle:
