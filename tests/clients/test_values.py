@@ -161,32 +161,33 @@ def test_blocks_are_gathered_in_order() -> None:
 
 
 def test_copies_release_the_gil() -> None:
-    """A Python thread makes progress while one copy runs."""
-    source, target = np.ones(256 << 20, np.uint8), np.ones(256 << 20, np.uint8)
-    blocks, ended, count = blocks_of(source, 1, len(source), writable=False), threading.Event(), 0
-    during = []
+    """A Python thread makes progress while copies run: nothing else in their loop lets it."""
+    num_bytes, most_copies, enough = 32 << 20, 500, 6
+    source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+    blocks = blocks_of(source, 1, num_bytes, writable=False)
+    started, ended, progress = threading.Event(), threading.Event(), 0
 
     def copy() -> None:
         started.set()
-        for _ in range(4):
+        num_copies = 0
+        while progress < enough and num_copies < most_copies:
             blocks.gather(target_span(target).address)
+            num_copies += 1
         ended.set()
 
-    started = threading.Event()
     thread = threading.Thread(target=copy)
     switch = sys.getswitchinterval()
-    sys.setswitchinterval(10.0)  # nobody is made to give the GIL up
+    sys.setswitchinterval(1000.0)  # nobody is made to give the GIL up
     try:
         thread.start()
         started.wait()
         while not ended.is_set():
-            count += 1
+            progress += 1
             ended.wait(0.001)
-            during.append(count)
     finally:
         sys.setswitchinterval(switch)
         thread.join()
-    assert len(during) > 5
+    assert progress >= enough
 
 
 # --------------------------------------------------------------------------------------- staging
