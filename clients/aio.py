@@ -23,6 +23,7 @@ from .direct_aio import AsyncPages
 from .direct_handles import pages_state
 from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from .errors import CONNECTION_LOST, KvtierError, Unavailable
+from .forks import tell_of_forks
 from .keys import only_hash
 from .namespace import Namespace, NamespaceIdentity
 from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
@@ -73,6 +74,15 @@ class AsyncClient:
         self._open_link = open_link
         self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()
+        tell_of_forks(self)
+
+    def begin_anew(self) -> None:
+        """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
+        link, self._link = self._link, None
+        self._connecting = asyncio.Lock()
+        self.operations = Operations(self.operations.settings)
+        if link is not None:
+            link.disown()
 
     # ------------------------------------------------------------------------------------- calls
 

@@ -30,6 +30,7 @@ class AsyncLink(Protocol):
     def post(self, call: str, request: Any, is_hint: bool) -> None: ...
     def forget(self, ticket: int) -> None: ...
     async def close(self) -> None: ...
+    def disown(self) -> None: ...
 
 
 async def open_link(settings: Settings) -> AsyncLink:
@@ -113,6 +114,11 @@ class AsyncLocalLink:
 
     async def close(self) -> None:
         self._break(Unavailable("the client was closed during the call", reason=CONNECTION_LOST))
+
+    def disown(self) -> None:
+        self.closed = True  # the loop is the parent's: what it watches must not change
+        self._socket.close()
+        self._protocol.close()
 
     async def _arrival(self, ticket: int) -> None:
         """Wait until something arrived for a call. Closes the connection when its time is over."""

@@ -48,6 +48,9 @@ class FakeLink:
             self.closed = True
             self._server.detach(self.attachment.client_id)
 
+    def disown(self) -> None:
+        self.closed = True
+
     def lose(self) -> None:
         """Break the connection from the other side; the client notices at its next call."""
         self._is_lost = True

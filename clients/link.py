@@ -49,6 +49,10 @@ class Link(Protocol):
         """End the connection; the daemon gives back what the client held. Idempotent."""
         ...
 
+    def disown(self) -> None:
+        """Let go of this process's end without a word: after a fork the connection is the parent's."""
+        ...
+
 
 class LocalLink:
     """The local channel over a blocking Unix socket. Not thread-safe: Client has the lock."""
@@ -106,6 +110,9 @@ class LocalLink:
         self.closed = True
         self._socket.close()
         self._protocol.close()
+
+    def disown(self) -> None:
+        self.close()  # the parent's end stays open
 
     def _transmit(self, data: bytes, timeout_s: float) -> None:
         try:

@@ -26,6 +26,7 @@ from .words import ServerInfo
 
 STREAMS = ("Acquire", "Get")
 _MAX_MESSAGE_BYTES = 16 << 20
+_disowned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
 
 
 def channel_options(settings: Settings) -> list[tuple[str, Any]]:
@@ -141,6 +142,11 @@ class GrpcLink:
             except grpc.RpcError:
                 self._stop.set()  # it is gone; its TTL ends what we held
         self._channel.close()
+
+    def disown(self) -> None:
+        self.closed = True
+        self._stop.set()
+        _disowned.append(self._channel)
 
     def _once(self, call: Callable[..., Any], request: Any, timeout_s: float) -> Any:
         try:

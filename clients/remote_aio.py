@@ -18,6 +18,8 @@ from .errors import CONNECTION_LOST, InvalidRequest, Unavailable
 from .remote import STREAMS, channel_options, open_request, problem_of, remote_attachment
 from .tracing import trace_metadata
 
+_disowned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
+
 
 class AsyncGrpcLink:
     """A grpc.aio channel and the client opened on it."""
@@ -106,6 +108,10 @@ class AsyncGrpcLink:
             with suppress(grpc.RpcError):  # it is gone; its TTL ends what we held
                 await self._stub.CloseClient(request, timeout=self._grace_s)
         await self._channel.close()
+
+    def disown(self) -> None:
+        self.closed = True
+        _disowned.append(self)
 
     async def _deliver(self, call: str, request: Any) -> None:
         with suppress(grpc.RpcError):  # best effort, as for every post

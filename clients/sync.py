@@ -21,6 +21,7 @@ from .direct import Exporter
 from .direct_handles import Pages, pages_state
 from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from .errors import CONNECTION_LOST, KvtierError, Unavailable
+from .forks import tell_of_forks
 from .handles import Lease, Pin, Session
 from .keys import only_hash
 from .link import Link
@@ -72,6 +73,15 @@ class Client:
         self._open_link = open_link
         self._link: Link | None = None
         self._lock = threading.RLock()
+        tell_of_forks(self)
+
+    def begin_anew(self) -> None:
+        """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
+        link, self._link = self._link, None
+        self._lock = threading.RLock()
+        self.operations = Operations(self.operations.settings)
+        if link is not None:
+            link.disown()
 
     # ------------------------------------------------------------------------------------- calls
 

@@ -3,6 +3,8 @@ behind that only the end of the connection would give back, and nobody else suff
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
@@ -21,8 +23,8 @@ from kvtier.v1 import local_pb2
 from kvtier.v1.local import Frame, Method
 
 from .memory import random_bytes
-from .scripted import Connection, ScriptedServer, scripted
-from .test_local_channel import BLOCK, IDENTITY, NAMES, answer_lookup
+from .scripted import Connection, ScriptedServer, scripted, staged_bytes
+from .test_local_channel import BLOCK, IDENTITY, NAMES, answer_lookup, committed
 
 Waiting = list[tuple[Connection, Frame]]
 Answer = Callable[[Connection, Frame], None]
@@ -236,3 +238,43 @@ def test_a_call_on_a_lost_connection_leaves_the_new_one_alone() -> None:
 
     asyncio.run(run())
     assert appliance.check_integrity() == []
+
+
+FORKING = """
+import asyncio, os, sys
+from kvtier.clients import AsyncClient, Client
+from tests.clients.test_local_channel import BLOCK, IDENTITY, NAMES
+
+kind, target = sys.argv[1:]
+if kind == "sync":
+    client, run, run_in_child = Client(target), lambda answer: answer, lambda answer: answer
+else:
+    client, run, run_in_child = AsyncClient(target), asyncio.Runner().run, asyncio.run
+namespace = run(client.register(IDENTITY))
+run(client.put(namespace, NAMES[:1], bytes([1]) * BLOCK))
+child = os.fork()
+if not child:
+    run_in_child(client.put(namespace, NAMES[1:2], bytes([2]) * BLOCK))
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+run(client.put(namespace, NAMES[2:3], bytes([3]) * BLOCK))
+run(client.close())
+"""
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_forked_child_has_a_connection_of_its_own(server: ScriptedServer, target: str, kind: str) -> None:
+    """Two processes on one socket and one staging extent would store one's bytes under the other's name."""
+    put: list[tuple[Connection, bytes, bytes]] = []
+
+    def commit(connection: Connection, frame: Frame) -> None:
+        request = pb.CommitRequest.FromString(frame.payload)
+        put.append((connection, request.reserve.prefix_hashes, staged_bytes(connection, request.spans[0])))
+        committed(connection, frame)
+
+    server.handlers[Method.COMMIT] = commit
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", FORKING, kind, target], check=True, cwd=root, timeout=4 * WAIT_S)
+    own, childs = server.connections
+    expected = [(own, 1), (childs, 2), (own, 3)]
+    assert put == [(one, name, bytes([i]) * BLOCK) for (one, i), name in zip(expected, NAMES, strict=False)]
