@@ -249,6 +249,8 @@ class Copies:
                 # this label.
                 label.checksum = outcome.checksum
             self._note_spent(batch, fragment, label)
+            if batch.source is None:  # a record that was out of reach may be of other bytes than these
+                residency.condemn(fragment, Tier.NVME, "put again")
             residency.land(fragment, batch.target, label)
         if batch.owner is not None:
             batch.owner.landed(fragment, outcome.cause)

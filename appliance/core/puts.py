@@ -254,7 +254,6 @@ class PutJob:
             if place is None:
                 return False
             all_absent = False  # asked once per block: the rest of one that was let in comes in too
-            residency.condemn(fragment, Tier.NVME, "put again")  # out of reach, and maybe of other bytes
             residency.arrive(fragment, Tier.DRAM, place)
             # New bytes, new checksum: that of lost ones may still be there.
             catalog.checksum_low[fragment] = catalog.checksum_high[fragment] = 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .daemon import Daemon
 
 #: Reasons for which a block goes whoever is left behind.
-CONDEMNED = ("incomplete", "wrong_checksum", "wrong_identity", "no_key", "tenant erased")
+CONDEMNED = ("incomplete", "wrong_checksum", "wrong_identity", "no_key", "tenant erased", "put again")
 #: Reasons that say that a slower tier has all of a block.
 CLEAN = ("coldest", "trimmed before, oldest")
 Key: TypeAlias = tuple[bytes, bytes, int]  # namespace digest, prefix hash, layer group

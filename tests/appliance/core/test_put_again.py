@@ -79,3 +79,19 @@ def test_a_block_that_a_lost_device_still_holds_is_put_again() -> None:
     assert rig.found(chain) == 1
     rig.release(call)
     assert in_tier(rig, chain[0], Tier.DRAM) == 2
+
+
+def test_a_put_that_fails_takes_no_record_along() -> None:
+    rig = Rig(nvme_blocks=16)
+    chain = hashes("a", 1)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.do(ev.TierLost(Tier.NVME, True, "test"))
+    call = rig.start_put(chain)
+    rig.finish(rig.copies[0], Cause.SOURCE_GONE)
+    assert list(rig.answer(call).outcomes) == [PutOutcome.FAILED]
+    rig.do(ev.TierLost(Tier.NVME, False, "test"))
+    assert rig.found(chain) == 1
+    call = rig.acquire(chain)
+    rig.settle()
+    assert rig.answer(call).num_blocks == 1
