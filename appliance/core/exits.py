@@ -71,6 +71,8 @@ class Exits:
         residency.audience.left(rows, tier)
         if nowhere:
             residency.audience.forgotten(nowhere)
+            for row in nowhere if residency.floors else ():
+                residency.floors.pop(row, None)
             residency.catalog.remove_run(nowhere)
         for parent in parents:
             residency.forget_if_nowhere(parent)

@@ -7,6 +7,7 @@ import numpy as np
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.options import Quota
 from kvtier.appliance.core.results import PutOutcome
+from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.recovery import RECORD, Recovered, RecoveredSegment
@@ -57,6 +58,19 @@ def test_a_pin_to_nvme_lets_dram_go_once_the_block_is_below() -> None:
     rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, Tier.NVME, 10.0))
     rig.put(hashes("b", 1))
     assert rig.where(chain[0]) == {"nvme"}
+
+
+def test_a_pinned_block_that_never_reached_its_floor_is_forgotten_with_its_pin() -> None:
+    rig = Rig(dram_blocks=2, nvme_blocks=0, hbm_blocks=2, hbm_is_shared=False)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, Tier.HBM, 10.0))
+    while rig.copies:
+        rig.finish(rig.copies[0], Cause.IO_ERROR)
+    assert rig.put(hashes("b", 2)) == [STORED, STORED]
+    assert not any(rig.where(h) for h in chain)
+    assert rig.planner.residency.floors == {}
+    rig.tick(10.1)
 
 
 def test_a_decoding_session_loses_nothing() -> None:
