@@ -157,7 +157,9 @@ class Pressure:
 
     def archive(self, row: int) -> bool:
         """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
-        if Tier.NVME not in self._rooms or self._residency.catalog.tier_of(row) is None:
+        if Tier.NVME not in self._rooms or Tier.NVME in self._residency.offline:
+            return False
+        if self._residency.catalog.tier_of(row) is None:
             return False
         if all(self._residency.is_covered(row, tier, (Tier.NVME,)) for tier in MEMORY_TIERS):
             return False
@@ -178,6 +180,7 @@ class Pressure:
         Returns (blocks, bytes). Dirty blocks go too: an administrator asked for it.
         """
         num_blocks = freed = 0
+        stayed = []  # somebody below continues them: whoever needs their room spills them first
         while (num_bytes == 0 or freed < num_bytes) and (
             victim := self.victims.choose(tier, domain=None)
         ) is not None:
@@ -185,6 +188,10 @@ class Pressure:
             if self._residency.may_leave(row, tier):
                 freed += self._residency.evict(row, tier, "administrator")
                 num_blocks += 1
+            else:
+                stayed.append(row)
+        for row in stayed:
+            self._residency.offer(row, tier)
         return num_blocks, freed
 
     # ------------------------------------------------------------------------------------ internals

@@ -114,7 +114,8 @@ def _parents(
     """Return the row of each block's parent, NO_ROW where there is none or it was not found.
 
     `hashes` are those of the new rows, in order of their first word: a binary search finds nearly all
-    parents at once, where a million look-ups in a dict would wait for memory a million times.
+    parents at once, where a million look-ups in a dict would wait for memory a million times. A parent is the
+    block before: records of two times, named with care, must not make a circle.
     """
     wanted_names = records["parent_hash"][first_record]
     known, wanted = _words(hashes), _words(wanted_names)
@@ -124,6 +125,8 @@ def _parents(
     parents = np.where(is_found & has_parent, found + first_row, NO_ROW).astype(np.int32)
     for index in np.flatnonzero(has_parent & ~is_found & (known[found, 0] == wanted[:, 0])).tolist():
         parents[index] = namespace.rows.get(wanted_names[index].tobytes(), NO_ROW)
+    positions = records["position"][first_record].astype(np.int64)
+    parents[positions[np.maximum(parents - first_row, 0)] + 1 != positions] = NO_ROW
     return parents
 
 

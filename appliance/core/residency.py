@@ -254,10 +254,13 @@ class Residency(Rules):
     def adopt_child(self, row: int, parent: int | None) -> None:
         """Link a block found at start without its parent, now that the parent is known again.
 
-        No other block is ever linked anew: a client that names a wrong parent must not make a circle.
+        No other block is ever linked anew, and this one only under its predecessor in the chain: a client
+        that names a wrong parent must not make a circle.
         """
         catalog = self.catalog
         if parent is None or parent == NO_ROW or catalog.lost_parent.get(row) != catalog.prefix_hash[parent]:
+            return
+        if catalog.position[row] != catalog.position[parent] + 1:
             return
         del catalog.lost_parent[row]
         catalog.link(row, parent)

@@ -191,6 +191,9 @@ class Writes:
             new = [row for row, outcome in outcomes if outcome == PutOutcome.STORED]
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
         self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
+        if self.is_closed:  # whoever drains had looked for what only memory holds before these were there
+            for row in rows:
+                self._pressure.archive(row)
 
     def _readable(self, rows: list[int], num_groups: int) -> list[int]:
         catalog = self._residency.catalog
