@@ -81,7 +81,7 @@ class Catalog:
         self.first_fragment = array("i")
         self.last_used = array("d")  # seconds
         self.num_uses = array("I")
-        self.num_keepers = array("H")  # decoding sessions, puts being admitted: never evict while > 0
+        self.num_keepers = array("I")  # decoding sessions, puts being admitted: never evict while > 0
         self.urgency = array("B")  # of the session that used it last
         # Per tier: fragments with a place, fragments readable, holds on fragments, children with a place.
         self.num_placed = [array("H") for _ in TIERS]
@@ -94,7 +94,7 @@ class Catalog:
         self.checksum_high = array("Q")
         self.place = [array("q") for _ in TIERS]
         self.state = [array("B") for _ in TIERS]
-        self.holds = [array("H") for _ in TIERS]
+        self.holds = [array("I") for _ in TIERS]
         self.encoding = array("H")  # of its record in the cold store; AS_IT_IS when there is none
         #: Fragments whose encoded bytes were too long: their blocks are stored as they are. Sparse.
         self.unfit: set[int] = set()

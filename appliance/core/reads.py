@@ -85,9 +85,9 @@ class Reads:
             self._begin(event, client, namespace)
 
     def _repeat(self, job: AcquireJob, call: int) -> None:
-        if not job.is_done:
-            self._jobs[call] = job
         job.repeat_for(call)
+        if call in job.calls:
+            self._jobs[call] = job
 
     def _begin(self, event: AcquireRequested, client: Client, namespace: Namespace) -> None:
         desk, catalog = self._desk, self._residency.catalog

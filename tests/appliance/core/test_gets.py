@@ -239,3 +239,34 @@ def test_what_is_on_its_way_counts_as_held() -> None:
     again = rig.acquire(chains[1])
     rig.settle()
     assert rig.answers[again][-1].num_blocks == 2
+
+
+def test_a_retry_that_was_told_of_no_places_is_not_waited_for() -> None:
+    """What the first try reported was condemned meanwhile; the rest of it is still coming."""
+    rig = Rig()
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.acquire(chain, "r")
+    rig.finish(rig.copies[0])
+    residency = rig.planner.residency
+    row = residency.catalog.find(rig.namespace_id, chain[0])
+    residency.condemn(residency.catalog.first_fragment[row], Tier.DRAM, "test")
+    rig.tick()
+    retry = rig.acquire(chain, "r", deadline_at=1.0)
+    assert (rig.answer(retry).num_blocks, rig.answer(retry).last) == (0, True)
+    rig.do(ev.AcquireAbandoned(retry))
+    rig.settle()
+    rig.tick(2.0)
+    assert rig.planner.reads.next_deadline() is None
+
+
+def test_a_block_may_be_held_more_often_than_two_bytes_count() -> None:
+    rig = Rig(max_pinned_fraction=1e9)
+    chain = hashes("a", 1)
+    rig.put(chain)
+    for _ in range(17):
+        event = ev.AcquireRequested(rig.call(), CLIENT, "", rig.namespace_id, chain * 4096)
+        rig.planner.handle(event, 0.0)
+    row = rig.planner.catalog.find(rig.namespace_id, chain[0])
+    assert rig.planner.catalog.num_holds[Tier.DRAM][row] == 2 * 17 * 4096
