@@ -154,6 +154,8 @@ class Service:
         self.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
         session_id = caller.session("session_id", request.session_id)
+        if len(set(hashes)) != len(hashes):
+            raise error("BAD_KEY", "a block stands twice in one chain")
         if request.first_block >= len(hashes):
             raise error(
                 "BAD_REQUEST", f"first_block {request.first_block} is not one of {len(hashes)} blocks"

@@ -167,6 +167,14 @@ LOCAL_REFUSALS: dict[str, tuple[str, Callable[[RawClient], Attempt]]] = {
             )
         ),
     ),
+    "a block to be read twice": (
+        "BAD_KEY",
+        lambda raw: (
+            lambda: raw.call(
+                Method.ACQUIRE, pb.AcquireRequest(namespace_id=1, prefix_hashes=b"x" * 64), pb.AcquireResponse
+            )
+        ),
+    ),
     "a crooked parent": (
         "BAD_KEY",
         lambda raw: (
