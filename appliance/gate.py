@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from .errors import StartError
 from .local_connection import peer_of
-from .local_server import remove_stale_socket
+from .local_server import remove_stale_socket, rest
 
 if TYPE_CHECKING:
     from .access import Principal
@@ -103,12 +103,14 @@ class Gate:
             return
         except OSError as problem:  # out of descriptors: the peer waits in the backlog
             log.warning("cannot accept a client: %s; raise `ulimit -n`", problem.strerror)
+            rest(self._socket, self._accept)
             return
-        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        inner: socket.socket | None = None
         name = f"kvtier-{secrets.token_hex(16)}"
         try:
             if len(self._joints) >= MAX_CONNECTIONS:
                 raise OSError("too many connections")
+            inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             outer.setblocking(False)
             _, uid, gid = peer_of(outer)
             inner.bind(f"\0{name}")
@@ -116,7 +118,8 @@ class Gate:
         except OSError as problem:  # the server ends, or its backlog is full
             log.warning("a client was turned away: %s", problem)
             outer.close()
-            inner.close()
+            if inner is not None:
+                inner.close()
             return
         peer = f"unix-abstract:{name}"
         self._peers[peer] = (uid, gid)

@@ -127,7 +127,9 @@ class LocalConnection:
     # ------------------------------------------------------------------------------------ out
 
     def reply(self, frame: Frame, message: Message, *, last: bool = True, fds: Sequence[int] = ()) -> None:
-        """Queue an answer to `frame`; `flush` sends it. Descriptors are duplicated when they are sent."""
+        """Queue an answer to `frame`; `flush` sends it. Descriptors are duplicated: a peer may take its time
+        to read, and whose they are may close them meanwhile, and their numbers become another file's. Raises
+        BusyError when there are none left."""
         flags = Flag.LAST if last else Flag.NONE
         self._queue(frame, flags, message.SerializeToString(), fds)
 
@@ -147,7 +149,7 @@ class LocalConnection:
             problem = error("TOO_MANY_BLOCKS", f"the answer has {len(payload)} bytes; ask for fewer blocks")
             flags, payload, fds = Flag.LAST | Flag.ERROR, to_detail(problem).SerializeToString(), ()
         data = encode(Frame(frame.method, flags, frame.call, payload))
-        self._unsent.append((memoryview(data), fds))
+        self._unsent.append((memoryview(data), _duplicates(fds)))
         self._num_unsent_bytes += len(data)
 
     def flush(self) -> None:
@@ -162,10 +164,11 @@ class LocalConnection:
                 self.close(f"connection lost ({os.strerror(problem.errno or 0)})")
                 return
             self._num_unsent_bytes -= sent
+            _close_all(fds)  # they went with the first byte
             if sent == len(data):
                 self._unsent.popleft()
             else:
-                self._unsent[0] = (data[sent:], ())  # descriptors go with the first byte
+                self._unsent[0] = (data[sent:], ())
         if self._num_unsent_bytes > MAX_UNSENT_BYTES:
             self.close("did not read its answers")
         elif self._unsent and not self._is_writing:
@@ -212,9 +215,29 @@ class LocalConnection:
             task.cancel()
         self._began.clear()
         self._frames.clear()
+        for _, fds in self._unsent:
+            _close_all(fds)
         self._unsent.clear()
         self._num_unsent_bytes = 0
         self._on_close(self, reason)
+
+
+def _duplicates(fds: Sequence[int]) -> list[int]:
+    """Return descriptors of the same files. Raises BusyError, and keeps none, when there are none left."""
+    made: list[int] = []
+    try:
+        for fd in fds:
+            made.append(os.dup(fd))
+    except OSError as problem:
+        _close_all(made)
+        message = f"the daemon has no file descriptor left ({problem.strerror}); raise its `ulimit -n`"
+        raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0) from problem
+    return made
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:

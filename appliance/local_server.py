@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 ATTACH_TIMEOUT_S = 5.0
 MAX_DOMAINS = 256
+REST_S = 1.0  # after a connection could not be accepted
 LIMITED_CALLS = limited_calls()
 
 PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
@@ -149,6 +150,7 @@ class LocalServer:
             return
         except OSError as problem:  # out of descriptors: the peer waits in the backlog
             log.warning("cannot accept a local client: %s; raise `ulimit -n`", problem.strerror)
+            rest(self._socket, self._accept)
             return
         accepted.setblocking(False)
         if len(self.connections) >= self.options.max_connections:
@@ -321,6 +323,19 @@ class LocalServer:
             except CopyError as problem:  # its memory was still to be made, and there is none
                 raise error("UNKNOWN_EXTENT", f"extent {number}: {problem}") from problem
         connection.reply(frame, local_pb2.MapExtentsResponse(extents=request.extents), fds=fds)
+
+
+def rest(listener: socket.socket, accept: Callable[[], None]) -> None:
+    """Accept nobody for a while: as long as somebody waits to be accepted the listener is ready, and to fail
+    at that again and again would be all that this process does."""
+    loop = asyncio.get_running_loop()
+    loop.remove_reader(listener)
+
+    def go_on() -> None:
+        if listener.fileno() >= 0:  # it was not closed meanwhile
+            loop.add_reader(listener, accept)
+
+    loop.call_later(REST_S, go_on)
 
 
 def remove_stale_socket(path: Path) -> None:

@@ -1,5 +1,6 @@
 """The local channel against peers that lie, stall, flood and die."""
 
+import asyncio
 import contextlib
 import os
 import random
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from kvtier.appliance import local_connection, local_server
+from kvtier.appliance.local_connection import LocalConnection
+from kvtier.appliance.rpcs import Rpcs
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.block import Tier
 from kvtier.v1 import kvcache_pb2 as pb
@@ -21,7 +24,7 @@ from kvtier.v1 import local_pb2
 from kvtier.v1.local import HEADER, MAX_PAYLOAD_BYTES, Flag, Frame, Method, encode
 
 from .conftest import small_settings
-from .loops import DaemonThread
+from .loops import DaemonThread, run
 from .raw_client import RawClient, Refused, chain
 
 
@@ -271,3 +274,63 @@ def test_random_bytes_never_hurt_the_daemon(
     assert len(raw.register().digest) == 32
     assert not served.daemon.appliance.failed.done()
     assert "Traceback" not in caplog.text, "a handler met what its checks let through"
+
+
+def test_descriptors_that_wait_to_be_sent_stay_what_they_were() -> None:
+    """A peer reads late; meanwhile the extent is given back, and its number is another file's."""
+
+    async def main() -> None:
+        ours, peer = socket.socketpair()
+        ours.setblocking(False)
+        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, Rpcs())
+        frame = Frame(Method.MAP_EXTENTS, Flag.NONE, 1, b"")
+        connection.reply(frame, pb.GetServerInfoResponse(version="x" * (2 << 20)), last=False)
+        connection.flush()
+        extent, other = os.memfd_create("kvtier-right"), os.memfd_create("kvtier-wrong")
+        connection.reply(frame, local_pb2.MapExtentsResponse(extents=[0]), fds=(extent,))
+        os.dup2(other, extent)
+        peer.settimeout(60.0)
+        received = await asyncio.to_thread(_descriptors_of, peer)
+        assert [os.readlink(f"/proc/self/fd/{one}") for one in received] == ["/memfd:kvtier-right (deleted)"]
+        assert not connection._unsent
+        connection.close("done")
+        for one in (*received, extent, other):
+            os.close(one)
+        peer.close()
+
+    run(main())
+
+
+def _descriptors_of(peer: socket.socket) -> list[int]:
+    """Read until descriptors have come."""
+    while True:
+        _, fds, _, _ = socket.recv_fds(peer, 1 << 16, 4)
+        if fds:
+            return list(fds)
+
+
+def _num_open(name: str) -> int:
+    """How many descriptors of this process are of the memfd `name`."""
+    links = []
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{one}"))
+    return links.count(f"/memfd:{name} (deleted)")
+
+
+def test_descriptors_that_were_never_sent_are_closed() -> None:
+    async def main() -> None:
+        ours, peer = socket.socketpair()
+        ours.setblocking(False)
+        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, Rpcs())
+        frame = Frame(Method.MAP_EXTENTS, Flag.NONE, 1, b"")
+        extent = os.memfd_create("kvtier-unsent")
+        for _ in range(3):
+            connection.reply(frame, local_pb2.MapExtentsResponse(extents=[0]), fds=(extent,))
+        assert _num_open("kvtier-unsent") == 4
+        connection.close("gone")
+        assert _num_open("kvtier-unsent") == 1
+        os.close(extent)
+        peer.close()
+
+    run(main())

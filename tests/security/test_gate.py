@@ -1,10 +1,15 @@
 """The gate carries every byte, whoever is slow, and lets go of everything when either end does."""
 
 import asyncio
+import errno
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from kvtier.appliance import local_server
 from kvtier.appliance.access import COMMON, Principal
 from kvtier.appliance.gate import Gate
 
@@ -53,6 +58,52 @@ def test_every_byte_arrives_both_ways_when_nobody_reads_for_a_while(tmp_path: Pa
             assert gate.principal_of(f"unix-abstract:{peers[0]}") is None, "a name is good for one connection"
             gate.stop()
         assert not gate.path.exists()
+
+    run(main())
+
+
+def test_out_of_descriptors_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cannot be accepted keeps the listener ready: trying again at once was all that the loop did."""
+    monkeypatch.setattr(local_server, "REST_S", 3600.0)
+    tries: list[int] = []
+
+    class Exhausted(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            tries.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        gate = Gate(tmp_path / "g.sock", 0o660, who)
+        async with await asyncio.start_unix_server(lambda *_: None, gate.inner):
+            gate.start()
+            assert gate._socket is not None
+            listener = gate._socket = Exhausted(fileno=gate._socket.detach())
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(str(gate.path))
+                asyncio.get_running_loop().remove_reader(listener)
+                asyncio.get_running_loop().add_reader(listener, gate._accept)
+                await turns(50)
+                assert len(tries) == 1
+            gate.stop()
+
+    run(main())
+
+
+def test_after_a_rest_it_accepts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "REST_S", 0.0)
+    accepted = asyncio.Event()
+
+    async def main() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+            listener.bind(str(tmp_path / "g.sock"))
+            listener.listen()
+            asyncio.get_running_loop().add_reader(listener, accepted.set)
+            local_server.rest(listener, accepted.set)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(str(tmp_path / "g.sock"))
+                await accepted.wait()
+            local_server.rest(listener, accepted.set)
+        await turns(5)  # it was closed while it rested
 
     run(main())
 
