@@ -311,6 +311,17 @@ class Pressure:
         lower = target if target is not None else self._lower(tier)
         assert lower is not None
         residency = self._residency
+        residency.keep(row)  # the segment that makes room for one half of it may hold the other half
+        has_moves = self._decide_moves(row, tier, lower, urgency, is_archived=target is not None)
+        residency.unkeep(row)
+        if has_moves:
+            name = residency.catalog.prefix_hash[row]
+            residency.story.tell(residency.now, name, f"spill_{tier.label}")
+        return has_moves
+
+    def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, is_archived: bool) -> bool:
+        """Reserve places for the fragments of a block that `lower` has not. Whether there was room for any."""
+        residency = self._residency
         catalog = residency.catalog
         namespace = catalog.namespace_of(row)
         has_moves = False
@@ -318,7 +329,7 @@ class Pressure:
             is_here = catalog.state[tier][fragment] == State.RESIDENT
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
                 continue
-            if target is None and residency.is_fragment_below(fragment, tier):
+            if not is_archived and residency.is_fragment_below(fragment, tier):
                 continue
             if lower is Tier.NVME:
                 encoding = catalog.choose_encoding(fragment, namespace)
@@ -335,10 +346,7 @@ class Pressure:
             self._spills[tier, lower, urgency].append(Move(fragment, catalog.place[tier][fragment], place))
             has_moves = True
             self._spilled_bytes[tier] += length
-        if not has_moves:
-            return False
-        residency.story.tell(residency.now, catalog.prefix_hash[row], f"spill_{tier.label}")
-        return True
+        return has_moves
 
     def _start_spills(self) -> None:
         """Start what was decided, in large batches."""

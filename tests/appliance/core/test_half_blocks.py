@@ -180,6 +180,25 @@ def test_a_drain_saves_what_only_hbm_has_of_a_block() -> None:
     assert in_tier(rig, chain[0], Tier.NVME) == 2
 
 
+def test_the_segment_that_makes_room_for_a_half_is_not_that_of_the_other_half() -> None:
+    """The oldest segment has what dram has not. Were it dropped, what is being spilled would be gone, too."""
+    rig = Rig(nvme_blocks=1, num_segments=3, min_free_segments=0, max_forward_fraction=0.0)
+    chain = hashes("a", 1)
+    for names in (chain, hashes("b", 1)):
+        rig.put(names)
+        rig.cool(names)
+    rig.release(rig.acquire(chain))
+    rig.settle()
+    row = rig.planner.catalog.find(rig.namespace_id, chain[0])
+    rig.planner.residency.trim(row, Tier.DRAM, 1)
+    lose_record(rig, chain[0], 0)
+    assert rig.found(chain) == 1
+    rig.planner.pressure.shed(Tier.DRAM, 1)
+    rig.tick()
+    rig.settle()
+    assert rig.found(chain) == 1
+
+
 # ----------------------------------------------------------------------------------- trimmed blocks
 
 
