@@ -312,15 +312,15 @@ class Pressure:
         assert lower is not None
         residency = self._residency
         residency.keep(row)  # the segment that makes room for one half of it may hold the other half
-        has_moves = self._decide_moves(row, tier, lower, urgency, is_archived=target is not None)
+        has_moves = self._decide_moves(row, tier, lower, urgency, archives=target is not None)
         residency.unkeep(row)
         if has_moves:
             name = residency.catalog.prefix_hash[row]
             residency.story.tell(residency.now, name, f"spill_{tier.label}")
         return has_moves
 
-    def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, is_archived: bool) -> bool:
-        """Reserve places for the fragments of a block that `lower` has not. Whether there was room for any."""
+    def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, archives: bool) -> bool:
+        """Reserve places for what `lower` has not of a block. Returns whether there was room for any of it."""
         residency = self._residency
         catalog = residency.catalog
         namespace = catalog.namespace_of(row)
@@ -329,7 +329,7 @@ class Pressure:
             is_here = catalog.state[tier][fragment] == State.RESIDENT
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
                 continue
-            if not is_archived and residency.is_fragment_below(fragment, tier):
+            if not archives and residency.is_fragment_below(fragment, tier):
                 continue
             if lower is Tier.NVME:
                 encoding = catalog.choose_encoding(fragment, namespace)
