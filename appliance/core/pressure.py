@@ -320,7 +320,7 @@ class Pressure:
         return has_moves
 
     def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, archives: bool) -> bool:
-        """Reserve places for what `lower` has not of a block. Returns whether there was room for any of it."""
+        """Reserve places for what `lower` has not of a block. Whether there was room for any of it."""
         residency = self._residency
         catalog = residency.catalog
         namespace = catalog.namespace_of(row)
