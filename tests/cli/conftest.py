@@ -145,7 +145,7 @@ def scripted(target: str) -> Iterator[ScriptedAdmin]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield servicer
     loop.call_soon_threadsafe(leave.set)
     thread.join()

@@ -56,7 +56,12 @@ class Served:
         tiers: dict[str, Any] = {size: {"capacity": "8MiB", "extent": "2MiB"} for size in ("hbm", "dram")}
         if nvme:
             tiers["nvme"] = {"path": str(folder / "nvme"), "capacity": "32MiB", "segment": "1MiB"}
-        settings = {"listen": [f"unix://{folder}/k.sock"], "tiers": tiers, "observe": {"http": "off"}}
+        settings = {
+            "listen": [f"unix://{folder}/k.sock"],
+            "tiers": tiers,
+            "compression": {"codec": "identity"},
+            "observe": {"http": "off"},
+        }
         self.peers = peers
         self.thread = DaemonThread(Settings.model_validate(settings), self.device, peers)
 

@@ -237,7 +237,8 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def on_disk(folder: Path, disk: Path, capacity: str) -> Daemon:
     sizes = ("tiers.dram.capacity=8MiB", "tiers.dram.extent=2MiB", "tiers.nvme.segment=1MiB")
     places = (f"tiers.nvme.path={disk}/nvme", f"tiers.nvme.capacity={capacity}")
-    return Daemon(folder, arguments=tuple(part for one in (*sizes, *places) for part in ("--set", one)))
+    settings = (*sizes, *places, "compression.codec=identity")
+    return Daemon(folder, arguments=tuple(part for one in settings for part in ("--set", one)))
 
 
 def fill(disk: Path) -> None:
