@@ -29,7 +29,7 @@ def daemon(target: str, tmp_path: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(120)
     yield target
     loop.call_soon_threadsafe(leave.set)
     thread.join()

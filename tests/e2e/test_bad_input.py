@@ -43,7 +43,7 @@ NEW = chain(4, "new")
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    settings = small_settings(tmp_path, nvme=True, leases={"grace": "50ms", "reservation_ttl": "300ms"})
+    settings = small_settings(tmp_path, nvme=True, leases={"grace": "50ms"})
     with DaemonThread(settings) as served:
         yield Scene(served)
 
@@ -222,7 +222,7 @@ def test_a_client_that_dies_after_reserving_gives_its_room_back(scene: Scene) ->
 
 
 def test_a_remote_client_that_falls_silent_gives_everything_back(scene: Scene) -> None:
-    client = scene.client("grpc", ttl_ms=200)
+    client = scene.client("grpc", ttl_ms=2000)  # long enough to be served first
     reserve(scene, client)
     held = pb.AcquireRequest(
         client_id=client.client_id,

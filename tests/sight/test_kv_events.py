@@ -83,14 +83,14 @@ class Subscriber:
 
     def listen(self) -> Any:
         socket = self._context.socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        socket.setsockopt(zmq.RCVTIMEO, 60_000)
         socket.connect(self.endpoint)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         return socket
 
     def replay(self, first: int) -> list[tuple[int, Any]]:
         socket = self._context.socket(zmq.REQ)
-        socket.setsockopt(zmq.RCVTIMEO, 10_000)
+        socket.setsockopt(zmq.RCVTIMEO, 60_000)
         socket.connect(self.replay_endpoint)
         socket.send(first.to_bytes(8, "big"))
         batches: list[tuple[int, Any]] = []
@@ -161,7 +161,7 @@ def test_a_subscriber_gets_numbered_batches(start: Start, tmp_path: Path) -> Non
             while not arrived:  # a subscription takes a moment to reach a publisher
                 block = hashlib.sha256(str(name).encode()).digest()
                 client.put(namespace, [block], bytes(GEOMETRY.block_bytes))
-                arrived, name = bool(socket.poll(50)), name + 1
+                arrived, name = bool(socket.poll(500)), name + 1
             topic, number, payload = socket.recv_multipart()
             assert topic == b""
             [event] = msgpack.unpackb(payload)[1]
