@@ -14,10 +14,13 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
-from ..tiers.base import Buffer, CopyItem, CopyOutcome, Encryption
+from ..tiers.base import Buffer, Cause, CopyItem, CopyOutcome, Encryption
 from ..tiers.block import FragmentLabel
 from ..tiers.transfer import stored_bytes
 from ..v1.shm import PAGE_BYTES
+
+#: Why a record was not written anew. Said of a copy they would mean that what was *read* is lost.
+NOT_WRITTEN = (Cause.IO_ERROR, Cause.SHORT_TRANSFER)
 
 
 class RecordStore(Protocol):
@@ -66,5 +69,5 @@ class ForwardCopier:
         encryptions = [outcomes[n].encryption for n in whole]
         written = self._store.write_batch(writes, as_stored=True, encryptions=encryptions)
         for n, outcome in zip(whole, written, strict=True):
-            outcomes[n] = outcome
+            outcomes[n] = CopyOutcome(Cause.NO_SPACE) if outcome.cause in NOT_WRITTEN else outcome
         return outcomes

@@ -226,6 +226,8 @@ class ColdStore:
             if not is_open or segment.epoch == 0 or segment.sealed:
                 return segment.sealed
             segment.sealed = True
+            if segment.suspect:
+                return False
             entries = np.frombuffer(bytes(segment.entries), ENTRY)
             return self._seal(number, entries[np.argsort(entries["page"])])
 
@@ -238,6 +240,8 @@ class ColdStore:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
             if segment.epoch == 0:
                 return
+            if self.durability == "segment":
+                self._flush_unsealed()
             segment.is_ending = True
             try:
                 self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
@@ -417,6 +421,16 @@ class ColdStore:
         with self._lock:
             segment.entries = bytearray()
         return True
+
+    def _flush_unsealed(self) -> None:
+        """A segment goes: what was copied out of it must be as safe where it is now. Never raises."""
+        for number, segment in enumerate(self._segments):
+            if segment.entries and not segment.sealed and not segment.suspect:
+                try:
+                    self._io.sync(segment.fd)
+                except OSError as error:
+                    segment.suspect = True
+                    log.warning("segment %d is suspect: flush: %s", number, error.strerror)
 
     def _settle_found(self, number: int, item: Found) -> None:
         """Make the store agree with what recovery found in a segment."""

@@ -154,7 +154,9 @@ class Mover:
         if copy.target is Tier.NVME:
             as_stored = copy.source is Tier.NVME
             cause = daemon.cold.write(item.target, item.label, token, as_stored=as_stored)
-        if cause is not None and copy.source is Tier.NVME:
+            if as_stored and cause is not None:
+                cause = Cause.NO_SPACE  # what forward.py says: the record is still where it was
+        elif cause is not None and copy.source is Tier.NVME:
             daemon.oracle.is_lossy = True
         is_decoded = copy.source is Tier.NVME and item.label.codec_id == PROFILED_ID
         digest = checksum_of(token) if is_decoded else item.label.checksum or checksum_of(token)
