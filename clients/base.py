@@ -21,6 +21,7 @@ from .namespace import Namespace, NamespaceIdentity
 from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from .words import Lookup, Prefetch, PrefillSpeed, ServerInfo, Tier, Urgency, tiers_of
 
+_LEAST_S, _DAY_S, _CENTURY_S = 0.001, 86_400.0, 100 * 366 * 86_400.0
 _STALE = ("UNKNOWN_CLIENT", "UNKNOWN_NAMESPACE")  # the daemon was restarted, or gave us up
 
 
@@ -61,8 +62,10 @@ class Operations:
         return f"{self._prefix}-{next(self._numbers)}"
 
     def deadline(self, deadline_s: float | None) -> float:
-        """Return how long a call may take, in seconds."""
-        return self.settings.timeout.call_s if deadline_s is None else deadline_s
+        """Return how long a call may take, in seconds. One whose time is over takes what is there at once:
+        nothing at all would mean the daemon's own limit."""
+        wanted_s = self.settings.timeout.call_s if deadline_s is None else deadline_s
+        return min(max(wanted_s, _LEAST_S), _DAY_S)
 
     def should_repeat(self, problem: KvtierError, attempt: int) -> bool:
         """Whether a call that failed in attempt number `attempt` (from 1) is made once more, on a new
@@ -86,14 +89,16 @@ class Operations:
     def flush(self, attachment: Attachment) -> Operation[None]:
         """Report blocks that were read one-sidedly."""
         if attachment.touches.num_blocks:
+            limit = attachment.info.max_blocks_per_request * HASH_BYTES
             for namespace_id, session, packed in attachment.touches.take():
-                request = kvcache_pb2.TouchRequest(
-                    client_id=attachment.client_id,
-                    namespace_id=namespace_id,
-                    prefix_hashes=packed,
-                    session_id=session,
-                )
-                yield Post("Touch", request, is_hint=True)
+                for start in range(0, len(packed), limit):
+                    request = kvcache_pb2.TouchRequest(
+                        client_id=attachment.client_id,
+                        namespace_id=namespace_id,
+                        prefix_hashes=packed[start : start + limit],
+                        session_id=session,
+                    )
+                    yield Post("Touch", request, is_hint=True)
 
     def begin(self, namespace: Namespace) -> Operation[tuple[Attachment, int]]:
         """Connect, and register the namespace when this connection has not done so; return its id."""
@@ -264,8 +269,8 @@ def only_answer(ticket: int) -> Operation[Answer]:
 
 
 def milliseconds(seconds: float) -> int:
-    """Return a duration as it travels; anything above zero is at least 1."""
-    return max(1, round(seconds * 1000)) if seconds > 0 else 0
+    """Return a duration as it travels; anything above zero is at least 1, and a century stands for ever."""
+    return max(1, round(min(seconds, _CENTURY_S) * 1000)) if seconds > 0 else 0
 
 
 def wire_urgency(urgency: Urgency) -> Any:

@@ -10,7 +10,8 @@ Slot headers are read as rows of 64-bit words: a whole batch is checked by a few
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from ..v1.shm import MIN_SLOT_BYTES, PAGE_BYTES, SLOT_HEADER
 from .buffers import address_of, copy_bytes
+from .errors import Overloaded
 
 U8: TypeAlias = npt.NDArray[np.uint8]
 U64: TypeAlias = npt.NDArray[np.uint64]
@@ -77,6 +79,18 @@ class ExtentTable:
             memory = Extent(map_memory(memory), self.extent_bytes)
         assert isinstance(memory, Extent)
         self.mapped.setdefault(number, memory)
+
+    def add_all(self, numbers: Sequence[int], memory: Sequence[Memory]) -> None:
+        """Map many extents; takes ownership of all file descriptors. Raises Overloaded when there is no room
+        for one; those before it are mapped."""
+        waiting = deque(zip(numbers, memory, strict=True))
+        try:
+            while waiting:
+                self.add(*waiting.popleft())
+        finally:
+            for _, one in waiting:
+                if isinstance(one, int):
+                    os.close(one)
 
     def check(self, wanted: Wanted) -> tuple[npt.NDArray[np.bool_], U64, I64]:
         """Compare slot headers with what is wanted: generation even, identity, length, no codec.
@@ -143,7 +157,7 @@ class ExtentTable:
 
 def map_memory(memory: Memory, *, writable: bool = False) -> U8:
     """Return `memory` as an array of bytes. A file descriptor is mapped shared and prefaulted, then
-    closed: the mapping keeps the memory."""
+    closed: the mapping keeps the memory. Raises Overloaded when this process has no room for it."""
     if isinstance(memory, np.ndarray):
         return memory
     assert isinstance(memory, int)
@@ -152,6 +166,12 @@ def map_memory(memory: Memory, *, writable: bool = False) -> U8:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         return np.frombuffer(mmap.mmap(memory, num_bytes, flags=flags, prot=protection), np.uint8)
+    except OSError as problem:
+        raise Overloaded(
+            f"cannot map {num_bytes} bytes of shared memory here ({problem.strerror}); raise the limit of "
+            "this process's address space (ulimit -v), or vm.max_map_count",
+            reason="NO_ADDRESS_SPACE",
+        ) from problem
     finally:
         os.close(memory)
 

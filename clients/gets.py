@@ -145,8 +145,7 @@ def map_extents(
         wanted = missing[start : start + MAX_DESCRIPTORS]
         ticket = yield Send("MapExtents", local_pb2.MapExtentsRequest(extents=wanted), timeout_s)
         answer = yield from only_answer(ticket)
-        for number, memory in zip(answer.message.extents, answer.memory, strict=True):
-            attachment.extents.add(number, memory)
+        attachment.extents.add_all(answer.message.extents, answer.memory)
 
 
 def release(attachment: Attachment, lease_id: int) -> Operation[None]:

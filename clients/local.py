@@ -159,7 +159,11 @@ def attachment_of(answer: Answer) -> Attachment:
     message = answer.message
     staging, index = answer.memory
     extents = ExtentTable(message.extent_bytes)
-    area = StagingArea(map_memory(staging, writable=True))
+    try:
+        area = StagingArea(map_memory(staging, writable=True))
+    except BaseException:
+        os.close(index)
+        raise
     memory = map_memory(index)
     try:
         reader = OneSidedReader(memory, extents, message.epoch) if ONE_SIDED_READS_ARE_SAFE else None

@@ -30,6 +30,7 @@ from .staging import StagingArea
 from .words import PutOutcome, PutReport, Retention
 
 MAX_IN_FLIGHT = 2
+_OUTCOME = {int(outcome): outcome for outcome in PutOutcome}
 _GOES_ON = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
 
 
@@ -65,23 +66,29 @@ class _Put:
 
     def run(self, blocks: Blocks) -> Operation[list[PutOutcome]]:
         try:
-            for first, last in self._cut(len(blocks), self._offset(blocks) is not None):
-                if self._refused():
-                    break
-                piece = yield from self._stage(first, blocks.part(first, last))
-                self.in_flight.append(piece)
-                piece.ticket = yield from self._commit(piece)
-                if len(self.in_flight) >= MAX_IN_FLIGHT:
-                    yield from self._settle()
-            while self.in_flight:
-                yield from self._settle()
+            try:
+                yield from self._put(blocks)
+            except KvtierError:
+                yield from self._abandon()
+                raise
         except KvtierError:
-            yield from self._abandon()
             raise
         except BaseException:  # cancelled: no copies any more, but the daemon may still read
             self.attachment.unsettled.extend((p.ticket, p.offset) for p in self.in_flight if p.taken)
             raise
         return self.outcomes + [PutOutcome.PARENT_MISSING] * (len(blocks) - len(self.outcomes))
+
+    def _put(self, blocks: Blocks) -> Operation[None]:
+        for first, last in self._cut(len(blocks), self._offset(blocks) is not None):
+            if self._refused():
+                break
+            piece = yield from self._stage(first, blocks.part(first, last))
+            self.in_flight.append(piece)
+            piece.ticket = yield from self._commit(piece)
+            if len(self.in_flight) >= MAX_IN_FLIGHT:
+                yield from self._settle()
+        while self.in_flight:
+            yield from self._settle()
 
     def _cut(self, num_blocks: int, in_place: bool) -> Iterator[tuple[int, int]]:
         step = self.attachment.info.max_blocks_per_request
@@ -123,22 +130,20 @@ class _Put:
         return piece
 
     def _commit(self, piece: _Piece) -> Operation[int]:
-        hashes = self.header.prefix_hashes
+        hashes, header = self.header.prefix_hashes, self.header
         first, last = piece.first, piece.first + len(piece.blocks)
-        reserve = kvcache_pb2.ReserveRequest()
-        reserve.CopyFrom(self.header)
-        reserve.request_id = self.operations.request_id()
-        reserve.prefix_hashes = hashes[first * HASH_BYTES : last * HASH_BYTES]
-        reserve.prefill_s = self.header.prefill_s * (last - first) * HASH_BYTES / len(hashes)
+        request = kvcache_pb2.CommitRequest(
+            client_id=self.attachment.client_id,
+            reserve=header,  # a copy
+            spans=[types_pb2.StagingSpan(offset=piece.offset, length=(last - first) * self.block_bytes)],
+        )
+        reserve = request.reserve
+        reserve.request_id = request.request_id = self.operations.request_id()
+        if last - first < len(hashes) // HASH_BYTES:
+            reserve.prefix_hashes = hashes[first * HASH_BYTES : last * HASH_BYTES]
+            reserve.prefill_s = header.prefill_s * (last - first) * HASH_BYTES / len(hashes)
         if first:
             reserve.parent_hash = hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES]
-        num_bytes = len(piece.blocks) * self.block_bytes
-        request = kvcache_pb2.CommitRequest(
-            request_id=reserve.request_id,
-            client_id=self.attachment.client_id,
-            reserve=reserve,
-            spans=[types_pb2.StagingSpan(offset=piece.offset, length=num_bytes)],
-        )
         ticket = yield from self.operations.send(self.attachment, "Commit", request, self.timeout_s)
         return ticket
 
@@ -163,7 +168,7 @@ class _Put:
         except BaseException:
             piece.ticket = ticket
             raise
-        return [PutOutcome(number) for number in answer.message.outcomes]
+        return _outcomes_of(answer.message)
 
     def _refused(self) -> bool:
         return bool(self.outcomes) and self.outcomes[-1] not in _GOES_ON
@@ -171,10 +176,11 @@ class _Put:
     def _abandon(self) -> Operation[None]:
         """One piece failed. Wait for the others, whatever becomes of them: the first failure is told."""
         while self.in_flight:
-            piece = self.in_flight.popleft()
+            piece = self.in_flight[0]
             if piece.ticket:
                 with suppress(KvtierError):
                     yield Receive(piece.ticket)
+            self.in_flight.popleft()
             self._give(piece)
 
     def _give(self, piece: _Piece) -> None:
@@ -264,4 +270,9 @@ def _stream(
 
     ticket = yield Send("Put", messages(), timeout_s)
     answer = yield Receive(ticket)
-    return PutReport([PutOutcome(number) for number in answer.message.outcomes])
+    return PutReport(_outcomes_of(answer.message))
+
+
+def _outcomes_of(message: kvcache_pb2.CommitResponse | kvcache_pb2.PutResponse) -> list[PutOutcome]:
+    # Not PutOutcome(number) for each: that took an eighth of what the client does for a put of 64 blocks.
+    return [_OUTCOME[number] for number in message.outcomes]

@@ -57,6 +57,7 @@ class ScriptedServer:
     """Listens at `path`. `handlers` are the script; `frames` is what arrived, in order."""
 
     def __init__(self, path: Path, memory: Memory) -> None:
+        self.path = path
         self.memory = memory
         self.staging_bytes = 1 << 20
         self.namespace_id = 1

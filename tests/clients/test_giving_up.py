@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvtier.clients import AsyncClient, Client, Namespace
+from kvtier.clients import AsyncClient, Client, Limits, Namespace
 from kvtier.clients.aio import THREAD_BYTES
 from kvtier.clients.base import Operations
 from kvtier.clients.effects import Operation, Work
@@ -278,3 +278,30 @@ def test_a_forked_child_has_a_connection_of_its_own(server: ScriptedServer, targ
     own, childs = server.connections
     expected = [(own, 1), (childs, 2), (own, 3)]
     assert put == [(one, name, bytes([i]) * BLOCK) for (one, i), name in zip(expected, NAMES, strict=False)]
+
+
+def test_a_put_cancelled_while_it_ends_after_a_failure_loses_no_staging(
+    server: ScriptedServer, target: str
+) -> None:
+    """Its first piece was refused, its second is not answered yet: the daemon may still read that one."""
+    held = server.handlers[Method.COMMIT] = Held()
+
+    async def run() -> None:
+        async with AsyncClient(target, limits=Limits(piece_bytes=BLOCK)) as client:
+            namespace: Namespace = await client.register(IDENTITY)
+            attachment = client._link.attachment  # type: ignore[union-attr]
+            area: Any = attachment.staging
+            given, give = asyncio.Event(), area.give
+            area.give = lambda offset: (give(offset), given.set())
+            put = asyncio.create_task(client.put(namespace, NAMES[:2], bytes(2 * BLOCK)))
+            await held.arrived()
+            await held.arrived()
+            connection, frame = held.waiting[0]
+            connection.refuse(frame, 8, "TOO_MANY_IN_FLIGHT")
+            await asyncio.wait_for(given.wait(), WAIT_S)
+            put.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await put
+            assert [offset for _, offset in attachment.unsettled] == list(area._taken)
+
+    asyncio.run(run())

@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,73 @@ def test_many_touches_do_not_wait(server: ScriptedServer, connect: Any) -> None:
     namespace = client.register(IDENTITY)
     assert client.get(namespace, NAMES).num_one_sided == 8
     assert reported.wait(WAIT_S)
+
+
+def test_touches_are_reported_in_as_many_calls_as_the_daemon_allows(server: ScriptedServer) -> None:
+    """More than one call may name would be refused as a whole, and nobody hears that."""
+    names = [hashlib.sha256(bytes([i])).digest() for i in range(100)]
+    for i, name in enumerate(names):
+        server.memory.store(name, random_bytes(BLOCK, i))
+    server.handlers[Method.LOOKUP] = answer_lookup
+    with Client(f"unix://{server.path.with_suffix('')}") as client:
+        namespace = client.register(IDENTITY)
+        assert client.get(namespace, names[:60]).num_one_sided == 60
+        assert client.get(namespace, names[60:]).num_one_sided == 40
+        client.lookup(namespace, names[:1])
+    touches = [pb.TouchRequest.FromString(f.payload) for f in server.frames if f.method is Method.TOUCH]
+    assert [len(touch.prefix_hashes) // 32 for touch in touches] == [64, 36]
+    assert b"".join(touch.prefix_hashes for touch in touches) == b"".join(names)
+
+
+@pytest.mark.parametrize(("deadline_s", "deadline_ms"), [(-1.0, 1), (0.0, 1), (1e30, 86_400_000)])
+def test_a_deadline_that_has_passed_is_no_invitation_to_wait(
+    server: ScriptedServer, connect: Any, deadline_s: float, deadline_ms: int
+) -> None:
+    """0 on the wire stands for the daemon's own limit, which is longer than this client waits."""
+    requests = []
+
+    def acquire(connection: Connection, frame: Frame) -> None:
+        requests.append(pb.AcquireRequest.FromString(frame.payload))
+        connection.reply(frame, pb.AcquireResponse(last=True))
+
+    server.handlers[Method.ACQUIRE] = acquire
+    client = connect()
+    assert client.get(client.register(IDENTITY), NAMES[:1], deadline_s=deadline_s).num_blocks == 0
+    assert requests[0].deadline_ms == deadline_ms
+    assert len(server.connections) == 1
+
+
+def test_an_extent_that_cannot_be_mapped_is_an_error_of_ours(
+    server: ScriptedServer, connect: Any, tmp_path: Path
+) -> None:
+    """And what came with it is closed."""
+    server.memory.store(NAMES[0], bytes(BLOCK))
+    unreadable, spare = tmp_path / "unreadable", tmp_path / "spare"
+    unreadable.write_bytes(bytes(4096))
+    spare.write_bytes(bytes(4096))
+
+    def map_extents(connection: Connection, frame: Frame) -> None:
+        fds = os.open(unreadable, os.O_WRONLY), os.open(spare, os.O_RDONLY)
+        connection.reply(frame, local_pb2.MapExtentsResponse(extents=[0, 1]), fds=fds)
+        for one in fds:
+            os.close(one)
+
+    server.handlers[Method.MAP_EXTENTS] = map_extents
+    client = connect()
+    namespace = client.register(IDENTITY)
+    with pytest.raises(Overloaded, match="address space") as raised:
+        client.get(namespace, NAMES[:1])
+    assert raised.value.reason == "NO_ADDRESS_SPACE"
+    assert not {str(unreadable), str(spare)} & _open_files()
+
+
+def _open_files() -> set[str]:
+    """What this process has open."""
+    files = set()
+    for one in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile, by another thread
+            files.add(os.readlink(f"/proc/self/fd/{one}"))
+    return files
 
 
 def test_what_shared_memory_lacks_is_acquired(server: ScriptedServer, connect: Any) -> None:
