@@ -20,7 +20,8 @@ from .options import PlannerOptions
 from .residency import Residency
 from .table import NUM_SHARDS
 
-#: Shards of a namespace looked at for a chain to shorten, chains per shard, and blocks down a chain.
+#: Shards of a namespace, of those that are not empty, looked at for a chain to shorten; chains per shard;
+#: blocks down a chain.
 MAX_SHARDS, MAX_CHAINS, MAX_DEPTH = 16, 4, 4096
 BEYOND_QUOTA = "beyond its tenant's quota of nvme"
 #: Blocks that go for one newcomer; after a quota was lowered, the rest goes with the next ones.
@@ -80,7 +81,8 @@ class ColdQuota:
     def _shorten(self, namespace: Namespace, newcomer: int) -> bool:
         """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""
         residency = self._residency
-        for _ in range(MAX_SHARDS):
+        num_left = MAX_SHARDS
+        for _ in range(NUM_SHARDS):  # of a tenant with few blocks most are empty
             shard = self._next_shard[namespace.id]
             self._next_shard[namespace.id] = (shard + 1) % NUM_SHARDS
             for row in list(islice(namespace.rows.shards[shard].values(), MAX_CHAINS)):
@@ -88,6 +90,9 @@ class ColdQuota:
                 if last not in (NO_ROW, newcomer) and residency.may_leave(last, Tier.NVME):
                     residency.evict(last, Tier.NVME, BEYOND_QUOTA)
                     return True
+            num_left -= bool(namespace.rows.shards[shard])
+            if num_left == 0:
+                break
         return False
 
     def _last_cold(self, row: int) -> int:

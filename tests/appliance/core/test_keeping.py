@@ -274,6 +274,15 @@ def test_records_of_another_shape_are_given_back() -> None:
     assert rig.planner.story.counters["records_of_wrong_shape"] == 1
 
 
+def test_a_tenant_with_few_blocks_keeps_the_newest_within_its_quota() -> None:
+    """Few blocks are spread thinly over the table; an older one must be found to go for a newer one."""
+    rig = Rig(dram_blocks=1, nvme_blocks=8, quotas={"": Quota(cold_bytes=GEOMETRY.block_bytes)})
+    names = [hashes(f"prompt {number}", 1) for number in range(8)]
+    for name in names:
+        rig.put(name)
+    assert [rig.found(name) for name in names] == [0] * 6 + [1, 1], "one in nvme, one in dram"
+
+
 def test_what_comes_back_at_start_beyond_a_quota_goes_from_the_end() -> None:
     """Records that were given up lie in their segments and are found again. (Simulator, seed 101670.)"""
     chain = hashes("a", 4)
