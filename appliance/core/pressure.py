@@ -72,6 +72,8 @@ class Pressure:
         #: Moves of spills that are decided but not started, by (source, target, urgency).
         self._spills: defaultdict[tuple[Tier, Tier, Urgency], list[Move]] = defaultdict(list)
         self._spilled_bytes: defaultdict[Tier, int] = defaultdict(int)  # of them, by source
+        #: By tier and domain: handle of the block that is to leave next, and waits for spills to end.
+        self._next_to_spill: dict[tuple[Tier, int | None], int] = {}
         #: Whether work was left over only because there was much of it.
         self.is_busy = False
 
@@ -221,6 +223,8 @@ class Pressure:
         trims = self.options.early_layers > 0 and tier is Tier.DRAM and lower is Tier.NVME
         if tier is Tier.DRAM and self.early.is_full and self._evict_oldest(domain):
             return Step.EVICTED, 1
+        if self._waits_for_spills(tier, lower, domain):
+            return Step.NOTHING, 0
         while (victim := self.victims.choose(tier, domain)) is not None:
             row = victim.row
             if not residency.is_candidate(row, tier):
@@ -247,10 +251,31 @@ class Pressure:
                         return Step.EVICTED, 1
                 elif self._spill(row, tier):
                     return Step.SPILLING, 1
+            else:
+                self._next_to_spill[tier, domain] = residency.catalog.handle(row)
             policy.offer((row,), residency.now)
             return Step.NOTHING, 0
         is_relieved = tier is Tier.DRAM and self._evict_oldest(domain)
         return (Step.EVICTED, 1) if is_relieved else (Step.NOTHING, 0)
+
+    def _waits_for_spills(self, tier: Tier, lower: Tier | None, domain: int | None) -> bool:
+        """Whether whoever was to leave last time still has to be spilled first, and as much is being spilled
+        as may be. Nobody else is looked for until a spill ends: it would be found, and put back, at every
+        event, and where nvme cannot keep up every event asks."""
+        handle = self._next_to_spill.get((tier, domain))
+        if handle is None:
+            return False
+        row = self._residency.catalog.row_of(handle)
+        is_waiting = (
+            lower is not None
+            and self._spilling_bytes(tier) >= self.options.max_spill_bytes
+            and row != NO_ROW
+            and self._residency.is_candidate(row, tier)
+            and not self._residency.is_below(row, tier)
+        )
+        if not is_waiting:
+            del self._next_to_spill[tier, domain]
+        return is_waiting
 
     def _trim(self, victim: Victim, max_blocks: int) -> int:
         """Let the late layers of a victim go instead of all of it. Returns for how many blocks."""
