@@ -42,6 +42,7 @@ IDENTITY = NamespaceIdentity(b"crash loop model", GEOMETRY)
 CHAIN_BLOCKS = 8
 SEGMENT_BYTES = 1 << 20
 NVME_BYTES = 64 << 20
+WAIT_S = 120.0
 NUM_CHAINS_ASKED = 12  # of them at each look; a question costs half a millisecond
 MAX_CHAINS = NVME_BYTES // (CHAIN_BLOCKS * GEOMETRY.block_bytes) * 3 // 2  # half as much again as fits
 SETTINGS = (
@@ -246,6 +247,12 @@ class Loop:
             namespace = self._verify(client)
             load = Load(self._daemon.target, dice.randrange(1 << 30), self.tally)
             pause = threading.Event()
+            if not self.tally.num_kills:  # the first life is long enough to fill half of the store, if slowly
+                deadline_at = time.monotonic() + WAIT_S
+                while len(sealed_lives(self._store)) < NVME_BYTES // SEGMENT_BYTES // 2:
+                    assert not load.problems, load.problems
+                    assert time.monotonic() < deadline_at, f"the store did not fill in {WAIT_S} s"
+                    pause.wait(0.01)
             pause.wait(dice.random() * self._max_life_s)
             admin = Admin(self._daemon.target)
             self._kept = kept_blocks(self._store, admin, namespace.id, dice)
