@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from .counters import Counters
 from .groups import NULL_BLOCK, Group
-from .plan import Acks, Again, Save
+from .plan import Ack, Acks, Again, Save
 
 MAX_KNOWN = 1 << 16  # block names remembered as stored
 MAX_RETRIES = 3  # of a request whose blocks were refused
@@ -151,6 +151,10 @@ class Saver:
                 if job.names:
                     stored.append(Stored(job.group, job.first_block, job.parent, job.names, job.origin))
         return stored
+
+    def drop(self, saves: Sequence[Save]) -> None:
+        """Give up saves that no worker has heard of."""
+        self.settle(Acks({save.job: Ack(self._num_ranks, 0) for save in saves}))
 
     def seen(self, hashes: Sequence[bytes], stored: Sequence[int]) -> None:
         """Correct what is remembered by what a lookup found: blocks behind its end have been evicted."""

@@ -22,7 +22,7 @@ from .groups import NULL_BLOCK, Group
 from .lookups import Answer, Asked, Asker, Question, Word
 from .options import Options
 from .plan import Acks, Load, Part, Save, StepPlan
-from .saving import Saver, Saving, Stored
+from .saving import NEVER, Saver, Saving, Stored
 from .sessions import Turn, turn_of
 
 MIN_PREFILL_TOKENS = 256  # of one request in a step whose time says how fast prompts are computed,
@@ -239,12 +239,15 @@ class SchedulerSide:
         return self._saver.is_busy or bool(self._planned or self._last_saves)
 
     def reset(self, salt: str) -> None:
-        """What was stored so far is of no use any more, e.g. because the weights have changed."""
+        """What was stored so far is of no use any more, e.g. because the weights have changed. Nor is what
+        requests have computed or loaded so far: it must not be stored under the new salt."""
         self.salt = salt
         self._saver.forget_all()
+        self._saver.drop(self._last_saves)
+        self._last_saves = []
         for tracked in self._tracked.values():
-            tracked.saving.next_block = [0] * len(self._groups)
-            tracked.saving.due_tokens = 0
+            is_old = tracked.is_loading or tracked.request.num_computed_tokens > 0
+            tracked.saving = Saving([NEVER if is_old else 0] * len(self._groups))
             if not tracked.is_loading:
                 self._let_go(tracked)
                 tracked.num_questions = 0

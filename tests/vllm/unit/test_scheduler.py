@@ -722,3 +722,41 @@ def test_after_a_reset_nothing_old_is_promised_or_skipped(scene: Scene) -> None:
     plan = scene.plan(one, 40, [1, 2, 3, 4, 5])
     assert plan.salt == "salt"
     assert plan.saves[0].block_ids == [1, 2, 3, 4, 5]
+
+
+def test_what_was_computed_before_a_reset_is_not_stored_after_it(scene: Scene) -> None:
+    """The reset may mean other weights: a running request's blocks, and those that a finished one has left
+    for the next step, would be found by everybody under the new salt."""
+    running, done = request(name="running"), request(name="done")
+    for one in (running, done):
+        scene.side.arrived(one)
+    running.num_computed_tokens = done.num_computed_tokens = 24
+    scene.side.finished(done, ([1, 2, 3],))
+    assert scene.held.blocks == [1, 2, 3]
+    scene.side.reset("salt")
+    assert scene.held.blocks == []
+    plan = scene.plan(running, 16, [4, 5, 6, 7, 8])
+    assert (plan.salt, plan.saves) == ("salt", [])
+    running.num_computed_tokens = 40
+    scene.side.finished(running, ([4, 5, 6, 7, 8],))
+    assert scene.plan(request(name="later"), 0, []).saves == []
+
+
+def test_what_was_loading_at_a_reset_is_not_stored_after_it(scene: Scene) -> None:
+    one = loading(scene, hit(40, 3))
+    scene.plan(one, 0, [])
+    scene.side.reset("salt")
+    scene.side.loaded(["r"], [])
+    one.num_computed_tokens = 40
+    one.tokens += range(8)
+    assert scene.plan(one, 8, [1, 2, 3, 4, 5, 6]).saves == []
+
+
+def test_a_save_that_fails_after_a_reset_is_not_tried_again(scene: Scene) -> None:
+    one = request()
+    scene.side.arrived(one)
+    [save] = scene.plan(one, 40, [1, 2, 3, 4, 5]).saves
+    one.num_computed_tokens = 40
+    scene.side.reset("salt")
+    scene.side.saved(Acks({save.job: Ack(1, 0, Again.ALL)}))
+    assert scene.plan(one, 0, [1, 2, 3, 4, 5]).saves == []
