@@ -47,7 +47,7 @@ class ColdQuota:
         for _ in range(MAX_STEPS):
             if self._stored_bytes(namespace) + namespace.block_bytes <= quota.cold_bytes:
                 return True
-            if not self._shorten(namespace, row):
+            if not any(self._shorten(one, row) for one in self._largest_first(namespace)):
                 return False
         return False
 
@@ -72,6 +72,13 @@ class ColdQuota:
     def _namespaces_of(self, tenant: str) -> list[Namespace]:
         namespaces = self._residency.catalog.namespaces.values()
         return [one for one in namespaces if tenant_of(one.identity.domain) == tenant]
+
+    def _largest_first(self, namespace: Namespace) -> list[Namespace]:
+        """Return the namespaces of a tenant that have records, the one with most first: what an old model
+        left must not keep a new one out for ever."""
+        cold_bytes = self._residency.cold_bytes
+        mine = self._namespaces_of(tenant_of(namespace.identity.domain))
+        return sorted((one for one in mine if cold_bytes[one.id]), key=lambda one: -cold_bytes[one.id])
 
     def _stored_bytes(self, namespace: Namespace) -> int:
         """Return what the tenant of a namespace has in the cold store, all its namespaces together."""

@@ -15,6 +15,7 @@ from .options import PlannerOptions
 from .residency import Residency
 
 NOBODY = 0  # numbers of clients start at 1
+MIN_TIDY = 1024
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class Session:
     blocks: dict[int, None] = field(default_factory=dict)
     #: Rows it protects while it is decoding.
     kept_rows: list[int] = field(default_factory=list)
+    #: With so many blocks those that are forgotten meanwhile are looked for.
+    tidy_at: int = MIN_TIDY
 
 
 class Sessions:
@@ -43,6 +46,7 @@ class Sessions:
         #: Longest silent first. A plain dict finds its first entry behind the holes of all who moved away.
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._next_number = 1
+        self._idle_until = 0.0  # who was active last before this is idle already
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -120,13 +124,15 @@ class Sessions:
         serial = self._residency.catalog.serial
         if session.urgency is not Urgency.DECODING:
             session.blocks.update(dict.fromkeys([serial[row] << 32 | row for row in rows]))
-            return
-        for row in rows:
-            handle = self._residency.catalog.handle(row)
-            if handle not in session.blocks:
-                session.blocks[handle] = None
-                self._residency.keep(row)
-                session.kept_rows.append(row)
+        else:
+            for row in rows:
+                handle = self._residency.catalog.handle(row)
+                if handle not in session.blocks:
+                    session.blocks[handle] = None
+                    self._residency.keep(row)
+                    session.kept_rows.append(row)
+        if len(session.blocks) >= session.tidy_at:  # an agent may go on for days, its blocks come and go
+            session.tidy_at = max(MIN_TIDY, 2 * len(self.rows(session)))
 
     def fork(self, session: Session, new_id: str, client: int) -> int:
         """A new session holds the blocks of another one. Returns how many there are."""
@@ -166,13 +172,18 @@ class Sessions:
                 self.update(session, Urgency.IDLE, float("inf"))
 
     def expire(self, now: float) -> None:
-        """Turn sessions idle that were silent too long. Looks at the longest silent ones only."""
+        """Turn sessions idle that were silent too long. Looks at the longest silent ones only, and again when
+        another one may have been for too long: tens of thousands may be idle for days."""
+        if now - self._idle_until < self.options.session_idle_s:
+            return
         for session in self._sessions.values():
             if now - session.last_active < self.options.session_idle_s:
+                self._idle_until = session.last_active
                 return
             if session.urgency < Urgency.IDLE:
                 self.update(session, Urgency.IDLE, float("inf"))
                 return  # one a call: the rest at the next tick
+        self._idle_until = now
 
     def check_integrity(self) -> list[str]:
         """Audit: a decoding session keeps each of its living blocks, any other keeps none."""
