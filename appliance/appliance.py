@@ -22,7 +22,16 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ..tiers.base import Engine
 from ..tiers.block import NamespaceIdentity, Tier
-from .core.events import AcquireAbandoned, AcquireRequested, ClientGone, Event, SegmentFreed, Tick, TierLost
+from .core.events import (
+    AcquireAbandoned,
+    AcquireRequested,
+    ClientGone,
+    CopyFinished,
+    Event,
+    SegmentFreed,
+    Tick,
+    TierLost,
+)
 from .core.instructions import (
     CancelCopy,
     Copy,
@@ -49,6 +58,7 @@ from .mover import Mover
 log = logging.getLogger(__name__)
 
 MAX_TICK_DELAY_S = 0.1
+TURNS_TO_ANSWER = 3  # of the loop, that a result takes to its connection where it comes as a future
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -59,6 +69,14 @@ class PlannerPort(Protocol):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened; return what to do, in order."""
+        ...
+
+    def begin(self, event: Event, now: float) -> list[Instruction]:
+        """The first half of `handle`: what callers wait for."""
+        ...
+
+    def finish(self) -> list[Instruction]:
+        """The second half."""
         ...
 
     def next_deadline(self) -> float | None:
@@ -183,6 +201,7 @@ class Appliance:
         #: Hears of every event before the planner does; None while nobody wants to know.
         self.tap: Callable[[Event, float], None] | None = None
         #: Hear of every step before its instructions are carried out: (event, instructions, when it began).
+        #: Of one that is done in two halves they hear twice.
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store = store
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
@@ -193,6 +212,8 @@ class Appliance:
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
         self._stepping = False
+        self._half_done: tuple[Event, float] | None = None  # a step whose second half is due, when it began
+        self._is_finish_due = False
         self._numbers = itertools.count(1)
         self._sinks: dict[int, Callable[[Result], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -218,25 +239,62 @@ class Appliance:
     def step(self, event: Event) -> None:
         """Give `event` to the planner and execute what it answers."""
         self._pending.append(event)
+        self._run()
+
+    def _finish(self, num_turns: int) -> None:
+        """On the loop, so many turns from now: do what was left over until answers were sent."""
+        if num_turns:
+            self._loop.call_soon(self._finish, num_turns - 1)
+            return
+        self._is_finish_due = False
+        self._run(to_the_end=True)
+
+    def _run(self, to_the_end: bool = False) -> None:
+        """Take in what is pending, unless that is going on; `to_the_end`: and the second half of the last."""
         if self._stepping:
+            return
+        if self.failed.done():  # its books are not to be trusted any more
+            self._pending.clear()
             return
         self._stepping = True
         try:
-            while self._pending:
-                following, now = self._pending.popleft(), self.clock()
-                if self.tap is not None:
-                    self.tap(following, now)
-                instructions = self.planner.handle(following, now)
-                for observe in self.observers:
-                    observe(following, instructions, now)
-                self.execute(instructions)
+            while self._pending or (to_the_end and self._half_done is not None):
+                if self._pending:
+                    self._take_in(self._pending.popleft())
+                else:
+                    self._finish_half()
         except BaseException as defect:
             if not self.failed.done():
                 self.failed.set_exception(defect)
             raise
         finally:
             self._stepping = False
+        if self._half_done is not None and not self._is_finish_due:
+            self._is_finish_due = True
+            self._loop.call_soon(self._finish, TURNS_TO_ANSWER)
         self._arm_timer()
+
+    def _take_in(self, event: Event) -> None:
+        """One step. What landed is answered first; what follows from it for everybody else has time until the
+        answers are sent, or another event comes."""
+        self._finish_half()
+        now = self.clock()
+        if self.tap is not None:
+            self.tap(event, now)
+        is_whole = type(event) is not CopyFinished
+        instructions = self.planner.handle(event, now) if is_whole else self.planner.begin(event, now)
+        self._half_done = None if is_whole else (event, now)
+        self._carry_out(event, instructions, now)
+
+    def _finish_half(self) -> None:
+        if self._half_done is not None:
+            (event, began_at), self._half_done = self._half_done, None
+            self._carry_out(event, self.planner.finish(), began_at)
+
+    def _carry_out(self, event: Event, instructions: list[Instruction], began_at: float) -> None:
+        for observe in self.observers:
+            observe(event, instructions, began_at)
+        self.execute(instructions)
 
     def ask(self, build: Callable[[int], Event]) -> "Result | asyncio.Future[Result]":
         """Step with the event that `build` makes of a call number. The result itself when the planner
@@ -410,6 +468,7 @@ class Appliance:
     async def settled(self) -> None:
         """Wait until no copy and no call of the store is under way, and the planner has nothing due."""
         while True:
+            self._run(to_the_end=True)
             deadline = self.planner.next_deadline()
             if self.mover.is_busy:
                 await self.mover.idle()
@@ -425,6 +484,7 @@ class Appliance:
         if self._timer is not None:
             self._timer.cancel()
         await self.mover.stop()
+        self._run(to_the_end=True)  # while there are engines to carry it out
         await asyncio.to_thread(self._housekeeper.shutdown)
         for engine in self.engines.values():
             await asyncio.to_thread(engine.close)

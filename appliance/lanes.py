@@ -9,7 +9,7 @@ everything was rejected for that reason, a thread per copy because nothing would
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..tiers.base import Copier, CopyItem, CopyOutcome
 from ..tiers.block import Tier
@@ -34,11 +34,14 @@ class Edge(NamedTuple):
         return STAGING if self.source is None else self.source.label
 
 
+Inline: TypeAlias = Callable[[Sequence[CopyItem]], list[CopyOutcome]]
+
+
 class Route(NamedTuple):
     """What executes the copies of one edge: in worker threads, and, where that can be short, at once."""
 
     copier: Copier
-    inline: Callable[[Sequence[CopyItem]], list[CopyOutcome]] | None = None
+    inline: Inline | None = None
 
 
 @dataclass(slots=True)
@@ -105,12 +108,12 @@ class Lane:
     def __post_init__(self) -> None:
         self.queue = FairQueue(self.shares)
 
-    def enqueue(self, job: Job, sequence: Iterator[int]) -> None:
-        """Cut a job's items, kept in order, so that all threads of this lane can share them, and where the
-        next one is another tenant's."""
+    def enqueue(self, job: Job, sequence: Iterator[int], batch_bytes: int = 0) -> None:
+        """Cut a job's items, kept in order, so that all threads of this lane can share them, or into batches
+        of `batch_bytes`, and where the next one is another tenant's."""
         copy, tenant_of = job.copy, self.shares.tenant
         total = sum(item.label.raw_length for item in copy.items)
-        share = min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
+        share = batch_bytes or min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
         start = num_bytes = 0
         owner = tenant_of(copy.items[0].label.namespace_id)
         for position, item in enumerate(copy.items):

@@ -118,6 +118,8 @@ class Planner:
         self.erasing = Erasing(self.desk, self.residency, self.copies)
         self.changes = Changes(self)
         self._handlers = self._handler_table()
+        self._is_half_done = False  # an event was answered, and nothing followed from it yet
+        self._is_tick = False  # that event
 
     def _answer_requests(self, shared: tuple[Tier, ...]) -> None:
         """Make the parts that answer requests."""
@@ -183,18 +185,41 @@ class Planner:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Instruction]:
         """Take in one event; return what to do, to be executed in order."""
-        residency = self.residency
-        residency.now = max(residency.now, now)
+        self._begin(event, now)
+        self._finish()
+        return self.residency.take_instructions()
+
+    def begin(self, event: ev.Event, now: float) -> list[ev.Instruction]:
+        """The first half of `handle`: what callers wait for. The same two halves in the same order as there,
+        for a shell that sends answers between them. The other half is `finish`, or the next event."""
+        self._begin(event, now)
+        return self.residency.take_instructions()
+
+    def finish(self) -> list[ev.Instruction]:
+        """The second half of `handle`, unless it was done already: what follows for everybody else."""
+        self._finish()
+        return self.residency.take_instructions()
+
+    def _begin(self, event: ev.Event, now: float) -> None:
+        self._finish()
+        self.residency.now = max(self.residency.now, now)
+        self._is_half_done, self._is_tick = True, isinstance(event, ev.Tick)
         self._handlers[type(event)](event)
+
+    def _finish(self) -> None:
+        if not self._is_half_done:
+            return
+        self._is_half_done = False
+        self.writes.conclude()
         self.pressure.relieve()
         if self.resizing.is_active:
             self.resizing.run()
         self.erasing.run()
         if self.waiting:
-            self.waiting.retry(isinstance(event, ev.Tick))
+            self.waiting.retry(self._is_tick)
+            self.writes.conclude()
         self.prefetching.run(is_crowded=len(self.waiting) > 0)
         self.reads.report()
-        return residency.take_instructions()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:
         """How much of a chain is stored, where, and how long loading it takes. Changes nothing."""

@@ -392,7 +392,10 @@ class PutJob:
         self.outcomes = self.outcomes.replace(NEEDED, STORED)
         for call in self.commit_calls:
             self._residency.out.append(Reply(call, PutResult(bytes(self.outcomes))))
-        self._on_done(self)  # the rows are still kept, so they are still these blocks
+        self._on_done(self)
+
+    def let_go(self) -> None:
+        """Give back what the job kept. Once, when it is done and everybody heard what became of it."""
         writers, mine = self._residency.writers, self.reservation_id
         for row in self._kept if writers else ():
             if writers.get(row) == mine:

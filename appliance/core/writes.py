@@ -45,6 +45,7 @@ class Writes:
         self._costs = costs
         self._retention = retention
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
+        self._answered: list[PutJob] = []  # finished ones that nobody but the caller has heard of
         self._next_reservation = 1
         self.is_closed = False  # draining: nothing new
 
@@ -115,6 +116,13 @@ class Writes:
             job.abort()
             self._residency.story.count("reservations_expired")
 
+    def conclude(self) -> None:
+        """Let everybody else hear of the puts that were answered: sessions, policies, whoever wants room."""
+        while self._answered:
+            job = self._answered.pop(0)
+            self._tell(job)  # its rows are still kept, so they are still these blocks
+            job.let_go()
+
     def next_deadline(self) -> float | None:
         """When `expire` has something to do."""
         return min((job.deadline_at for job in self._jobs.values()), default=None)
@@ -177,6 +185,9 @@ class Writes:
 
     def _done(self, job: PutJob) -> None:
         self._jobs.pop(job.reservation_id, None)
+        self._answered.append(job)
+
+    def _tell(self, job: PutJob) -> None:
         rows = job.rows if NO_ROW not in job.rows else [row for row in job.rows if row != NO_ROW]
         refresh_run(self._residency, rows)
         if job.request.retention:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from kvtier.appliance.appliance import Appliance
+from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.event_log import EventLog
 from kvtier.appliance.lanes import Edge, Route
@@ -29,6 +29,7 @@ class ScriptedPlanner:
 
     def __init__(self, *script: list[ev.Instruction]) -> None:
         self.script = deque(script)
+        self.rest: deque[list[ev.Instruction]] = deque()  # of steps in two halves
         self.told: list[ev.Event] = []
         self.times: list[float] = []
         self.deadline: float | None = None
@@ -37,6 +38,11 @@ class ScriptedPlanner:
         self.told.append(event)
         self.times.append(now)
         return self.script.popleft() if self.script else []
+
+    begin = handle
+
+    def finish(self) -> list[ev.Instruction]:
+        return self.rest.popleft() if self.rest else []
 
     is_busy = False
 
@@ -184,6 +190,48 @@ def test_instructions_run_in_order_and_their_effects_come_after_them() -> None:
         assert recorder.done == [("retract", 7), ("inline", 1), ("retract", 8), ("publish", 7)]
         assert isinstance(planner.told[1], ev.CopyFinished)
         assert planner.told[1].outcomes == [CopyOutcome(None, b"c" * 16)]
+        await appliance.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_another_first", [False, True])
+def test_what_others_hear_of_a_landing_waits_for_its_answers(is_another_first: bool) -> None:
+    """Until the loop has had some turns, until the next event, or until the end: never later, never lost."""
+
+    async def main() -> None:
+        recorder = Recorder()
+        planner = ScriptedPlanner([copy(1, STAGING)], [ev.Reply(1, ev.PutResult(b"\2"))])
+        planner.rest.append([ev.Retract(Tier.DRAM, 9)])
+        appliance = build(planner, recorder)
+        heard: list[type] = []
+        appliance.observers.append(lambda event, instructions, now: heard.append(type(event)))
+        assert appliance.ask(released) == ev.PutResult(b"\2")
+        assert recorder.done == [("inline", 1)]
+        if is_another_first:
+            appliance.step(ev.Tick())
+        else:
+            await turns(TURNS_TO_ANSWER + 1)
+        assert recorder.done == [("inline", 1), ("retract", 9)]
+        assert heard[:3] == [ev.ReleaseRequested, ev.CopyFinished, ev.CopyFinished]
+        planner.script += [[copy(2, STAGING)], []]
+        planner.rest.append([ev.Retract(Tier.DRAM, 5)])
+        appliance.step(ev.Tick())
+        await appliance.stop()
+        assert recorder.done[-2:] == [("retract", 5), "close"], "carried out while there are tiers"
+
+    run(main())
+
+
+def test_a_planner_that_raised_is_not_asked_again() -> None:
+    async def main() -> None:
+        planner = ScriptedPlanner([ev.Retract(Tier.NVME, 7)])  # there is no such tier here
+        appliance = build(planner, Recorder())
+        with pytest.raises(KeyError):
+            appliance.step(ev.Tick())
+        assert isinstance(appliance.failed.exception(), KeyError)
+        appliance.step(ev.Tick())
+        assert len(planner.told) == 1
         await appliance.stop()
 
     run(main())

@@ -74,13 +74,19 @@ class HandCopier:
 class Bench:
     """A mover with one hand copier per edge and a clock that stands still."""
 
-    def __init__(self, bound: int = 2) -> None:
+    def __init__(self, bound: int = 2, *, takes_turns: bool = False) -> None:
         self.now = 0.0
         self.events: list[Event] = []
         self.copiers = {edge: HandCopier() for edge in (SPILL, LOAD, STAGING_EDGE)}
         routes = {edge: Route(self.copiers[edge]) for edge in (SPILL, LOAD)}
         bounds = dict.fromkeys(self.copiers, bound)
-        self.mover = Mover(routes, self.events.append, max_in_flight=bounds, clock=lambda: self.now)
+        self.mover = Mover(
+            routes,
+            self.events.append,
+            max_in_flight=bounds,
+            clock=lambda: self.now,
+            takes_turns=takes_turns,
+        )
 
     def finished(self) -> dict[int, list[Cause | None]]:
         found = [event for event in self.events if isinstance(event, CopyFinished)]
@@ -212,6 +218,47 @@ def test_short_copies_end_at_once_and_long_ones_do_not() -> None:
     run(main())
 
 
+def test_where_processors_are_few_long_puts_take_turns_with_others_on_the_loop() -> None:
+    async def main() -> None:
+        bench = Bench(takes_turns=True)
+        copier = bench.copiers[STAGING_EDGE]
+        bench.mover.attach(7, {Tier.DRAM: Route(copier, copier.inline)})
+        bench.mover.start(copy(1, STAGING_EDGE, 16, num_bytes=1 << 20, client=7))
+        assert bench.finished() == {1: [None] * 16}, "16 MiB are short here"
+        bench.mover.start(copy(2, STAGING_EDGE, 40, num_bytes=1 << 20, client=7))
+        num_copied: list[int] = []
+        for _ in range(4):
+            num_copied.append(len(copier.started))
+            bench.check()
+            await asyncio.sleep(0)
+        assert num_copied == [1, 2, 3, 4], "one batch of 16 MiB a turn, after the one before"
+        assert bench.finished()[2] == [None] * 40
+        assert not copier.running, "no thread had a part in it"
+        bench.mover.start(copy(3, STAGING_EDGE, 1, num_bytes=33 << 20, client=7))
+        assert [len(items) for items, _ in copier.running] == [1], "too long for the loop"
+        copier.end()
+        await turns()
+        bench.check()
+
+    run(main())
+
+
+def test_an_engine_that_raises_in_its_turn_fails_that_copy_only() -> None:
+    async def main() -> None:
+        bench = Bench(takes_turns=True)
+
+        def broken(items: Sequence[CopyItem]) -> list[CopyOutcome]:
+            raise RuntimeError("a defect")
+
+        bench.mover.attach(7, {Tier.DRAM: Route(bench.copiers[STAGING_EDGE], broken)})
+        bench.mover.start(copy(1, STAGING_EDGE, 17, num_bytes=1 << 20, client=7))
+        await turns()
+        assert bench.finished() == {1: [Cause.IO_ERROR] * 17}
+        bench.check()
+
+    run(main())
+
+
 def test_hold_keeps_a_tier_waiting_and_refuse_gives_it_up() -> None:
     async def main() -> None:
         bench = Bench()
@@ -307,11 +354,11 @@ def test_stop_cancels_the_queue_and_waits_for_what_is_in_flight() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_copy_ends_exactly_once_whatever_happens(seed: int) -> None:
     async def main() -> None:
         rng = random.Random(seed)
-        bench = Bench(bound=rng.randint(1, 3))
+        bench = Bench(bound=rng.randint(1, 3), takes_turns=seed >= 5)
         copier = bench.copiers[STAGING_EDGE]
         for client in (1, 2, 3):
             bench.mover.attach(client, {Tier.DRAM: Route(copier, copier.inline)})

@@ -14,6 +14,7 @@ from kvtier.tiers.memory import ExtentEngine
 from kvtier.tiers.slots import SlotPool
 from kvtier.v1.shm import place_of
 from tests.tiers.helpers import EXTENT_BYTES, drop, make_label, make_payload, open_engine, store
+from tests.tiers.reader import Reader
 
 LENGTH = 40_000
 
@@ -73,6 +74,29 @@ def test_a_read_looks_again_when_it_has_copied(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(memory, "copy", copy_and_recycle)  # the real copy, at the worst moment
         with pytest.raises(CopyError):
             engine.read(place, old, memoryview(bytearray(LENGTH)))
+
+
+def test_fragments_published_together_are_found_like_those_published_one_by_one() -> None:
+    with open_engine(num_extents=2, first_extent=3) as (engine, room, indexes):
+        labels, places = [], []
+        for number in range(70):  # an extent has 51 such slots
+            label = make_label(number // 2, LENGTH, group=number % 2)
+            place = room.reserve(0, LENGTH)
+            assert place is not None
+            labels.append(replace(label, checksum=engine.write(place, label, make_payload(number, LENGTH))))
+            places.append(place)
+        engine.publish_run(places[:69], labels[:69])
+        engine.publish(places[69], labels[69])
+        assert engine.check_integrity() == []
+        assert indexes.of(0).num_entries == 70
+        extents = {number: engine.descriptor(number) for number in (3, 4)}
+        reader = Reader(indexes.of(0).descriptor, extents, EXTENT_BYTES)
+        for number, (place, label) in enumerate(zip(places, labels, strict=True)):
+            assert engine.verify(place, label) % 2 == 0
+            found = reader.get(label.prefix_hash, group=label.group)
+            assert found == (bytes(make_payload(number, LENGTH)), label.checksum)
+        with pytest.raises(AssertionError, match="published twice"):
+            engine.publish_run(places[:2], labels[:2])
 
 
 def test_programmers_errors_are_assertions() -> None:
