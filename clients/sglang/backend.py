@@ -19,7 +19,15 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 from ..chain_store import ChainStore
 from ..guard import Guard, harmless
 from ..namespace import NamespaceIdentity
-from .identity import KV_POOL, StorageOptions, check_version, hash_of, namespace_of, weights_of
+from .identity import (
+    KV_POOL,
+    StorageOptions,
+    check_version,
+    hash_of,
+    namespace_of,
+    run_of_server,
+    weights_of,
+)
 from .pages import PageMemory
 
 MAX_GAPS = 16  # of one pool's lookup: what lies behind more of them counts as missing
@@ -48,6 +56,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         self.config = storage_config
         self.guard = Guard(__name__)
         self._weights = weights_of(storage_config, self.options)
+        self._run = run_of_server()
         self._num_clears = 0
         self._pools: dict[str, tuple[PageMemory, NamespaceIdentity]] = {}
         options = self.options
@@ -162,11 +171,14 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
 
     @harmless(lambda *_, **__: False)
     def clear(self) -> bool:
-        """Find nothing any more that was stored before. The appliance evicts it in time."""
+        """Find nothing any more that was stored before. The appliance evicts it in time.
+
+        The ranks of this server go on sharing what they share; a server started later, which may count its
+        clears the same way over other weights, does not find it.
+        """
         self._num_clears += 1
         for name, (memory, identity) in self._pools.items():
-            shard = f"{identity.shard.partition(',cleared=')[0]},cleared={self._num_clears}"
-            self._pools[name] = (memory, replace(identity, shard=shard))
+            self._pools[name] = (memory, self._since_clear(identity))
         return True
 
     @harmless(lambda *_, **__: None)
@@ -182,7 +194,14 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         identity = namespace_of(
             self.config, name, pool, memory.page_bytes, self._weights, self.options.variant
         )
-        self._pools[name] = (memory, identity)
+        self._pools[name] = (memory, self._since_clear(identity))
+
+    def _since_clear(self, identity: NamespaceIdentity) -> NamespaceIdentity:
+        """Return the namespace of what is stored from the last clear on."""
+        if not self._num_clears:
+            return identity
+        shard = f"{identity.shard.partition(',cleared=')[0]},cleared={self._run}.{self._num_clears}"
+        return replace(identity, shard=shard)
 
     def _num_stored(self, name: str, keys: Sequence[str]) -> int:
         if not keys or name not in self._pools:

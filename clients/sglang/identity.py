@@ -11,6 +11,8 @@ Nothing of SGLang is imported; its config and pools are recognised by their fiel
 
 import hashlib
 import json
+import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +108,19 @@ def namespace_of(
         opaque_geometry(page_bytes, tokens, f"sglang.{FORMAT},{digest[:32]}"),
         shard=f"pool={pool_name},tp={rank},pp={config.pp_rank}/{config.pp_size}",
     )
+
+
+def run_of_server() -> str:
+    """Return what the ranks of one server on this host have in common, and no other server has, before or
+    after: their parent process, and when it began."""
+    parent = os.getppid()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # in ticks since boot
+        facts = f"{boot} {os.readlink('/proc/self/ns/pid')} {parent} {began}"
+    except OSError:  # a parent in another pid namespace: then each rank is by itself
+        facts = uuid.uuid4().hex
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def hash_of(key: str) -> bytes:

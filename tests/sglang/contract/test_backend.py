@@ -7,6 +7,7 @@ questions.
 import hashlib
 import inspect
 import json
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from kvtier.clients.sglang import KvtierStorage
+from kvtier.clients.sglang import backend as backend_module
+from kvtier.clients.sglang.identity import run_of_server
 
 from ...daemon import Daemon
 from .pools import HostPool
@@ -264,6 +267,33 @@ def test_cleared_is_gone_for_this_backend(make: Make) -> None:
     assert backend.batch_exists(keys) == 0
     assert backend.batch_set_v1(keys, pool.indices(0, 1)) == [True, True]
     assert backend.batch_exists(keys) == 2
+
+
+def test_what_an_earlier_server_stored_after_its_clear_is_not_found(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each clear may stand for other weights; two servers count theirs from 1."""
+    pool = HostPool(4)
+    keys = keys_of("a", 2)
+    earlier, rank = make(pool), make(pool)
+    monkeypatch.setattr(backend_module, "run_of_server", lambda: "another run")
+    later = make(pool)
+    for backend in (earlier, rank, later):
+        assert backend.clear() is True
+    assert earlier.batch_set_v1(keys, pool.indices(0, 1)) == [True, True]
+    assert rank.batch_exists(keys) == 2, "another rank of the same server"
+    assert later.batch_exists(keys) == 0
+
+
+def test_runs_of_servers_are_told_apart_by_their_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = run_of_server()
+    assert run_of_server() == mine
+    assert len(mine) == 16
+    own = os.getpid()
+    monkeypatch.setattr(os, "getppid", lambda: own)
+    assert run_of_server() != mine, "another parent"
+    monkeypatch.setattr(os, "getppid", lambda: 1 << 30)
+    assert run_of_server() != run_of_server(), "nobody can say which: by itself"
 
 
 def test_a_set_counts_only_what_is_stored(make: Make) -> None:
