@@ -276,7 +276,7 @@ def test_lease_of_nothing(client: Any, namespace: Namespace) -> None:
 
 def test_extend_until_released(client: Any, namespace: Namespace) -> None:
     client.put(namespace, chain(1), payload(1))
-    lease = client.acquire(namespace, chain(1), ttl_s=5.0)
+    lease = client.acquire(namespace, chain(1), ttl_s=60.0)
     lease.wait()
     lease.extend(10.0)
     lease.release()
@@ -288,7 +288,7 @@ def test_extend_until_released(client: Any, namespace: Namespace) -> None:
 def test_leased_blocks_survive_pressure(world: World, client: Any, namespace: Namespace) -> None:
     data = payload(4)
     client.put(namespace, chain(4), data)
-    with client.acquire(namespace, chain(4)) as lease:
+    with client.acquire(namespace, chain(4), ttl_s=300.0) as lease:  # however long what follows takes
         assert lease.wait() == 4
         for i in range(2 * world.capacity_bytes // (8 * BLOCK)):
             client.put(namespace, chain(8, str(i)), payload(8, seed=i))

@@ -206,7 +206,7 @@ def test_another_process_writes_our_memory_and_says_when(
         np.testing.assert_array_equal(hosts[0].bytes, np.arange(SIZE, dtype=np.uint8))
         case.device.recycle(event)
         child.stdin.close()
-        assert child.wait(30) == 0
+        assert child.wait(120) == 0
     case.device.free(memory)
 
 

@@ -43,7 +43,7 @@ def recording(daemon: Daemon, out: Path) -> Iterator[None]:
             assert process.stderr.readline().startswith("recording unix:")
             yield
             assert daemon.stop() == 0
-            _, told = process.communicate(timeout=30)
+            _, told = process.communicate(timeout=120)
             assert process.returncode == 0, told
             assert "accesses in" in told.replace("\n", " ")
         finally:
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_a_recording_well(daemon: Daemon, tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("recording unix:")
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert gzip.decompress(out.read_bytes()) == b'{"kvtier_recording":1}\n'
 
 

@@ -40,12 +40,12 @@ def attack(descriptor: int, user: int, names: list[str]) -> dict[str, str]:
         process = subprocess.run(
             [sys.executable, "-I", program, str(theirs.fileno()), str(user), json.dumps(names)],
             pass_fds=[theirs.fileno()],
-            timeout=30,
+            timeout=120,
             capture_output=True,
             check=False,
         )
         assert process.returncode == 0, process.stderr
-        ours.settimeout(10)
+        ours.settimeout(60)
         results: dict[str, str] = json.loads(ours.recv(1 << 16))
         assert set(results) == set(names)
         return results

@@ -202,12 +202,12 @@ def test_cancelling_does_not_end_a_copy_early(pool: ThreadPoolExecutor) -> None:
     class Slow:
         def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
             begun.set()
-            assert gate.wait(10)
+            assert gate.wait(60)
             return checksum(payload)
 
     staging = StagingExtent(4096)
     future = HostCopier(staging, Slow(), pool).start([CopyItem(0, 0, make_label(1, 4096))])
-    assert begun.wait(10)
+    assert begun.wait(60)
     assert not future.cancel()
     assert not future.done(), "its places must not be reused yet"
     gate.set()
