@@ -117,6 +117,7 @@ class Service:
                 fragment_bytes=result.fragment_bytes,
                 put_codecs=usable_codecs(),
                 stream_codecs=stream_codecs(self.compression, identity),
+                takes_first_chunks=True,
             )
 
         return self._then(answer, events.NamespaceResult, respond)

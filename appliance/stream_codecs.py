@@ -4,18 +4,27 @@
     put: chunks -> fragment -> (decoded in a thread into the put's buffer) -> next fragment
 
 Which codec, the policy says for each layer group (compression.remote, and rules of edge `remote`); what
-`auto` takes, tiers/codecs/streaming.py measures for each connection.
+`auto` takes, tiers/codecs/contest.py finds out for each connection.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..tiers.base import Buffer
 from ..tiers.block import NamespaceIdentity
 from ..tiers.codecs.base import Shape, shape_of
-from ..tiers.codecs.streaming import CHECKSUM_BYTES, Encoded, StreamEncoder, decode_fragment, usable_codecs
+from ..tiers.codecs.streaming import (
+    CHECKSUM_BYTES,
+    Choice,
+    Encoded,
+    StreamEncoder,
+    decode_fragment,
+    is_brief,
+    usable_codecs,
+)
 from ..tiers.payload import copy
 from ..v1 import kvcache_pb2 as pb
 from .core.events import ReadyFragment
@@ -29,6 +38,7 @@ class Travelling(NamedTuple):
     """A fragment about to be sent: encoded, or as it is in its slot."""
 
     part: ReadyFragment
+    choice: Choice
     encoded: Encoded | None
 
 
@@ -50,12 +60,20 @@ class GetEncoder:
         self._checksum = checksum
 
     async def travel(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[Travelling]:
-        """Yield fragments in order, encoded where that pays, a little ahead of who takes them."""
+        """Yield fragments in order, encoded where that pays; what takes long, a little ahead of who takes
+        them."""
         ahead: deque[asyncio.Task[Travelling]] = deque()
         try:
             for part in parts:
+                shape = shape_of(self._identity.geometry, part.group)
+                choice = self._encoder.choose(shape, self._names[part.group])
+                if choice.codec is None or is_brief(choice.codec.codec_id, shape, encodes=True):
+                    while ahead:
+                        yield await ahead.popleft()
+                    yield Travelling(part, choice, self._encoded(part, choice, shape))
+                    continue
                 before = ahead[-1] if ahead else None
-                ahead.append(asyncio.create_task(self._prepare(part, before)))
+                ahead.append(asyncio.create_task(self._encode_apart(part, choice, shape, before)))
                 if len(ahead) >= MAX_AHEAD:
                     yield await ahead.popleft()
             while ahead:
@@ -63,16 +81,17 @@ class GetEncoder:
         finally:
             await asyncio.gather(*ahead, return_exceptions=True)  # a thread may still read a slot
 
-    async def _prepare(self, part: ReadyFragment, before: "asyncio.Task[Travelling] | None") -> Travelling:
+    async def _encode_apart(
+        self, part: ReadyFragment, choice: Choice, shape: Shape, before: "asyncio.Task[Travelling] | None"
+    ) -> Travelling:
         if before is not None:
-            await asyncio.wait([before])  # one at a time: what is measured is one thread
-        shape = shape_of(self._identity.geometry, part.group)
-        codec = self._encoder.choose(shape, self._names[part.group])
-        if codec is None:
-            return Travelling(part, None)
-        view, checksum = self._view(part), self._checksum(part)
-        encoded = await asyncio.to_thread(self._encoder.encode, codec, shape, view, checksum)
-        return Travelling(part, encoded)
+            await asyncio.wait([before])  # one at a time: a get is one thread's work
+        return Travelling(part, choice, await asyncio.to_thread(self._encoded, part, choice, shape))
+
+    def _encoded(self, part: ReadyFragment, choice: Choice, shape: Shape) -> Encoded | None:
+        if choice.codec is None:
+            return None
+        return self._encoder.encode(choice.codec, shape, self._view(part), self._checksum(part))
 
 
 class PutDecoder:
@@ -95,6 +114,7 @@ class PutDecoder:
         """Take one message after the header."""
         if request.WhichOneof("part") == "encoded":
             self._announce(request.encoded)
+            await self._chunk(memoryview(request.encoded.first_chunk))
         elif request.WhichOneof("part") == "chunk":
             await self._chunk(memoryview(request.chunk))
         else:
@@ -139,8 +159,11 @@ class PutDecoder:
         if self._announced is not None:
             into = self._whole[self._start : self._start + shape.raw_bytes]
             announced, stored = self._announced, memoryview(self._stored)
-            is_right = await asyncio.to_thread(
-                decode_fragment, announced.codec, shape, stored, into, announced.checksum
+            decode = partial(decode_fragment, announced.codec, shape, stored, into, announced.checksum)
+            is_right = (
+                decode()
+                if is_brief(announced.codec, shape, encodes=False)
+                else await asyncio.to_thread(decode)
             )
             if not is_right:
                 raise error("BAD_REQUEST", f"fragment {self._fragment} is not what its checksum says")

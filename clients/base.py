@@ -251,7 +251,7 @@ class Operations:
             identity=identity.to_wire(), prefill=prefill.to_wire() if prefill is not None else None
         )
         response = yield from self.call(attachment, "RegisterNamespace", request, self.deadline(None))
-        attachment.streams.learn(response.namespace_id, response.put_codecs, response.stream_codecs)
+        attachment.streams.learn(response)
         return response
 
 

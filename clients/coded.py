@@ -13,6 +13,7 @@ import ctypes
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from types import ModuleType
@@ -27,7 +28,7 @@ from .namespace import Geometry
 
 if TYPE_CHECKING:
     from ..tiers.codecs.base import Shape
-    from ..tiers.codecs.streaming import Encoded, SendMeter, StreamEncoder
+    from ..tiers.codecs.streaming import Choice, Encoded, StreamEncoder
 
 _MAX_AHEAD = 2  # fragments encoded, or being encoded, before they are sent
 _MAX_CODED_BYTES = 1 << 31  # of one fragment: beyond it nothing is believed
@@ -101,47 +102,72 @@ class StreamCodecs:
 
     _encoder: "StreamEncoder | None" = None
     _names: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by namespace id, of each layer group
+    _takes_first_chunks: bool = False
 
-    def learn(self, namespace_id: int, codec_ids: Sequence[int], names: Sequence[str]) -> None:
+    def learn(self, told: kvcache_pb2.RegisterNamespaceResponse) -> None:
         """The daemon said, registering a namespace, which codecs it reads and what its policy is."""
-        self._names[namespace_id] = tuple(names) if codec_ids else ()
-        if self._encoder is None and set(codec_ids) & set(readable_codecs()):
+        self._names[told.namespace_id] = tuple(told.stream_codecs) if told.put_codecs else ()
+        self._takes_first_chunks = told.takes_first_chunks
+        if self._encoder is None and set(told.put_codecs) & set(readable_codecs()):
             streaming = _streaming()
             assert streaming is not None, "there are codecs that can be read"
-            self._encoder = streaming.StreamEncoder(list(codec_ids))
+            self._encoder = streaming.StreamEncoder(list(told.put_codecs))
 
     def writer(self, geometry: Geometry, namespace_id: int, chunk_bytes: int) -> "CodedWriter | None":
         """Return what streams the fragments of a put; None when there is nothing to encode with."""
         names = self._names.get(namespace_id, ())
-        if self._encoder is None or len(names) != geometry.num_groups:
+        if self._encoder is None or len(names) != geometry.num_groups or set(names) == {"identity"}:
             return None
-        return CodedWriter(self._encoder, geometry, names, chunk_bytes)
+        return CodedWriter(self._encoder, geometry, names, chunk_bytes, self._takes_first_chunks)
 
 
 class CodedWriter:
     """Streams the blocks of one put, fragment by fragment, encoded where that pays."""
 
     def __init__(
-        self, encoder: "StreamEncoder", geometry: Geometry, names: Sequence[str], chunk_bytes: int
+        self,
+        encoder: "StreamEncoder",
+        geometry: Geometry,
+        names: Sequence[str],
+        chunk_bytes: int,
+        takes_first_chunks: bool,
     ) -> None:
         self._encoder = encoder
         self._geometry = geometry
         self._names = names
         self._chunk_bytes = chunk_bytes
+        self._takes_first_chunks = takes_first_chunks
 
     def messages(self, blocks: Blocks) -> Iterator[kvcache_pb2.PutRequest]:
-        """Yield what follows the header, encoding one fragment ahead of what is sent."""
+        """Yield what follows the header; what takes long to encode is encoded one fragment ahead."""
         streaming = _streaming()
         assert streaming is not None, "there is an encoder"
-        meter = streaming.SendMeter(self._encoder)
-        with ThreadPoolExecutor(1, "kvtier-encode") as thread:
-            ahead: deque[Future[tuple[memoryview, Encoded | None]]] = deque()
+        meter = streaming.SendMeter()
+        for payload, choice, encoded in self._travelling(blocks):
+            yield from self._messages_of(payload, encoded)
+            meter.sent(choice, len(payload))
+
+    def _travelling(self, blocks: Blocks) -> "Iterator[tuple[memoryview, Choice, Encoded | None]]":
+        """Yield fragments in order, encoded where that pays."""
+        streaming = _streaming()
+        assert streaming is not None, "there is an encoder"
+        ahead: deque[Future[tuple[memoryview, Choice, Encoded | None]]] = deque()
+        with ExitStack() as stack:
+            thread: ThreadPoolExecutor | None = None
             for group, payload in self._fragments(blocks):
-                ahead.append(thread.submit(self._encoded, group, payload))
+                shape = _shape(self._geometry, group)
+                choice = self._encoder.choose(shape, self._names[group])
+                if choice.codec is None or streaming.is_brief(choice.codec.codec_id, shape, encodes=True):
+                    while ahead:
+                        yield ahead.popleft().result()
+                    yield self._encoded(shape, payload, choice)
+                    continue
+                thread = thread or stack.enter_context(ThreadPoolExecutor(1, "kvtier-encode"))
+                ahead.append(thread.submit(self._encoded, shape, payload, choice))
                 if len(ahead) >= _MAX_AHEAD:
-                    yield from self._send(*ahead.popleft().result(), meter)
+                    yield ahead.popleft().result()
             while ahead:
-                yield from self._send(*ahead.popleft().result(), meter)
+                yield ahead.popleft().result()
 
     def _fragments(self, blocks: Blocks) -> Iterator[tuple[int, memoryview]]:
         for block in range(len(blocks)):
@@ -151,25 +177,28 @@ class CodedWriter:
                 yield group, payload[start : start + length]
                 start += length
 
-    def _send(
-        self, payload: memoryview, encoded: "Encoded | None", meter: "SendMeter"
+    def _messages_of(
+        self, payload: memoryview, encoded: "Encoded | None"
     ) -> Iterator[kvcache_pb2.PutRequest]:
-        travelling = payload if encoded is None else memoryview(encoded.stored)
+        travelling = payload if encoded is None else encoded.stored
+        first_bytes = 0
         if encoded is not None:
+            first_bytes = self._chunk_bytes if self._takes_first_chunks else 0
             announced = kvcache_pb2.EncodedFragment(
-                codec=encoded.codec_id, length=len(encoded.stored), checksum=encoded.checksum
+                codec=encoded.codec_id,
+                length=len(encoded.stored),
+                checksum=encoded.checksum,
+                first_chunk=encoded.stored[:first_bytes],
             )
             yield kvcache_pb2.PutRequest(encoded=announced)
-        for start in range(0, len(travelling), self._chunk_bytes):
-            chunk = bytes(travelling[start : start + self._chunk_bytes])
-            meter.handing()
-            yield kvcache_pb2.PutRequest(chunk=chunk)
-            meter.taken(len(chunk))
+        for start in range(first_bytes, len(travelling), self._chunk_bytes):
+            yield kvcache_pb2.PutRequest(chunk=bytes(travelling[start : start + self._chunk_bytes]))
 
-    def _encoded(self, group: int, payload: memoryview) -> "tuple[memoryview, Encoded | None]":
-        shape = _shape(self._geometry, group)
-        codec = self._encoder.choose(shape, self._names[group])
-        return payload, None if codec is None else self._encoder.encode(codec, shape, payload)
+    def _encoded(
+        self, shape: "Shape", payload: memoryview, choice: "Choice"
+    ) -> "tuple[memoryview, Choice, Encoded | None]":
+        codec = choice.codec
+        return payload, choice, None if codec is None else self._encoder.encode(codec, shape, payload)
 
 
 def _gathered(block: Blocks) -> memoryview:

@@ -4,6 +4,7 @@ codec, and what is damaged on the way is a miss or a refusal, never another byte
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from kvtier.clients import Client, Geometry, NamespaceIdentity, coded
 from kvtier.clients.buffers import Pieces
 from kvtier.clients.errors import KvtierError
+from kvtier.clients.options import Limits
 from kvtier.tiers.codecs import streaming
 from kvtier.tiers.codecs.base import Shape
-from kvtier.v1 import admin_pb2
+from kvtier.v1 import admin_pb2, kvcache_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
 from ..contracts.kv_values import values_like_kv
@@ -161,6 +163,40 @@ def test_what_is_damaged_on_its_way_up_is_refused_as_a_whole(
             assert remote.lookup(space, NAMES).num_blocks == 0
     with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT) as remote:
         assert remote.put(remote.register(IDENTITY), NAMES, data).complete
+
+
+@pytest.mark.parametrize("chunk_bytes", [100_000, 1 << 20])
+@pytest.mark.parametrize("takes_first_chunks", [False, True])
+def test_a_fragment_begins_in_its_announcement_where_the_daemon_reads_that(
+    exponents_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, takes_first_chunks: bool
+) -> None:
+    """One from before does not say that it does, and gets it in messages of their own."""
+    learn = coded.StreamCodecs.learn
+    sent = []
+    messages_of = coded.CodedWriter._messages_of
+
+    def told(self: coded.StreamCodecs, response: kvcache_pb2.RegisterNamespaceResponse) -> None:
+        assert response.takes_first_chunks
+        response.takes_first_chunks = takes_first_chunks
+        learn(self, response)
+
+    def kept(self: coded.CodedWriter, *arguments: Any) -> Iterator[kvcache_pb2.PutRequest]:
+        for message in messages_of(self, *arguments):
+            sent.append(message)
+            yield message
+
+    monkeypatch.setattr(coded.StreamCodecs, "learn", told)
+    monkeypatch.setattr(coded.CodedWriter, "_messages_of", kept)
+    data = blocks_like_kv()
+    limits = Limits(chunk_bytes=chunk_bytes)
+    with Client(exponents_daemon.target, shared_memory=False, timeout=PATIENT, limits=limits) as remote:
+        space = remote.register(IDENTITY)
+        assert remote.put(space, NAMES, data).complete
+        np.testing.assert_array_equal(remote.get(space, NAMES).data, data)
+    announced = [one.encoded for one in sent if one.WhichOneof("part") == "encoded"]
+    assert len(announced) == (NUM_BLOCKS - 1) * GEOMETRY.num_groups
+    for one in announced:
+        assert len(one.first_chunk) == (min(one.length, chunk_bytes) if takes_first_chunks else 0)
 
 
 def test_a_profile_never_shortens_what_travels() -> None:

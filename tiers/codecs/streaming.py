@@ -7,13 +7,11 @@ Both ends use this module, a client through one import (clients/coded.py), so th
 same. Only exact codecs are spoken over a wire: what a profile shortened rests shortened, and travels as it
 decodes.
 
-When it pays is measured, for each connection by its sender: share / bandwidth + 2 / speed a byte, against 1
-/ bandwidth. Encoding does run beside sending, and so does decoding, which costs the other end about as
-much; but all of it wants processors, and so does gRPC: counting them as overlapping, `auto` lost a fifth on
-a link that is faster than gRPC on two processors (bench/compression/streams.py). Who has more of them names
-a codec. The bandwidth is what the transport accepted while it was waited for; where nothing was waited for,
-what was sent is a lower bound. Asking the other end for its speed was rejected: a number that a peer states
-would have to be doubted.
+When it pays, each sender finds out for each connection by doing both in turns (contest.py). Asking the other
+end for its speed was rejected: a number that a peer states would have to be doubted, and what the peer's
+work costs shows in how soon it takes the next bytes.
+
+A fragment that takes less than handing it to a thread is encoded and decoded where it is met (`is_brief`).
 """
 
 import importlib.util
@@ -22,18 +20,20 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from ..base import Buffer
 from .base import Codec, CodecError, DoesNotFit, Shape
+from .contest import Contest
 from .registry import BY_NAME, codec_named
 
 #: What each codec needs beside numpy. A client that has none of it reads and writes raw fragments.
 _NEEDS: Final = {"exponents": "numba", "planes": "zstandard", "lz4": "lz4", "zstd": "zstandard"}
-#: What is looked at where nobody named a codec.
+#: Where nobody named a codec: the first one that knows the values, if it pays.
 CANDIDATES: Final = ("exponents", "planes")
-MIN_SENT_BYTES: Final = 4 << 20  # before a bandwidth is believed
-WORTH: Final = 0.9  # of the time without a codec: what is gained has to be seen
-_WEIGHT: Final = 0.2  # of the newest measurement
 CHECKSUM_BYTES: Final = 16
+_BRIEF: Final = frozenset({codec_named("exponents").codec_id})  # 8 GB/s and more
+_BRIEF_BYTES: Final = 1 << 20
 
 
 class Encoded(NamedTuple):
@@ -72,116 +72,85 @@ def decode_fragment(codec_id: int, shape: Shape, stored: Buffer, into: Buffer, c
         codec_named(name_of(codec_id)).decode(shape, stored, into)
     except CodecError:
         return False
+    _compiled.add((codec_id, shape.dtype, False))
     return bool(xxhash.xxh3_128_digest(into) == checksum)
 
 
-class _Pace:
-    """A rate that is learned: bytes a second, 0 while it is not known."""
+_compiled: set[tuple[int, str, bool]] = set()  # what has run in this process, encoding or not
 
-    def __init__(self) -> None:
-        self.bytes_per_s = 0.0
 
-    def learn(self, num_bytes: int, seconds: float) -> None:
-        rate = num_bytes / max(seconds, 1e-9)
-        known = self.bytes_per_s
-        self.bytes_per_s = rate if not known else known + _WEIGHT * (rate - known)
+def is_brief(codec_id: int, shape: Shape, *, encodes: bool) -> bool:
+    """Whether encoding, or decoding, takes less than handing it to a thread and hearing back: some tenths of
+    a millisecond at most. Not the first time, which may compile something."""
+    return (
+        codec_id in _BRIEF
+        and shape.raw_bytes <= _BRIEF_BYTES
+        and (codec_id, shape.dtype, encodes) in _compiled
+    )
+
+
+class Choice(NamedTuple):
+    """How a fragment is to travel, and whose question that answers."""
+
+    codec: Codec | None  # None: as it is
+    contest: Contest | None = None
+
+    def went(self, raw_bytes: int, seconds: float) -> None:
+        """The fragment was sent; it kept its sender for so long."""
+        if self.contest is not None:
+            self.contest.went(self.codec is not None, raw_bytes, seconds)
 
 
 class StreamEncoder:
-    """Encodes the fragments of one connection, where that pays. `encode` may run in a thread, one at a time.
+    """Encodes the fragments of one connection, where that pays. Thread-safe.
 
     `codec_ids`: what the other end reads.
     """
 
-    def __init__(self, codec_ids: Sequence[int], *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, codec_ids: Sequence[int]) -> None:
         self.codec_ids = frozenset(codec_ids)
         usable = [codec_named(name_of(one)) for one in usable_codecs() if one in self.codec_ids]
         self._codecs: dict[str, Codec] = {codec.name: codec for codec in usable}
-        self._clock = clock
-        self._bandwidth = _Pace()
-        self._sent_bytes = 0
-        self._waited_s = self._elapsed_s = 0.0
-        self._speeds: dict[int, _Pace] = {}
-        self._shares: dict[int, float] = {}
-        self._num_tried: dict[int, int] = {}
+        self._contests: dict[int, Contest] = {}  # by codec
 
-    def sent(self, num_bytes: int, waited_s: float, elapsed_s: float) -> None:
-        """The transport took `num_bytes`, and let the sender wait `waited_s` of the `elapsed_s` since it took
-        the ones before."""
-        self._sent_bytes += num_bytes
-        self._waited_s += waited_s
-        self._elapsed_s += elapsed_s
-        if self._sent_bytes < MIN_SENT_BYTES:
-            return
-        if self._waited_s > self._elapsed_s / 2:
-            self._bandwidth.learn(self._sent_bytes, self._waited_s)
-        elif self._sent_bytes > self._bandwidth.bytes_per_s * self._elapsed_s:
-            self._bandwidth.learn(self._sent_bytes, self._elapsed_s)  # it has at least so much
-        self._sent_bytes, self._waited_s, self._elapsed_s = 0, 0.0, 0.0
-
-    def choose(self, shape: Shape, codec_name: str) -> Codec | None:
-        """Return the codec for a fragment of this shape, None when it is to travel as it is. `codec_name`:
-        what the policy says, `auto` to go by what was measured."""
+    def choose(self, shape: Shape, codec_name: str) -> Choice:
+        """Return how a fragment of this shape is to travel. `codec_name`: what the policy says, `auto` to go
+        by what was found to cost least."""
         names = CANDIDATES if codec_name == "auto" else (codec_name,)
         known = [self._codecs[name] for name in names if name in self._codecs]
-        accepting = [codec for codec in known if codec.accepts(shape)]
-        if codec_name != "auto":
-            return accepting[0] if accepting else None
-        bandwidth = self._bandwidth.bytes_per_s
-        if not bandwidth or not accepting:
-            return None
-        untried = [codec for codec in accepting if self._num_tried.get(codec.codec_id, 0) < 2]
-        if untried:
-            return untried[0]
-        best = min(accepting, key=self._seconds_per_byte)
-        return best if self._seconds_per_byte(best) < WORTH / bandwidth else None
+        codec = next((one for one in known if one.accepts(shape)), None)
+        if codec is None or codec_name != "auto":
+            return Choice(codec)
+        contest = self._contests.setdefault(codec.codec_id, Contest())
+        return Choice(codec if contest.is_coded else None, contest)
 
     def encode(self, codec: Codec, shape: Shape, payload: Buffer, checksum: bytes = b"") -> Encoded | None:
         """Return a fragment encoded; None when it does not fit and is to travel as it is. `payload` must not
         change meanwhile. `checksum`: of the payload, where it is known. Releases the GIL."""
         import xxhash
 
-        began_at = self._clock()
-        buffer = bytearray(shape.raw_bytes)  # nothing is reserved: whatever is shorter helps
+        buffer = np.empty(shape.raw_bytes, np.uint8)  # nothing is reserved: whatever is shorter helps
         try:
-            length = codec.encode(shape, payload, memoryview(buffer))
+            length = codec.encode(shape, payload, buffer.data)
         except (DoesNotFit, CodecError):
-            length = 0
-        self._learn(codec.codec_id, shape.raw_bytes, length, self._clock() - began_at)
-        if not length:
             return None
-        stored = bytes(memoryview(buffer)[:length])
-        return Encoded(codec.codec_id, stored, checksum or xxhash.xxh3_128_digest(payload))
-
-    def _seconds_per_byte(self, codec: Codec) -> float:
-        share = self._shares.get(codec.codec_id, 1.0)
-        speed = self._speeds[codec.codec_id].bytes_per_s
-        return share / self._bandwidth.bytes_per_s + 2 / speed
-
-    def _learn(self, codec_id: int, raw_bytes: int, length: int, seconds: float) -> None:
-        """Remember what encoding took. Not of the first time, which may have compiled something."""
-        num_tried = self._num_tried[codec_id] = self._num_tried.get(codec_id, 0) + 1
-        if num_tried > 1:
-            self._speeds.setdefault(codec_id, _Pace()).learn(raw_bytes, seconds)
-        share = length / raw_bytes if length else 1.0
-        known = self._shares.get(codec_id, share)
-        self._shares[codec_id] = known + _WEIGHT * (share - known)
+        _compiled.add((codec.codec_id, shape.dtype, True))
+        return Encoded(codec.codec_id, buffer[:length].tobytes(), checksum or xxhash.xxh3_128_digest(payload))
 
 
 class SendMeter:
-    """One stream's account of what its transport took, for the encoder of its connection."""
+    """One stream's account of how long its fragments keep it."""
 
-    def __init__(self, encoder: StreamEncoder, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._encoder = encoder
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._before = self._handed_at = clock()
+        self._before = clock()
 
-    def handing(self) -> None:
-        """Something is handed to the transport now."""
-        self._handed_at = self._clock()
+    def begin(self) -> None:
+        """There is something to send again; what passed until now was waiting for it."""
+        self._before = self._clock()
 
-    def taken(self, num_bytes: int) -> None:
-        """The transport took it, and would take more."""
+    def sent(self, choice: Choice, raw_bytes: int) -> None:
+        """The transport took the last of a fragment, and would take more."""
         now = self._clock()
-        self._encoder.sent(num_bytes, now - self._handed_at, now - self._before)
+        choice.went(raw_bytes, now - self._before)
         self._before = now

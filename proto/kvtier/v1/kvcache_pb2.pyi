@@ -252,12 +252,15 @@ class RegisterNamespaceResponse(_message.Message):
     FRAGMENT_BYTES_FIELD_NUMBER: _builtins.int
     PUT_CODECS_FIELD_NUMBER: _builtins.int
     STREAM_CODECS_FIELD_NUMBER: _builtins.int
+    TAKES_FIRST_CHUNKS_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.int
     """short name for this server's life (its epoch)"""
     digest: _builtins.bytes
     """SHA-256 of the canonical identity, 32 bytes"""
     num_groups: _builtins.int
     """fragments in one block"""
+    takes_first_chunks: _builtins.bool
+    """It reads EncodedFragment.first_chunk: a message less for every fragment."""
     @_builtins.property
     def fragment_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each layer group"""
@@ -283,10 +286,11 @@ class RegisterNamespaceResponse(_message.Message):
         fragment_bytes: _abc.Iterable[_builtins.int] | None = ...,
         put_codecs: _abc.Iterable[_builtins.int] | None = ...,
         stream_codecs: _abc.Iterable[_builtins.str] | None = ...,
+        takes_first_chunks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "fragment_bytes", b"fragment_bytes", "namespace_id", b"namespace_id", "num_groups", b"num_groups", "put_codecs", b"put_codecs", "stream_codecs", b"stream_codecs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "fragment_bytes", b"fragment_bytes", "namespace_id", b"namespace_id", "num_groups", b"num_groups", "put_codecs", b"put_codecs", "stream_codecs", b"stream_codecs", "takes_first_chunks", b"takes_first_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1154,22 +1158,26 @@ class EncodedFragment(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
     codec: _builtins.int
     """number of an exact codec"""
     length: _builtins.int
     """bytes of it that travel"""
     checksum: _builtins.bytes
     """xxh3-128 of the raw payload, 16 bytes"""
+    first_chunk: _builtins.bytes
+    """Of a put, towards a server that said `takes_first_chunks`: what travels, or its beginning."""
     def __init__(
         self,
         *,
         codec: _builtins.int = ...,
         length: _builtins.int = ...,
         checksum: _builtins.bytes = ...,
+        first_chunk: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "codec", b"codec", "length", b"length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "codec", b"codec", "first_chunk", b"first_chunk", "length", b"length"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
