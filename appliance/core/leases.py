@@ -14,6 +14,8 @@ from ...tiers.block import Tier
 from .options import PlannerOptions
 from .residency import Residency
 
+SLACK = 1024  # deadlines that do not count any more, not worth a new heap
+
 
 @dataclass(slots=True)
 class Client:
@@ -71,7 +73,7 @@ class Leases:
         lease = Lease(self._next_id, client, self._residency.now + (ttl_s or self.options.lease_ttl_s))
         self._next_id += 1
         self._leases[lease.id] = client.leases[lease.id] = lease
-        heapq.heappush(self._deadlines, (lease.deadline_at, lease.id))
+        self._note_deadline(lease)
         return lease
 
     def hold(self, lease: Lease, fragment: int, tier: Tier) -> None:
@@ -106,7 +108,7 @@ class Leases:
                 lost.append(lease_id)
             else:
                 lease.deadline_at = now + (ttl_s or self.options.lease_ttl_s)
-                heapq.heappush(self._deadlines, (lease.deadline_at, lease_id))
+                self._note_deadline(lease)
         return lost
 
     def expire(self, now: float) -> None:
@@ -135,6 +137,13 @@ class Leases:
             for lease_id in list(client.leases):
                 self.release(lease_id)
         return client
+
+    def _note_deadline(self, lease: Lease) -> None:
+        """Remember when to look at a lease; forget, when there are many, the deadlines that have moved."""
+        heapq.heappush(self._deadlines, (lease.deadline_at, lease.id))
+        if len(self._deadlines) > 2 * len(self._leases) + SLACK:
+            living = (one for one in self._leases.values() if not one.is_overdue)
+            self._deadlines = sorted((one.deadline_at, one.id) for one in living)
 
     def check_integrity(self) -> list[str]:
         """Audit: the sum of holds of all leases per client, and that every lease has a living owner."""

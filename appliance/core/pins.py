@@ -12,6 +12,8 @@ from .catalog import NO_ROW, TIERS
 from .options import PlannerOptions
 from .residency import Residency
 
+SLACK = 1024  # ends of pins that are over already, not worth a new heap: one may have been for a week
+
 
 @dataclass(slots=True)
 class Pin:
@@ -58,6 +60,8 @@ class Pins:
         self._next_id += 1
         self._pins[pin.id] = pin
         heapq.heappush(self._deadlines, (deadline_at, pin.id))
+        if len(self._deadlines) > 2 * len(self._pins) + SLACK:
+            self._deadlines = sorted((one.deadline_at, one.id) for one in self._pins.values())
         self.pinned_bytes[floor] += num_bytes
         tenant = tenant_of(domain)
         self.bytes_of_tenant[tenant] = self.bytes_of_tenant.get(tenant, 0) + num_bytes
