@@ -93,12 +93,12 @@ def adapter_digest(path: str) -> bytes:
     if not path:
         return b""
     folder = Path(path)
-    newest = max((entry.stat().st_mtime_ns for entry in folder.iterdir()), default=0)
-    return _adapter_digest(folder, newest)
+    stats = sorted((entry.name, entry.stat()) for entry in folder.iterdir())
+    return _adapter_digest(folder, tuple((name, one.st_mtime_ns, one.st_size) for name, one in stats))
 
 
 @lru_cache(maxsize=4096)
-def _adapter_digest(folder: Path, _newest: int) -> bytes:
+def _adapter_digest(folder: Path, _stamps: tuple[tuple[str, int, int], ...]) -> bytes:
     config = folder / "adapter_config.json"
     text = config.read_bytes() if config.is_file() else b""
     return hashlib.sha256(checkpoint_digest(folder) + text).digest()

@@ -65,7 +65,7 @@ def plant(target: str, local_path: str) -> None:
             stub.RegisterNamespace(pb.RegisterNamespaceRequest(identity=bad))
     for garbage in (SECRET.encode(), encode(Frame(Method.ATTACH, Flag.NONE, 1, PROMPT.encode()))):
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(10)
+            connection.settimeout(60)
             connection.connect(local_path)
             connection.sendall(garbage)
             connection.shutdown(socket.SHUT_WR)

@@ -1,5 +1,6 @@
 """Options, versions, groups, sessions, identities, pages, acknowledgements: values in, values out."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -240,7 +241,12 @@ def test_adapter_digest_follows_the_files(tmp_path: Path) -> None:
     first = identity.adapter_digest(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
     assert len(first) == 32
-    assert identity.adapter_digest(str(tmp_path)) != first
+    second = identity.adapter_digest(str(tmp_path))
+    assert second != first
+    before = (tmp_path / "adapter_config.json").stat().st_mtime_ns
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 8}')
+    os.utime(tmp_path / "adapter_config.json", ns=(before, before))  # a clock that did not go on
+    assert identity.adapter_digest(str(tmp_path)) == first
 
 
 # --------------------------------------------------------------------------------------------- pages
