@@ -163,7 +163,10 @@ class HttpServer:
         headers = dict(request.headers)
         if not is_own_name(headers.get(b"host", b"").decode("latin-1")):
             return _error(421, "name this host by its address or as localhost")
-        parts = urlsplit(request.target.decode("latin-1"))
+        try:
+            parts = urlsplit(request.target.decode("latin-1"))
+        except ValueError:
+            return _error(400, "the target is no address")
         path = self._paths.get(parts.path)
         if path is None:
             return _error(404, f"nothing here; try {', '.join(sorted(self._paths))}")
@@ -181,11 +184,10 @@ class HttpServer:
 
 def is_own_name(host: str) -> bool:
     """Whether the Host of a request cannot be another site's: an address, or localhost."""
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
+    with contextlib.suppress(ValueError):  # no address, or no host at all
+        name = urlsplit(f"//{host}").hostname or ""
+        if name != "localhost":
+            ipaddress.ip_address(name)
         return True
     return False
 

@@ -48,7 +48,7 @@ def _file(answer: Answer, query: Query) -> Answer:
 def _history(query: Query) -> int:
     """Return how many samples of the past are wanted."""
     text = query.get("history", str(CAPACITY))
-    if not text.isdecimal() or int(text) > CAPACITY:
+    if not text.isdecimal() or len(text) > len(str(CAPACITY)) or int(text) > CAPACITY:
         raise BadRequest(f"history is a number of samples, 0 to {CAPACITY}")
     return int(text)
 

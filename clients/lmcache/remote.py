@@ -153,10 +153,15 @@ class KvtierConnector(RemoteConnector):
     # ------------------------------------------------------------------------------------- write
 
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
-        """Store chunks. LMCache keeps the memory objects until this returns, and gives them back itself."""
+        """Store chunks. LMCache keeps the memory objects until this returns, and gives them back itself. Should
+        it be cancelled, the thread still reads them: so they are ours as well until it is done."""
         writing = asyncio.get_running_loop().run_in_executor(
             self._write_thread, self._write, list(keys), list(memory_objs)
         )
+        ours = [one for one in memory_objs if one is not None]
+        for one in ours:
+            one.ref_count_up()
+        writing.add_done_callback(lambda _: _give_back(ours))
         await asyncio.shield(writing)
 
     async def put(self, key: Any, memory_obj: Any) -> None:

@@ -1,5 +1,6 @@
 """LMCache's real engine over kvtier: another process hits, and nothing the daemon does reaches the engine."""
 
+import asyncio
 import json
 import os
 import signal
@@ -154,6 +155,37 @@ def test_what_cannot_work_is_refused_and_lmcache_goes_on(wrong: dict[str, Any], 
         tokens = prompt(NUM_TOKENS, seed=7)
         engine.store(tokens)
         assert engine.lookup(tokens) == 0
+
+
+def test_a_cancelled_put_holds_its_chunks_until_they_are_read(
+    shared: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache gives memory back, and to others, when its coroutine has ended; a thread may still read it."""
+    is_read, references = threading.Event(), []
+
+    class Chunk:
+        def ref_count_up(self) -> None:
+            references.append(1)
+
+        def ref_count_down(self) -> None:
+            references.append(-1)
+
+    async def cancelled(connector: KvtierConnector) -> None:
+        putting = asyncio.create_task(connector.batched_put(["key"], [Chunk()]))
+        await asyncio.sleep(0)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        assert sum(references) == 1
+        is_read.set()
+        await asyncio.get_running_loop().run_in_executor(connector._write_thread, lambda: None)
+        await asyncio.sleep(0)
+        assert sum(references) == 0
+
+    with Engine(shared.target) as engine:
+        connector = engine.remote
+        monkeypatch.setattr(connector, "_write", lambda keys, objects: is_read.wait(WAIT_S))
+        asyncio.run(cancelled(connector))
 
 
 def test_an_unknown_lmcache_is_refused(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

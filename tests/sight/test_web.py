@@ -172,7 +172,10 @@ def test_readiness_and_liveness_tell_the_truth(start: Start) -> None:
         ("GET", "/../etc/passwd", {}, 404),
         ("GET", "/api/snapshot?history=-1", {}, 400),
         ("GET", "/api/snapshot?history=301", {}, 400),
+        ("GET", f"/api/snapshot?history={'1' * 5000}", {}, 400),
+        ("GET", "//[", {}, 400),
         ("GET", "/metrics", {"Host": "rebound.example"}, 421),
+        ("GET", "/metrics", {"Host": "["}, 421),
         ("GET", "/metrics", {"Host": "localhost:1"}, 200),
         ("GET", "/metrics", {"Host": "10.1.2.3:9464"}, 200),
         ("HEAD", "/metrics", {}, 200),
@@ -242,7 +245,14 @@ def test_the_default_is_this_host_only() -> None:
 
 @pytest.mark.parametrize(
     ("host", "own"),
-    [("127.0.0.1:1", True), ("[::1]:80", True), ("localhost", True), ("a.example", False), ("", False)],
+    [
+        ("127.0.0.1:1", True),
+        ("[::1]:80", True),
+        ("localhost", True),
+        ("a.example", False),
+        ("", False),
+        ("[", False),
+    ],
 )
 def test_who_may_be_named(host: str, own: bool) -> None:
     assert is_own_name(host) == own
