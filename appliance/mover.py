@@ -6,6 +6,7 @@ together: one wake-up for as many as have gathered, because a wake-up costs more
 """
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
@@ -71,11 +72,15 @@ class Mover:
         self._wake_up_sent = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._is_stopping = False
 
     # ------------------------------------------------------------------------------ instructions
 
     def start(self, copy: Copy) -> None:
-        """Queue `copy`, or run it at once when it is a short one. Ends in one CopyFinished, always."""
+        """Queue `copy`, or run it at once when it is a short one. Ends in one CopyFinished, always; but for
+        one that comes when the mover is stopping, of which nobody hears again."""
+        if self._is_stopping:  # an end of it would let the planner begin another one, and so on
+            return
         edge = Edge(copy.source, copy.target)
         lane = self._lanes[edge]
         assert copy.items
@@ -162,7 +167,8 @@ class Mover:
         await self._idle.wait()
 
     async def stop(self) -> None:
-        """Cancel what is queued and wait for what is in flight. Idempotent."""
+        """Cancel what is queued and wait for what is in flight. Nothing starts any more. Idempotent."""
+        self._is_stopping = True
         for lane in self._lanes.values():
             for batch in lane.queue.take(lambda batch: True):
                 self._end(lane, batch, Cause.CANCELLED)
@@ -257,12 +263,16 @@ class Mover:
         """On the loop: settle every batch that has ended since the last time, then start others."""
         self._wake_up_sent = False  # before looking: a completion after this line sends its own wake-up
         lanes: dict[Edge, Lane] = {}
-        while self._ended:
-            lane, batch, ended_at, future = self._ended.popleft()
-            lanes[lane.edge] = lane
-            failure = future.exception()
-            outcomes = future.result() if failure is None else _of_defect(batch, failure)
-            self._settle(lane, batch, outcomes, ended_at)
+        try:
+            while self._ended:
+                lane, batch, ended_at, future = self._ended.popleft()
+                lanes[lane.edge] = lane
+                failure = future.exception()
+                outcomes = future.result() if failure is None else _of_defect(batch, failure)
+                self._settle(lane, batch, outcomes, ended_at)
+        except BaseException:  # of a planner that failed: `stop` waits for the others all the same
+            self._loop.call_soon(self._gather)
+            raise
         for lane in lanes.values():
             self._fill(lane)
 
@@ -312,6 +322,8 @@ def num_processors() -> int:
 
 
 def _of_defect(batch: Batch, failure: BaseException) -> list[CopyOutcome]:
-    """An engine raised what it must not; for the planner one more way not to land."""
+    """An engine raised what it must not; for the planner one more way not to land. What it read from is not
+    to be tried again, unless it was only memory that was short."""
     log.error("copy %d: the copier raised", batch.job.copy.copy, exc_info=failure)
-    return [CopyOutcome(Cause.IO_ERROR)] * (batch.stop - batch.start)
+    is_short = isinstance(failure, MemoryError) or getattr(failure, "errno", 0) == errno.ENOMEM
+    return [CopyOutcome(Cause.NO_SPACE if is_short else Cause.IO_ERROR)] * (batch.stop - batch.start)

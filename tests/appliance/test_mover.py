@@ -1,6 +1,7 @@
 """The mover, with copiers whose completion the test controls."""
 
 import asyncio
+import errno
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -317,6 +318,71 @@ def test_a_copier_that_raises_is_a_copy_that_did_not_land(caplog: pytest.LogCapt
 
     run(main())
     assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("short", [MemoryError(), OSError(errno.ENOMEM, "no memory for scratch")])
+def test_memory_that_is_short_says_nothing_against_what_was_to_be_read(short: Exception) -> None:
+    """The planner gives up a record that says IO_ERROR."""
+
+    async def main() -> None:
+        bench = Bench()
+        bench.mover.start(copy(1, num_items=1))
+        _, future = bench.copiers[LOAD].running.pop()
+        future.set_exception(short)
+        await turns()
+        assert bench.finished() == {1: [Cause.NO_SPACE]}
+
+    run(main())
+
+
+def test_copies_that_ended_beside_one_at_which_the_planner_failed_are_waited_for() -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        bench = Bench(bound=3)
+        for number in range(3):
+            bench.mover.start(copy(number))
+        deliver = bench.events.append
+        failures = iter([True])
+
+        def fail_once(event: Event) -> None:
+            if next(failures, False):
+                raise AssertionError("the planner's")
+            deliver(event)
+
+        bench.mover._deliver = fail_once
+        for _ in range(3):
+            bench.copiers[LOAD].end()
+        await turns()
+        assert len(bench.finished()) == 2
+        await bench.mover.stop()
+        assert not bench.mover.is_busy
+
+    run(main())
+
+
+def test_what_the_planner_begins_while_the_mover_stops_is_not_begun() -> None:
+    """Engines are closed next. A copy that ended at once would let the planner begin another one for ever."""
+
+    async def main() -> None:
+        bench = Bench(bound=1)
+
+        def begin_another(event: Event) -> None:
+            bench.events.append(event)
+            if isinstance(event, CopyFinished):
+                bench.mover.start(copy(event.copy + 10))
+
+        bench.mover._deliver = begin_another
+        bench.mover.start(copy(1))
+        bench.mover.start(copy(2))
+        stopping = asyncio.ensure_future(bench.mover.stop())
+        await turns()
+        bench.copiers[LOAD].end()
+        await stopping
+        assert not bench.mover.is_busy
+        assert bench.copiers[LOAD].numbers() == [1]
+        assert bench.finished() == {1: [None], 2: [Cause.CANCELLED]}
+
+    run(main())
 
 
 def test_bandwidth_is_measured_over_busy_time_and_reported() -> None:
