@@ -81,7 +81,7 @@ class LocalServer:
         self._access = access
         self._rates = rates
         self._domains: set[str] = set()
-        self._attaching: set[asyncio.Task[None]] = set()
+        self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: DirectPath | None = None
         self._socket: socket.socket | None = None
         self._calls: dict[Method, tuple[Callable[[bytes], Message], Handler]] = {
@@ -163,7 +163,7 @@ class LocalServer:
         loop.call_later(ATTACH_TIMEOUT_S, self._expect_attached, connection)
 
     def _expect_attached(self, connection: LocalConnection) -> None:
-        if connection.caller.client is None:
+        if connection.caller.client is None and connection not in self._attaching.values():
             connection.close("did not attach")
 
     def _closed(self, connection: LocalConnection, reason: str) -> None:
@@ -238,8 +238,8 @@ class LocalServer:
         request = local_pb2.AttachRequest.FromString(frame.payload)
         connection.pause()  # what follows belongs to an attached client
         task = asyncio.get_running_loop().create_task(self._attach(connection, frame, request))
-        self._attaching.add(task)
-        task.add_done_callback(self._attaching.discard)
+        self._attaching[task] = connection
+        task.add_done_callback(self._attaching.pop)
 
     async def _attach(
         self, connection: LocalConnection, frame: Frame, request: local_pb2.AttachRequest

@@ -153,8 +153,8 @@ class KvtierConnector(RemoteConnector):
     # ------------------------------------------------------------------------------------- write
 
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
-        """Store chunks. LMCache keeps the memory objects until this returns, and gives them back itself. Should
-        it be cancelled, the thread still reads them: so they are ours as well until it is done."""
+        """Store chunks. LMCache keeps the memory objects until this returns, and gives them back itself.
+        Should it be cancelled, the thread still reads them: so they are ours as well until it is done."""
         writing = asyncio.get_running_loop().run_in_executor(
             self._write_thread, self._write, list(keys), list(memory_objs)
         )

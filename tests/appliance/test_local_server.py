@@ -150,6 +150,32 @@ def test_who_never_attaches_is_cut_off(
     until(served, lambda: ends(served) == {"did not attach": 1})
 
 
+def test_who_is_being_attached_is_not_cut_off(
+    served: DaemonThread, raw: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making its staging extent may take longer than a peer has to ask for it."""
+    is_asked, may_go_on = threading.Event(), threading.Event()
+
+    class SlowExtent(local_server.StagingExtent):
+        def prefault(self) -> None:
+            is_asked.set()
+            assert may_go_on.wait(60.0)
+            super().prefault()
+
+    monkeypatch.setattr(local_server, "StagingExtent", SlowExtent)
+    with RawClient(path_of(served)) as patient:
+        attaching = threading.Thread(target=patient.attach)
+        attaching.start()
+        assert is_asked.wait(60.0)
+        local = served.daemon.local
+        assert local is not None
+        served.call(lambda: [local._expect_attached(one) for one in list(local.connections)])
+        may_go_on.set()
+        attaching.join()
+        assert patient.register().namespace_id == 1
+        assert ends(served) == {}
+
+
 def test_connections_are_bounded(tmp_path: Path) -> None:
     with DaemonThread(small_settings(tmp_path, limits={"max_clients": 2})) as served:
         with RawClient(path_of(served)) as one, RawClient(path_of(served)) as two:
