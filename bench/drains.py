@@ -165,7 +165,7 @@ class Loop:
             report = client.put(namespace, names, data)
             if not all(outcome.name in ("STORED", "DEDUPLICATED") for outcome in report.outcomes):
                 failures.append(f"drain {number}: the witness was not stored: {report}")
-            with client.acquire(namespace, names, ttl_s=30.0) as lease:
+            with client.acquire(namespace, names, ttl_s=300.0) as lease:
                 fragments = list(lease)
                 self._leave(number)
                 self._read_lease(number, fragments, data)
@@ -193,8 +193,6 @@ class Loop:
         self.outcome.drain_s.append(time.monotonic() - began_at)
         if status != 0:
             self.outcome.failures.append(f"drain {number}: exit status {status}")
-        if self.outcome.drain_s[-1] > DRAIN_GRACE_S + 2 * CLOSE_GRACE_S:
-            self.outcome.failures.append(f"drain {number} took {self.outcome.drain_s[-1]:.1f} s")
 
     def _read_lease(self, number: int, fragments: list[Any], data: Any) -> None:
         """What was mapped is readable when the daemon is gone: the memory lives as long as its readers."""
@@ -223,6 +221,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         outcome = Loop(Path(folder), arguments.seed).run(arguments.drains)
     drains = sorted(outcome.drain_s)
+    if drains[-1] > DRAIN_GRACE_S + 2 * CLOSE_GRACE_S:
+        outcome.failures.append(f"a drain took {drains[-1]:.1f} s")
     report = {
         "seed": arguments.seed,
         "num_drains": outcome.num_drains,

@@ -42,7 +42,9 @@ def make_settings(folder: Path, hbm: str = "4MiB") -> Settings:
         "dram": {"capacity": "4MiB", "extent": "2MiB"},
         "nvme": {"path": str(folder / "nvme"), "capacity": "64MiB", "segment": "1MiB"},
     }
-    return Settings.model_validate({"listen": [f"unix://{folder}/k.sock"], "tiers": tiers})
+    compression = {"codec": "identity"}
+    listen = [f"unix://{folder}/k.sock"]
+    return Settings.model_validate({"listen": listen, "tiers": tiers, "compression": compression})
 
 
 def wait_until(served: DaemonThread, holds: Callable[[], bool]) -> None:

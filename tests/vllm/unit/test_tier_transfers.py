@@ -60,7 +60,7 @@ def pool_of(rows: U8) -> Pool:
 
 
 def transfers_of(client: Client, rows: U8, **guard: Any) -> Transfers:
-    return Transfers(ChainStore(client, Guard("test", **guard), 5.0), identity, pool_of(rows))
+    return Transfers(ChainStore(client, Guard("test", **guard), 60.0), identity, pool_of(rows))
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_reset_tier_finds_nothing_from_before(appliance: FakeAppliance) -> Non
     rows = pool()
     with appliance.client() as client:
         moving = Transfers(
-            ChainStore(client, Guard("test"), 5.0), lambda group: identity(group, epochs[-1]), pool_of(rows)
+            ChainStore(client, Guard("test"), 60.0), lambda group: identity(group, epochs[-1]), pool_of(rows)
         )
         job = Job(1, (run((0, 1), (0, 1)),))
         moving.store(job)
@@ -239,7 +239,7 @@ def test_a_reset_tier_finds_nothing_from_before(appliance: FakeAppliance) -> Non
 def test_vllm_can_unmap_the_pool_whatever_happened_before(appliance: FakeAppliance) -> None:
     memory = mmap.mmap(-1, NUM_ROWS * ROW_BYTES)
     address = address_of(np.frombuffer(memory, np.uint8))
-    store = ChainStore(appliance.client(), Guard("test"), 5.0)
+    store = ChainStore(appliance.client(), Guard("test"), 60.0)
     moving = Transfers(store, identity, Pool(address, NUM_ROWS, ROW_BYTES))
     moving.store(Job(1, (run((0, 1), (0, 1)),)))
     moving.load(Job(1, (run((0, 1), (2, 3)),)))
