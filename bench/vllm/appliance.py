@@ -17,8 +17,8 @@ import grpc
 from kvtier.appliance.compressing import CANDIDATES
 from kvtier.v1 import admin_pb2, admin_pb2_grpc, types_pb2
 
-START_S = 60.0
-STOP_S = 30.0
+START_S = 180.0  # on an idle machine it takes a second, beside two engines that start much longer
+STOP_S = 120.0
 CODECS_S = 180.0  # their loops are compiled once per machine, with low priority
 NO_SYNC = "tiers.nvme.durability=none"  # the machine does not lose power; only processes die here
 
@@ -57,13 +57,14 @@ class Appliance:
         deadline_s = time.monotonic() + START_S
         while True:
             try:
-                self.status(timeout_s=0.5)
+                self.status(timeout_s=5.0)
                 return self
             except grpc.RpcError as problem:
                 if self._process.poll() is not None or time.monotonic() > deadline_s:
                     raise RuntimeError(
                         f"the appliance does not serve:\n{self.log.read_text()[-3000:]}"
                     ) from problem
+                time.sleep(0.05)  # nobody listens yet, and says so at once
 
     @property
     def pid(self) -> int:
