@@ -14,7 +14,6 @@ import os
 import threading
 
 import numpy as np
-import numpy.typing as npt
 
 from ..v1.shm import (
     EMPTY_TAG,
@@ -70,21 +69,6 @@ class IndexWriter:
                 return True
         self.num_dropped += 1
         return False
-
-    def insert_many(self, tags: npt.NDArray[np.uint64], places: npt.NDArray[np.uint64]) -> None:
-        """The same as `insert` for each, at once for those whose first position is free."""
-        words = np.frombuffer(self._words, np.uint64).reshape(-1, 2)
-        homes = tags & np.uint64(self._mask)
-        is_free = words[homes, 0] == EMPTY_TAG
-        free = homes[is_free]
-        words[free, 1] = places[is_free]  # place before tag, see insert
-        words[free, 0] = tags[is_free]
-        # Of two with one home the second is there; readers check what they find, so nobody was misled.
-        is_there = (words[homes, 0] == tags) & (words[homes, 1] == places)
-        self.num_entries += int(np.count_nonzero(is_there))
-        if not is_there.all():
-            for tag, place in zip(tags[~is_there].tolist(), places[~is_there].tolist(), strict=True):
-                self.insert(tag, place)
 
     def remove(self, tag: int, place: int) -> bool:
         """Take (tag, place) out; False when it was never entered."""

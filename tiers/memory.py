@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..v1.shm import CHECKSUM_BYTES, extent_of, place_of, slot_of, tag_of, tags_of_fragments
+from ..v1.shm import CHECKSUM_BYTES, extent_of, place_of, slot_of, tag_of
 from .base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from .block import FragmentLabel, Tier
 from .extent import Extent, ExtentReport
@@ -198,28 +198,23 @@ class ExtentEngine:
             index.insert(tag, place_of(self.first_extent + number, slot))
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """The same as `publish` for each of a put's fragments, an extent's at once."""
-        assert self._published.keys().isdisjoint(places), "published twice"
-        if extent_of(min(places)) == extent_of(max(places)):
-            self._publish_in(extent_of(places[0]), places, labels)
-            return
-        pairs = zip(places, labels, strict=True)
-        for number, neighbours in itertools.groupby(pairs, lambda pair: extent_of(pair[0])):
-            self._publish_in(number, *zip(*neighbours, strict=True))
-
-    def _publish_in(self, number: int, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """Publish fragments of one namespace in slots of one extent."""
-        slots = list(map(slot_of, places))
-        generations = list(itertools.islice(self._generations, len(slots)))
-        slot_bytes = self._room.slot_bytes_of(places[0])
-        self._extent(number).headers.fill_many(slots, labels, slot_bytes, generations)
-        names = b"".join([label.prefix_hash for label in labels])
-        tags = tags_of_fragments(names, labels[0].namespace_id, [label.group for label in labels])
-        self._published.update(zip(places, tags.tolist(), strict=True))
-        index = self._index_of_extent.get(number) or self._index_of(number)
-        if index is not None:
-            first_place = place_of(self.first_extent + number, 0)
-            index.insert_many(tags, np.array(slots, np.uint64) + np.uint64(first_place))
+        """The same as `publish` for each, with everything looked up once per extent."""
+        published, generations = self._published, self._generations
+        number = -1
+        for place, label in zip(places, labels, strict=True):
+            assert place not in published, "published twice"
+            assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
+            if extent_of(place) != number:
+                number = extent_of(place)
+                fill = self._extent(number).headers.fill
+                index = self._index_of_extent.get(number) or self._index_of(number)
+                slot_bytes = self._room.slot_bytes_of(place)
+                first_place = place_of(self.first_extent + number, 0)
+            slot = slot_of(place)
+            fill(slot, label, slot * slot_bytes, next(generations))
+            published[place] = tag = tag_of(label.prefix_hash, label.namespace_id, label.group)
+            if index is not None:
+                index.insert(tag, first_place + slot)
 
     def retract(self, place: int) -> None:
         """Make the generation of `place` odd and take it out of the index. No effect when unpublished."""

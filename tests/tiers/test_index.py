@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from kvtier.tiers.index import Indexes, IndexWriter, log2_entries_for
@@ -42,32 +41,6 @@ def test_against_a_model(seed: int) -> None:
     assert index.num_entries == 0
     index.close()
     index.close()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_many_at_once_are_the_same_as_one_by_one(seed: int) -> None:
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    together, apart = IndexWriter(7, epoch=1), IndexWriter(7, epoch=1)
-    held: list[tuple[int, int]] = []
-    for number in range(30):
-        for entry in rng.sample(held, len(held) // 3):  # leaves tombstones
-            assert together.remove(*entry)
-            assert apart.remove(*entry)
-            held.remove(entry)
-        # Some share their first position, and some their whole tag.
-        tags = [rng.choice([5, 126, rng.randrange(128)]) + 128 * rng.randrange(1, 4) for _ in range(12)]
-        entries = [(tag, number * 100 + i) for i, tag in enumerate(tags)]
-        together.insert_many(np.array(tags, np.uint64), np.array([p for _, p in entries], np.uint64))
-        entered = [entry for entry in entries if apart.insert(*entry)]
-        held += entered
-        assert together.check_integrity() == []
-        assert (together.num_entries, together.num_dropped) == (apart.num_entries, apart.num_dropped)
-        reader = Reader(together.descriptor, {}, 0)
-        for tag in {tag for tag, _ in held}:
-            assert sorted(reader.places(tag)) == sorted(place for t, place in held if t == tag)
-    for index in (together, apart):
-        index.close()
 
 
 def test_no_room_is_counted_not_an_error() -> None:

@@ -25,7 +25,6 @@ MAX_PROBES steps of `tag & mask`, or it does not exist.
 """
 
 import platform
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -110,23 +109,9 @@ def tag_of(prefix_hash: bytes, namespace_id: int, group: int) -> int:
 
 def tags_of(prefix_hashes: bytes, namespace_id: int, num_groups: int) -> npt.NDArray[np.uint64]:
     """Return the tags of all fragments of packed `prefix_hashes`, shape (num_blocks, num_groups)."""
-    names = np.frombuffer(prefix_hashes, "<u8")[:: HASH_BYTES // 8]
-    return _tags(names[:, None], namespace_id, np.arange(num_groups, dtype=np.uint64))
-
-
-def tags_of_fragments(
-    prefix_hashes: bytes, namespace_id: int, groups: Sequence[int]
-) -> npt.NDArray[np.uint64]:
-    """Return the tags of fragments, one packed prefix hash and one layer group each."""
-    names = np.frombuffer(prefix_hashes, "<u8")[:: HASH_BYTES // 8]
-    return _tags(names, namespace_id, np.array(groups, np.uint64))
-
-
-def _tags(
-    names: npt.NDArray[np.uint64], namespace_id: int, groups: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
-    tags: npt.NDArray[np.uint64] = names ^ (
-        groups * np.uint64(_GROUP_MIX) + np.uint64(namespace_id * _NAMESPACE_MIX & _MASK64)
-    )
+    first_words = np.frombuffer(prefix_hashes, "<u8")[:: HASH_BYTES // 8]
+    groups = np.arange(num_groups, dtype=np.uint64) * np.uint64(_GROUP_MIX)
+    groups += np.uint64(namespace_id * _NAMESPACE_MIX & _MASK64)
+    tags: npt.NDArray[np.uint64] = first_words[:, None] ^ groups[None, :]
     tags[tags <= TOMBSTONE_TAG] += np.uint64(2)
     return tags
