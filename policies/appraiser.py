@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of, steps_of
 from .hazard import Hazards, Observations
@@ -42,6 +43,9 @@ BATCH = 128
 MAX_MOVES = 256
 #: Stretches whose prices are brought up to date together, where many are out of date.
 MAX_REPRICED = 128
+#: So many stretches are parted in two if that saves so many bins of one stretch each: a batch costs as much.
+LEAST_PARTED = 32
+LEAST_SAVED = 1000
 #: Weight of an observation: the root of its blocks. One long prompt says less than ten short ones.
 WEIGHT_BLOCKS = 8.0
 MAX_WEIGHT_BLOCKS = 64
@@ -52,8 +56,10 @@ KEPT_CHANCE = 0.9
 KEPT_SHARE = 0.25
 SLACK_S = 0.5
 
+_NEXT_STEPS = np.arange(NUM_PRICES)
 _ALL_STEPS: F64 = np.arange(NUM_STEPS, dtype=np.float64)
 
+I8 = npt.NDArray[np.int8]
 FloatOrMany = TypeVar("FloatOrMany", float, F64)
 
 
@@ -78,10 +84,11 @@ class Appraiser:
         else:
             if stretches.freshness[stretch] != PRICED:
                 self._reprice(np.array([stretch], np.int32))
-            step = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
-            first = int(step)
-            early, late = stretches.prices[stretch, first : first + 2].tolist()
-            price = early + (step - first) * (late - early)
+            ahead = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
+            whole = int(ahead)
+            first = NUM_PRICES * stretch + whole
+            early = stretches.prices[first]
+            price = early + (ahead - whole) * (stretches.prices[first + 1] - early)
         price *= stretches.share[stretch]
         back_at, said_at = stretches.back_at[stretch], stretches.said_at[stretch]
         if back_at < math.inf:
@@ -101,42 +108,52 @@ class Appraiser:
             prices = _price_by_age(now - used_at)
         else:
             steps = steps_of(now - used_at)
-            self._refresh(stretches_of, steps, share)
-            prices = self._prices_at(stretches_of, steps)
+            ahead = self._ahead(stretches_of, steps)
+            prices = self._prices_at(stretches_of, ahead)
+            due = self._due(stretches_of, prices * share, ahead)
+            if len(due):
+                of_due = stretches_of[due]
+                self._reprice(of_due)  # twice where two rows are of one stretch, which is rare
+                prices[due] = self._prices_at(of_due, self._ahead(of_due, steps[due]))
         prices *= share
         for number in (back_at < math.inf).nonzero()[0].tolist():
             prices[number] = self.price(int(stretches_of[number]), now)
         return prices
 
-    def _refresh(self, stretches_of: I32, steps: F64, share: F64) -> None:
-        """Make the prices that were never made, and of those that are out of date as many as one call may.
+    def prepare(self, stretches_of: I32) -> None:
+        """Make the prices of stretches that have none of their age bin."""
+        freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
+        self._reprice(stretches_of[freshness != PRICED])
 
-        Where there are more, those come first that are cheapest by what is known of them, and that nobody
+    def _due(self, stretches_of: I32, known: F64, ahead: F64) -> npt.NDArray[np.intp]:
+        """Return the places of those whose prices were never made, and of those that are out of date as many
+        as one call may make.
+
+        Where there are more, those come first that are cheapest by what is `known` of them, and that nobody
         looked at for long: such a price counts for half of itself with every step of age, because some fall
         as steeply (a tool call that has not returned). The others stay what they were until it is their turn.
         """
         freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
-        due = np.flatnonzero(freshness != PRICED)
+        due = (freshness != PRICED).nonzero()[0]
         if len(due) > MAX_REPRICED:
             is_unpriced = freshness[due] == UNPRICED
-            number = max(MAX_REPRICED, int(is_unpriced.sum()))
+            number = max(MAX_REPRICED, int(np.count_nonzero(is_unpriced)))
             if number < len(due):
-                candidates, steps = stretches_of[due], steps[due]
-                behind = np.maximum(self._ahead(candidates, steps) - (NUM_PRICES - 1), 0.0)
-                known = self._prices_at(candidates, steps) * share[due] * np.exp2(-behind)
+                behind = np.maximum(ahead[due] - (NUM_PRICES - 1), 0.0)
+                known = known[due] * np.exp2(-behind)
                 known[is_unpriced] = -math.inf
-                due = due[np.argpartition(known, number)[:number]]
-        if len(due):
-            self._reprice(stretches_of[due])  # twice where two rows are of one stretch, which is rare
+                due = due[known.argpartition(number)[:number]]
+        return due
 
-    def _prices_at(self, stretches_of: I32, steps: F64) -> F64:
-        """Return what the prices that were made say of these steps of age, the last one beyond them."""
-        ahead = self._ahead(stretches_of, steps)
-        np.minimum(np.maximum(ahead, 0.0, out=ahead), NUM_PRICES - 1.001, out=ahead)
+    def _prices_at(self, stretches_of: I32, ahead: F64) -> F64:
+        """Return what the prices that were made say of stretches that are so many steps of age behind the
+        first one; the last one beyond them."""
+        ahead = np.minimum(np.maximum(ahead, 0.0), NUM_PRICES - 1.001)
         whole = ahead.astype(np.int32)
-        first, flat = whole + NUM_PRICES * stretches_of, self._stretches.prices.ravel()
-        early, late = flat[first], flat[first + 1]
-        prices: F64 = early + (ahead - whole) * (late - early)
+        first = whole + NUM_PRICES * stretches_of
+        made = np.frombuffer(self._stretches.prices, np.float32)
+        early = made[first]
+        prices: F64 = early + (ahead - whole) * (made[first + 1] - early)
         return prices
 
     def _ahead(self, stretches_of: I32, steps: F64) -> F64:
@@ -265,16 +282,34 @@ class Appraiser:
         self._unknown_prices = np.zeros(0)
 
     def _reprice(self, numbers: I32) -> None:
-        """Set the prices of stretches from what is known by now."""
+        """Set the prices of stretches from what is known by now.
+
+        Many are parted in two where that saves most: the older ones have fewer bins before them.
+        """
+        bins = np.frombuffer(self._stretches.bin, np.int8)[numbers]
+        if len(numbers) >= LEAST_PARTED:
+            order = bins.argsort()
+            numbers, bins = numbers[order], bins[order]
+            num_saved = (bins - bins[0]) * np.arange(len(bins), 0, -1)
+            middle = int(num_saved.argmax())
+            if num_saved[middle] >= LEAST_SAVED:
+                self._reprice_together(numbers[:middle], bins[:middle])
+                numbers, bins = numbers[middle:], bins[middle:]
+        self._reprice_together(numbers, bins)
+
+    def _reprice_together(self, numbers: I32, bins: I8) -> None:
+        if not len(numbers):
+            return
         stretches = self._stretches
         kinds = np.frombuffer(stretches.kind, np.int8)[numbers]
         features = np.frombuffer(stretches.features, np.int16).reshape(-1, NUM_FEATURES)[numbers]
         gap_bins = np.frombuffer(stretches.gap_bins, np.int16).reshape(-1, NUM_GAPS)[numbers]
-        first = np.frombuffer(stretches.bin, np.int8)[numbers] * STEPS_PER_BIN
-        steps = np.minimum(first[:, None].astype(np.int64) + np.arange(NUM_PRICES), NUM_STEPS - 1)
-        np.frombuffer(stretches.priced_from, np.int8)[numbers] = first
+        first_bin, first_steps = int(bins.min()), bins * STEPS_PER_BIN
+        steps = np.minimum(first_steps[:, None] + _NEXT_STEPS, NUM_STEPS - 1)
+        made = index_at(self._hazards.hazards(kinds, features, gap_bins, first_bin), steps, first_bin)
+        np.frombuffer(stretches.prices, np.float32).reshape(-1, NUM_PRICES)[numbers] = made
+        np.frombuffer(stretches.priced_from, np.int8)[numbers] = first_steps
         np.frombuffer(stretches.freshness, np.int8)[numbers] = PRICED
-        stretches.prices[numbers] = index_at(self._hazards.hazards(kinds, features, gap_bins), steps)
 
 
 def _price_by_age(age_s: FloatOrMany) -> FloatOrMany:

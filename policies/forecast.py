@@ -14,7 +14,7 @@ runs), idle (a user thinks) and the length of the answer are features, so what t
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,25 +150,26 @@ class Forecast(Observer):
             return self._appraiser.price_of_unknown(now - self._facts.last_used[row])
         return self._appraiser.price(stretch, self._clock.at(now))
 
-    def ends_of_same_price(self, rows: Sequence[int]) -> Iterator[int]:
-        """Yield where parts of a chain end that have one price each: those that lie in one stretch, and every
-        block whose past is not known."""
-        of_row = self._stretches.of_row
-        num_known, last = len(of_row), UNKNOWN
-        for number, row in enumerate(rows):
-            stretch = of_row[row] if row < num_known else UNKNOWN
-            if number and (stretch != last or not stretch):
-                yield number
-            last = stretch
-        if rows:
-            yield len(rows)
+    def end_of_same_price(self, rows: Sequence[int], first: int) -> int:
+        """Return where the part of a chain ends that begins at `first` and has one price: it lies in one
+        stretch, or is one block whose past is not known."""
+        of_row, num_rows = self._stretches.of_row, len(rows)
+        num_known, end = len(of_row), first + 1
+        stretch = of_row[rows[first]] if rows[first] < num_known else UNKNOWN
+        while stretch and end < num_rows and rows[end] < num_known and of_row[rows[end]] == stretch:
+            end += 1
+        return end
 
     def is_ready(self, row: int) -> bool:
         """Whether `price` is quick; else it has to make a price, which costs twenty times as much as making
-        one of many (`prices`)."""
+        one of many (`prepare`)."""
         of_row = self._stretches.of_row
         stretch = of_row[row] if row < len(of_row) else UNKNOWN
         return self._appraiser.follows_age or self._stretches.freshness[stretch] == PRICED
+
+    def prepare(self, rows: I32) -> None:
+        """Make the prices of blocks that are not ready."""
+        self._appraiser.prepare(self._stretches.of(rows))
 
     def prices(self, rows: I32, now: float) -> F64:
         """Return the same for many blocks."""

@@ -117,9 +117,11 @@ class Names:
         for _ in range(self._group_sizes.popleft()):
             name = order.popleft()
             shard = shards[name[0]]
-            if shard.get(name) == number:
-                del shard[name]
+            found = shard.pop(name, 0)
+            if found == number:
                 num_living += 1
+            elif found:
+                shard[name] = found  # it was set again since
         self._num_names -= num_living
         return number, num_living
 

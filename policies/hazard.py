@@ -136,25 +136,29 @@ class Hazards:
         self._slopes = np.zeros(num_features)
         self._slope_precision = np.zeros(num_features)
         self._told = np.zeros(num_effects)  # effects as prices see them
+        #: The same of gaps by age bin: rows are 1 + the bin of a gap, one gap after the other.
+        self._told_of_gaps = np.zeros((num_gaps * len(_OFFSETS), NUM_BINS))
+        self._first_gaps = len(_OFFSETS) * np.arange(num_gaps)
         self._base: F64 = np.full((num_kinds, NUM_BINS), PRIOR_HAZARD)
         self._is_current = True
 
-    def hazards(self, kinds: Integers, features: Integers, gap_bins: Integers) -> F64:
-        """Return (n, NUM_BINS) hazards of n stretches.
+    def hazards(self, kinds: Integers, features: Integers, gap_bins: Integers, first_bin: int = 0) -> F64:
+        """Return (n, NUM_BINS - first_bin) hazards of n stretches, from an age bin on. In memory bin by bin.
 
         `kinds`: (n,); `features`: (n, num_features) feature values; `gap_bins`: (n, num_gaps), each 1 + the
         bin of an earlier gap, or 0 when there is none.
         """
-        log_factor = np.repeat(self._told[features].sum(axis=1)[:, None], NUM_BINS, axis=1)
+        log_factor = np.empty((NUM_BINS - first_bin, len(kinds)))
+        log_factor[:] = self._told[features].sum(axis=1)
         has_gap = np.flatnonzero(gap_bins.any(axis=1))  # most have none, and all bins of theirs are alike
         if len(has_gap):
-            offsets = _OFFSETS[gap_bins[has_gap]] + self._gap_starts[:, None]
-            log_factor[has_gap] += self._told[offsets].sum(axis=1)
+            gaps = gap_bins[has_gap] + self._first_gaps
+            log_factor[:, has_gap] += self._told_of_gaps[:, first_bin:][gaps].sum(axis=1).T
         np.minimum(np.maximum(log_factor, -MAX_EFFECT, out=log_factor), MAX_EFFECT, out=log_factor)
         hazards: F64 = np.exp(log_factor, out=log_factor)
-        hazards *= self._current_base()[kinds]
+        hazards *= self._current_base()[:, first_bin:].T.take(kinds, axis=1)
         np.minimum(hazards, MAX_HAZARD, out=hazards)
-        return hazards
+        return hazards.T
 
     def learn(self, seen: Observations) -> None:
         """Take one step towards what was observed."""
@@ -207,6 +211,8 @@ class Hazards:
         """Fold trust and slopes into the effects that prices read."""
         self._told = self._trust[self._feature_of] * self._effects
         self._told += self._slopes[self._feature_of] * self._line
+        of_gaps = self._told[_OFFSETS + self._gap_starts[:, None, None]]
+        self._told_of_gaps = of_gaps.reshape(self._told_of_gaps.shape)
 
     def dump(self) -> dict[str, Any]:
         """Return everything learned, to be loaded after a restart. Lists of numbers."""

@@ -62,14 +62,10 @@ class Pool:
     def discard(self, rows: Iterable[int]) -> None:
         """Forget candidates; nothing happens to those that are none."""
         places = self._places
+        num_places = len(places)
         for row in rows:
-            place = places[row] if row < len(places) else 0
-            if place:
-                last = self._rows.pop()
-                if last != row:
-                    self._rows[place - 1] = last
-                    places[last] = place
-                places[row] = 0
+            if row < num_places and places[row]:
+                self._remove(row)
 
     def is_ready(self, now: float) -> bool:
         """Whether anybody is ready to leave."""
@@ -96,7 +92,7 @@ class Pool:
             self._look(now)
             entry = self._first_ready()
         del self._ready[0]
-        self.discard((entry[1],))
+        self._remove(entry[1])
         return entry, self._first_ready()
 
     def __contains__(self, row: int) -> bool:
@@ -104,6 +100,14 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def _remove(self, row: int) -> None:
+        """Forget a candidate; the last one takes its place."""
+        place, last = self._places[row], self._rows.pop()
+        if last != row:
+            self._rows[place - 1] = last
+            self._places[last] = place
+        self._places[row] = 0
 
     def _is_fresh(self, now: float) -> bool:
         return now - self._ready_at <= FRESH_S  # false for NaN

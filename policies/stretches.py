@@ -60,7 +60,7 @@ class Stretches:
         self.back_at = array("d")  # announced; inf: not, or not believed
         self.freshness = array("b")  # of the prices below
         self.priced_from = array("b")  # step of age of the first price
-        self.prices = np.zeros((GROWTH, NUM_PRICES), np.float32)  # from there on, a step each
+        self.prices = array("f")  # NUM_PRICES each: from there on, a step each
         self.num_blocks = 0  # rows that are in a stretch
         self._free: list[int] = []
         self._next_serial = 0
@@ -88,8 +88,7 @@ class Stretches:
             self.visit.append(None)
             self.features.extend((0,) * NUM_FEATURES)
             self.gap_bins.extend((0,) * NUM_GAPS)
-            if number >= len(self.prices):
-                self.prices = np.concatenate((self.prices, np.zeros_like(self.prices)))
+            self.prices.extend((0.0,) * NUM_PRICES)
         self.visit[number] = visit
         self.used_at[number] = used_at
         self.kind[number], self.num_forks[number], self.num_uses[number] = kind, num_forks, num_uses
@@ -156,25 +155,20 @@ class Stretches:
 
     def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
         """Rows become ghosts. Blocks whose past is not known are forgotten."""
-        of_row, last, together = self.of_row, UNKNOWN, list[bytes]()
-        num_known = len(of_row)
-        for row in rows:
-            stretch = of_row[row] if row < num_known else UNKNOWN
-            if not stretch:
-                continue
-            if stretch != last:
-                self._bury_together(together, last)
-                last, together = stretch, []
-            together.append(names[row])
-            of_row[row] = UNKNOWN
-        self._bury_together(together, last)
-
-    def _bury_together(self, names: Sequence[bytes], stretch: int) -> None:
-        """Blocks of one stretch become ghosts of it."""
-        if names:
-            self.num_rows[stretch] -= len(names)
-            self.num_blocks -= len(names)
-            self.haunt(names, stretch)
+        of_row, num_known = self.of_row, len(self.of_row)
+        first, num_rows = 0, len(rows)
+        while first < num_rows:
+            stretch = of_row[rows[first]] if rows[first] < num_known else UNKNOWN
+            end = first + 1
+            if stretch:
+                of_row[rows[first]] = UNKNOWN
+                while end < num_rows and rows[end] < num_known and of_row[rows[end]] == stretch:
+                    of_row[rows[end]] = UNKNOWN
+                    end += 1
+                self.num_rows[stretch] -= end - first
+                self.num_blocks -= end - first
+                self.haunt([names[row] for row in rows[first:end]], stretch)
+            first = end
 
     def haunt(self, names: Sequence[bytes], stretch: int) -> None:
         """Remember the names of blocks that are not stored. The oldest names make room."""

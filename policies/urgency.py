@@ -44,7 +44,10 @@ class Values:
 
     def of(self, row: int) -> float:
         """Return tokens, or seconds of prefill, per byte."""
-        return self.at(row, self._facts.position[row])
+        if self._is_for_seconds:
+            return self.at(row, self._facts.position[row])
+        known = self._tokens_per_byte.get(self._facts.namespace_id[row])
+        return self.at(row, 0) if known is None else known
 
     def of_all(self, rows: I32) -> F64 | float:
         """Return the same for many rows; one number when it is the same for all."""
@@ -73,45 +76,55 @@ class UrgencyEviction(EvictionPolicy):
         self._values = Values(surroundings)
         self._forecast = forecast_of(surroundings)
         self._pool = Pool(self._prices)
+        #: The last price asked for: who is too dear to leave with the block below becomes a candidate next.
+        self._asked_row, self._asked_at, self._asked_price = -1, math.nan, math.nan
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """Prices are others now."""
-        self._pool.reprice()
+        self._reprice()
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
         """As above."""
-        self._pool.reprice()
+        self._reprice()
 
     def session_changed(self, change: SessionChange) -> None:
         """As above."""
-        self._pool.reprice()
+        self._reprice()
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """Rows may name other blocks from now on."""
+        if self._asked_row in rows:
+            self._asked_row = -1
 
     def offer(self, rows: Sequence[int], now: float) -> None:
         """Add candidates."""
         pool = self._pool
-        for row in rows:
-            if pool.is_ready(now):
+        if pool.is_ready(now):
+            for row in rows:
                 pool.add_priced(row, self.price(row, now))
-            else:
+        else:
+            for row in rows:
                 pool.add(row)
 
     def price(self, row: int, now: float) -> float:
         """Return what keeping the block is worth per second and byte."""
+        if row == self._asked_row and now == self._asked_at:
+            return self._asked_price
         if not self._forecast.is_ready(row):
             # It is asked for because the block below leaves. Those who leave next have parents, too.
             parents = [self._facts.parent[ready] for ready in self._pool.ready_rows()]
             together = [row, *(parent for parent in parents if parent >= 0)]
-            self._forecast.prices(np.array(together, np.int32), now)
-        return self._forecast.price(row, now) * self._values.of(row)
+            self._forecast.prepare(np.array(together, np.int32))
+        price = self._forecast.price(row, now) * self._values.of(row)
+        self._asked_row, self._asked_at, self._asked_price = row, now, price
+        return price
 
     def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
         """Ask once for all blocks with the same past: up their chain they are worth the same, or (in seconds)
         less and less."""
         number = 0
-        for end in self._forecast.ends_of_same_price(rows):
-            if not self.price(rows[number], now) <= price:
-                break
-            number = end
+        while number < len(rows) and self.price(rows[number], now) <= price:
+            number = self._forecast.end_of_same_price(rows, number)
         return number
 
     def choose(self, now: float) -> Victim | None:
@@ -128,6 +141,10 @@ class UrgencyEviction(EvictionPolicy):
 
     def __len__(self) -> int:
         return len(self._pool)
+
+    def _reprice(self) -> None:
+        self._pool.reprice()
+        self._asked_row = -1
 
     def _prices(self, rows: I32, now: float) -> F64:
         return self._forecast.prices(rows, now) * self._values.of_all(rows)

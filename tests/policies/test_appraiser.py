@@ -7,7 +7,7 @@ import pytest
 
 from kvtier.policies.ages import NUM_BINS
 from kvtier.policies.appraiser import MAX_REPRICED, Appraiser
-from kvtier.policies.stretches import I32, OUTDATED, PRICED, UNPRICED, Stretches
+from kvtier.policies.stretches import I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
 from kvtier.policies.visits import NEW, Visit
 
 NUM_STRETCHES = 3 * MAX_REPRICED
@@ -68,7 +68,7 @@ def test_who_was_dear_and_is_long_overdue_is_looked_at(outdated: tuple[Stretches
     """A return that did not come: its price was high, and nobody knows yet that it fell."""
     stretches, appraiser, numbers = outdated
     overdue, young = numbers[10], numbers[0]
-    stretches.prices[[overdue, young]] = 1.0
+    np.frombuffer(stretches.prices, np.float32).reshape(-1, NUM_PRICES)[[overdue, young]] = 1.0
     stretches.used_at[overdue] = -100 * LATE_S
     appraiser.prices(numbers, 5 * LATE_S)
     fresh = is_fresh(stretches, numbers)
@@ -88,3 +88,21 @@ def test_who_was_described_anew_is_priced_at_once(outdated: tuple[Stretches, App
     fresh = is_fresh(stretches, numbers)
     assert fresh[: 2 * MAX_REPRICED].all()
     assert fresh.sum() == 2 * MAX_REPRICED
+
+
+def test_prices_made_together_are_those_made_one_by_one() -> None:
+    """Of stretches of all ages: the young ones and the old ones are parted."""
+    stretches = Stretches(0)
+    appraiser = Appraiser(stretches)
+    now = 5_000.0
+    ages_s = [0.1 * 1.06**number for number in reversed(range(180))]
+    numbers = np.array([open_one(stretches, appraiser, now - age_s) for age_s in ages_s], np.int32)
+    for _ in range(4 * NUM_BINS):
+        appraiser.advance(now)
+    bins = np.frombuffer(stretches.bin, np.int8)[numbers]
+    assert bins.min() == 0
+    assert bins.max() > 20
+    together = appraiser.prices(numbers, now)
+    for number in numbers:
+        stretches.freshness[number] = OUTDATED
+    assert [appraiser.price(number, now) for number in numbers.tolist()] == pytest.approx(together, rel=1e-6)

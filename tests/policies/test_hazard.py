@@ -130,6 +130,8 @@ def test_it_learns_what_the_formulas_say() -> None:
                 got = hazards.hazards(np.array([kind]), np.array([features]), np.array([gap_bins]))[0]
                 expected = [sums.hazard(kind, features, gap_bins, n) for n in range(NUM_BINS)]
                 assert got == pytest.approx(expected, rel=1e-9)
+                later = hazards.hazards(np.array([kind]), np.array([features]), np.array([gap_bins]), 7)[0]
+                assert later == pytest.approx(expected[7:], rel=1e-9)
 
 
 def live_through(hazards: Hazards, rng: Random, chances: dict[int, float], num: int) -> None:

@@ -59,6 +59,9 @@ def test_the_index_is_the_best_ratio_over_all_horizons() -> None:
                 if step % 2:  # the end of a bin
                     best = max(best, used / kept_s)
             assert got[stretch, first] == pytest.approx(best)
+    for first_bin in (1, 9, NUM_BINS - 1):
+        later = np.tile(np.arange(2 * first_bin, NUM_STEPS), (2, 1))
+        assert index_at(hazards[:, first_bin:], later, first_bin) == pytest.approx(got[:, 2 * first_bin :])
 
 
 def test_before_anything_is_learned_prices_fall_with_age() -> None:
@@ -570,6 +573,20 @@ def test_admission_declines_what_is_worth_less_and_remembers_it() -> None:
     assert not admission.admits(newcomer, Victim(row, 1e9))
     assert name(1) in forecast._stretches.ghosts
     assert not forecast.check_integrity()
+
+
+def test_a_price_is_that_of_the_moment_also_when_it_was_asked_for_at_the_same_instant() -> None:
+    tree, _ = plant(100)
+    tree.request(chain_of(1, length=4), session=1)
+    row = tree.rows[chain_of(1, length=4)[0]]
+    before = tree.policy.price(row, tree.now)
+    for observer in tree.observers:
+        observer.session_changed(SessionChange(tree.now, 1, Urgency.ENDED))
+    after = tree.policy.price(row, tree.now)
+    assert after < before / 100
+    for observer in tree.observers:
+        observer.forgotten([row])
+    assert tree.policy.price(row, tree.now) > 10 * after, "nothing is known of it any more"
 
 
 def test_the_objective_weighs_positions() -> None:
