@@ -134,7 +134,7 @@ class Appraiser:
         as steeply (a tool call that has not returned). The others stay what they were until it is their turn.
         """
         freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
-        due = (freshness != PRICED).nonzero()[0]
+        due: npt.NDArray[np.intp] = (freshness != PRICED).nonzero()[0]
         if len(due) > MAX_REPRICED:
             is_unpriced = freshness[due] == UNPRICED
             number = max(MAX_REPRICED, int(np.count_nonzero(is_unpriced)))
