@@ -81,6 +81,8 @@ class Copies:
         self.num_reads_of_segment: dict[int, int] = {}
         #: Told of a block of which a fragment was too long once it was encoded: it is to be copied again.
         self.on_unfit: Callable[[int], object] = lambda row: None
+        #: Told how the items of a batch from memory into the cold store ended.
+        self.on_spilled: Callable[[list[Cause | None]], object] = lambda causes: None
         #: Bytes in flight per (source, target), and those of them that somebody waits for.
         self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
         self.urgent_bytes: dict[tuple[Tier | None, Tier], int] = {}
@@ -192,6 +194,8 @@ class Copies:
             self._cancelled.difference_update([(fragment, batch.target) for fragment in batch.fragments])
         assert len(outcomes) == len(batch.fragments)
         self._count_bytes(batch, -batch.num_bytes)
+        if batch.target is Tier.NVME and batch.source is not Tier.NVME:
+            self.on_spilled([outcome.cause for outcome in outcomes])
         if copy in self._disowned:
             outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
         is_inside = batch.source is batch.target

@@ -99,6 +99,7 @@ class Planner:
         self.reclaim = Reclaim(self.residency, self.copies, log, options)
         self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
         self.copies.on_unfit = self.pressure.archive
+        self.copies.on_spilled = self.pressure.refusals.spilled
         self.loads = Loads(self.residency, self.copies, self.pressure)
         self.prefetching = Prefetching(
             self.residency, self.copies, self.loads, self.costs, chosen.prefetcher, options

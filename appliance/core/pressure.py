@@ -24,6 +24,7 @@ from .encodings import AS_IT_IS
 from .exits import Exits
 from .options import PlannerOptions
 from .reclaim import Reclaim
+from .refusals import Refusals
 from .residency import INCOMPLETE, Residency
 from .rules import MEMORY_TIERS
 from .states import State
@@ -74,6 +75,9 @@ class Pressure:
         self._spilled_bytes: defaultdict[Tier, int] = defaultdict(int)  # of them, by source
         #: By tier and domain: handle of the block that is to leave next, and waits for spills to end.
         self._next_to_spill: dict[tuple[Tier, int | None], int] = {}
+        self.refusals = Refusals(residency)
+        #: Handles of blocks, by tier, that could neither leave nor be spilled in such a pause.
+        self._passed_over: list[tuple[Tier, int]] = []
         #: Whether work was left over only because there was much of it.
         self.is_busy = False
 
@@ -149,6 +153,8 @@ class Pressure:
         self.is_busy = False
         if len(self._rooms) == 1:  # nothing has anywhere to go
             return
+        if self._passed_over and not self.refusals.is_pausing:
+            self._offer_again()
         for tier in MEMORY_TIERS:
             if tier in self._rooms and self._lower(tier) is not None:
                 self._relieve(tier)
@@ -201,9 +207,17 @@ class Pressure:
     def _lower(self, tier: Tier) -> Tier | None:
         """Return the next slower tier that works, None when there is none."""
         for slower in TIERS[tier + 1 :]:
-            if slower in self._rooms and slower not in self._residency.offline:
+            is_asked = slower is not Tier.NVME or not self.refusals.is_pausing
+            if slower in self._rooms and slower not in self._residency.offline and is_asked:
                 return slower
         return None
+
+    def _offer_again(self) -> None:
+        passed_over, self._passed_over = self._passed_over, []
+        for tier, handle in passed_over:
+            row = self._residency.catalog.row_of(handle)
+            if row != NO_ROW:
+                self._residency.offer(row, tier)
 
     def _give_up(
         self,
@@ -238,8 +252,10 @@ class Pressure:
             reason = self._reason_to_evict(row, tier, lower)
             if reason and residency.may_leave(row, tier):
                 return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
-            if lower is None:
-                continue  # incomplete, with children: it goes when they have gone
+            if lower is None:  # incomplete, with children: it goes when they have gone
+                if self.refusals.is_pausing:
+                    self._passed_over.append((tier, residency.catalog.handle(row)))
+                continue
             self._exits.flush()
             if residency.may_leave(row, tier) and not self._is_worth_keeping(row, lower):
                 residency.evict(row, tier, f"not worth {lower.label}", victim)

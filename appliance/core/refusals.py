@@ -1,0 +1,46 @@
+"""Refusals: a cold store that takes nothing.
+
+A file system that went read-only, or a disk that fails every write, is still good for reading, so the tier is
+not lost. But what has to be spilled before it leaves would never leave: memory would keep what it happens to
+hold, every put would wait for room until its deadline, and the same blocks would be written in vain as fast
+as the device says no. So after a few batches that it refused in a row nobody asks it for a while, and the
+coldest blocks go as where there is no slower tier.
+
+Rejected: giving the tier up (all that is stored there would be a miss), and doing so with the first refusal
+(a single bad sector would cost a second's worth of blocks that were acknowledged).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from ...tiers.base import Cause
+from .residency import Residency
+
+MAX_REFUSALS: Final = 3  # batches in a row
+PAUSE_S: Final = 1.0
+REFUSED: Final = frozenset({Cause.IO_ERROR, Cause.SHORT_TRANSFER, Cause.NO_SPACE})
+
+
+class Refusals:
+    """Counts what the cold store did not take."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._num_in_a_row = 0
+        self._ask_again_at = 0.0
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether nothing is to be spilled now."""
+        return self._residency.now < self._ask_again_at
+
+    def spilled(self, causes: Iterable[Cause | None]) -> None:
+        """A batch from memory into the cold store ended so."""
+        found = set(causes)
+        if None in found:
+            self._num_in_a_row = 0
+        elif found <= REFUSED:
+            self._num_in_a_row += 1
+            if self._num_in_a_row >= MAX_REFUSALS:
+                self._ask_again_at = self._residency.now + PAUSE_S
+                self._residency.story.count("spills_refused")
