@@ -472,7 +472,7 @@ def test_units_coded_by_one_call_are_those_coded_one_by_one(num_heads: int) -> N
     ]
     profile = profile_of(shape, tuple(rules))
     codec = Profiled(profile)
-    assert [run.num_units for run in codec._layout(shape).runs] == [4, 2, 4]
+    assert len(codec._layout(shape).runs) == 3
     payload = values_like_kv(shape, seed=11)
     stored = np.full(codec.stored_bound(shape), 0xA5, np.uint8)
     codec.encode(shape, payload.data, stored.data)

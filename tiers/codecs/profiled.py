@@ -18,7 +18,7 @@ values to the same codes was tried instead: rounding to 16 bits moves one in fif
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..base import Buffer
 from .base import PROFILED_ID, CodecError, DoesNotFit, Exactness, Shape
 from .profile import Profile, Rule
-from .quantised import ExactSegment, Fp8Segment, IntSegment, SegmentCoder
+from .quantised import ExactSegment, Fp8Segment, IntSegment, IntSegments, SegmentCoder
 from .transform import segment_coder
 
 _ALIGNMENT = 64
@@ -42,21 +42,52 @@ class _Segment(NamedTuple):
     end: int
 
 
-class _Run(NamedTuple):
-    """Segments of neighbouring layers and planes that one call codes, or one segment."""
+class _Coding(Protocol):
+    """Codes the segments of a run."""
 
-    coder: SegmentCoder  # any of theirs
-    first_unit: int  # a unit is a plane of a layer
-    num_units: int
+    def encode(self, units: NDArray[np.uint16], into: NDArray[np.uint8]) -> None:
+        """Fill `into` from heads of `units` [unit, token, head, dim]. Raises DoesNotFit."""
+        ...
+
+    def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
+        """Undo `encode`. Raises CodecError."""
+        ...
+
+
+class _Alone(NamedTuple):
+    """Implements _Coding for one segment."""
+
+    coder: SegmentCoder
+    unit: int  # a plane of a layer
+
+    def encode(self, units: NDArray[np.uint16], into: NDArray[np.uint8]) -> None:
+        self.coder.encode(units[self.unit], into)
+
+    def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
+        self.coder.decode(stored, units[self.unit])
+
+
+class _Neighbours(NamedTuple):
+    """Implements _Coding for fp8 of neighbouring units."""
+
+    coder: Fp8Segment
+    first_unit: int
+    end_unit: int
+    stride: int  # between their segments
+
+    def encode(self, units: NDArray[np.uint16], into: NDArray[np.uint8]) -> None:
+        self.coder.encode_units(units[self.first_unit : self.end_unit], into, self.stride)
+
+    def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
+        self.coder.decode_units(stored, self.stride, units[self.first_unit : self.end_unit])
+
+
+class _Run(NamedTuple):
+    """Segments, one behind the other, that one call codes."""
+
+    coding: _Coding
     start: int
     end: int
-    stride: int  # between the segments of several
-
-    @property
-    def of_several(self) -> Fp8Segment:
-        """What codes several units at once."""
-        assert isinstance(self.coder, Fp8Segment)
-        return self.coder
 
 
 class _Layout(NamedTuple):
@@ -131,11 +162,7 @@ class Profiled:
             if end < run.start:
                 target[end : run.start] = 0
             end = run.end
-            if run.num_units > 1:
-                mine = units[run.first_unit : run.first_unit + run.num_units]
-                run.of_several.encode_units(mine, target[run.start : end], run.stride)
-            else:
-                run.coder.encode(units[run.first_unit], target[run.start : end])
+            run.coding.encode(units, target[run.start : end])
         return _encode_varying(layout, units, target, end, shape) if layout.varying else end
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
@@ -149,11 +176,7 @@ class Profiled:
         words = whole if whole.flags.aligned else np.empty(whole.size, np.uint16)
         units = words.reshape(layout.axes)
         for run in layout.runs:
-            if run.num_units > 1:
-                mine = units[run.first_unit : run.first_unit + run.num_units]
-                run.of_several.decode_units(source[run.start : run.end], run.stride, mine)
-            else:
-                run.coder.decode(source[run.start : run.end], units[run.first_unit])
+            run.coding.decode(source[run.start : run.end], units)
         if layout.varying:
             _decode_varying(layout, source, units, shape)
         if words is not whole:
@@ -244,24 +267,37 @@ def _decode_varying(
 
 
 def _runs(fixed: list[_Segment], shape: Shape) -> tuple[_Run, ...]:
-    """Return the segments, those of neighbouring layers and planes together that one call may code."""
-    runs: list[_Run] = []
+    """Return the segments, neighbours together that one call may code."""
+    runs: list[list[_Segment]] = []
     for segment in fixed:
-        unit = _unit(segment, shape)
-        before = runs[-1] if runs else None
-        if (
-            before is not None
-            and isinstance(before.coder, Fp8Segment)
-            and isinstance(segment.coder, Fp8Segment)
-            and before.coder.joins(segment.coder)
-            and before.first_unit + before.num_units == unit
-        ):
-            stride = (segment.start - before.start) // before.num_units  # they are of one length
-            num_units = before.num_units + 1
-            runs[-1] = before._replace(num_units=num_units, end=segment.end, stride=stride)
+        if runs and _joins(runs[-1][-1], segment, shape):
+            runs[-1].append(segment)
         else:
-            runs.append(_Run(segment.coder, unit, 1, segment.start, segment.end, 0))
-    return tuple(runs)
+            runs.append([segment])
+    return tuple(_Run(_coding(run, shape), run[0].start, run[-1].end) for run in runs)
+
+
+def _joins(before: _Segment, segment: _Segment, shape: Shape) -> bool:
+    """Whether one call may code both, one behind the other."""
+    if isinstance(before.coder, Fp8Segment) and isinstance(segment.coder, Fp8Segment):
+        return before.coder.joins(segment.coder) and _unit(before, shape) + 1 == _unit(segment, shape)
+    return isinstance(before.coder, IntSegment) and isinstance(segment.coder, IntSegment)
+
+
+def _coding(run: list[_Segment], shape: Shape) -> _Coding:
+    first, last = run[0], run[-1]
+    coder, unit = first.coder, _unit(first, shape)
+    if isinstance(coder, IntSegment):
+        placed = [
+            (segment.coder, _unit(segment, shape), segment.start - first.start)
+            for segment in run
+            if isinstance(segment.coder, IntSegment)
+        ]
+        return IntSegments(placed, shape.num_tokens)
+    if len(run) == 1:
+        return _Alone(coder, unit)
+    assert isinstance(coder, Fp8Segment)
+    return _Neighbours(coder, unit, unit + len(run), (last.start - first.start) // (len(run) - 1))
 
 
 def _unit(segment: _Segment, shape: Shape) -> int:

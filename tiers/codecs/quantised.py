@@ -12,8 +12,10 @@ sixth of the speed; `transform` is the better rotation for who pays one); outlie
 no fixed length); scales of scales (a hundredth of a bit).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import gcd
 from types import ModuleType
 from typing import NamedTuple, Protocol, TypeAlias
@@ -28,10 +30,10 @@ Words: TypeAlias = NDArray[np.uint16]  # [token, head, dim] of one layer and pla
 Bytes: TypeAlias = NDArray[np.uint8]
 _ROUNDING = 2.0**-8  # of what is decoded, to 8 bits of mantissa or more; twice what it takes
 _SMALLEST_SCALE = 2.0**-24  # of float16: an absolute error of half of it is always possible
-_NOT_FINITE = 0x7C00
 #: How far the outermost codes stand inside a group's range, in half steps, by bits; see kernels/quantised.py.
 #: A matter of the encoder alone.
 INSETS = {2: 1.0, 3: 0.5}
+_INSETS = np.array([INSETS.get(bits, 0.0) for bits in range(9)], np.float32)
 
 
 class SegmentCoder(Protocol):
@@ -130,8 +132,7 @@ class IntSegment(_Tiled):
         super().__init__(rule, head_dim, is_half=is_half)
         self._bits = rule.bits
         self._by_channel = rule.axis == "channel"
-        self._inset = INSETS.get(rule.bits, 0.0)
-        num_steps = (1 << rule.bits) - 1 + self._inset
+        num_steps = (1 << rule.bits) - 1 + INSETS.get(rule.bits, 0.0)
         half_step = (1 + 2.0**-9) / num_steps  # of the largest magnitude, which spans two of it
         self.exactness = Exactness(False, half_step + _ROUNDING * (1 + 2 * half_step), _SMALLEST_SCALE)
 
@@ -140,41 +141,52 @@ class IntSegment(_Tiled):
 
     def encode(self, words: Words, into: Bytes) -> int:
         """Fill `into`; see SegmentCoder."""
-        tiles = self._tiles(words.shape[0])
-        scales = np.empty((tiles.num_tiles, 2, tiles.num_scales // 2), np.uint16)
-        codes = into[tiles.scale_bytes :].reshape(tiles.num_tiles, tiles.code_bytes)
-        if not kernels().encode_int(
-            *self._where(words, tiles),
-            self._bits,
-            self._inset,
-            self._by_channel,
-            self._is_half,
-            scales,
-            codes,
-        ):
-            raise DoesNotFit
-        into[: tiles.scale_bytes] = scales.view(np.uint8).reshape(-1)
-        return tiles.total_bytes
+        total_bytes = self.stored_bytes(words.shape[0])
+        IntSegments([(self, 0, 0)], words.shape[0]).encode(words[None], into[:total_bytes])
+        return total_bytes
 
     def decode(self, stored: Bytes, words: Words) -> None:
         """Fill `words`; see SegmentCoder."""
-        tiles = self._tiles(words.shape[0])
-        scales, codes = self._split(stored, tiles)
-        pairs = scales.reshape(tiles.num_tiles, 2, -1)
-        kernels().decode_int(
-            *self._where(words, tiles), self._bits, self._by_channel, self._is_half, pairs, codes
-        )
+        IntSegments([(self, 0, 0)], words.shape[0]).decode(stored, words[None])
 
-    def _where(self, words: Words, tiles: _Tiles) -> tuple[Words, int, int, int]:
-        return words, self._rule.first_head, self._rule.end_head, tiles.group_tokens
+    def table_row(self, unit: int, start: int, num_tokens: int) -> list[int]:
+        """Return what the loops are told of this segment; see kernels/quantised.py."""
+        rule, tiles = self._rule, self._tiles(num_tokens)
+        heads = (rule.first_head, rule.end_head)
+        end = start + tiles.total_bytes
+        return [unit, *heads, tiles.group_tokens, self._bits, int(self._by_channel), start, end]
 
-    def _split(self, stored: Bytes, tiles: _Tiles) -> tuple[NDArray[np.uint16], Bytes]:
-        """Return the scales [tile, scale], checked, and the codes [tile, byte]."""
-        scales = stored[: tiles.scale_bytes].copy().view(np.uint16).reshape(tiles.num_tiles, -1)
-        if ((scales & 0x7FFF) >= _NOT_FINITE).any():
-            raise CodecError("quantised: a scale that is not finite")
-        codes = stored[tiles.scale_bytes : tiles.total_bytes].reshape(tiles.num_tiles, tiles.code_bytes)
-        return scales, codes
+    @property
+    def is_half(self) -> bool:
+        """Whether the values are float16."""
+        return self._is_half
+
+
+class IntSegments:
+    """Segments that one call codes: a call costs as much as some ten kilobytes. Immutable, thread-safe.
+
+    `placed`: coder, unit and first byte of each, in the order of their bytes, all of one profile.
+    """
+
+    def __init__(self, placed: Sequence[tuple[IntSegment, int, int]], num_tokens: int) -> None:
+        rows = [coder.table_row(unit, start, num_tokens) for coder, unit, start in placed]
+        for row, following in pairwise(rows):
+            row[-1] = following[-2]  # zeros in between
+        self._table = np.array(rows, np.int64)
+        self._end = rows[-1][-1]
+        self._is_half = placed[0][0].is_half
+
+    def encode(self, units: Words, into: Bytes) -> None:
+        """Encode heads of `units` [unit, token, head, dim], zeros in between. Raises DoesNotFit for what is
+        not finite."""
+        assert into.size >= self._end
+        if not kernels().encode_int(units, self._table, _INSETS, self._is_half, into):
+            raise DoesNotFit
+
+    def decode(self, stored: Bytes, units: Words) -> None:
+        """Undo `encode`. Raises CodecError."""
+        if stored.size < self._end or not kernels().decode_int(units, self._table, self._is_half, stored):
+            raise CodecError("quantised: too short, or a scale that is not finite")
 
 
 class Fp8Segment(_Tiled):

@@ -36,7 +36,11 @@ from .floats import (
     nearest_code,
     widen,
 )
+from .int_vectors import LANES, row_extremes, write_by_channel, write_by_token
 from .packing import pack, unpack
+
+#: Columns of the table of segments; the place and the end, gap included, are bytes.
+UNIT, FIRST_HEAD, END_HEAD, GROUP_TOKENS, BITS, BY_CHANNEL, AT, GAP_END, NUM_COLUMNS = range(9)
 
 
 @compiled
@@ -101,8 +105,7 @@ def _code(value: Any, offset: Any, divisor: Any, top_code: Any) -> Any:
 
 
 @compiled
-def _quantise(words: Any, is_half: Any, offset: Any, step: Any, top_code: Any, codes: Any) -> Any:
-    divisor = step if step > np.float32(0) else np.float32(1)
+def _quantise(words: Any, is_half: Any, offset: Any, divisor: Any, top_code: Any, codes: Any) -> Any:
     if is_half:
         for d in range(words.size):
             codes[d] = _code(float_of_half(words[d]), offset, divisor, top_code)
@@ -124,52 +127,107 @@ def _quantise_channels(
 
 
 @compiled
-def encode_int(
-    words: Any,
-    first_head: Any,
-    end_head: Any,
-    group_tokens: Any,
-    bits: Any,
-    inset: Any,
+def _write_codes(
+    tile: Any,
+    head: Any,
     by_channel: Any,
     is_half: Any,
-    scales: Any,
-    packed: Any,
+    offsets: Any,
+    divisors: Any,
+    top_code: Any,
+    codes: Any,
+    codes_at: Any,
 ) -> Any:
-    """Encode heads `first_head` to `end_head` of `words`, uint16 [token, head, dim] in one piece of memory,
-    tile after tile (group of tokens, then head).
+    """Write the codes of one head of `tile`, uint16 [token, head, dim], to `codes` from byte `codes_at`."""
+    num_tokens, _, dim = tile.shape
+    if not is_half and dim % LANES == 0:
+        rows = 2 * dim * head, num_tokens, tile.strides[0], dim // LANES
+        if by_channel:
+            write_by_channel(tile, *rows, offsets, divisors, top_code, codes, codes_at)
+        else:
+            write_by_token(tile, *rows, offsets, divisors, top_code, codes, codes_at)
+        return
+    for token in range(num_tokens):
+        begin = codes_at + token * dim
+        row, mine = tile[token, head], codes[begin : begin + dim]
+        if by_channel:
+            _quantise_channels(row, is_half, offsets, divisors, top_code, mine)
+        else:
+            _quantise(row, is_half, offsets[token], divisors[token], top_code, mine)
 
-    Fills `scales` (uint16 [tile, 2, n], n channels or tokens of a tile) and `packed` (uint8 [tile, bytes]).
-    Returns False when a value, or a scale, is not finite.
-    """
+
+@compiled
+def _encode_segment(words: Any, row: Any, inset: Any, is_half: Any, into: Any) -> Any:
+    """Encode the segment that `row` of the table speaks of; return whether everything was finite."""
     num_tokens, _, dim = words.shape
+    num_mine = row[END_HEAD] - row[FIRST_HEAD]
+    group_tokens, bits, by_channel = row[GROUP_TOKENS], row[BITS], row[BY_CHANNEL] != 0
     count = dim if by_channel else group_tokens
+    code_bytes = -(-group_tokens * dim // 8) * bits
+    scales_at = row[AT]
+    codes_at = scales_at + 4 * count * (num_tokens // group_tokens) * num_mine
     low, high = np.empty(count, np.int16), np.empty(count, np.int16)
     offsets, steps = np.empty(count, np.float32), np.empty(count, np.float32)
+    scales = np.empty((2, count), np.uint16)
     codes = np.zeros(-(-group_tokens * dim // 8) * 8, np.uint8)
     top_code = np.float32((1 << bits) - 1)
-    tile = 0
     for start in range(0, num_tokens, group_tokens):
-        for head in range(first_head, end_head):
-            _extremes(words[start : start + group_tokens], head, by_channel, low, high)
-            if not _scales(low, high, is_half, (1 << bits) - 1, inset, scales[tile], offsets, steps):
+        for head in range(row[FIRST_HEAD], row[END_HEAD]):
+            tile = words[start : start + group_tokens]
+            if by_channel or dim % LANES:
+                _extremes(tile, head, by_channel, low, high)
+            else:
+                row_extremes(tile, 2 * dim * head, group_tokens, tile.strides[0], dim // LANES, low, high)
+            if not _scales(low, high, is_half, (1 << bits) - 1, inset, scales, offsets, steps):
                 return False
-            if by_channel:
-                for d in range(dim):
-                    steps[d] = steps[d] if steps[d] > np.float32(0) else np.float32(1)
+            for i in range(count):
+                steps[i] = steps[i] if steps[i] > np.float32(0) else np.float32(1)
+            _store_words(scales.ravel(), into, scales_at)
+            scales_at += 4 * count
+            where = by_channel, is_half, offsets, steps, top_code
             if bits == 8:
-                codes = packed[tile]
-                codes[group_tokens * dim :] = 0
-            for token in range(group_tokens):
-                row, mine = words[start + token, head], codes[token * dim : (token + 1) * dim]
-                if by_channel:
-                    _quantise_channels(row, is_half, offsets, steps, top_code, mine)
-                else:
-                    _quantise(row, is_half, offsets[token], steps[token], top_code, mine)
-            if bits < 8:
-                pack(codes, bits, packed[tile])
-            tile += 1
+                _write_codes(tile, head, *where, into, codes_at)
+                into[codes_at + group_tokens * dim : codes_at + code_bytes] = 0
+            else:
+                _write_codes(tile, head, *where, codes, 0)
+                pack(codes, bits, into[codes_at : codes_at + code_bytes])
+            codes_at += code_bytes
+    into[codes_at : row[GAP_END]] = 0
     return True
+
+
+@compiled
+def encode_int(units: Any, table: Any, insets: Any, is_half: Any, into: Any) -> Any:
+    """Encode segments of `units`, uint16 [unit, token, head, dim] in one piece of memory, tile after tile
+    (group of tokens, then head): scales of all tiles of a segment (uint16 [2, n] each, n channels or tokens),
+    then their codes.
+
+    `table` (int64 [segment, NUM_COLUMNS]) says what and where in `into`; `insets` (float32) are by bits.
+    Returns False when a value, or a scale, is not finite. Places are not checked.
+    """
+    for number in range(table.shape[0]):
+        row = table[number]
+        if not _encode_segment(units[row[UNIT]], row, insets[row[BITS]], is_half, into):
+            return False
+    return True
+
+
+@compiled
+def _store_words(words: Any, into: Any, at: Any) -> Any:
+    for i in range(words.size):
+        into[at + 2 * i] = np.uint8(words[i] & np.uint16(0xFF))
+        into[at + 2 * i + 1] = np.uint8(words[i] >> np.uint16(8))
+
+
+@compiled
+def _load_words(source: Any, at: Any, words: Any) -> Any:
+    """Undo `_store_words`; return whether all are finite as float16."""
+    highest = np.uint16(0)
+    for i in range(words.size):
+        word = np.uint16(source[at + 2 * i]) | np.uint16(np.uint16(source[at + 2 * i + 1]) << np.uint16(8))
+        words[i] = word
+        highest = max(highest, np.uint16(word & np.uint16(0x7FFF)))
+    return highest < np.uint16(0x7C00)
 
 
 @compiled
@@ -212,31 +270,43 @@ def _restore_tile(
 
 
 @compiled
-def decode_int(
-    words: Any,
-    first_head: Any,
-    end_head: Any,
-    group_tokens: Any,
-    bits: Any,
-    by_channel: Any,
-    is_half: Any,
-    scales: Any,
-    packed: Any,
-) -> Any:
-    """Undo `encode_int`: fill `words`. Scales have to be finite."""
+def _decode_segment(words: Any, row: Any, is_half: Any, source: Any) -> Any:
+    """Undo `_encode_segment`; return whether all scales are finite."""
     num_tokens, _, dim = words.shape
+    group_tokens, bits, by_channel = row[GROUP_TOKENS], row[BITS], row[BY_CHANNEL] != 0
     count = dim if by_channel else group_tokens
+    code_bytes = -(-group_tokens * dim // 8) * bits
+    scales_at = row[AT]
+    codes_at = scales_at + 4 * count * (num_tokens // group_tokens) * (row[END_HEAD] - row[FIRST_HEAD])
     offsets, steps = np.empty(count, np.float32), np.empty(count, np.float32)
+    scales = np.empty(count, np.uint16)
     codes = np.zeros(-(-group_tokens * dim // 8) * 8, np.uint8)
-    tile = 0
     for start in range(0, num_tokens, group_tokens):
-        for head in range(first_head, end_head):
+        for head in range(row[FIRST_HEAD], row[END_HEAD]):
             mine = words[start : start + group_tokens]
-            widen(scales[tile, 0], True, offsets)
-            widen(scales[tile, 1], True, steps)
+            is_finite = _load_words(source, scales_at, scales)
+            widen(scales, True, offsets)
+            is_finite &= _load_words(source, scales_at + 2 * count, scales)
+            widen(scales, True, steps)
+            if not is_finite:
+                return False
+            scales_at += 4 * count
+            packed = source[codes_at : codes_at + code_bytes]
+            codes_at += code_bytes
             if bits == 8:
-                _restore_tile(packed[tile], by_channel, is_half, offsets, steps, mine, head)
+                _restore_tile(packed, by_channel, is_half, offsets, steps, mine, head)
             else:
-                unpack(packed[tile], bits, codes)
+                unpack(packed, bits, codes)
                 _restore_tile(codes, by_channel, is_half, offsets, steps, mine, head)
-            tile += 1
+    return True
+
+
+@compiled
+def decode_int(units: Any, table: Any, is_half: Any, source: Any) -> Any:
+    """Undo `encode_int`: fill the heads of `units` that `table` speaks of. Returns whether all scales are
+    finite; when not, what was filled is undefined. `source` has all of them. Places are not checked."""
+    for number in range(table.shape[0]):
+        row = table[number]
+        if not _decode_segment(units[row[UNIT]], row, is_half, source):
+            return False
+    return True
