@@ -161,7 +161,7 @@ class Engine:
                 del running[output.request_id]
         return num_new
 
-    def reset(self, timeout_s: float = 30.0) -> Answer:
+    def reset(self, timeout_s: float = 150.0) -> Answer:
         """Empty the engine's own prefix cache, as soon as nothing holds its blocks any more."""
         pause_s, deadline_s = 0.01, time.monotonic() + timeout_s
         while not self._llm.reset_prefix_cache():

@@ -24,6 +24,7 @@ from .engine import LAYERS, PAGE_BYTES, PagedCache, Pool, Request, content
 
 OPTIONS = Options(target="in this process", num_load_threads=1, max_early_leases=4, max_unsaved_fraction=0.3)
 STEP_TOKENS = 40
+STEP_S = 0.05  # for the clock of the breaker: it opens, and closes again, at the same step in every run
 
 
 class Inline:
@@ -163,6 +164,7 @@ class Simulation:
         ]
         self.asker = InlineAsker(appliance, groups, identities, randomly)
         saver = Saver(groups, 1, int(0.3 * num_blocks), self.pool, self.counters)
+        self.num_steps = 0
         self.inline = Inline()
         self.worker = WorkerSide(
             options,
@@ -170,6 +172,7 @@ class Simulation:
             identities,
             lambda _: appliance.client(name="worker"),
             self.counters,
+            clock=lambda: self.num_steps * STEP_S,
             run=self.inline.run,
         )
         self.scheduler = SchedulerSide(
@@ -196,6 +199,7 @@ class Simulation:
 
     def step(self, answers: bool = True, loads: bool = True, saves: bool = True) -> None:
         """One step. `answers`, `loads`, `saves`: whether the threads get anywhere meanwhile."""
+        self.num_steps += 1
         if answers:
             self.asker.pump()
         scheduled = self._schedule_running()
