@@ -129,7 +129,9 @@ class PrefixStore:
         """Store the whole blocks that `cache` has and the daemon has not, of the first `num_tokens` tokens
         if given. The session then waits for its user."""
         self._notice_change()
-        saved = self._ask("save", lambda: self._carrier.save(cache, num_tokens), Saved(why_not="failed"))
+        saved = Saved(why_not=self._refusal)
+        if not self._refusal:
+            saved = self._ask("save", lambda: self._carrier.save(cache, num_tokens), Saved(why_not="failed"))
         if saved.why_not:
             self.counts[f"not saved: {saved.why_not}"] += 1
         self.counts["stored blocks"] += saved.num_stored
@@ -227,14 +229,19 @@ class PrefixStore:
         )
 
     def _notice_change(self) -> None:
-        """Look at the model anew when it was moved, cast or written to since the last look."""
-        now = fingerprint(self.model)
-        if now != self._fingerprint:
+        """Look at the model anew when it was moved, cast or written to since the last look. Whatever it was
+        before, nothing is loaded or saved for it until it is known again."""
+        try:
+            now = fingerprint(self.model)
+            if now == self._fingerprint:
+                return
             self.counts["model changed"] += 1
-            self._fingerprint = now
-            self._refusal = ""
-            try:
-                self._carrier = self._learn()
-            except Unsupported as problem:
-                self._refusal = problem.message
-                log.warning("%s; computing without kvtier", problem)
+            self._refusal = "the model has changed"
+            self._carrier = self._learn()
+            self._fingerprint, self._refusal = now, ""
+        except Unsupported as problem:
+            self._fingerprint, self._refusal = now, problem.message
+            log.warning("%s; computing without kvtier", problem)
+        except Exception:  # out of memory, say; tried again next time
+            self._refusal = PLUGIN_BUG
+            self.guard.defect("looking at the model")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvtier.clients.guard import PLUGIN_BUG
 from kvtier.testing import FakeAppliance
 
 WHY = "torch and transformers are not installed; `make test-transformers` runs this"
@@ -172,6 +173,45 @@ def test_adapters_are_passed_by(warm: Any) -> None:
     warm.model._hf_peft_config_loaded = True  # as transformers marks it
     assert warm.load(tokens(60)).reuse.num_tokens == 0
     assert warm.counts["passed by: adapter"] == 1
+
+
+def test_a_changed_model_that_cannot_be_looked_at_is_not_taken_for_the_old_one(
+    warm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory while its weights are hashed, say. It is looked at again the next time."""
+    before = warm.load(tokens(60))
+    with torch.no_grad():
+        warm.model.model.layers[0].self_attn.k_proj.weight[0, 0] += 1
+    answer(warm.model, tokens(60), before)
+
+    def fails(weights_digest: bytes = b"") -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(warm, "_learn", fails)
+        assert before.save().why_not == PLUGIN_BUG
+        assert warm.load(tokens(60)).reuse.num_tokens == 0
+    assert warm.guard.causes == {PLUGIN_BUG: 2}
+    assert before.save().why_not == "the weights have changed"
+    after = warm.load(tokens(60))
+    assert torch.equal(answer(warm.model, tokens(60), after), answer(warm.model, tokens(60)))
+    assert after.save().why_not == ""
+
+
+def test_nothing_is_saved_for_a_model_that_became_unsupported(
+    warm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = warm.load(tokens(60))
+
+    def refuses(weights_digest: bytes = b"") -> None:
+        raise Unsupported("its RoPE scaling is dynamic now")
+
+    with torch.no_grad():
+        warm.model.model.layers[0].self_attn.k_proj.weight[0, 0] += 1
+    monkeypatch.setattr(warm, "_learn", refuses)
+    answer(warm.model, tokens(60), before)
+    assert "dynamic" in before.save().why_not
+    assert warm.load(tokens(60)).reuse.num_tokens == 0
 
 
 def test_weights_that_change_are_another_model(warm: Any) -> None:
