@@ -292,6 +292,9 @@ class Copies:
             self._count_read(item.source, -1)
             if outcome.cause in LOST:
                 self._residency.condemn(fragment, source, outcome.cause.value)
+        elif source is Tier.HBM and outcome.cause is Cause.WRONG_CHECKSUM:
+            # What the host fetched is not what was put: nobody is to read it on the device either.
+            self._residency.condemn(fragment, source, outcome.cause.value)
         self._residency.drop(fragment, source)
 
     def _count_read(self, place: int, by: int) -> None:

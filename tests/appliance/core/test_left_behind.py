@@ -4,6 +4,7 @@ import numpy as np
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog import NO_ROW
+from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
 
 from .rig import CLIENT, STORED, Rig, hashes
@@ -74,3 +75,22 @@ def no_circle(rig: Rig, names: list[bytes]) -> bool:
     for _ in range(catalog.num_blocks + 1):
         rows = [catalog.parent[row] for row in rows if row != NO_ROW]
     return not rows
+
+
+def test_what_a_device_has_lost_is_read_by_nobody_any_more() -> None:
+    """A bit fell over in hbm, and the host that fetched the block to dram noticed."""
+    rig = Rig(nvme_blocks=0, hbm_blocks=4)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
+    rig.settle()
+    evict_all(rig)
+    assert [rig.where(name) for name in chain] == [{"hbm"}] * 2
+    assert rig.planner.pressure.shed(Tier.HBM, 1)
+    rig.tick()
+    assert {copy.source for copy in rig.copies} == {Tier.HBM}
+    while rig.copies:
+        rig.finish(rig.copies[0], Cause.WRONG_CHECKSUM)
+    assert rig.found(chain) == 1
+    assert rig.put(chain[1:], parent=chain[0]) == [STORED]
+    assert rig.found(chain) == 2
