@@ -76,7 +76,7 @@ class CompressionSettings(_Model):
     codec: CodecName = "auto"
     """What no rule speaks of. `auto` measures and takes what makes a load quickest, `identity` none."""
     remote: CodecName = "auto"
-    """The same for streams to and from clients on other hosts. `auto` tries both and keeps what is quicker."""
+    """The same for streams to and from clients on other hosts. `auto` tries both, keeps the quicker."""
     rules: list[CompressionRule] = []
     """Exceptions; the first that matches counts."""
     profiles: Directory | None = None

@@ -41,8 +41,9 @@ def _times(builder: Any, value: Any, factor: int) -> Any:
     return builder.mul(value, ir.Constant(WORD64, factor))
 
 
-def _emit_codes(builder: Any, words: Any, offsets: Any, divisors: Any, tops: Any) -> Any:
-    """Return the codes of 16 values."""
+def _emit_codes(builder: Any, words: Any, scales: Any, tops: Any) -> Any:
+    """Return the codes of 16 values; `scales` are their offsets and divisors."""
+    offsets, divisors = scales
     values = builder.bitcast(shifted(builder, builder.zext(words, _WIDE), 16), _FLOATS)
     places = builder.fdiv(builder.fsub(values, offsets), divisors)
     zeros = all_lanes(_FLOATS, 0.0)
@@ -102,7 +103,7 @@ def _writer(by_channel: bool) -> Any:
                         else of_row
                     )
                     words_of_line = builder.gep(begin, [_times(builder, line.index, 2 * LANES)])
-                    found = _emit_codes(builder, load(builder, _WORDS, words_of_line), *scales, tops)
+                    found = _emit_codes(builder, load(builder, _WORDS, words_of_line), scales, tops)
                     store(builder, found, builder.gep(written, [_times(builder, line.index, LANES)]))
             return context.get_dummy_value()
 

@@ -21,7 +21,7 @@ def address_in(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> An
     return builder.gep(builder.bitcast(data, ir.PointerType(BYTE)), [at])
 
 
-def all_lanes(kind: Any, value: int) -> Any:
+def all_lanes(kind: Any, value: float) -> Any:
     """Return the vector that is `value` everywhere."""
     return ir.Constant(kind, [value] * kind.count)
 
