@@ -304,7 +304,8 @@ class Appraiser:
         kinds = np.frombuffer(stretches.kind, np.int8)[numbers]
         features = np.frombuffer(stretches.features, np.int16).reshape(-1, NUM_FEATURES)[numbers]
         gap_bins = np.frombuffer(stretches.gap_bins, np.int16).reshape(-1, NUM_GAPS)[numbers]
-        first_bin, first_steps = int(bins.min()), bins * STEPS_PER_BIN
+        first_steps = bins * STEPS_PER_BIN
+        first_bin = min(int(bins.min()), NUM_BINS - 1)  # who outlived them all is still in the last one
         steps = np.minimum(first_steps[:, None] + _NEXT_STEPS, NUM_STEPS - 1)
         made = index_at(self._hazards.hazards(kinds, features, gap_bins, first_bin), steps, first_bin)
         np.frombuffer(stretches.prices, np.float32).reshape(-1, NUM_PRICES)[numbers] = made

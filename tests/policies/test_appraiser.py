@@ -106,3 +106,16 @@ def test_prices_made_together_are_those_made_one_by_one() -> None:
     for number in numbers:
         stretches.freshness[number] = OUTDATED
     assert [appraiser.price(number, now) for number in numbers.tolist()] == pytest.approx(together, rel=1e-6)
+
+
+def test_stretches_that_outlived_all_bins_have_a_price() -> None:
+    """Nobody used them for longer than there are ages. (Simulator, seed 44.)"""
+    stretches = Stretches(0)
+    appraiser = Appraiser(stretches)
+    now = 1e9
+    numbers = np.array([open_one(stretches, appraiser, age_s) for age_s in range(3)], np.int32)
+    for _ in range(4 * NUM_BINS):
+        appraiser.advance(now)
+    assert {stretches.bin[number] for number in numbers} == {NUM_BINS}
+    assert (appraiser.prices(numbers, now) > 0).all()
+    assert appraiser.price(int(numbers[0]), now) > 0
