@@ -162,7 +162,8 @@ def attachment_of(answer: Answer) -> Attachment:
     try:
         area = StagingArea(map_memory(staging, writable=True))
     except BaseException:
-        os.close(index)
+        if isinstance(index, int):
+            os.close(index)
         raise
     memory = map_memory(index)
     try:

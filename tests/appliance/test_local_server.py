@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from kvtier.appliance.local_connection import LocalConnection
 from kvtier.appliance.rpcs import Rpcs
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.block import Tier
+from kvtier.tiers.staging import StagingExtent
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import local_pb2
 from kvtier.v1.local import HEADER, MAX_PAYLOAD_BYTES, Flag, Frame, Method, encode
@@ -131,7 +133,8 @@ def test_who_does_not_read_is_not_read_from(served: DaemonThread, raw: RawClient
         mute.attach()
         ids = pb.KeepAliveRequest(lease_ids=list(range(1, 4001)))  # each answer as large as the request
         flood = memoryview(encode(Frame(Method.KEEP_ALIVE, Flag.NONE, 1, ids.SerializeToString())) * 10_000)
-        local, choked = served.daemon.local, []
+        local = served.daemon.local
+        choked: list[LocalConnection] = []
         assert local is not None
         while not choked:  # a daemon that is only slow takes more after a while
             flood = flood[as_much_as_it_takes(mute.socket, flood) :]
@@ -156,7 +159,7 @@ def test_who_is_being_attached_is_not_cut_off(
     """Making its staging extent may take longer than a peer has to ask for it."""
     is_asked, may_go_on = threading.Event(), threading.Event()
 
-    class SlowExtent(local_server.StagingExtent):
+    class SlowExtent(StagingExtent):
         def prefault(self) -> None:
             is_asked.set()
             assert may_go_on.wait(60.0)
@@ -169,7 +172,8 @@ def test_who_is_being_attached_is_not_cut_off(
         assert is_asked.wait(60.0)
         local = served.daemon.local
         assert local is not None
-        served.call(lambda: [local._expect_attached(one) for one in list(local.connections)])
+        for connection in list(local.connections):
+            served.call(partial(local._expect_attached, connection))
         may_go_on.set()
         attaching.join()
         assert patient.register().namespace_id == 1

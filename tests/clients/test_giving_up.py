@@ -292,7 +292,12 @@ def test_a_put_cancelled_while_it_ends_after_a_failure_loses_no_staging(
             attachment = client._link.attachment  # type: ignore[union-attr]
             area: Any = attachment.staging
             given, give = asyncio.Event(), area.give
-            area.give = lambda offset: (give(offset), given.set())
+
+            def told(offset: int) -> None:
+                give(offset)
+                given.set()
+
+            area.give = told
             put = asyncio.create_task(client.put(namespace, NAMES[:2], bytes(2 * BLOCK)))
             await held.arrived()
             await held.arrived()
