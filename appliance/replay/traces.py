@@ -14,7 +14,7 @@ the planner wants. A request per object was rejected: the policies' traces have 
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -117,10 +117,14 @@ class Trace:
         """Return requests `start` to `stop` as a trace of their own."""
         if not 0 <= start < stop <= self.num_requests:
             raise ValueError(f"requests {start} to {stop} of {self.num_requests}")
-        builder = TraceBuilder(f"{self.name}[{start}:{stop}]")
+        return self.only(range(start, stop), f"{self.name}[{start}:{stop}]")
+
+    def only(self, requests: Iterable[int], name: str) -> "Trace":
+        """Return these requests as a trace of their own; their times begin at 0."""
+        builder = TraceBuilder(name)
         for namespace in self.namespaces:
             builder.add_namespace(namespace)
-        for r in range(start, stop):
+        for r in requests:
             parent = int(self.parent[r])
             builder.add(
                 float(self.at[r]),

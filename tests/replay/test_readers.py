@@ -146,6 +146,14 @@ def test_a_stretch_is_a_trace_of_its_own() -> None:
     assert (part.parent == NO_BLOCK).all()
 
 
+def test_some_requests_are_a_trace_of_their_own() -> None:
+    trace = drawn(3)
+    part = trace.only([2, 3, 11], "three")
+    assert (part.name, part.num_requests) == ("three", 3)
+    assert part.at.tolist() == (trace.at[[2, 3, 11]] - trace.at[2]).tolist()
+    assert [len(chain) for chain in chains(part)] == [len(chains(trace)[request]) for request in (2, 3, 11)]
+
+
 def test_names_are_prefix_hashes_and_the_same_every_time() -> None:
     trace = drawn(4, num_requests=20)
     names = trace.names()
