@@ -242,10 +242,12 @@ def test_a_call_on_a_lost_connection_leaves_the_new_one_alone() -> None:
 
 FORKING = """
 import asyncio, os, sys
-from kvtier.clients import AsyncClient, Client
-from tests.clients.test_local_channel import BLOCK, IDENTITY, NAMES
+from kvtier.clients import AsyncClient, Client, Geometry, NamespaceIdentity
 
-kind, target = sys.argv[1:]
+kind, target, *names = sys.argv[1:]
+NAMES = [bytes.fromhex(name) for name in names]
+GEOMETRY = Geometry(num_layers=1, num_kv_heads=2, head_dim=128, block_tokens=16, dtype="bfloat16")
+IDENTITY, BLOCK = NamespaceIdentity(bytes(16), GEOMETRY), GEOMETRY.block_bytes
 if kind == "sync":
     client, run, run_in_child = Client(target), lambda answer: answer, lambda answer: answer
 else:
@@ -273,8 +275,8 @@ def test_a_forked_child_has_a_connection_of_its_own(server: ScriptedServer, targ
         committed(connection, frame)
 
     server.handlers[Method.COMMIT] = commit
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", FORKING, kind, target], check=True, cwd=root, timeout=4 * WAIT_S)
+    names = [name.hex() for name in NAMES[:3]]
+    subprocess.run([sys.executable, "-c", FORKING, kind, target, *names], check=True, timeout=4 * WAIT_S)
     own, childs = server.connections
     expected = [(own, 1), (childs, 2), (own, 3)]
     assert put == [(one, name, bytes([i]) * BLOCK) for (one, i), name in zip(expected, NAMES, strict=False)]
