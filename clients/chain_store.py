@@ -18,7 +18,7 @@ from .base import Settings
 from .buffers import Pieces
 from .guard import Guard
 from .namespace import Namespace, NamespaceIdentity
-from .options import Limits, Timeout
+from .options import Limits, Timeout, plugin_connect_s
 from .sync import Client
 from .words import PutOutcome, PutReport
 
@@ -69,7 +69,7 @@ class ChainStore:
             options.target or settings.target,
             name=options.name,
             domain=options.domain or settings.domain,
-            timeout=Timeout(deadline_s, min(deadline_s, 1.0), grace_s=0.25),
+            timeout=Timeout(deadline_s, plugin_connect_s(deadline_s), grace_s=0.25),
             limits=Limits(staging_bytes=max(staging_bytes, LEAST_STAGING_BYTES)),
         )
         return cls(client, guard, deadline_s)

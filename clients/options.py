@@ -52,6 +52,12 @@ DEFAULT_RETRY = Retry()
 DEFAULT_LIMITS = Limits()
 
 
+def plugin_connect_s(call_s: float) -> float:
+    """Return how long a plug-in may take to connect whose calls may take `call_s`: a second, since an engine
+    waits; who is told to be patient with calls is patient here, too."""
+    return min(call_s, max(1.0, call_s / 5))
+
+
 def service_config(retry: Retry) -> str:
     """Return the gRPC service config: UNAVAILABLE is retried, for idempotent calls only."""
     policy = {

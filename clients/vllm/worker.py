@@ -18,7 +18,7 @@ from functools import partial
 from ..breaker import Breaker
 from ..errors import KvtierError
 from ..namespace import NamespaceIdentity
-from ..options import Limits, Timeout
+from ..options import Limits, Timeout, plugin_connect_s
 from ..sync import Client
 from ..words import PutOutcome
 from .counters import Counters
@@ -248,6 +248,6 @@ class WorkerSide:
 def client_of(options: Options, name: str, staging_bytes: int) -> Client:
     """Make a client for a thread of a worker."""
     timeout_s = max(options.load_timeout_s, options.save_timeout_s)
-    timeout = Timeout(call_s=timeout_s, connect_s=min(1.0, timeout_s), grace_s=0.5)
+    timeout = Timeout(call_s=timeout_s, connect_s=plugin_connect_s(timeout_s), grace_s=0.5)
     limits = Limits(staging_bytes=staging_bytes, piece_bytes=SAVE_PIECE_BYTES)
     return Client(options.target, name=name, domain=options.domain, timeout=timeout, limits=limits)

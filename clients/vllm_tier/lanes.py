@@ -71,7 +71,6 @@ class Lane(Generic[J, R]):
         with self._changed:
             self._is_stopped = True
             self._cancel()
-            self._changed.notify_all()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -88,6 +87,7 @@ class Lane(Generic[J, R]):
             job, weight = self._waiting.popleft()
             self._weight -= weight
             self._finished.append(self._failed(job))
+        self._changed.notify_all()
 
     def _run(self) -> None:
         while True:

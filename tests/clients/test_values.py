@@ -15,6 +15,7 @@ from kvtier.appliance.errors import REASONS
 from kvtier.clients import Geometry, InvalidRequest, NamespaceIdentity, Tier, Urgency, errors, prefix_hashes
 from kvtier.clients.buffers import blocks_of, source_span, target_span
 from kvtier.clients.namespace import DTYPE_BYTES
+from kvtier.clients.options import plugin_connect_s
 from kvtier.clients.staging import ALIGN_BYTES, StagingArea
 from kvtier.tiers import block as daemon
 from kvtier.v1 import types_pb2
@@ -158,6 +159,11 @@ def test_blocks_are_gathered_in_order() -> None:
         target = np.zeros(64, np.uint8)
         blocks_of(source, 4, 16, writable=False).gather(target_span(target).address)
         np.testing.assert_array_equal(target, data)
+
+
+@pytest.mark.parametrize(("call_s", "connect_s"), [(0.5, 0.5), (5.0, 1.0), (120.0, 24.0)])
+def test_a_plugin_connects_within_a_second_unless_it_is_patient(call_s: float, connect_s: float) -> None:
+    assert plugin_connect_s(call_s) == connect_s
 
 
 def test_copies_release_the_gil() -> None:

@@ -6,9 +6,9 @@ defaults.
 """
 
 CONNECTOR = {
-    "answer_timeout_s": 60.0,
-    "promote_timeout_s": 60.0,
-    "load_timeout_s": 60.0,
-    "save_timeout_s": 60.0,
+    "answer_timeout_s": 120.0,
+    "promote_timeout_s": 120.0,
+    "load_timeout_s": 120.0,
+    "save_timeout_s": 120.0,
 }
-TIER = {"lookup_timeout_s": 60.0, "load_timeout_s": 60.0, "store_timeout_s": 60.0}
+TIER = {"lookup_timeout_s": 120.0, "load_timeout_s": 120.0, "store_timeout_s": 120.0}

@@ -24,7 +24,7 @@ from kvtier.testing import FakeAppliance
 
 from .engine import HASH_TOKENS, LAYERS, PAGE_BYTES, PagedCache, content, hashes_of
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 GROUPS = [Group(0, 8, 8 // HASH_TOKENS)]
 TWO = [*GROUPS, Group(1, 4, 1, window_tokens=10)]
 HASHES = tuple(hashes_of(range(48)))

@@ -7,7 +7,7 @@ import pytest
 
 from kvtier.clients.vllm_tier.lanes import Lane
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Work:
@@ -105,8 +105,9 @@ def test_ending_fails_what_waits_and_waits_for_what_runs(
     assert work.began.acquire(timeout=WAIT_S)
     end: Callable[[], object] = lane.drain if ending == "drain" else (lambda: lane.stop(WAIT_S))
     ended = threading.Thread(target=end)
-    ended.start()
-    assert finished(lane, 2) == [-2, -3]  # before the running one ended
+    with lane._changed:  # it begins when somebody waits for what it fails
+        ended.start()
+        assert finished(lane, 2) == [-2, -3]  # before the running one ended
     assert ended.is_alive()
     work.gate.release()
     ended.join(WAIT_S)
