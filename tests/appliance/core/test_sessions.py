@@ -61,7 +61,7 @@ def test_a_session_that_falls_silent_between_others_is_noticed_in_time() -> None
     for number in range(3):
         rig.do(ev.SessionUpdated(CLIENT, f"{number}", Urgency.QUEUED))
         rig.tick(4.0)
-    idle_at = {}
+    idle_at: dict[str, float] = {}
     for _ in range(12):
         rig.tick(1.0)
         for session in rig.planner.sessions:
