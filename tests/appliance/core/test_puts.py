@@ -250,3 +250,37 @@ def test_a_block_named_twice_is_not_stored_where_its_bytes_did_not_arrive() -> N
     outcomes = list(rig.answer(call).outcomes)
     assert rig.found(chain) == 0
     assert STORED not in outcomes
+
+
+def test_a_landing_in_two_halves_is_the_same_as_in_one() -> None:
+    """The answer is in the first; who holds the blocks and who may evict them, in the second, which the next
+    event brings along when nobody asked for it: at the time of the first."""
+    told = []
+    for how in ("whole", "halves", "left to the next event"):
+        rig = Rig(dram_blocks=2, nvme_blocks=0)
+        chain = hashes("a", 2)
+        call = rig.start_put(chain, session_id="s")
+        (copy,) = rig.copies
+        landed = ev.CopyFinished(copy.copy, [CopyOutcome(None, b"7" * 16)] * len(copy.items))
+        rows = [rig.planner.catalog.find(rig.namespace_id, name) for name in chain]
+        keepers = rig.planner.catalog.num_keepers
+        if how == "whole":
+            first, second = rig.planner.handle(landed, 1.0), rig.planner.finish()
+            assert second == []
+        else:
+            first = rig.planner.begin(landed, 1.0)
+            assert [keepers[row] for row in rows] == [1, 1], "not given up before everybody heard"
+            assert not rig.planner.check_integrity()
+            second = rig.planner.finish() if how == "halves" else []
+        assert ev.Reply(call, ev.PutResult(bytes([STORED, STORED]))) in first
+        following = rig.planner.handle(ev.KeptAlive(None, CLIENT, []), 2.0)
+        assert not rig.planner.check_integrity()
+        assert rig.planner.finish() == []
+        assert [keepers[row] for row in rows] == [0, 0]
+        session = rig.planner.sessions.get("s")
+        assert session is not None
+        assert rig.planner.sessions.rows(session) == rows
+        used_at = [rig.planner.catalog.last_used[row] for row in rows]
+        told.append(([type(each) for each in first + second + following], used_at))
+    assert told[0] == told[1] == told[2]
+    assert told[0][1] == [1.0, 1.0]
