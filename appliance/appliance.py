@@ -247,7 +247,8 @@ class Appliance:
             self._loop.call_soon(self._finish, num_turns - 1)
             return
         self._is_finish_due = False
-        self._run(to_the_end=True)
+        if not self._stopped:  # `stop` sees to it, while there are engines
+            self._run(to_the_end=True)
 
     def _run(self, to_the_end: bool = False) -> None:
         """Take in what is pending, unless that is going on; `to_the_end`: and the second half of the last."""
@@ -484,7 +485,7 @@ class Appliance:
         if self._timer is not None:
             self._timer.cancel()
         await self.mover.stop()
-        self._run(to_the_end=True)  # while there are engines to carry it out
+        self._run(to_the_end=True)
         await asyncio.to_thread(self._housekeeper.shutdown)
         for engine in self.engines.values():
             await asyncio.to_thread(engine.close)
