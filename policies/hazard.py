@@ -21,12 +21,13 @@ Two things make that quick where there is much to learn, and quiet where there i
 
 Both cost nothing when a price is made: they are folded into the effects that it reads (`_told`).
 
-Sources: Cox, J. R. Stat. Soc. B 34 (1972); Breslow's estimate of the base, same volume; Kaplan and Meier,
-J. Am. Stat. Assoc. 53 (1958). Rejected: a logistic model by AdaGrad (its learning rate is a parameter, and
-bins where nothing ever happens unlearn the prior too slowly); tables per combination of features (too many
-for the first minutes, and these decide); means of earlier effects (Polyak), longer steps, learning from old
-observations again (each gains where much is to be learned and loses as much elsewhere); anything trained
-beforehand.
+Sources: Cox, J. R. Stat. Soc. B 34 (1972); Breslow's estimate of the base, same volume; Kaplan and Meier, J.
+Am. Stat. Assoc. 53 (1958). Rejected: a logistic model by AdaGrad (its learning rate is a parameter, and bins
+where nothing ever happens unlearn the prior too slowly); effects that differ by age (half a point on
+conversations of agents, nothing on chats, for seven times the learning); tables per combination of features
+(too many for the first minutes, and these decide); means of earlier effects (Polyak), longer steps, learning
+from old observations again (each gains where much is to be learned and loses as much elsewhere); anything
+trained beforehand.
 """
 
 from collections.abc import Collection, Mapping, Sequence
