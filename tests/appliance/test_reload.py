@@ -37,6 +37,7 @@ class Scene:
         self.policy: dict[str, Any] = {
             "listen": self.target,
             "observe": {"http": "off"},
+            "compression": {"codec": "identity"},  # not something else in the middle of a test
             "tiers": {
                 "hbm": {"capacity": "4MiB", "extent": "2MiB"},
                 "dram": {"capacity": "16MiB", "extent": "2MiB"},
