@@ -60,16 +60,18 @@ def test_what_costs_less_wins(gain: float, pays: bool, noise: float, fragment_by
         assert share > 0.7 if pays else share < 0.3
 
 
-def test_who_has_the_beginning_of_every_call_has_no_advantage() -> None:
+@pytest.mark.parametrize(("cost", "pays"), [(0.8, True), (1.3, False)])
+def test_who_has_the_beginning_of_every_call_has_no_advantage(cost: float, pays: bool) -> None:
     """Empty buffers take the first megabytes at once; calls as long as four runs put the same turn there."""
     contest = Contest()
 
     def seconds(is_coded: bool, before_bytes: int) -> float:
         if before_bytes < 8 << 20:
             return 1e-6
-        return FRAGMENT_BYTES * (0.8 if is_coded else 1.0) / 1e9
+        return FRAGMENT_BYTES * (cost if is_coded else 1.0) / 1e9
 
-    assert send(contest, 2 << 30, seconds) > 0.8
+    share = send(contest, 2 << 30, seconds)
+    assert share > 0.8 if pays else share < 0.2
 
 
 def test_what_buffers_still_hold_is_not_the_next_ones_work() -> None:
