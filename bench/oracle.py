@@ -45,7 +45,7 @@ class OraclePrefetch(Prefetcher):
             arrives_at = float(trace.at[request])
             rows = self._cold_rows(request) if arrives_at > now else []
             if rows:
-                expected.append(Expected(rows, arrives_at + WINDOW_S, "the trace says so"))
+                expected.append(Expected(rows, arrives_at + WINDOW_S, "the trace says so", True))
                 num_bytes -= len(rows) * self._planner.catalog.block_bytes(rows[0])
         return expected
 

@@ -264,6 +264,7 @@ class Expected(NamedTuple):
     rows: Sequence[int]  # in chain order, parents first; those that are in a memory tier need not be named
     until: float  # when the expectation ends: unused by then, it was wrong
     reason: str  # for the story, in words
+    is_announced: bool = False  # its session said so; otherwise it was learned from others
 
 
 class Prefetcher(Observer, Protocol):

@@ -10,9 +10,9 @@ say when it will be back:
                         a return with at least `min_chance`, its blocks come up for that window
 
 `min_chance` is a promise about waste: with honest tables at most 1 - min_chance of what comes up is not
-used. Ranked by chance per second of memory. A conversation is looked at when it reaches the next bin of
-its table, not at every tick. Rejected: a mean gap per session (most gaps are the first of their session,
-and the mean of a lognormal is where nobody returns).
+used. Announced ones first, then by chance per second of memory. A conversation is looked at when it reaches
+the next bin of its table, not at every tick. Rejected: a mean gap per session (most gaps are the first of
+their session, and the mean of a lognormal is where nobody returns).
 
 `announced` is the same without the tables: for those who trust hints only.
 """
@@ -62,9 +62,15 @@ class _Conversation:
 class _Wanted:
     """What should come up for a conversation."""
 
+    is_announced: bool
     index: float  # chance per second of memory
     until: float
     reason: str
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Return who comes up first, lowest first: whoever said so, then by chance."""
+        return not self.is_announced, -self.index
 
 
 class TurnPrefetch(Prefetcher):
@@ -137,10 +143,10 @@ class TurnPrefetch(Prefetcher):
     # ------------------------------------------------------------------------------- what is decided
 
     def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
-        """Return the chains to bring up now, highest chance per second of memory first."""
+        """Return the chains to bring up now: announced ones, then by chance per second of memory."""
         self._look(now)
         chosen = []
-        for conversation in sorted(self._wanted, key=lambda one: -self._wanted[one].index):
+        for conversation in sorted(self._wanted, key=lambda one: self._wanted[one].rank):
             wanted = self._wanted.pop(conversation)
             rows = self._cold_rows(conversation) if wanted.until > now else []
             if not rows:
@@ -148,7 +154,7 @@ class TurnPrefetch(Prefetcher):
             if num_bytes <= 0:
                 self._wanted[conversation] = wanted
                 break
-            chosen.append(Expected(rows, wanted.until, wanted.reason))
+            chosen.append(Expected(rows, wanted.until, wanted.reason, wanted.is_announced))
             num_bytes -= len(rows) * self._facts.block_bytes(rows[0])
         return chosen
 
@@ -251,7 +257,7 @@ class TurnPrefetch(Prefetcher):
             gap_s = conversation.back_at - conversation.said_at
             chance = 1 - TOO_EARLY - TOO_LATE
             reason = f"said it would be back in {gap_s:.3g} s"
-            self._wanted[conversation] = _Wanted(chance / (end - begin), end, reason)
+            self._wanted[conversation] = _Wanted(True, chance / (end - begin), end, reason)
             return end if self.learns else math.inf
         conversation.back_at = math.inf
         number = bin_of(now - conversation.touched_at)
@@ -271,7 +277,7 @@ class TurnPrefetch(Prefetcher):
         if outlook is not None:
             until = conversation.touched_at + outlook.until_s
             reason = f"back within {until - now:.3g} s with a chance of {outlook.chance:.0%}"
-            self._wanted[conversation] = _Wanted(outlook.chance / outlook.occupied_s, until, reason)
+            self._wanted[conversation] = _Wanted(False, outlook.chance / outlook.occupied_s, until, reason)
 
     def _window_of(self, conversation: _Conversation) -> tuple[float, float]:
         """Return from when to when an announced return is expected, time for the copies included."""

@@ -39,6 +39,9 @@ EDGE = (Tier.NVME, Tier.DRAM)
 #: Unused share of the bandwidth that is saved up at most, in seconds of it.
 BURST_S = 1.0
 MIN_BURST_BYTES = 1 << 20  # however slow the edge is
+#: Share of what may be prefetched that is left free for sessions which arrived or said when they come back:
+#: what is learned of others is right less often, and sooner.
+KNOWN_SHARE = 0.5
 #: Between two looks at what is due, when the bounds allow more.
 PAUSE_S = 1e-3
 
@@ -86,7 +89,7 @@ class Prefetching:
         self._windows: list[tuple[float, int]] = []  # (end, handle)
         self._rests: deque[_Rest] = deque()
         self.begun_bytes = 0
-        self._arrivals, self._forecasts = Guesses(), Guesses()
+        self._arrivals, self._announcements, self._forecasts = Guesses(), Guesses(), Guesses()
         self._allowance_bytes = 0.0  # of the share of the bandwidth
         self._allowed_at = 0.0
         self._not_before = 0.0
@@ -256,7 +259,7 @@ class Prefetching:
             problems.append(
                 f"prefetch: {self.begun_bytes} bytes begun are not the sum of those of the blocks"
             )
-        for source in (self._arrivals, self._forecasts):
+        for source in (self._arrivals, self._announcements, self._forecasts):
             if source.out_bytes != sum(b.num_bytes for b in self._begun.values() if b.source is source):
                 problems.append(
                     f"prefetch: {source.out_bytes} bytes out are not those of the source's blocks"
@@ -274,21 +277,29 @@ class Prefetching:
         return self.prefetcher.next_at() if self.prefetcher is not None else None
 
     def _begin_due(self, now: float) -> None:
-        """Go on with what was cut, then begin what the prefetcher says."""
+        """Go on with what was cut, then begin what the prefetcher says; whoever arrived or said so first."""
         rate = self.options.prefetch_bandwidth_fraction * self._costs.bandwidth_of(Tier.NVME)
         earned = (now - self._allowed_at) * rate
         self._allowance_bytes = min(self._allowance_bytes + earned, max(rate * BURST_S, MIN_BURST_BYTES))
         self._allowed_at = now
-        for _ in range(len(self._rests)):
-            rest = self._rests.popleft()
+        self._go_on(now, is_learned=False)
+        is_free = all(rest.source is self._forecasts for rest in self._rests)
+        if self.prefetcher is not None and is_free and (budget := self._budget_bytes()) >= 1:
+            for expected in self.prefetcher.due(now, int(budget)):
+                source = self._announcements if expected.is_announced else self._forecasts
+                self._guess(expected, Urgency.WAITING, self._budget_bytes(), source)
+        self._go_on(now, is_learned=True)
+        self._not_before = now + max(PAUSE_S, (1 - self._allowance_bytes) / rate)
+
+    def _go_on(self, now: float, *, is_learned: bool) -> None:
+        """Go on with what was cut of what was learned, or of everything else."""
+        rests = [rest for rest in self._rests if (rest.source is self._forecasts) == is_learned]
+        self._rests = deque(r for r in self._rests if (r.source is self._forecasts) != is_learned)
+        for rest in rests:
             rows = self._rows_of(rest)
             if rest.until > now and rows:
                 expected = Expected(rows, rest.until, rest.reason)
                 self.bring(expected, rest.urgency, self._budget_bytes(), rest.source)
-        if self.prefetcher is not None and not self._rests and (budget := self._budget_bytes()) >= 1:
-            for expected in self.prefetcher.due(now, int(budget)):
-                self._guess(expected, Urgency.WAITING, self._budget_bytes(), self._forecasts)
-        self._not_before = now + max(PAUSE_S, (1 - self._allowance_bytes) / rate)
 
     def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: Guesses) -> None:
         """Begin with what nobody asked for, as much of it as can fit and its source is good for."""
@@ -296,6 +307,8 @@ class Prefetching:
         capacity = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
         pending = sum(catalog.block_bytes(row) for rest in self._rests for row in self._rows_of(rest))
         share_bytes = self.options.max_prefetched_fraction * capacity - self.begun_bytes - pending
+        if source is self._forecasts:
+            share_bytes -= KNOWN_SHARE * self.options.max_prefetched_fraction * capacity
         room_bytes = min(share_bytes, source.room_bytes(capacity, self._residency.now) - pending)
         num_fitting = 0
         for row in expected.rows:

@@ -50,7 +50,7 @@ class SenselessPrefetch(Prefetcher):
                 chain.reverse()
                 first = rng.randrange(len(chain)) if rng.random() < 0.3 else 0
                 window_s = rng.choice((0.0, 0.001, 0.01, 0.1, 100.0))
-                expected.append(Expected(chain[first:], now + window_s, "a whim"))
+                expected.append(Expected(chain[first:], now + window_s, "a whim", window_s < 0.05))
         return expected
 
     def next_at(self) -> float | None:

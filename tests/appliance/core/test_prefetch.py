@@ -229,7 +229,7 @@ def test_a_failed_copy_is_no_waste() -> None:
 @pytest.mark.parametrize("session_id", ["agent", ""])
 def test_habits_are_learned_with_and_without_session_ids(session_id: str) -> None:
     """A chain that is asked for every 40 s, and pushed out in between, is there by itself after a while."""
-    rig = Rig(dram_blocks=6, nvme_blocks=8, policies=TURNS, max_prefetched_fraction=0.5)
+    rig = Rig(dram_blocks=6, nvme_blocks=8, policies=TURNS, max_prefetched_fraction=0.8)
     chain = hashes("a", 2)
     rig.put(chain, session_id=session_id)
     rig.cool(chain)
