@@ -27,7 +27,7 @@ PAYLOAD = values_like_kv(SHAPE, 1).data
 
 def sent_at(encoder: StreamEncoder, coded_gain: float) -> Choice:
     """Send a gigabyte over a connection where encoding gains so much; return how the next fragment goes."""
-    for _ in range(1024):
+    for _ in range(4096):
         choice = encoder.choose(SHAPE, "auto")
         choice.went(1 << 20, 1e-3 / (coded_gain if choice.codec is not None else 1.0))
     return encoder.choose(SHAPE, "auto")
@@ -56,7 +56,7 @@ def test_values_that_exponents_does_not_know_are_a_question_of_their_own() -> No
     first = encoder.choose(halves, "auto")
     assert first.codec is None
     assert first.contest is not encoder.choose(SHAPE, "auto").contest
-    for _ in range(1024):
+    for _ in range(4096):
         choice = encoder.choose(halves, "auto")
         choice.went(1 << 20, 1e-3 / (1.4 if choice.codec is not None else 1.0))
     codec = encoder.choose(halves, "auto").codec

@@ -20,13 +20,13 @@ import statistics
 import threading
 from collections.abc import Sequence
 
-RUN_BYTES = 8 << 20  # of payload
-SETTLE_BYTES = 2 << 20  # at the beginning of a run: what buffers still hold went the other way
+RUN_BYTES = 16 << 20  # of payload
+SETTLE_BYTES = 8 << 20  # at the beginning of a run: what buffers still hold went the other way
 MARGIN = 1.04  # what encoding has to win by
 ROUND_RUNS = 8
 #: A duel ends after so many rounds when the median ratio is so far from 1; after the last one in any case.
 ENOUGH = {1: 1.2, 2: 1.1, 3: 1.0}
-MIN_HOLD, MAX_HOLD = 16, 256  # runs between two duels
+MIN_HOLD, MAX_HOLD = 32, 256  # runs between two duels
 
 
 class Contest:
