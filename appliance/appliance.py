@@ -18,7 +18,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..tiers.base import Engine
 from ..tiers.block import NamespaceIdentity, Tier
@@ -49,11 +49,11 @@ from .core.instructions import (
     StoreNamespace,
 )
 from .core.results import AcquireResult, Refusal, Result
-from .errors import ApplianceError, from_refusal
 from .event_log import EventLog
 from .fair_queue import Shares
 from .lanes import Edge, Route
 from .mover import Mover
+from .replies import Replies
 
 log = logging.getLogger(__name__)
 
@@ -111,65 +111,6 @@ class StorePort(Protocol):
     def store_namespace(self, identity: NamespaceIdentity) -> None:
         """Remember a namespace durably."""
         ...
-
-
-class Replies(Generic[T]):
-    """The answers to a call that has several, each converted when it came: what it names (a slot, a
-    generation) is certain only then. Iterate, or `take` what is already there."""
-
-    def __init__(self, call: int, convert: Callable[[AcquireResult], T]) -> None:
-        self.call = call
-        self.ended = False  # nothing will be added
-        self._convert = convert
-        self._ready: deque[T | ApplianceError] = deque()
-        self._arrived = asyncio.Event()
-
-    def push(self, result: Result) -> None:
-        """Add one result. A refusal, or one marked `last`, is the last."""
-        if isinstance(result, AcquireResult):
-            self._ready.append(self._convert(result))
-            self.ended = result.last
-        else:
-            assert isinstance(result, Refusal)
-            self._ready.append(from_refusal(result))
-            self.ended = True
-        self._arrived.set()
-
-    def take(self) -> list[T]:
-        """Return the answers that are there. Raises the refusal when that is the first of them."""
-        answers: list[T] = []
-        while self._ready:
-            if answers and isinstance(self._ready[0], ApplianceError):
-                break
-            answers.append(self._next())
-        return answers
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the answer taken just now was the last one."""
-        return self.ended and not self._ready
-
-    def raise_first(self) -> None:
-        """Raise the refusal when the call was refused at once."""
-        if self._ready and isinstance(self._ready[0], ApplianceError):
-            raise self._ready[0]
-
-    def __aiter__(self) -> "Replies[T]":
-        return self
-
-    async def __anext__(self) -> T:
-        while not self._ready:
-            if self.ended:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._next()
-
-    def _next(self) -> T:
-        answer = self._ready.popleft()
-        if isinstance(answer, ApplianceError):
-            raise answer
-        return answer
 
 
 class Appliance:

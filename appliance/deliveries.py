@@ -29,11 +29,12 @@ from ..tiers.gpu.pages import I64
 from ..v1 import direct_pb2
 from . import checks
 from .answers import Answers
-from .appliance import Appliance, Replies
+from .appliance import Appliance
 from .core.events import ReleaseRequested
 from .core.results import AcquireResult, ReadyFragment
 from .errors import ApplianceError
 from .registrations import Registration
+from .replies import Replies
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from google.protobuf.message import Message
 
 from ..v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from .answers import Answers
-from .appliance import Replies
 from .callers import Caller
 from .errors import REASONS, ApplianceError, error, to_detail
+from .replies import Replies
 from .rpcs import LOCAL, OK, TRACEPARENT, Rpcs
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from ..tiers.memory import ExtentEngine
 from ..v1 import kvcache_pb2 as pb
 from ..v1.local import MAX_PAYLOAD_BYTES
 from . import checks
-from .appliance import Appliance, Replies
+from .appliance import Appliance
 from .callers import Caller
 from .clients import MAX_CLIENT_TTL_S, Client, Clients
 from .core import events
@@ -29,6 +29,7 @@ from .core.planner import Planner
 from .errors import error, from_refusal
 from .lanes import Route
 from .profiles import Profiles, check_profile
+from .replies import Replies
 from .rpcs import Rpcs
 from .settings_compression import CompressionSettings
 from .stream_codecs import stream_codecs
