@@ -190,6 +190,8 @@ class Streams:
         after they were encoded: a slow reader's lease may be over, and then the slot is somebody else's."""
         appliance = self._service.appliance
         kept = appliance.ask(lambda call: events.KeptAlive(call, client.id, [lease_id]))
+        if isinstance(kept, events.Refusal):  # the client has left meanwhile
+            raise from_refusal(kept)
         assert isinstance(kept, events.KeepAliveResult), "answered at once"
         if kept.expired:
             raise error("LEASE_EXPIRED", "the lease ended while its blocks were being sent; get them again")
