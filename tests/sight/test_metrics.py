@@ -1,6 +1,8 @@
 """The metrics of a real daemon: their names, their labels, and that they add up."""
 
 import re
+import threading
+import time
 from collections import defaultdict
 
 import grpc
@@ -41,6 +43,15 @@ def total(samples: Samples, name: str, **labels: str) -> float:
     return sum(found)
 
 
+def scrape_until(shown: Shown, text: str) -> Samples:
+    """Scrape when the metrics say something: a refused call is counted just after its caller is told."""
+    pause, deadline_at = threading.Event(), time.monotonic() + 60.0
+    while text not in shown.get("/metrics"):
+        assert time.monotonic() < deadline_at, f"{text} is not there"
+        pause.wait(0.01)
+    return scrape(shown)
+
+
 def test_what_is_asked_is_accounted_for(start: Start) -> None:
     shown = start()
     use(shown)
@@ -79,7 +90,7 @@ def test_every_call_is_timed_on_both_transports(start: Start) -> None:
         stub.GetStatus(admin_pb2.GetStatusRequest())
         with pytest.raises(grpc.RpcError, match="no such session"):
             stub.Inspect(admin_pb2.InspectRequest(session_id="nobody"))
-    samples = scrape(shown)
+    samples = scrape_until(shown, 'code="NOT_FOUND"')
     for method, transport, code in (
         ("Attach", "local", "OK"),
         ("Commit", "local", "OK"),
