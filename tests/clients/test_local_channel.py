@@ -236,12 +236,14 @@ def test_an_extent_that_cannot_be_mapped_is_an_error_of_ours(
     unreadable, spare = tmp_path / "unreadable", tmp_path / "spare"
     unreadable.write_bytes(bytes(4096))
     spare.write_bytes(bytes(4096))
+    servers_are_closed = threading.Event()
 
     def map_extents(connection: Connection, frame: Frame) -> None:
         fds = os.open(unreadable, os.O_WRONLY), os.open(spare, os.O_RDONLY)
         connection.reply(frame, local_pb2.MapExtentsResponse(extents=[0, 1]), fds=fds)
         for one in fds:
             os.close(one)
+        servers_are_closed.set()
 
     server.handlers[Method.MAP_EXTENTS] = map_extents
     client = connect()
@@ -249,6 +251,7 @@ def test_an_extent_that_cannot_be_mapped_is_an_error_of_ours(
     with pytest.raises(Overloaded, match="address space") as raised:
         client.get(namespace, NAMES[:1])
     assert raised.value.reason == "NO_ADDRESS_SPACE"
+    assert servers_are_closed.wait(WAIT_S)
     assert not {str(unreadable), str(spare)} & _open_files()
 
 
