@@ -169,10 +169,11 @@ def test_a_device_that_is_lost_on_the_way_is_a_miss(tmp_path: Path, device: Fake
             client.prefetch(namespace, CHAIN, Asked.HBM)
             device.lose("test")
             scene.until(lambda: not scene.daemon.planner.statistics()["num_copies_in_flight"])
+            client.get(namespace, CHAIN)  # a miss, should all have come up before: it meets the loss then
+            scene.until(lambda: scene.daemon.counters()["hbm_lost"] == 1)
             found = client.get(namespace, CHAIN)
             assert found.num_blocks == NUM_BLOCKS, "no record was condemned for what a device did"
             np.testing.assert_array_equal(found.data, data)
-        scene.until(lambda: scene.daemon.counters()["hbm_lost"] == 1)
         assert served.call(scene.daemon.check_integrity) == []
 
 
