@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import mmap
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 from ..tiers.base import Buffer, Cause, CopyError
 from ..tiers.block import HASH_BYTES
@@ -50,7 +51,8 @@ class PutBuffers:
         number = next(self._numbers)
         rounded = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
         memory = mmap.mmap(-1, rounded, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)  # shared pages of 4 KiB took half of what a put took
+        with suppress(OSError):  # of a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)  # shared pages of 4 KiB took half of what a put took
         self._buffers[number] = memoryview(memory)[:num_bytes]
         self.taken_bytes += num_bytes
         return number << _ADDRESS_BITS

@@ -6,9 +6,9 @@ a branch moves. So the namespace carries a digest of what is on disk. Reading 14
 rejected; names and sizes alone were rejected too, because a fine-tuned checkpoint has those of its base.
 What is read instead:
 
-    config*.json, *.index.json   all bytes, because rope scaling and the like change the KV
-    *.safetensors                its header, and of every tensor SAMPLE_BYTES at its start, middle and end
-    other weight files           size, and SAMPLE_BYTES at 64 places
+    config*.json         all bytes, because rope scaling and the like change the KV
+    *.safetensors        its header, and of every tensor SAMPLE_BYTES at its start, middle and end
+    other weight files   size, and SAMPLE_BYTES at 64 places
 
 A changed tensor whose samples are all unchanged would go unnoticed: training and merging change tensors
 densely, so this takes a hand-made edit of single rows; `whole=True` reads everything for those who make
