@@ -28,6 +28,7 @@ STEP_BLOCKS = 256
 #: of such blocks would write itself in circles.
 FRUITLESS_FRACTION = 0.9
 FRUITLESS_PAUSE_S = 1.0
+SPARE_HALF = "half of it, and memory has all"
 
 
 class Reclaim:
@@ -140,6 +141,8 @@ class Reclaim:
         """Copy one block's records forward or drop it; False when it must be tried again later."""
         catalog = self._residency.catalog
         here = [f for f in catalog.fragments(row) if self._is_here(f)]
+        if not here:  # it was condemned since, and perhaps somebody holds what memory has of it
+            return True
         if catalog.num_holds[Tier.NVME][row]:
             return False  # being read, or copied forward already
         assert all(catalog.state[Tier.NVME][f] == State.RESIDENT for f in here)
@@ -163,7 +166,8 @@ class Reclaim:
         if is_partial and any(catalog.num_resident[tier][row] for tier in MEMORY_TIERS):
             self._wanted_bytes += num_bytes
         for victim in doomed:
-            self._residency.evict(victim, Tier.NVME, "segment reclaimed")
+            is_spare = self._residency.is_spare_half(victim, Tier.NVME)
+            self._residency.evict(victim, Tier.NVME, SPARE_HALF if is_spare else "segment reclaimed")
             if catalog.tier_of(victim) is None and self._residency.may_leave(victim, Tier.DRAM):
                 self._residency.evict(victim, Tier.DRAM, "incomplete")  # early layers without the rest
         return True
@@ -175,8 +179,8 @@ class Reclaim:
     def _subtree_to_drop(self, row: int) -> list[int] | None:
         """Return the blocks that leave with `row`, deepest first; None when one of them must stay."""
         catalog = self._residency.catalog
-        if self._residency.is_elsewhere(row, Tier.NVME) and catalog.first_child[row] == NO_ROW:
-            return [row] if self._residency.may_leave(row, Tier.NVME) else None
+        if self._residency.is_elsewhere(row, Tier.NVME) and self._residency.may_leave(row, Tier.NVME):
+            return [row]
         order = [row]
         for block in order:  # grows while it is walked: breadth first, parents before children
             in_memory = catalog.num_placed[Tier.HBM][block] or catalog.num_placed[Tier.DRAM][block]

@@ -33,7 +33,7 @@ class Rules:
         catalog = self.catalog
         if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
             return False
-        if catalog.num_children_placed[tier][row]:
+        if catalog.num_children_placed[tier][row] and not self.is_spare_half(row, tier):
             return False
         for faster in TIERS[:tier]:
             if catalog.num_children_placed[faster][row] and not self._stays_above(row, tier, faster):
@@ -66,6 +66,15 @@ class Rules:
             return num_groups in counts
         return all(self._is_in_any(fragment, others) for fragment in catalog.fragments(row))
 
+    def is_spare_half(self, row: int, tier: Tier) -> bool:
+        """Whether the cold store has only a part of a block that can be read whole without it: that part is
+        of no use to what continues the block, neither now nor after a restart."""
+        return (
+            tier is Tier.NVME
+            and self.catalog.num_resident[tier][row] < self.catalog.namespace_of(row).num_groups
+            and self.is_elsewhere(row, tier)
+        )
+
     def is_below(self, row: int, tier: Tier) -> bool:
         """Whether every fragment that is in `tier` is also in a slower one: giving it up loses nothing."""
         return self.is_covered(row, tier, self._working_below(tier))
@@ -94,11 +103,10 @@ class Rules:
 
     def _stays_above(self, row: int, tier: Tier, faster: Tier) -> bool:
         """Whether a block that leaves `tier` is still in a faster one, whole, with what continues it there.
-        Not so for the cold store: after a restart it is all there is."""
-        return (
-            tier in MEMORY_TIERS
-            and self.catalog.num_resident[faster][row] == self.catalog.namespace_of(row).num_groups
-        )
+        Not so for what the cold store has whole: after a restart it is all there is."""
+        if tier not in MEMORY_TIERS:
+            return self.is_spare_half(row, tier)
+        return self.catalog.num_resident[faster][row] == self.catalog.namespace_of(row).num_groups
 
     def _working_below(self, tier: Tier) -> list[Tier]:
         return [other for other in TIERS[tier + 1 :] if other not in self.offline]

@@ -256,6 +256,8 @@ class Daemon:
         self.world.note(">Notify", notice.change.name, notice.tier.label, notice.reason, *hashes)
         if is_removal(notice):
             self.oracle.removed(notice)
+        else:
+            self.oracle.stored(notice)
 
     def _store_namespace(self, instruction: ev.StoreNamespace) -> None:
         # Copies into the store begin later than this, as the real mover holds them back.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Reasons for which a block goes whoever is left behind.
 CONDEMNED = ("incomplete", "wrong_checksum", "wrong_identity", "no_key", "tenant erased", "put again")
+#: Why the cold store gives up what it has of a block although something continues it.
+SPARE_HALF = "half of it, and memory has all"
 #: Reasons that say that a slower tier has all of a block.
 CLEAN = ("coldest", "trimmed before, oldest")
 Key: TypeAlias = tuple[bytes, bytes, int]  # namespace digest, prefix hash, layer group
@@ -131,6 +133,8 @@ class Oracle:
         self._reclaimed_now: set[tuple[int, bytes]] = set()  # gone from the cold store in this very step
         self._num_removed_now: Counter[tuple[int, bytes]] = Counter()  # tiers it left in this step
         self.is_lossy = False  # a fault destroyed something: blocks may vanish
+        #: Blocks that were said to be whole in the cold store, in this life of the daemon.
+        self._whole_in_nvme: set[tuple[int, bytes]] = set()
         self._num_steps = 0
 
     def session(self, session_id: str, client: int) -> SessionModel:
@@ -199,10 +203,18 @@ class Oracle:
         if self._num_steps % daemon.config.audit_every == 0:
             self.audit()
 
+    def stored(self, notice: Notify) -> None:
+        """Blocks are whole in a tier."""
+        if notice.tier is Tier.NVME:
+            self._whole_in_nvme |= {(notice.namespace_id, name) for name in notice.prefix_hashes}
+
     def removed(self, notice: Notify) -> None:
         """A block left a tier: nobody may be left behind, no decoding session may miss it (I-17, I-18)."""
         catalog = self._daemon.planner.catalog
         for prefix_hash in notice.prefix_hashes:
+            was_whole = notice.tier is Tier.NVME and (notice.namespace_id, prefix_hash) in self._whole_in_nvme
+            if was_whole:
+                self._whole_in_nvme.discard((notice.namespace_id, prefix_hash))
             row = catalog.find(notice.namespace_id, prefix_hash)
             readable = row != NO_ROW and catalog.tier_of(row) is not None
             if not readable:
@@ -220,6 +232,9 @@ class Oracle:
                 continue
             if notice.reason in ("io_error", "short_transfer"):
                 continue
+            if notice.reason == SPARE_HALF:
+                self._check_spare_half(row, was_whole)
+                continue
             for child in catalog.children(row):
                 if any(catalog.num_resident[tier][child] for tier in self._protected_tiers(row, notice.tier)):
                     what = f"left {notice.tier.label} ({notice.reason}) before its child"
@@ -234,6 +249,19 @@ class Oracle:
         is_last = self._num_removed_now[namespace_id, prefix_hash] == 1
         if is_last and not self.is_lossy and not self._is_offline():
             raise Violation("clean", f"{prefix_hash.hex()[:8]} left as {reason!r} and was nowhere else")
+
+    def _check_spare_half(self, row: int, was_whole: bool) -> None:
+        """The cold store gave up a block that something continues: it had only a part of it, and memory has
+        all of it."""
+        catalog = self._daemon.planner.catalog
+        in_memory = all(
+            any(catalog.state[tier][fragment] == State.RESIDENT for tier in (Tier.HBM, Tier.DRAM))
+            for fragment in catalog.fragments(row)
+        )
+        if was_whole or not in_memory:
+            raise Violation(
+                "parent before child", f"row {row} left nvme before its child, and was no spare half"
+            )
 
     def _protected_tiers(self, row: int, left: Tier) -> list[Tier]:
         """Return where nothing may continue a block that left a tier: there, and in every faster one; in hbm

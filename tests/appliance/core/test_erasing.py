@@ -5,6 +5,7 @@ import hashlib
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core import reclaim
 from kvtier.appliance.core.erasing import STEP_BLOCKS
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
@@ -212,3 +213,33 @@ def test_the_answer_waits_for_what_was_under_way() -> None:
     assert not rig.planner.is_busy, "waiting is not work"
     rig.settle()
     assert rig.answer(call).count >= 1
+
+
+def test_a_segment_is_emptied_of_what_was_erased_while_its_copy_in_dram_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planner stopped itself: a block was to leave nvme that had left already. (Simulator, 400502.)"""
+    rig = Rig(dram_blocks=2, nvme_blocks=2, num_segments=3, hbm_blocks=2, hbm_is_shared=False)
+    read = hashes("read", 1)
+    rig.put(read, session_id="s")
+    rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", True))
+    rig.settle()
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, read, Tier.HBM))
+    reading = list(rig.copies)
+    assert reading
+    monkeypatch.setattr(reclaim, "STEP_BLOCKS", 0)  # whoever has its segment emptied is not decided about yet
+    number = 0
+    while not rig.planner.reclaim.is_busy:
+        number += 1
+        rig.start_put(hashes(str(number), 1))
+        while others := [copy for copy in rig.copies if copy not in reading]:
+            rig.finish(others[0])
+    assert rig.where(read[0]) == {"dram", "nvme"}
+    call = erase(rig)
+    monkeypatch.undo()
+    rig.tick()
+    assert not rig.planner.reclaim.is_busy
+    for copy in reading:
+        rig.finish(copy)
+    assert finish_erasing(rig, call) == 1 + number
+    assert rig.planner.catalog.num_blocks == 0

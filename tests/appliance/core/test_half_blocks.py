@@ -1,10 +1,11 @@
 """Blocks of which only a part is here: they leave like others, and keep nobody else from leaving."""
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.reclaim import SPARE_HALF
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 
-from .rig import CLIENT, GEOMETRY, STORED, Rig, hashes
+from .rig import CLIENT, GEOMETRY, SLOT_BYTES, STORED, Rig, hashes
 from .test_changes import ResizableRig
 
 GROUPS_IN = {"early_layers": 0.5, "max_early_fraction": 1.0}
@@ -260,3 +261,51 @@ def test_who_needs_room_takes_no_trimmed_block_of_another_domain() -> None:
         rig.settle()
         assert list(rig.answer(call).outcomes) == [STORED] * 2
     assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [1, 1]
+
+
+def in_dram_and_half_in_nvme(rig: Rig, chain: list[bytes]) -> int:
+    """All of a chain is in dram and in nvme, but for one record of its first block; it was used twice.
+
+    Returns the call whose lease keeps it in dram."""
+    rig.put(chain)
+    rig.cool(chain)
+    call = rig.acquire(chain)
+    rig.settle()
+    residency = rig.planner.residency
+    row = residency.catalog.find(rig.namespace_id, chain[0])
+    assert not residency.may_leave(row, Tier.NVME), "after a restart its child would have no beginning"
+    lose_record(rig, chain[0], 0)
+    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [2] * len(chain)
+    assert [in_tier(rig, name, Tier.NVME) for name in chain] == [1] + [2] * (len(chain) - 1)
+    return call
+
+
+def test_what_nvme_has_of_half_a_block_may_go_when_memory_has_all_of_it() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=16)
+    chain = hashes("a", 2)
+    in_dram_and_half_in_nvme(rig, chain)
+    residency = rig.planner.residency
+    row = residency.catalog.find(rig.namespace_id, chain[0])
+    assert residency.may_leave(row, Tier.NVME)
+    residency.keep(row)
+    assert not residency.may_leave(row, Tier.NVME), "a session decodes on it"
+    residency.unkeep(row)
+    assert residency.evict(row, Tier.NVME, "test") == SLOT_BYTES
+    assert rig.found(chain) == 2
+
+
+def test_half_a_block_that_memory_has_is_not_copied_forward() -> None:
+    """A store full of such halves found no room to copy them into. (Simulator, seeds 136174 and 141348.)"""
+    rig = Rig(dram_blocks=4, nvme_blocks=2, num_segments=3, max_forward_fraction=1.0)
+    chain = hashes("a", 2)
+    in_dram_and_half_in_nvme(rig, chain)
+    for number in range(12):
+        assert rig.put(hashes(str(number), 1)) == [STORED]
+        rig.tick(1.0)
+        rig.settle()
+        if any(notice.reason == SPARE_HALF for notice in rig.notices):
+            break
+    assert in_tier(rig, chain[0], Tier.NVME) == 0
+    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [2, 2]
+    forward = [i.label.prefix_hash for c in rig.started if c.source is c.target for i in c.items]
+    assert chain[0] not in forward
