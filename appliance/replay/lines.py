@@ -3,8 +3,9 @@
 import gzip
 import io
 import json
+import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -12,6 +13,7 @@ from .traces import TraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
 PROGRESS_LINES = 256
+MAX_COUNT = 2**53
 
 Progress = Callable[[int], None]  # bytes of the file read so far
 
@@ -25,7 +27,7 @@ def lines_of(path: Path, progress: Progress | None = None) -> Iterator[tuple[int
         raw.seek(0)
         binary = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         try:
-            with io.TextIOWrapper(binary, encoding="utf-8") as text:
+            with io.TextIOWrapper(binary, encoding="utf-8-sig") as text:  # some editors mark their files
                 for number, line in enumerate(text, 1):
                     if progress is not None and number % PROGRESS_LINES == 0:
                         progress(raw.tell())
@@ -42,6 +44,8 @@ def parse(line: str, path: Path, number: int) -> dict[str, Any]:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise TraceError(path, number, f"not JSON ({error.msg}); one object a line") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
+        raise TraceError(path, number, f"nothing that a trace holds: {error}") from error
     if not isinstance(value, dict):
         raise TraceError(path, number, f"{type(value).__name__} instead of an object; one object a line")
     return value
@@ -49,4 +53,15 @@ def parse(line: str, path: Path, number: int) -> dict[str, Any]:
 
 def is_number(value: object) -> bool:
     """Whether this is a finite number, and not one of JSON's truth values."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and abs(value) <= sys.float_info.max  # type: ignore[operator]  # false for NaN
+
+
+def is_count(value: object) -> bool:
+    """Whether this is a whole number, not below 0, of which a float holds every one before it."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def are_names(values: Iterable[object]) -> bool:
+    """Whether each of these can name a block."""
+    return set(map(type, values)) <= {int, str}

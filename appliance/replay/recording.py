@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...tiers.block import Urgency
-from .lines import is_number, parse
+from .lines import are_names, is_count, is_number, parse
 from .traces import SessionHint, Trace, TraceBuilder, TraceError, TraceNamespace
 
 HEADER_KEY = "kvtier_recording"
@@ -33,6 +33,7 @@ FORMAT_VERSION = 1
 NAME_BYTES = 8  # of a block's or session's name in the file: a billion blocks collide with 3 % chance
 KEY_BYTES = 32
 NEVER = float("inf")
+MAX_BLOCK_TOKENS = 1 << 20  # no geometry has more
 URGENCIES = {urgency.name.lower(): urgency for urgency in Urgency}
 
 
@@ -121,7 +122,7 @@ def read_recording(lines: Iterable[tuple[int, str]], path: Path) -> Trace:
     would have computed it; what was missing then is put when the recording says so.
     """
     builder = TraceBuilder(path.name, path)
-    namespaces: dict[int, tuple[int, int]] = {}  # by number: index and block_tokens
+    namespaces: dict[int, tuple[int, int]] = {}  # by number: index, block_tokens
     for number, line in lines:
         record = parse(line, path, number)
         if HEADER_KEY in record:
@@ -130,13 +131,15 @@ def read_recording(lines: Iterable[tuple[int, str]], path: Path) -> Trace:
                 raise TraceError(path, number, message)
         elif "block_tokens" in record:
             tokens, num_bytes = record["block_tokens"], record.get("block_bytes", 0)
-            if type(tokens) is not int or tokens <= 0 or type(num_bytes) is not int or num_bytes < 0:
+            if not is_count(tokens) or not 0 < tokens <= MAX_BLOCK_TOKENS or not is_count(num_bytes):
                 raise TraceError(path, number, "block_tokens and block_bytes are counts; the file was edited")
             index = builder.add_namespace(TraceNamespace(tokens, num_bytes))
-            namespaces[record.get("namespace", 0)] = (index, tokens)
+            namespaces[_namespace_of(record, path, number)] = (index, tokens)
         elif record.get("op") == "session":
             _read_session(builder, record, path, number)
-        elif "lost" not in record:
+        elif "lost" in record:
+            builder.num_lost += record["lost"] if is_count(record["lost"]) else 0
+        else:
             _read_access(builder, namespaces, record, path, number)
     return builder.build()
 
@@ -144,12 +147,13 @@ def read_recording(lines: Iterable[tuple[int, str]], path: Path) -> Trace:
 def _read_session(builder: TraceBuilder, record: dict[str, Any], path: Path, number: int) -> None:
     name, session = record.get("urgency"), record.get("session")
     num_decoded, back_in_s = record.get("num_decoded_tokens", 0), record.get("back_in_s", NEVER)
-    numbers = (record.get("at"), num_decoded, 0 if back_in_s == NEVER else back_in_s)
-    if name not in URGENCIES or not isinstance(session, str) or not all(map(is_number, numbers)):
+    is_right = is_number(record.get("at")) and is_count(num_decoded) and isinstance(session, str)
+    is_right &= isinstance(back_in_s, int | float) and 0 <= back_in_s <= NEVER
+    if not is_right or not isinstance(name, str) or name not in URGENCIES:
         message = f"no session: it has at, session, and an urgency of {', '.join(URGENCIES)}"
         raise TraceError(path, number, message)
     urgency = URGENCIES[name]
-    hint = SessionHint(urgency, int(num_decoded), back_in_s, urgency is Urgency.ENDED)
+    hint = SessionHint(urgency, num_decoded, back_in_s, urgency is Urgency.ENDED)
     at_s = record["at"]
     builder.add(at_s, (), num_tokens=0, num_asked=0, num_filled=0, session=session, hint=hint, line=number)
 
@@ -161,12 +165,16 @@ def _read_access(
     path: Path,
     number: int,
 ) -> None:
-    blocks, op = record.get("blocks"), record.get("op")
+    blocks, op, parent = record.get("blocks"), record.get("op"), record.get("parent")
+    session = record.get("session", "")
     if op not in ("ask", "put") or not is_number(record.get("at")) or not isinstance(blocks, list):
         raise TraceError(path, number, "no access: it has at, op (ask or put), namespace and blocks")
-    if record.get("namespace") not in namespaces:
-        raise TraceError(path, number, f"namespace {record.get('namespace')} is described nowhere before")
-    index, block_tokens = namespaces[record["namespace"]]
+    if not are_names(blocks if parent is None else [parent, *blocks]) or not isinstance(session, str):
+        raise TraceError(path, number, "blocks, parent and session are texts; the file was edited")
+    name = _namespace_of(record, path, number)
+    if name not in namespaces:
+        raise TraceError(path, number, f"namespace {name} is described nowhere before")
+    index, block_tokens = namespaces[name]
     num_asked = len(blocks) if op == "ask" else 0
     num_found = record.get("num_found", 0) if op == "ask" else len(blocks)
     if type(num_found) is not int or not 0 <= num_found <= len(blocks):
@@ -177,8 +185,15 @@ def _read_access(
         num_tokens=num_asked * block_tokens,
         num_asked=num_asked,
         num_filled=num_found,
-        parent=record.get("parent"),
-        session=record.get("session", ""),
+        parent=parent,
+        session=session,
         namespace=index,
         line=number,
     )
+
+
+def _namespace_of(record: dict[str, Any], path: Path, number: int) -> int:
+    name = record.get("namespace", 0)
+    if not is_count(name):
+        raise TraceError(path, number, f"namespace is {name!r}; it is a number")
+    return int(name)

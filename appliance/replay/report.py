@@ -17,9 +17,10 @@ TIER_ORDER = [tier.label for tier in Tier]
 
 def about(trace: Trace) -> str:
     """Return one line about a trace."""
+    lost = f"; {trace.num_lost:,} accesses were lost when it was recorded" if trace.num_lost else ""
     return (
         f"{trace.name}: {trace.num_requests:,} requests, {trace.num_accesses:,} block accesses, "
-        f"{trace.num_blocks:,} distinct blocks, {format_duration(round(trace.duration_s))}"
+        f"{trace.num_blocks:,} distinct blocks, {format_duration(round(trace.duration_s))}{lost}"
     )
 
 
@@ -32,6 +33,7 @@ def plain(trace: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "num_accesses": trace.num_accesses,
             "num_blocks": trace.num_blocks,
             "duration_s": trace.duration_s,
+            "num_lost": trace.num_lost,
         },
         "outcomes": [outcome.plain() for outcome in outcomes],
     }

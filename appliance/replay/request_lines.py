@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .lines import is_number, parse
+from .lines import are_names, is_count, is_number, parse
 from .traces import SessionHint, Trace, TraceBuilder, TraceError, TraceNamespace
 
 CHAT_KEY = "chat_id"
@@ -50,7 +50,7 @@ def read_requests(
     over its session waits, and says how many tokens were decoded. Raises TraceError.
     """
     tokens = block_tokens or dialect.block_tokens
-    builder = TraceBuilder(path.name, path)
+    builder = TraceBuilder(path.name, path, "when yours name only what it holds, --content-ids")
     builder.add_namespace(TraceNamespace(tokens))
     sessions = _Sessions()
     chains = _Chains() if content_ids or dialect.has_content_ids else None
@@ -88,7 +88,7 @@ class _Sessions:
             chat, parent = str(request[CHAT_KEY]), str(request.get("parent_chat_id", -1))
             return f"chat-{self._first_chat.setdefault(chat, self._first_chat.get(parent, chat))}"
         session = request.get("session")
-        return f"request-{number}" if session is None else str(session)
+        return f"request-{number}" if session in (None, "") else str(session)
 
 
 class _Chains:
@@ -116,11 +116,11 @@ def _fields(
     if not is_number(at) or at < 0:
         message = f"timestamp is {at!r}; it is a number of {dialect.time_unit}, not below 0"
         raise TraceError(path, number, message)
-    if type(num_tokens) is not int or num_tokens < 0:
+    if not is_count(num_tokens):
         raise TraceError(path, number, f"input_length is {num_tokens!r}; it is a number of tokens")
-    if not isinstance(ids, list) or not set(map(type, ids)) <= {int, str}:
+    if not isinstance(ids, list) or not are_names(ids):
         raise TraceError(path, number, "hash_ids is a list of one number or text per block")
     num_decoded = request.get("output_length", 0)
-    if type(num_decoded) is not int or num_decoded < 0:
+    if not is_count(num_decoded):
         raise TraceError(path, number, f"output_length is {num_decoded!r}; it is a number of tokens")
     return at, num_tokens, ids, num_decoded

@@ -30,6 +30,8 @@ F64 = npt.NDArray[np.float64]
 NO_BLOCK = -1
 #: Requests of the same instant are told apart by this much, in the order in which they stand in the file.
 MIN_GAP_S = 1e-6
+#: Thirty years: beyond it a float does not tell instants apart that are half of MIN_GAP_S from each other.
+MAX_DURATION_S = 1e9
 
 
 class TraceError(ValueError):
@@ -74,6 +76,7 @@ class Trace:
     num_blocks: int  # distinct ones
     #: By request: what its session says once it is over. A request of no blocks may be only that.
     hints: Mapping[int, SessionHint] = field(default_factory=dict)
+    num_lost: int = 0  # accesses that the recorder was too slow for
 
     @property
     def num_requests(self) -> int:
@@ -121,7 +124,7 @@ class Trace:
 
     def only(self, requests: Iterable[int], name: str) -> "Trace":
         """Return these requests as a trace of their own; their times begin at 0."""
-        builder = TraceBuilder(name)
+        builder = TraceBuilder(name, name)
         for namespace in self.namespaces:
             builder.add_namespace(namespace)
         for r in requests:
@@ -143,9 +146,12 @@ class Trace:
 class TraceBuilder:
     """Collects requests in any order of time; `build` sorts, checks and packs them."""
 
-    def __init__(self, name: str, path: object = "") -> None:
+    def __init__(self, name: str, path: object = "", chain_fix: str = "") -> None:
+        """`chain_fix`: what to do, in words, where a block has two predecessors."""
         self._name = name
         self._path = path or name
+        self._chain_fix = chain_fix
+        self.num_lost = 0
         self._namespaces: list[TraceNamespace] = []
         # A block seen for the first time gets the next number.
         self._numbers: defaultdict[Hashable, int] = defaultdict()
@@ -180,14 +186,20 @@ class TraceBuilder:
         self._rows.append(row)
 
     def build(self) -> Trace:
-        """Return the trace. Raises TraceError when it is empty or a block has two predecessors."""
+        """Return the trace. Raises TraceError when it is empty, a block has two predecessors, or it is too
+        long."""
         if not self._rows:
             raise TraceError(self._path, 0, "no request in it")
+        if not self._numbers:
+            raise TraceError(self._path, 0, "no request in it names a block")
         order = sorted(range(len(self._rows)), key=lambda r: self._rows[r][0])
         rows = [self._rows[r] for r in order]
         at, num_tokens, num_asked, num_filled, parent, namespace, sessions, lines, hints = zip(
             *rows, strict=True
         )
+        if at[-1] - at[0] > MAX_DURATION_S:
+            message = "{:.3g} s after the first request, more than {:.3g}: are the times in another unit?"
+            raise TraceError(self._path, lines[-1], message.format(at[-1] - at[0], MAX_DURATION_S))
         chains = [self._chains[r] for r in order]
         first = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(chain) for chain in chains], out=first[1:])
@@ -206,6 +218,7 @@ class TraceBuilder:
             sessions,
             len(self._numbers),
             {request: hint for request, hint in enumerate(hints) if hint is not None},
+            self.num_lost,
         )
         self._check_chains(trace, lines)
         return trace
@@ -221,9 +234,10 @@ class TraceBuilder:
             position = int(wrong[0] - trace.first[request])
             message = (
                 f"block {position} of this request follows another block than where it stood before; "
-                "ids name a block and everything before it; when yours name only what it holds, --content-ids"
+                "ids name a block and everything before it"
             )
-            raise TraceError(self._path, lines[request], message)
+            fix = f"; {self._chain_fix}" if self._chain_fix else ""
+            raise TraceError(self._path, lines[request], message + fix)
 
 
 def predecessors(trace: Trace) -> I32:

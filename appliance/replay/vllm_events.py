@@ -8,7 +8,8 @@ are left out: what vLLM's own cache gave up is what a larger one behind it would
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from .traces import Trace, TraceBuilder, TraceError, TraceNamespace
 #: A stored event this long after the one before it is a new turn, not more of the same answer.
 CONTINUES_S = 5.0
 COLUMNS = ("timestamp", "event", "block_hashes", "parent_block_hash", "block_size")
+#: Ways to write that there is no block before.
+NO_PARENT = ("", "None", "null")
+MAX_FIELD_BYTES = 1 << 30  # the hashes of a long prompt; the csv module stops at 128 KiB by itself
 
 
 def read_vllm_events(lines: Iterable[tuple[int, str]], path: Path, block_tokens: int = 0) -> Trace:
@@ -30,15 +34,26 @@ def read_vllm_events(lines: Iterable[tuple[int, str]], path: Path, block_tokens:
             number = where
             yield line
 
-    rows = csv.DictReader(texts())
+    field_size_limit = csv.field_size_limit(MAX_FIELD_BYTES)
+    try:
+        return _read_rows(csv.DictReader(texts(), skipinitialspace=True), path, block_tokens, lambda: number)
+    except csv.Error as error:
+        raise TraceError(path, number, f"no CSV: {error}") from error
+    finally:
+        csv.field_size_limit(field_size_limit)
+
+
+def _read_rows(rows: "csv.DictReader[str]", path: Path, block_tokens: int, line: Callable[[], int]) -> Trace:
     missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
     if missing:
         message = f"no column {', '.join(missing)}; neither JSONL nor a CSV with {', '.join(COLUMNS)}"
-        raise TraceError(path, number, message)
+        raise TraceError(path, line(), message)
     events = _Events(path, block_tokens)
     for row in rows:
+        if row["event"] is None:
+            raise TraceError(path, line(), "a row without an event; is the file whole?")
         if row["event"] == "BlockStored":
-            events.stored(row, number)
+            events.stored(row, line())
     return events.build()
 
 
@@ -68,14 +83,19 @@ class _Events:
             at_s, tokens = float(row["timestamp"]), int(row["block_size"])
         except (TypeError, ValueError) as error:
             raise TraceError(self._path, line, f"timestamp or block_size: {error}") from error
+        if not math.isfinite(at_s):
+            raise TraceError(self._path, line, f"timestamp is {at_s}; it is a number of seconds")
         if tokens <= 0 or self._block_tokens not in (0, tokens):
-            message = f"block_size is {tokens}, was {self._block_tokens} before; one file, one block size"
+            message = f"block_size is {tokens}"
+            message += f", was {self._block_tokens} before" if self._block_tokens else ""
+            message += "; one file, one block size above 0"
             raise TraceError(self._path, line, message)
         self._block_tokens = tokens
         hashes = (row["block_hashes"] or "").split()
         if not hashes:
             raise TraceError(self._path, line, "block_hashes is empty; separate several by spaces")
         before = row["parent_block_hash"] or ""
+        before = "" if before in NO_PARENT else before
         for parent, block in zip([before, *hashes], hashes, strict=False):
             self._parent[block] = parent
         self._extend(at_s, before, hashes, line)

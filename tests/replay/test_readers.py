@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvtier.appliance.replay.readers import read_trace
+from kvtier.appliance.replay.report import about
 from kvtier.appliance.replay.traces import NO_BLOCK, Trace, TraceError
 
 from .traces import drawn, request, trace_of, write
@@ -160,3 +161,75 @@ def test_names_are_prefix_hashes_and_the_same_every_time() -> None:
     assert names == drawn(4, num_requests=20).names()
     assert len(set(names)) == trace.num_blocks
     assert {len(name) for name in names} == {32}
+
+
+RECORDING = ['{"kvtier_recording": 1}', '{"namespace": 1, "block_tokens": 16, "block_bytes": 0}']
+
+
+def access(**fields: object) -> str:
+    """Return a line of a recording."""
+    return json.dumps({"at": 0.5, "op": "ask", "namespace": 1, "blocks": ["a", "b"], "num_found": 1} | fields)
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "says"),
+    [
+        ([GOOD, GOOD.replace('"timestamp": 0', f'"timestamp": 1{"0" * 400}')], ":2:", "milliseconds"),
+        ([GOOD, GOOD.replace('"timestamp": 0', f'"timestamp": {"9" * 5000}')], ":2:", "digits"),
+        ([GOOD, '{"hash_ids": ' + "[" * 100_000], ":2:", "recursion"),
+        ([GOOD, json.dumps(request(1e13, [1]))], ":2:", "another unit"),
+        ([GOOD, json.dumps({**request(1, [1]), "output_length": 10**400})], ":2:", "output_length"),
+        ([json.dumps(request(0, [])), json.dumps(request(9, []))], "", "names a block"),
+        ([*RECORDING, access(blocks=[["a"], "b"])], ":3:", "are texts"),
+        ([*RECORDING, access(parent={"a": 1})], ":3:", "are texts"),
+        ([*RECORDING, access(session=7)], ":3:", "are texts"),
+        ([*RECORDING, access(namespace=[1])], ":3:", "namespace is [1]"),
+        ([RECORDING[0], RECORDING[1].replace("16", "1" + "0" * 30)], ":2:", "are counts"),
+        (
+            [*RECORDING, access(op="session", session="a", urgency="idle", num_decoded_tokens=-7)],
+            ":3:",
+            "no session",
+        ),
+        ([*RECORDING, access(op="session", session="a", urgency="idle", back_in_s=-1)], ":3:", "no session"),
+        ([CSV_HEADER, "nan,BlockStored,a,,16"], ":2:", "number of seconds"),
+        ([CSV_HEADER, "inf,BlockStored,a,,16"], ":2:", "number of seconds"),
+        ([CSV_HEADER, "1,BlockStored,a,,16", "2.5"], ":3:", "without an event"),
+        ([CSV_HEADER, "1,BlockStored,a,,-16"], ":2:", "above 0"),
+    ],
+)
+def test_files_that_nobody_could_replay_are_refused_with_their_line(
+    tmp_path: Path, lines: list[str], where: str, says: str
+) -> None:
+    path = write(tmp_path / "bad.txt", lines)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}{where}")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", [[GOOD], [CSV_HEADER, "1,BlockStored,a b c,,16"]])
+def test_a_byte_order_mark_and_windows_newlines_change_nothing(tmp_path: Path, lines: list[str]) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("\r\n".join(lines) + "\r\n", "utf-8-sig", newline="")
+    assert chains(read_trace(path)) == [[0, 1, 2]]
+
+
+def test_an_event_of_a_long_prompt_is_read(tmp_path: Path) -> None:
+    hashes = " ".join(str(10**18 + number) for number in range(8192))  # 131,072 tokens, 160 KB
+    trace = read_trace(write(tmp_path / "t.csv", [CSV_HEADER, f"0,BlockStored,{hashes},,16"]))
+    assert trace.num_blocks == 8192
+
+
+def test_no_parent_may_be_written_as_none(tmp_path: Path) -> None:
+    lines = [CSV_HEADER, "0,BlockStored,a,None,16", "9,BlockStored,b,null,16", "20,BlockStored,c,,16"]
+    assert chains(read_trace(write(tmp_path / "t.csv", lines))) == [[0], [1], [2]]
+
+
+def test_what_a_recorder_lost_is_known(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "t.jsonl", [*RECORDING, access(), '{"at": 1, "lost": 12}']))
+    assert trace.num_lost == 12
+    assert "12 accesses were lost" in about(trace)
+
+
+def test_a_session_without_a_name_is_one_of_its_own() -> None:
+    assert list(trace_of(request(0, [1], session=""), request(1, [2])).sessions) == ["request-1", "request-2"]
