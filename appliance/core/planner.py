@@ -100,6 +100,7 @@ class Planner:
         self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
         self.copies.on_unfit = self.pressure.archive
         self.copies.on_spilled = self.pressure.refusals.spilled
+        self.reclaim.on_full = self.pressure.refusals.full
         self.loads = Loads(self.residency, self.copies, self.pressure)
         self.prefetching = Prefetching(
             self.residency, self.copies, self.loads, self.costs, chosen.prefetcher, options

@@ -337,7 +337,7 @@ class Pressure:
         if self._residency.catalog.tier_of(row) is None:
             return INCOMPLETE
         if lower is None:
-            return "coldest, no slower tier"
+            return "coldest, nvme takes nothing" if self.refusals.is_pausing else "coldest, no slower tier"
         return "coldest" if self._residency.is_below(row, tier) else ""
 
     def _spilling_bytes(self, tier: Tier) -> int:

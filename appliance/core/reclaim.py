@@ -3,12 +3,15 @@
 The oldest sealed segment is emptied: what is worth keeping is copied forward, the rest is dropped, and the
 segment is forgotten durably before it is reused. Worth is decided per block by its last use, up to a
 budget; blocks that must not go (pinned, decoding, a child in a faster tier) are copied whatever the budget.
+When that goes for every segment, the store is full for good and says so (`on_full`): memory goes on without
+it, the coldest blocks leave, and with the last child in memory a parent on nvme may go, too.
 
 A dropped block takes its descendants with it: without it no lookup can reach them. The work is cut
 into steps of bounded size, so that no request waits for a whole segment.
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from ...tiers.block import NO_PLACE, Tier, Urgency
 from ...tiers.log import SegmentLog, record_bytes
@@ -50,6 +53,9 @@ class Reclaim:
         self._is_blocked = False
         self._is_wanted = False  # a record found no room, however many segments should be free
         self._not_before = 0.0
+        self._num_in_vain = 0  # segments in a row that were emptied and won no room
+        #: Told that there is no room and will be none until something leaves memory; refusals.py.
+        self.on_full: Callable[[], None] = lambda: None
 
     @property
     def is_busy(self) -> bool:
@@ -100,6 +106,11 @@ class Reclaim:
         is_leaving = segment >= self._log.num_segments  # of those there are ever fewer
         if not is_leaving and self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
             self._not_before = self._residency.now + FRUITLESS_PAUSE_S
+            self._num_in_vain += 1
+            if self._num_in_vain >= self._log.num_segments:
+                self.on_full()
+        else:
+            self._num_in_vain = 0
         self._residency.story.count("segments_reclaimed")
 
     # ------------------------------------------------------------------------------------ internals
@@ -161,6 +172,7 @@ class Reclaim:
                 return True
             doomed = self._subtree_to_drop(row)
             if doomed is None:
+                self.on_full()
                 return False
         is_partial = catalog.num_resident[Tier.NVME][row] < catalog.namespace_of(row).num_groups
         if is_partial and any(catalog.num_resident[tier][row] for tier in MEMORY_TIERS):

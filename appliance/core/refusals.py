@@ -4,7 +4,8 @@ A file system that went read-only, or a disk that fails every write, is still go
 not lost. But what has to be spilled before it leaves would never leave: memory would keep what it happens to
 hold, every put would wait for room until its deadline, and the same blocks would be written in vain as fast
 as the device says no. So after a few batches that it refused in a row nobody asks it for a while, and the
-coldest blocks go as where there is no slower tier.
+coldest blocks go as where there is no slower tier. The same when it is full of what must not leave it
+(reclaim.py): what memory holds keeps that there, so nothing would ever change.
 
 Rejected: giving the tier up (all that is stored there would be a miss), and doing so with the first refusal
 (a single bad sector would cost a second's worth of blocks that were acknowledged).
@@ -42,5 +43,13 @@ class Refusals:
         elif found <= REFUSED:
             self._num_in_a_row += 1
             if self._num_in_a_row >= MAX_REFUSALS:
-                self._ask_again_at = self._residency.now + PAUSE_S
-                self._residency.story.count("spills_refused")
+                self._pause("spills_refused")
+
+    def full(self) -> None:
+        """The cold store has no room, and none of what it holds may leave it."""
+        if not self.is_pausing:
+            self._pause("nvme_full")
+
+    def _pause(self, counter: str) -> None:
+        self._ask_again_at = self._residency.now + PAUSE_S
+        self._residency.story.count(counter)

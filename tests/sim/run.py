@@ -20,6 +20,7 @@ from .cold import VirtualColdStore
 from .config import Config, draw
 from .daemon import Daemon
 from .erasing import Erasing
+from .last_put import check_room
 from .oracle import Contents
 from .requests import Chain, Client
 from .tenants import Tenants
@@ -74,12 +75,16 @@ class Run:
         world = self.world
         self.crowd.open(self.daemon)
         world.after(0, self._next)
-        self._settle()
+        self.settle()
         self.daemon.check_answered()
         self._close()
-        self._settle()
+        self.settle()
         self.daemon.check_quiet()
+        for rate in self.config.rates:
+            self.config.rates[rate] = 0.0
         self._read_everything()
+        check_room(self)
+        self.daemon.check_quiet()
 
     def _daemon(self) -> Daemon:
         return Daemon(self.world, self.config, self.cold, self.contents)
@@ -105,7 +110,7 @@ class Run:
         self.tenants.check(self.daemon.planner)
         world.after(world.spread(self.config.step_s), self._next)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let everything come to rest. A cold store that is too small for what must stay in it reclaims for
         ever, once a second; after a minute that is stopped, because it is no news."""
         world = self.world
@@ -127,8 +132,6 @@ class Run:
 
     def _read_everything(self) -> None:
         """Everything that is still stored must be right, and can be had."""
-        for rate in self.config.rates:
-            self.config.rates[rate] = 0.0
         for index, identity in enumerate(self.crowd.identities):
             client = self.crowd.open_client()
             self.daemon.step(ev.ClientGone(client.number, "renamed"))
@@ -141,11 +144,11 @@ class Run:
                 acquire = Acquire(self.crowd, client, Chain(namespace_id, identity, path))
                 acquire.deadline_at, acquire.ttl_s, acquire.session_id = float("inf"), 0.0, ""
                 acquire.send()
-                self._settle()
+                self.settle()
                 acquire.release()
-                self._settle()
+                self.settle()
             self.crowd.die(client)
-            self._settle()
+            self.settle()
         self.daemon.check_quiet()
 
     # ------------------------------------------------------------------------------------ restarts

@@ -1,5 +1,6 @@
 """A cold store that takes nothing: memory goes on being a cache, and what is cold goes on being read."""
 
+from kvtier.appliance.core.reclaim import FRUITLESS_PAUSE_S
 from kvtier.appliance.core.refusals import MAX_REFUSALS, PAUSE_S
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
@@ -81,3 +82,28 @@ def test_a_fragment_that_is_too_long_is_no_refusal() -> None:
         for _ in range(MAX_REFUSALS):
             refusals.spilled([cause])
     assert not refusals.is_pausing
+
+
+def test_puts_find_room_although_nvme_is_full_of_what_must_stay() -> None:
+    """What dram has continues what nvme has, which therefore stays; so nothing of dram found room there, and
+    puts waited in vain, for ever."""
+    rig = Rig(dram_blocks=4, nvme_blocks=1, num_segments=4, min_free_segments=1)
+    beginnings, ends = hashes("a", 3), hashes("b", 3)
+    for beginning in beginnings:
+        rig.put([beginning])
+        rig.cool([beginning])
+    for beginning, end in zip(beginnings, ends, strict=True):
+        rig.put([end], parent=beginning)
+    assert [rig.where(name) for name in beginnings + ends] == [{"nvme"}] * 3 + [{"dram"}] * 3
+    rig.put(hashes("fills dram", 1))
+    call = rig.start_put(hashes("new", 1))
+    for _ in range(6):
+        rig.settle()
+        rig.tick(FRUITLESS_PAUSE_S)
+    assert list(rig.answer(call).outcomes) == [STORED]
+    assert rig.planner.story.counters["nvme_full"] == 1
+    dropped = [n for n in rig.notices if n.reason == "coldest, nvme takes nothing"]
+    assert [name for notice in dropped for name in notice.prefix_hashes] == ends[:1], (
+        "the coldest, and no more"
+    )
+    assert [rig.where(name) for name in beginnings + ends[1:]] == [{"nvme"}] * 3 + [{"dram"}] * 2
