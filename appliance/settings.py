@@ -175,10 +175,10 @@ class Tiers(_Model):
 class Watermarks(_Model):
     """When a tier makes room before it must."""
 
-    high: Fraction = 0.90
-    """Share of capacity at which spilling starts."""
+    high: Fraction = 0.95
+    """Share of a memory tier from which on its coldest blocks leave."""
     low: Fraction = 0.80
-    """Share of capacity at which spilling stops."""
+    """Share of dram from which on what is put is copied down ahead; it stays there, too."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

@@ -315,6 +315,7 @@ class Planner:
             self.retention.check_integrity,
             self.prefetching.check_integrity,
             self.resizing.check_integrity,
+            self.pressure.dirty.check_integrity,
             self.inspection.check_books,
             *(room.check_integrity for room in self.rooms.values()),
         ]

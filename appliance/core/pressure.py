@@ -1,8 +1,9 @@
 """Pressure: finding room in a tier, by giving up what is safe below and spilling what is not.
 
-A block that is also in a slower tier is *clean*: leaving costs nothing but a later promotion. Spilling
-makes blocks clean ahead of need (from the high watermark down to the low one), so that a put finds room
-without waiting for a device. Nothing acknowledged is dropped while a slower tier can take it.
+A block that is also in a slower tier is *clean*: leaving costs nothing but a later promotion. What was put
+longest ago is spilled ahead of need from the low watermark on (dirty.py), so that a put finds room without
+waiting for a device; and it stays where it is until the tier passes its high watermark. Nothing acknowledged
+is dropped while a slower tier can take it.
 
 Work is done in steps of bounded number: nobody waits while ten thousand blocks are evicted. What is left
 over is continued at the next event, or at a Tick that `is_busy` asks for.
@@ -19,6 +20,7 @@ from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, TIERS
 from .cold_quota import BEYOND_QUOTA, ColdQuota
 from .copies import Copies, Move
+from .dirty import Dirty
 from .early import EarlyLayers
 from .encodings import AS_IT_IS
 from .exits import Exits
@@ -34,6 +36,8 @@ from .victims import Victims
 MAX_STEPS = 64
 #: Fragments spilled in one batch: enough for one large write, few enough to land soon.
 MAX_SPILL_BATCH = 32
+#: Share of what may be on its way down for blocks whose room nobody needs yet.
+AHEAD_SHARE = 0.5
 
 
 class Step(Enum):
@@ -67,7 +71,7 @@ class Pressure:
         self.victims = Victims(residency)
         self.cold_quota = ColdQuota(residency, options)
         self.early = EarlyLayers(residency, options)
-        self._relieving: set[Tier] = set()
+        self.dirty = Dirty(residency)
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
         #: Moves of spills that are decided but not started, by (source, target, urgency).
@@ -149,7 +153,7 @@ class Pressure:
         return step is not Step.NOTHING or self._spilling_bytes(tier) > 0
 
     def relieve(self) -> None:
-        """Bring every memory tier from its high watermark to its low one; keep cold segments free."""
+        """Bring every memory tier to its high watermark; spill ahead; keep cold segments free."""
         self.is_busy = False
         if len(self._rooms) == 1:  # nothing has anywhere to go
             return
@@ -158,6 +162,8 @@ class Pressure:
         for tier in MEMORY_TIERS:
             if tier in self._rooms and self._lower(tier) is not None:
                 self._relieve(tier)
+        if self._lower(Tier.DRAM) is not None:
+            self._spill_ahead()
         self._reclaim.keep_free_segments()
         if self._to_archive:
             self._archive()
@@ -404,26 +410,29 @@ class Pressure:
     def _relieve(self, tier: Tier) -> None:
         """Only where there is a slower tier. Elsewhere blocks leave when their room is needed, not before."""
         room = self._rooms[tier]
-        books = room.statistics()
-        low_bytes = self.options.low_watermark * books.capacity_bytes
-        if books.taken_bytes > self.options.high_watermark * books.capacity_bytes:
-            self._relieving.add(tier)
-        if tier not in self._relieving:
-            return
+        high_bytes = self.options.high_watermark * room.statistics().capacity_bytes
         num_left = 0
         while num_left < MAX_STEPS:
-            taken_bytes = room.statistics().taken_bytes
-            if taken_bytes <= low_bytes:
-                self._relieving.discard(tier)
-                return
-            if taken_bytes - self._spilling_bytes(tier) <= low_bytes:
-                return  # enough is on its way
+            if room.statistics().taken_bytes - self._spilling_bytes(tier) <= high_bytes:
+                return  # low enough, or enough is on its way
             step, num_blocks = self._give_up(tier, 1, domain=None)
             self._exits.flush()
             if step is Step.NOTHING:
                 return
             num_left += num_blocks
         self.is_busy = True
+
+    def _spill_ahead(self) -> None:
+        """Copy down what was put into dram longest ago. It stays there, too."""
+        max_spilling_bytes = AHEAD_SHARE * self.options.max_spill_bytes
+        while self._spilling_bytes(Tier.DRAM) < max_spilling_bytes:
+            row = self.dirty.oldest(self.options.low_watermark)
+            if row == NO_ROW:
+                return
+            is_admitted = self._is_worth_keeping(row, Tier.NVME) and self.cold_quota.admits(row)
+            if is_admitted and not self._spill(row, Tier.DRAM, Urgency.ENDED, target=Tier.NVME):
+                return
+            self.dirty.pop()
 
     def _archive(self) -> None:
         catalog = self._residency.catalog

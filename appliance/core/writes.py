@@ -202,6 +202,7 @@ class Writes:
             new = [row for row, outcome in outcomes if outcome == PutOutcome.STORED]
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
         self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
+        self._pressure.dirty.put(new)
         if self.is_closed:  # whoever drains had looked for what only memory holds before these were there
             for row in rows:
                 self._pressure.archive(row)

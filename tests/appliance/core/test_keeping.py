@@ -1,4 +1,4 @@
-"""Who stays and who leaves: pins, sessions, children, watermarks, reclaim, drain, recovery."""
+"""Who stays and who leaves: pins, sessions, children, reclaim, drain, recovery."""
 
 from collections import Counter
 
@@ -111,17 +111,6 @@ def test_a_fork_holds_what_its_parent_holds() -> None:
     call = rig.call()
     rig.do(ev.SessionForked(call, CLIENT, "s", "t"))
     assert rig.answer(call).count == 2
-
-
-def test_spilling_begins_at_the_high_watermark_and_ends_at_the_low_one() -> None:
-    rig = Rig(dram_blocks=10, nvme_blocks=10, high_watermark=0.7, low_watermark=0.5)
-    for number in range(7):
-        rig.put(hashes(str(number), 1))
-    assert not any(copy.target is Tier.NVME for copy in rig.started)
-    rig.put(hashes("7", 1))
-    rig.settle()
-    blocks = [hashes(str(number), 1)[0] for number in range(8)]
-    assert [rig.where(block) for block in blocks] == [{"nvme"}] * 3 + [{"dram"}] * 5
 
 
 def test_a_tier_that_is_lost_is_not_read_and_comes_back() -> None:
