@@ -13,6 +13,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ..tiers.block import Tier
@@ -67,13 +68,17 @@ class Daemon:
         limits = settings.limits
         self.settings = settings
         self.assembly = assembly
-        self.planner = Planner(
-            settings.planner_options(),
-            assembly.rooms,
-            policies=settings.policy.choice(),
-            shared=assembly.shared_tiers,
-            secret=secrets.token_bytes(32),
-        )
+        try:
+            self.planner = Planner(
+                settings.planner_options(),
+                assembly.rooms,
+                policies=settings.policy.choice(),
+                shared=assembly.shared_tiers,
+                secret=secrets.token_bytes(32),
+            )
+        except ValueError as problem:  # as build in policies/registry.py says
+            raise StartError(f"policy: {problem}") from problem
+        self.planner.on_policy_failed = partial(log.error, "%s; %s")
         self.events = EventLog(limits.max_block_events)
         self.appliance = Appliance(
             self.planner,

@@ -12,8 +12,21 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from ..policies.registry import ADMISSION, EVICTION, PREFETCH, Factory, PolicyChoice, UnknownPolicy, resolve
+from ..policies.costs import CostModel
+from ..policies.registry import (
+    ADMISSION,
+    EVICTION,
+    PREFETCH,
+    Factory,
+    PolicyChoice,
+    UnknownPolicy,
+    build,
+    resolve,
+)
 from ..tiers.block import Tier
+from .core.catalog import Catalog
+from .core.options import PlannerOptions
+from .core.policy_facts import PolicyFacts
 from .settings_fields import refuse
 
 DEFAULT = PolicyChoice(eviction="urgency")
@@ -50,8 +63,8 @@ class Policy(_Model):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        self._check("eviction", EVICTION, self.eviction)
-        self._check("admission", ADMISSION, self.admission)
+        self._check("eviction", EVICTION, self.eviction, is_needed=True)
+        self._check("admission", ADMISSION, self.admission, is_needed=True)
         self._check("prefetch", PREFETCH, self.prefetch)
         known_tiers = [tier.label for tier in (Tier.HBM, Tier.DRAM, Tier.NVME)]
         for label, of_tier in self.tiers.items():
@@ -59,14 +72,35 @@ class Policy(_Model):
                 refuse("tiers", f"no tier {label!r}; known: {', '.join(known_tiers)}")
             self._check("tiers", EVICTION, of_tier.eviction)
             self._check("tiers", ADMISSION, of_tier.admission)
+        known_names = sorted({*EVICTION, *ADMISSION, *PREFETCH, *self._own()})
+        for name in self.options:
+            if name not in known_names:
+                refuse("options", f"no policy {name!r} has options; known: {', '.join(known_names)}")
         return self
 
-    def _check(self, key: str, known: Mapping[str, Factory], name: str) -> None:
+    def _own(self) -> set[str]:
+        """Return the administrator's own policies."""
+        named = [self.eviction, self.admission, self.prefetch]
+        named += [name for of in self.tiers.values() for name in (of.eviction, of.admission)]
+        return {name for name in named if ":" in name}
+
+    def _check(self, key: str, known: Mapping[str, Factory], name: str, *, is_needed: bool = False) -> None:
         try:
-            if name:
+            if name or is_needed:
                 resolve(known, name, self.allowed_modules)
         except UnknownPolicy as error:
             refuse(key, str(error))
+
+    def objection(self) -> str:
+        """Build the policies as a daemon would, and forget them; return why they cannot be, empty when they
+        can. Runs the code of modules that are allowed."""
+        facts, options = PolicyFacts(Catalog(), b""), PlannerOptions()
+        costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
+        try:
+            build(self.choice(), facts, costs, dict.fromkeys((Tier.HBM, Tier.DRAM, Tier.NVME), 1 << 30))
+        except ValueError as problem:
+            return str(problem)
+        return ""
 
     def choice(self) -> PolicyChoice:
         """Return what the planner builds its policies from."""

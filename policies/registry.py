@@ -7,7 +7,7 @@ Entry points were rejected: any installed package could then change what is evic
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..tiers.block import Tier
@@ -26,8 +26,10 @@ from .base import (
 from .clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
 from .fifo import FifoEviction
 from .gdsf import GdsfEviction
+from .guarded import GuardedAdmission, GuardedEviction, GuardedPrefetcher, Report, Trouble
 from .lfu import LfuEviction
 from .lru import LruEviction
+from .options import BadPolicyOption
 from .prefetch import AnnouncedPrefetch, TurnPrefetch
 from .retained import RetainedEviction
 from .s3fifo import S3FifoEviction
@@ -59,6 +61,10 @@ PREFETCH: dict[str, Factory] = {"announced": AnnouncedPrefetch, "turns": TurnPre
 
 class UnknownPolicy(ValueError):
     """No policy of that name; the message lists those there are."""
+
+
+class BrokenPolicy(ValueError):
+    """A policy that cannot be built; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,10 @@ class PolicySet:
 
 
 def resolve(known: Mapping[str, Factory], name: str, allowed_modules: Sequence[str] = ()) -> Factory:
-    """Return the factory of a policy. Raises UnknownPolicy, saying what would be right."""
+    """Return the factory of a policy. Raises UnknownPolicy, saying what would be right.
+
+    Runs the code of a module that is allowed and was not imported before.
+    """
     if name in known:
         return known[name]
     module, _, attribute = name.partition(":")
@@ -112,6 +121,10 @@ def resolve(known: Mapping[str, Factory], name: str, allowed_modules: Sequence[s
         factory: Factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UnknownPolicy(f"cannot load policy {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # a module of somebody's own may do anything
+        raise UnknownPolicy(f"cannot load policy {name!r}: {type(error).__name__}: {error}") from error
+    if not callable(factory):
+        raise UnknownPolicy(f"cannot load policy {name!r}: it is no class")
     return factory
 
 
@@ -122,17 +135,21 @@ def build(
     capacity_bytes: Mapping[Tier, int],
     future: Future | None = None,
     shared: Mapping[str, Any] | None = None,
+    report: Report = lambda words, instead: None,
 ) -> PolicySet:
-    """Build the policies of a planner with tiers of these capacities. Raises UnknownPolicy.
+    """Build the policies of a planner with tiers of these capacities. Raises UnknownPolicy, BrokenPolicy,
+    BadPolicyOption and ReplayOnly, all of them ValueErrors.
 
-    `shared` are learners that have learned before, for those policies that want one of their name.
+    `shared` are learners that have learned before, for those policies that want one of their name. `report`
+    hears of an administrator's own policy that failed later, and was replaced (guarded.py).
     """
     shared = dict(shared or {})
 
     def make(known: Mapping[str, Factory], name: str, tier: Tier) -> Any:
         options = dict(choice.options.get(name, {}))
         surroundings = Surroundings(facts, costs, tier, capacity_bytes[tier], options, shared, future)
-        return resolve(known, name, choice.allowed_modules)(surroundings)
+        factory = resolve(known, name, choice.allowed_modules)
+        return factory(surroundings) if name in known else _own(factory, name, surroundings, known, report)
 
     chosen: dict[Tier, EvictionPolicy] = {
         tier: make(EVICTION, choice.eviction_for(tier), tier) for tier in capacity_bytes if tier < Tier.NVME
@@ -143,3 +160,33 @@ def build(
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
     policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]
     return PolicySet(evictions, admissions, prefetcher, [*learners, *policies], shared)
+
+
+def _own(
+    factory: Factory,
+    name: str,
+    surroundings: Surroundings,
+    known: Mapping[str, Factory],
+    report: Report,
+) -> Any:
+    """Build a policy of an administrator's own, behind its guard. Raises BrokenPolicy, BadPolicyOption."""
+    try:
+        policy = factory(surroundings)
+    except BadPolicyOption:
+        raise
+    except Exception as error:
+        raise BrokenPolicy(f"policy {name!r} cannot be built: {type(error).__name__}: {error}") from error
+    contract = EvictionPolicy if known is EVICTION else AdmissionPolicy if known is ADMISSION else Prefetcher
+    asked = [one for one in dir(contract) if not one.startswith("_")]
+    if missing := [one for one in asked if not callable(getattr(policy, one, None))]:
+        raise BrokenPolicy(
+            f"policy {name!r} has no {', '.join(missing)}; derive it from {contract.__name__} of "
+            "kvtier.policies.base"
+        )
+    if known is EVICTION:
+        standby = LruEviction(replace(surroundings, options={}))
+        trouble = Trouble(name, "lru goes on with its candidates", report)
+        return GuardedEviction(policy, standby, surroundings.facts, trouble)
+    if known is ADMISSION:
+        return GuardedAdmission(policy, Trouble(name, "everything is admitted", report))
+    return GuardedPrefetcher(policy, surroundings.facts, Trouble(name, "nothing is prefetched", report))

@@ -19,6 +19,7 @@ from ..settings_live import Change, is_live
 from ..settings_migrations import CannotMigrate, YamlError
 from ..settings_migrations import migrate as migrate_text
 from ..settings_origin import DEFAULT
+from ..settings_sources import Problem
 from .output import console, print_json
 from .settings_options import Refused, load_traced, settings_options
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
@@ -42,7 +43,9 @@ def validate(file: Path, as_json: bool) -> None:
       kvtier policy validate /etc/kvtier/policy.yaml && kvtier policy apply /etc/kvtier/policy.yaml
     """
     try:
-        Settings.load(file, {})
+        written, settings = Settings.load_traced(file, {})
+        if objection := settings.policy.objection():
+            raise SettingsError([Problem(written.source_of(("policy",)), "policy", objection)])
     except SettingsError as error:
         if not as_json:
             raise Refused(str(error)) from error

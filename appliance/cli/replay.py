@@ -177,7 +177,16 @@ def read(path: Path, block_tokens: int, content_ids: bool, first: int | None) ->
 def run(
     trace: Trace, setups: Sequence[Setup], jobs: int | None, speeds: dict[str, EdgeSpeed]
 ) -> list[Outcome]:
-    """Replay with a bar of progress per setup."""
+    """Replay with a bar of progress per setup. Raises Failed."""
+    try:
+        return _run(trace, setups, jobs, speeds)
+    except ValueError as error:  # policies that cannot be built, or an administrator's own that failed
+        raise Failed(str(error)) from error
+
+
+def _run(
+    trace: Trace, setups: Sequence[Setup], jobs: int | None, speeds: dict[str, EdgeSpeed]
+) -> list[Outcome]:
     with _bar() as progress:
         tasks: list[TaskID] = [progress.add_task(setup.label, total=trace.num_requests) for setup in setups]
 

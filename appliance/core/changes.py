@@ -91,7 +91,15 @@ class Changes:
     def _build(self, choice: PolicyChoice, shared: Mapping[str, Any]) -> PolicySet:
         planner = self._planner
         capacities = {tier: room.statistics().capacity_bytes for tier, room in planner.rooms.items()}
-        return build(choice, planner.facts, planner.costs, capacities, planner.future, shared)
+        return build(
+            choice,
+            planner.facts,
+            planner.costs,
+            capacities,
+            planner.future,
+            shared,
+            planner.policy_failed,
+        )
 
     def _adopt(self, choice: PolicyChoice) -> None:
         """Put the policies of `choice` in the place of those there are."""

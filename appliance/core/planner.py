@@ -90,7 +90,11 @@ class Planner:
         capacities = {tier: room.statistics().capacity_bytes for tier, room in rooms.items()}
         self.choice = policies or PolicyChoice()
         self.future = future
-        chosen = self.policies = build(self.choice, self.facts, self.costs, capacities, future)
+        #: Told in words when an administrator's own policy fails and another one takes its place.
+        self.on_policy_failed: Callable[[str, str], None] = lambda words, instead: None
+        chosen = self.policies = build(
+            self.choice, self.facts, self.costs, capacities, future, report=self.policy_failed
+        )
         self.residency = Residency(self.catalog, rooms, chosen, self.story, self.facts)
         self.copies = Copies(self.residency)
         self.costs.queued_bytes = lambda tier: self.copies.urgent_bytes.get((tier, Tier.DRAM), 0)
@@ -294,6 +298,11 @@ class Planner:
         if ignored:
             self.story.count("learned_ignored", len(ignored))
         return ignored
+
+    def policy_failed(self, words: str, instead: str) -> None:
+        """An administrator's own policy failed, and another one took its place."""
+        self.story.count("policies_failed")
+        self.on_policy_failed(words, instead)
 
     def domain_number(self, name: str) -> int:
         """Return the number that rooms and indexes know an isolation domain by."""

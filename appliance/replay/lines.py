@@ -53,8 +53,9 @@ def parse(line: str, path: Path, number: int) -> dict[str, Any]:
 
 def is_number(value: object) -> bool:
     """Whether this is a finite number, and not one of JSON's truth values."""
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and abs(value) <= sys.float_info.max  # type: ignore[operator]  # false for NaN
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max  # false for NaN
 
 
 def is_count(value: object) -> bool:

@@ -147,9 +147,9 @@ def read_recording(lines: Iterable[tuple[int, str]], path: Path) -> Trace:
 def _read_session(builder: TraceBuilder, record: dict[str, Any], path: Path, number: int) -> None:
     name, session = record.get("urgency"), record.get("session")
     num_decoded, back_in_s = record.get("num_decoded_tokens", 0), record.get("back_in_s", NEVER)
-    is_right = is_number(record.get("at")) and is_count(num_decoded) and isinstance(session, str)
+    is_right = is_number(record.get("at")) and is_count(num_decoded) and isinstance(name, str)
     is_right &= isinstance(back_in_s, int | float) and 0 <= back_in_s <= NEVER
-    if not is_right or not isinstance(name, str) or name not in URGENCIES:
+    if not is_right or not isinstance(session, str) or name not in URGENCIES:
         message = f"no session: it has at, session, and an urgency of {', '.join(URGENCIES)}"
         raise TraceError(path, number, message)
     urgency = URGENCIES[name]

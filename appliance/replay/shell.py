@@ -21,8 +21,13 @@ Progress = Callable[[int], None]  # requests done so far
 PROGRESS_STEP = 64
 
 
+class PolicyFailed(ValueError):
+    """An administrator's own policy raised, or answered nonsense; a daemon would go on without it."""
+
+
 class Shell:
-    """Drives one planner through one trace."""
+    """Drives one planner through one trace. Raises PolicyFailed, and ValueError for policies that cannot be
+    built."""
 
     def __init__(self, trace: Trace, setup: Setup, progress: Progress | None = None) -> None:
         self.trace = trace
@@ -33,6 +38,7 @@ class Shell:
         future: Future = TraceFuture(trace, self.names)
         rooms = rooms_for(setup.capacity_bytes, [identity.geometry for identity in identities])
         self.planner = Planner(setup.options, rooms, policies=setup.choice, future=future)
+        self.planner.on_policy_failed = _give_up
         self.results: dict[int, ev.Result] = {}  # last answer per call, until somebody takes it
         self.num_refused_blocks = 0
         self.execute: dict[type, Callable[[Any], None]] = {ev.Reply: self._reply}
@@ -109,3 +115,7 @@ class Shell:
 
     def _reply(self, reply: ev.Reply) -> None:
         self.results[reply.call] = reply.result
+
+
+def _give_up(words: str, instead: str) -> None:
+    raise PolicyFailed(words)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvtier.appliance.errors import StartError
 from kvtier.appliance.settings_origin import Origin
 
 from ..appliance.loops import DaemonThread
@@ -44,6 +45,20 @@ def test_validate_says_nothing_or_everything(policy: Path, tmp_path: Path) -> No
     assert {problem["path"] for problem in answer["problems"]} == {"leases.ttl", "limits.max_client"}
     assert answer["problems"][0]["source"].startswith(f"{wrong}:")
     assert run("policy", "validate", str(tmp_path / "absent.yaml")).exit_code == 2
+
+
+def test_validate_builds_the_policies(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("policy: {eviction: urgency, options: {urgency: {objektive: seconds}}}\n")
+    result = run("policy", "validate", str(wrong))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{wrong}:1: policy: policy 'urgency' has one option, objective" in result.stderr
+
+
+def test_a_daemon_says_why_its_policies_cannot_be_built(policy: Path) -> None:
+    policy.write_text(policy.read_text() + "policy: {eviction: clairvoyant}\n")
+    with pytest.raises(StartError, match="policy: policy 'clairvoyant' works in `kvtier replay` only"):
+        DaemonThread(Origin(policy, {}).load()).__enter__()
 
 
 def test_show_names_the_source_of_every_value(policy: Path) -> None:
