@@ -6,6 +6,8 @@ of every block of a long prompt. The tail of a chain goes before its head withou
 candidate only when none of its children is left.
 """
 
+from collections.abc import Sequence
+
 from ..tiers.block import Urgency
 from .base import Surroundings
 from .options import read_numbers
@@ -13,6 +15,7 @@ from .priced import PricedEviction
 
 #: Blocks of finished sessions are priced as if they had last been used this long ago: 30 years.
 ENDED_DISCOUNT_S = 1e9
+ENDED = int(Urgency.ENDED)
 
 
 class LruEviction(PricedEviction):
@@ -25,4 +28,12 @@ class LruEviction(PricedEviction):
     def price(self, row: int, now: float) -> float:
         """Return when the block was used last."""
         last_used = self._facts.last_used[row]
-        return last_used - ENDED_DISCOUNT_S if self._facts.urgency[row] == Urgency.ENDED else last_used
+        return last_used - ENDED_DISCOUNT_S if self._facts.urgency[row] == ENDED else last_used
+
+    def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
+        """Return how many of these blocks, from the first one on, cost at most `price`."""
+        last_used = self._facts.last_used
+        for number, row in enumerate(rows):
+            if last_used[row] > price and self.price(row, now) > price:
+                return number
+        return len(rows)

@@ -113,6 +113,10 @@ class SlotPool:
             for index, place in enumerate(places):
                 self.release(place, sizes[index % len(sizes)])
             return
+        number = extent_of(places[0]) if places else -1
+        if places and number == extent_of(min(places)) == extent_of(max(places)):
+            self._release_equal(number, [place & 0xFFFF_FFFF for place in places], sizes[0])
+            return
         of_extent: dict[int, list[int]] = {}
         number, slots = -1, []
         for place in places:
@@ -284,9 +288,8 @@ class SlotPool:
             for slot in slots:
                 self.release(place_of(number, slot), num_bytes)
             return
-        for slot in slots:
-            reserved_bytes = taken.pop(slot, None)
-            assert reserved_bytes == num_bytes, f"slot {number}/{slot} was taken for {reserved_bytes}"
+        released = list(map(taken.pop, slots))
+        assert released.count(num_bytes) == len(slots), f"extent {number}: not all of {num_bytes} bytes"
         extent.free += slots
         self._taken_bytes -= extent.slot_bytes * len(slots)
         self._payload_bytes -= num_bytes * len(slots)

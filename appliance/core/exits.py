@@ -48,7 +48,8 @@ class Exits:
         self._tier = tier
         self._rows += rows
         # As safe as the leaf means as stored as the leaf: either all of them are elsewhere, or none is.
-        if catalog.is_only_in(victim.row, tier):
+        is_only_here = catalog.is_only_in(victim.row, tier)
+        if is_only_here:
             self._nowhere += rows
         num_resident, names = catalog.num_resident[tier], catalog.prefix_hash
         for row in rows:
@@ -56,7 +57,7 @@ class Exits:
         taken = [names[row] for row in rows]
         residency.story.tell_many(residency.now, taken, EVICTED_FROM[tier], reason, residency.verdict(victim))
         residency.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
-        self._leave_parent(rows[0], rows[-1], tier)
+        self._leave_parent(rows[-1], tier, is_only_here)
         return len(rows)
 
     def flush(self) -> None:
@@ -121,14 +122,15 @@ class Exits:
         num_above = policy.num_no_dearer(run[1:], victim.price, residency.now) if len(run) > 1 else 0
         return run[: 1 + num_above]
 
-    def _leave_parent(self, leaf: int, top: int, tier: Tier) -> None:
-        """The block above a run has one child less; it may be the next victim."""
+    def _leave_parent(self, top: int, tier: Tier, is_forgotten: bool) -> None:
+        """The block above a run has one child less; it may be the next victim. `is_forgotten`: the run is in
+        no other tier."""
         residency = self._residency
         catalog = residency.catalog
         parent = catalog.parent[top]
         if parent == NO_ROW:
             return
-        if catalog.is_only_in(leaf, tier):
+        if is_forgotten:
             catalog.unlink(top)
         self._parents.append(parent)
         children = catalog.num_children_placed[tier]

@@ -67,7 +67,7 @@ class PutJob:
         self._fresh: list[FreshRun] = []
         self._taken: list[tuple[int, int]] = []
         self._spans: Sequence[tuple[int, int]] | None = None
-        self._copying: set[int] = set()  # fragments whose bytes are on their way
+        self._num_copying = 0  # fragments whose bytes are on their way
         self._parent = self._find_parent()
 
     @property
@@ -313,7 +313,7 @@ class PutJob:
         fresh, self._fresh = self._fresh, []
         for run in fresh:
             spans = self._spans[run.first_block : run.first_block + len(run.rows)]
-            self._copying.update(run.fragments)
+            self._num_copying += len(run.fragments)
             self._copies.start_run(run, spans, Urgency.PREFILL, self.client.id, self)
         if self._taken:
             self._copy_single(self._spans)
@@ -329,13 +329,13 @@ class PutJob:
             )
             for block, fragment in self._taken
         ]
-        self._copying.update([fragment for _, fragment in self._taken])
+        self._num_copying += len(moves)
         self._taken = []
         self._copies.start(None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, owner=self)
 
     def landed(self, fragment: int, cause: Cause | None) -> None:
         """The copy of one fragment ended."""
-        self._copying.remove(fragment)
+        self._num_copying -= 1
         if cause is not None:
             row = self._residency.catalog.block_of[fragment]
             # A block that waits for room for its other fragments is not among the decided ones yet; one for
@@ -345,16 +345,13 @@ class PutJob:
             for block in blocks:
                 if block < len(self.outcomes):
                     self.outcomes[block] = PutOutcome.FAILED
-        if not self._copying:
+        if not self._num_copying:
             self._finish_if_landed()
 
     def landed_run(self, fragments: Sequence[int]) -> None:
         """The copies of many fragments ended well."""
-        if len(fragments) == len(self._copying):
-            self._copying.clear()
-        else:
-            self._copying.difference_update(fragments)
-        if not self._copying:
+        self._num_copying -= len(fragments)
+        if not self._num_copying:
             self._finish_if_landed()
 
     # ---------------------------------------------------------------------------------------- end
@@ -384,7 +381,7 @@ class PutJob:
             self._residency.fail(fragment, Tier.DRAM, Cause.CANCELLED)
 
     def _finish_if_landed(self) -> None:
-        if self.is_done or not self.is_decided or self._copying:
+        if self.is_done or not self.is_decided or self._num_copying:
             return
         if self._spans is None and self.outcomes.count(PutOutcome.NEEDED):
             return

@@ -258,7 +258,8 @@ class Reads:
         client = self._desk.client(event.client)
         if namespace is None or client is None or namespace.identity.domain != client.domain:
             return
-        rows = [row for h in event.prefix_hashes if (row := namespace.rows.get(h, NO_ROW)) != NO_ROW]
+        shards = namespace.rows.shards
+        rows = [row for h in event.prefix_hashes if (row := shards[h[0]].get(h, NO_ROW)) >= 0]
         for chain in _chains(self._residency.catalog, rows):
             self._use(chain, event.client, event.session_id, None, len(chain))
 
@@ -312,5 +313,7 @@ class Reads:
 def _chains(catalog: Catalog, rows: list[int]) -> list[list[int]]:
     """Cut rows where one does not continue the row before it: clients report several gets at once."""
     parent = catalog.parent
+    if [parent[row] for row in rows[1:]] == rows[:-1]:
+        return [rows] if rows else []
     cuts = [index for index in range(1, len(rows)) if parent[rows[index]] != rows[index - 1]]
-    return [rows[first:last] for first, last in pairwise([0, *cuts, len(rows)])] if rows else []
+    return [rows[first:last] for first, last in pairwise([0, *cuts, len(rows)])]

@@ -151,17 +151,11 @@ class Sessions:
 
     def rows(self, session: Session) -> list[int]:
         """Return the rows of the session's blocks that still exist; forgets the others."""
-        catalog = self._residency.catalog
-        serial, names = catalog.serial, catalog.prefix_hash
-        rows, gone = [], []
-        for handle in session.blocks:  # Catalog.row_of for each: long prompts have many
-            row = handle & 0xFFFF_FFFF
-            if serial[row] == handle >> 32 and names[row]:
-                rows.append(row)
-            else:
-                gone.append(handle)
-        for handle in gone:
-            del session.blocks[handle]
+        serial = self._residency.catalog.serial
+        # Catalog.row_of for each: long prompts have many. A row that was freed has another serial since then.
+        rows = [h & 0xFFFF_FFFF for h in session.blocks if serial[h & 0xFFFF_FFFF] == h >> 32]
+        if len(rows) < len(session.blocks):
+            session.blocks = dict.fromkeys([serial[row] << 32 | row for row in rows])
         return rows
 
     def client_gone(self, client: int) -> None:

@@ -1,6 +1,5 @@
 """Requests that write: reserve, commit, abort."""
 
-from collections.abc import Sequence
 from operator import itemgetter
 
 from ...policies.base import Use
@@ -11,7 +10,7 @@ from .copies import Copies
 from .desk import Desk
 from .events import AbortRequested, CommitRequested, ReserveRequested
 from .pressure import Pressure
-from .puts import PutJob
+from .puts import STORED, PutJob
 from .residency import Residency
 from .results import PutOutcome, PutResult, ReserveResult
 from .retention import Retention
@@ -192,14 +191,15 @@ class Writes:
         refresh_run(self._residency, rows)
         if job.request.retention:
             self._retention.apply(rows, job.request.retention)
+        readable = new = rows
+        if job.outcomes.count(STORED) < len(rows):
+            outcomes = zip(job.rows, job.outcomes, strict=False)
+            new = [row for row, outcome in outcomes if outcome == PutOutcome.STORED]
+            readable = self._readable(rows, job.namespace.num_groups)
         session = None
         if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)
-            self._sessions.attach(session, self._readable(rows, job.namespace.num_groups))
-        new: Sequence[int] = rows
-        if job.outcomes.count(PutOutcome.STORED) < len(rows):
-            outcomes = zip(job.rows, job.outcomes, strict=False)
-            new = [row for row, outcome in outcomes if outcome == PutOutcome.STORED]
+            self._sessions.attach(session, readable)
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
         self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
         self._pressure.dirty.put(new)
