@@ -207,10 +207,12 @@ class Planner:
         return self.residency.take_instructions()
 
     def _begin(self, event: ev.Event, now: float) -> None:
-        self._finish()
+        if self._is_half_done:
+            self._finish()
         self.residency.now = max(self.residency.now, now)
-        self._is_half_done, self._is_tick = True, isinstance(event, ev.Tick)
-        self._handlers[type(event)](event)
+        kind = type(event)
+        self._is_half_done, self._is_tick = True, kind is ev.Tick
+        self._handlers[kind](event)
 
     def _finish(self) -> None:
         if not self._is_half_done:

@@ -19,6 +19,8 @@ from .virtual import rooms_for
 CLIENT = 1
 Progress = Callable[[int], None]  # requests done so far
 PROGRESS_STEP = 64
+#: Bytes of what was stored, as a put's result has them.
+STORED, DEDUPLICATED = bytes([ev.PutOutcome.STORED]), bytes([ev.PutOutcome.DEDUPLICATED])
 
 
 class PolicyFailed(ValueError):
@@ -105,8 +107,8 @@ class Shell:
     def count_refused(self, result: ev.Result) -> None:
         """Note the blocks of a put that were not taken."""
         if isinstance(result, ev.PutResult):
-            stored = (ev.PutOutcome.STORED, ev.PutOutcome.DEDUPLICATED)
-            self.num_refused_blocks += len(result.outcomes) - sum(map(result.outcomes.count, stored))
+            count = result.outcomes.count
+            self.num_refused_blocks += len(result.outcomes) - count(STORED) - count(DEDUPLICATED)
 
     def capacities(self) -> dict[str, int]:
         """Return the size of every tier by name."""
