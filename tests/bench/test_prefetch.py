@@ -29,7 +29,7 @@ def arguments(tmp_path: Path) -> argparse.Namespace:
         trace=trace,
         requests=0,
         every=1,
-        dram="40%",
+        dram="30%",
         queue=0.1,
         tool=1000.0,
         error=1.0,
@@ -49,7 +49,7 @@ def test_the_oracle_has_there_what_may_be_there(arguments: argparse.Namespace) -
     nothing, oracle = row_of("nothing ahead", arguments), row_of("oracle", arguments)
     assert (nothing["there"], nothing["begun"]) == (0.0, 0.0)
     assert nothing["wait p50"] > 0.01, "it has to come from nvme"
-    assert oracle["there"] == pytest.approx(6 / 13), "3 of 6 and 3 of 7 blocks: a quarter of dram's 13 blocks"
+    assert oracle["there"] == pytest.approx(4 / 13), "2 of 6 and 2 of 7 blocks: a quarter of dram's 10 blocks"
     assert oracle["wasted"] == 0.0
     assert oracle["wait p50"] < nothing["wait p50"]
 
