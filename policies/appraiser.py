@@ -10,7 +10,6 @@ Who is in which stretch, and why, is the forecast's business (forecast.py).
 """
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -19,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of, steps_of
-from .hazard import Hazards, Observations
-from .stretches import I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
+from .hazard import Hazards, Observations, parts_of
+from .stretches import DESCRIPTION, I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
 from .visits import (
     GAPS_ON_LINE,
     LINES,
@@ -56,8 +55,13 @@ KEPT_CHANCE = 0.9
 KEPT_SHARE = 0.25
 SLACK_S = 0.5
 
+#: The last place between two prices.
+LAST_AHEAD = NUM_PRICES - 1.001
+
 _NEXT_STEPS = np.arange(NUM_PRICES)
 _ALL_STEPS: F64 = np.arange(NUM_STEPS, dtype=np.float64)
+_ENDS_S: list[float] = EDGES_S[1:].tolist()  # of bins; a float of numpy's is slow to reckon with
+_WEIGHTS = [math.sqrt(number / WEIGHT_BLOCKS) for number in range(MAX_WEIGHT_BLOCKS + 1)]
 
 I8 = npt.NDArray[np.int8]
 FloatOrMany = TypeVar("FloatOrMany", float, F64)
@@ -84,14 +88,16 @@ class Appraiser:
         else:
             if stretches.freshness[stretch] != PRICED:
                 self._reprice(np.array([stretch], np.int32))
-            ahead = min(max(step_of(age_s) - stretches.priced_from[stretch], 0.0), NUM_PRICES - 1.001)
+            ahead = step_of(age_s) - stretches.priced_from[stretch]
+            ahead = 0.0 if ahead < 0.0 else LAST_AHEAD if ahead > LAST_AHEAD else ahead
             whole = int(ahead)
             first = NUM_PRICES * stretch + whole
             early = stretches.prices[first]
             price = early + (ahead - whole) * (stretches.prices[first + 1] - early)
         price *= stretches.share[stretch]
-        back_at, said_at = stretches.back_at[stretch], stretches.said_at[stretch]
+        back_at = stretches.back_at[stretch]
         if back_at < math.inf:
+            said_at = stretches.said_at[stretch]
             spread_s = KEPT_SHARE * (back_at - said_at) + SLACK_S
             if now < 2 * back_at - said_at + spread_s:  # not overdue by as much again
                 return max(price, KEPT_CHANCE / (max(0.0, back_at - now) + spread_s))
@@ -148,7 +154,7 @@ class Appraiser:
     def _prices_at(self, stretches_of: I32, ahead: F64) -> F64:
         """Return what the prices that were made say of stretches that are so many steps of age behind the
         first one; the last one beyond them."""
-        ahead = np.minimum(np.maximum(ahead, 0.0), NUM_PRICES - 1.001)
+        ahead = np.minimum(np.maximum(ahead, 0.0), LAST_AHEAD)
         whole = ahead.astype(np.int32)
         first = whole + NUM_PRICES * stretches_of
         made = np.frombuffer(self._stretches.prices, np.float32)
@@ -204,8 +210,8 @@ class Appraiser:
             kind, num_uses = stretches.kind[stretch], stretches.num_uses[stretch]
             stretches.describe(
                 stretch,
-                array("h", features_of(visit, kind, num_uses, stretches.age_s[stretch])),
-                array("h", gap_bins_of(visit, kind, num_uses, stretches.known_s[stretch])),
+                features_of(visit, kind, num_uses, stretches.age_s[stretch]),
+                gap_bins_of(visit, kind, num_uses, stretches.known_s[stretch]),
             )
             if kind < PUBLIC:  # what a session says holds for its own blocks
                 stretches.share[stretch] = ENDED_FACTOR if visit.is_over else 1.0
@@ -223,29 +229,23 @@ class Appraiser:
         self._observe(stretch, number, 1.0, _weight(num_blocks))
 
     def _observe(self, stretch: int, bin_number: int, use: float, weight: float) -> None:
-        stretches = self._stretches
-        self._seen.add(
-            stretches.kind[stretch],
-            stretches.features_of(stretch),
-            stretches.gap_bins_of(stretch),
-            bin_number,
-            use,
-            weight,
-        )
+        self._seen.add(self._stretches.description_of(stretch), bin_number, use, weight)
 
     def advance(self, now: float) -> None:
         """Stretches that outlived an age bin move to the next one: observations.
 
         After a long silence there are many: what is left over is for the calls that follow.
         """
-        stretches = self._stretches
+        serials, used_at = self._stretches.serial, self._stretches.used_at
         num_left = MAX_MOVES
         for number, queue in enumerate(self._agenda):
-            latest = now - EDGES_S[number + 1]
+            if not queue:
+                continue
+            latest = now - _ENDS_S[number]
             while queue and num_left:
-                serial, stretch = queue[0], queue[1]
-                if stretches.serial[stretch] == serial:
-                    if stretches.used_at[stretch] > latest:
+                stretch = queue[1]
+                if serials[stretch] == queue[0]:
+                    if used_at[stretch] > latest:
                         break
                     self._outlive(stretch, number)
                 queue.popleft()
@@ -301,9 +301,8 @@ class Appraiser:
         if not len(numbers):
             return
         stretches = self._stretches
-        kinds = np.frombuffer(stretches.kind, np.int8)[numbers]
-        features = np.frombuffer(stretches.features, np.int16).reshape(-1, NUM_FEATURES)[numbers]
-        gap_bins = np.frombuffer(stretches.gap_bins, np.int16).reshape(-1, NUM_GAPS)[numbers]
+        described = np.frombuffer(stretches.descriptions, np.int16).reshape(-1, DESCRIPTION)[numbers]
+        kinds, features, gap_bins = parts_of(described, NUM_FEATURES)
         first_steps = bins * STEPS_PER_BIN
         first_bin = min(int(bins.min()), NUM_BINS - 1)  # who outlived them all is still in the last one
         steps = np.minimum(first_steps[:, None] + _NEXT_STEPS, NUM_STEPS - 1)
@@ -319,4 +318,4 @@ def _price_by_age(age_s: FloatOrMany) -> FloatOrMany:
 
 
 def _weight(num_blocks: int) -> float:
-    return math.sqrt(min(num_blocks, MAX_WEIGHT_BLOCKS) / WEIGHT_BLOCKS)
+    return _WEIGHTS[min(num_blocks, MAX_WEIGHT_BLOCKS)]

@@ -295,8 +295,7 @@ class Forecast(Observer):
         tip = rows[-1] if rows else parent
         num_used = self._facts.position[tip] + 1 if tip >= 0 else 0
         num_known, last_ghost = num_used, UNKNOWN
-        for number, name in enumerate(names):
-            ghost = stretches.ghosts.get(name)
+        for number, ghost in enumerate(stretches.ghosts.get_all(names)):
             if ghost:
                 num_known, last_ghost = num_used + number + 1, ghost
         num_blocks = max(num_used, use.num_asked if rows else 0, num_used + len(names))
@@ -374,8 +373,7 @@ class Forecast(Observer):
         is_whole = self._facts.position[rows[-1]] + 1 >= visit.num_blocks
         fresh: list[int] = []
         returned: dict[int, list[int]] = {}
-        for row, name in zip(rows, names, strict=True):
-            ghost = stretches.ghosts.get(name)
+        for row, name, ghost in zip(rows, names, stretches.ghosts.get_all(names), strict=True):
             if ghost and stretches.visit[ghost] is not visit:
                 returned.setdefault(ghost, []).append(row)
             else:

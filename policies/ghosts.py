@@ -11,7 +11,7 @@ stopped for 6 ms. `Ghosts` is a set of names, `Names` keeps a number with each.
 
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 NUM_SHARDS = 256
 SLACK = 64
@@ -84,6 +84,11 @@ class Names:
     def get(self, name: bytes) -> int:
         """Return the number of a name; 0 when it is not here."""
         return self._numbers[name[0]].get(name, 0)
+
+    def get_all(self, names: Iterable[bytes]) -> list[int]:
+        """Return the numbers of names, 0 for each that is not here."""
+        shards = self._numbers
+        return [shards[name[0]].get(name, 0) for name in names]
 
     def set(self, names: Sequence[bytes], number: int) -> list[int]:
         """Give names a number, and make them the youngest. Returns the numbers that some of them had."""

@@ -30,8 +30,9 @@ from old observations again (each gains where much is to be learned and loses as
 trained beforehand.
 """
 
+from array import array
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ from .ages import F64, NUM_BINS
 
 I64 = npt.NDArray[np.int64]
 Integers = npt.NDArray[np.integer[Any]]
+Whole = TypeVar("Whole", bound=np.integer[Any])
 
 PRIOR_HAZARD = 0.0474  # of a bin; its value does not change any order
 PRIOR_WEIGHT = 4.0  # observations that it counts for
@@ -73,32 +75,27 @@ class Observations:
     """What happened to stretches, bin by bin, until it is learned. Plain columns, filled one at a time."""
 
     def __init__(self) -> None:
-        self.kinds: list[int] = []
-        self.features: list[Sequence[int]] = []
-        self.gap_bins: list[Sequence[int]] = []
+        self.descriptions = array("h")  # as many numbers each: kind, features, gap bins
         self.bins: list[int] = []
         self.uses: list[float] = []
         self.weights: list[float] = []
 
-    def add(
-        self,
-        kind: int,
-        features: Sequence[int],
-        gap_bins: Sequence[int],
-        bin_number: int,
-        use: float,
-        weight: float,
-    ) -> None:
+    def add(self, description: "array[int]", bin_number: int, use: float, weight: float) -> None:
         """Note that a stretch was used in a bin (`use` 1), or outlived it (0)."""
-        self.kinds.append(kind)
-        self.features.append(features)
-        self.gap_bins.append(gap_bins)
+        self.descriptions.extend(description)
         self.bins.append(bin_number)
         self.uses.append(use)
         self.weights.append(weight)
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self.bins)
+
+
+def parts_of(
+    described: npt.NDArray[Whole], num_features: int
+) -> tuple[npt.NDArray[Whole], npt.NDArray[Whole], npt.NDArray[Whole]]:
+    """Return kinds (n,), features (n, num_features) and gap bins of descriptions, (n, all of them)."""
+    return described[:, 0], described[:, 1 : 1 + num_features], described[:, 1 + num_features :]
 
 
 class Hazards:
@@ -163,10 +160,9 @@ class Hazards:
 
     def learn(self, seen: Observations) -> None:
         """Take one step towards what was observed."""
-        kinds, bins = np.array(seen.kinds), np.array(seen.bins)
-        used, weights = np.array(seen.uses), np.array(seen.weights)
-        values = np.array(seen.features, np.int64)
-        gap_bins = np.array(seen.gap_bins, np.int64)
+        described = np.frombuffer(seen.descriptions, np.int16).astype(np.int64).reshape(len(seen), -1)
+        kinds, values, gap_bins = parts_of(described, described.shape[1] - 1 - len(self._gap_starts))
+        bins, used, weights = np.array(seen.bins), np.array(seen.uses), np.array(seen.weights)
         offsets = _OFFSETS[gap_bins, bins[:, None]] + self._gap_starts
         values = np.concatenate((values, offsets), axis=1)
         log_factor = np.clip(self._told[values].sum(axis=1), -MAX_EFFECT, MAX_EFFECT)

@@ -14,7 +14,8 @@ look at every object again and again.
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ GHOSTS_PER_BLOCK = 32
 MIN_BLOCKS = 16
 #: Whether prices were made since it was described, and are of the age bin it is in.
 UNPRICED, OUTDATED, PRICED = 0, 1, 2
+#: What hazards see of a stretch, side by side: its kind, its features, the bins of its gaps.
+DESCRIPTION = 1 + NUM_FEATURES + NUM_GAPS
 #: Steps of age that a stretch is priced at: the beginning, the middle and the end of its bin.
 NUM_PRICES = 3
 
@@ -53,8 +56,7 @@ class Stretches:
         self.num_ghosts = array("i")
         self.bin = array("b")  # the first one that is not counted as outlived
         self.visit: list[Visit | None] = []
-        self.features = array("h")  # NUM_FEATURES each
-        self.gap_bins = array("h")  # NUM_GAPS each
+        self.descriptions = array("h")  # DESCRIPTION each: kind, features, gap bins
         self.share = array("d")  # of the price that its hints leave
         self.said_at = array("d")
         self.back_at = array("d")  # announced; inf: not, or not believed
@@ -86,8 +88,7 @@ class Stretches:
             for column in self._columns():
                 column.append(0)
             self.visit.append(None)
-            self.features.extend((0,) * NUM_FEATURES)
-            self.gap_bins.extend((0,) * NUM_GAPS)
+            self.descriptions.extend((0,) * DESCRIPTION)
             self.prices.extend((0.0,) * NUM_PRICES)
         self.visit[number] = visit
         self.used_at[number] = used_at
@@ -99,18 +100,15 @@ class Stretches:
         self.renew(number)
         return number
 
-    def features_of(self, stretch: int) -> "array[int]":
-        """Return a copy of its features."""
-        return self.features[stretch * NUM_FEATURES : (stretch + 1) * NUM_FEATURES]
+    def description_of(self, stretch: int) -> "array[int]":
+        """Return a copy of its kind, features and gap bins."""
+        return self.descriptions[stretch * DESCRIPTION : (stretch + 1) * DESCRIPTION]
 
-    def gap_bins_of(self, stretch: int) -> "array[int]":
-        """Return a copy of its gap bins."""
-        return self.gap_bins[stretch * NUM_GAPS : (stretch + 1) * NUM_GAPS]
-
-    def describe(self, stretch: int, features: "array[int]", gap_bins: "array[int]") -> None:
+    def describe(self, stretch: int, features: Sequence[int], gap_bins: Sequence[int]) -> None:
         """Set its features and gap bins; its prices are out of date."""
-        self.features[stretch * NUM_FEATURES : (stretch + 1) * NUM_FEATURES] = features
-        self.gap_bins[stretch * NUM_GAPS : (stretch + 1) * NUM_GAPS] = gap_bins
+        self.descriptions[stretch * DESCRIPTION : (stretch + 1) * DESCRIPTION] = array(
+            "h", (self.kind[stretch], *features, *gap_bins)
+        )
         self.freshness[stretch] = UNPRICED
 
     def renew(self, stretch: int) -> None:
@@ -137,38 +135,45 @@ class Stretches:
                 self.num_blocks += 1
             of_row[row] = stretch
 
-    def runs(self, rows: Sequence[int]) -> Iterable[tuple[int, int, int]]:
-        """Yield (first, last + 1, stretch) of the parts of a chain that lie in one stretch each."""
-        found = self.of(np.array(rows, np.int32))
-        ends = [*(np.flatnonzero(np.diff(found)) + 1).tolist(), len(rows)]
-        stretches = found[[end - 1 for end in ends]].tolist()
-        return zip([0, *ends], ends, stretches, strict=False)
+    def runs(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Return (first, last + 1, stretch) of the parts of a chain that lie in one stretch each."""
+        of_row, num_known = self.of_row, len(self.of_row)
+        found = [of_row[row] if row < num_known else UNKNOWN for row in rows]
+        ends = [number for number in range(1, len(found)) if found[number] != found[number - 1]]
+        ends.append(len(found))
+        return [(first, end, found[first]) for first, end in pairwise((0, *ends))]
 
     def of(self, rows: I32) -> I32:
         """Return the stretches of rows."""
         of_row = self.of_row
-        highest = int(rows.max(initial=0))
-        if highest >= len(of_row):
-            of_row.extend([UNKNOWN] * (highest + GROWTH - len(of_row)))
-        found: I32 = np.frombuffer(of_row, np.int32)[rows]
+        try:
+            found: I32 = np.frombuffer(of_row, np.int32)[rows]
+        except (IndexError, ValueError):
+            of_row.extend([UNKNOWN] * (int(rows.max()) + GROWTH - len(of_row)))
+            found = np.frombuffer(of_row, np.int32)[rows]
         return found
 
     def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
         """Rows become ghosts. Blocks whose past is not known are forgotten."""
         of_row, num_known = self.of_row, len(self.of_row)
-        first, num_rows = 0, len(rows)
-        while first < num_rows:
-            stretch = of_row[rows[first]] if rows[first] < num_known else UNKNOWN
-            end = first + 1
+        group: list[bytes] = []  # names of those met last, all of one stretch
+        stretch_of_group = UNKNOWN
+        for row in rows:
+            stretch = of_row[row] if row < num_known else UNKNOWN
+            if stretch != stretch_of_group:
+                self._become_ghosts(group, stretch_of_group)
+                group, stretch_of_group = [], stretch
             if stretch:
-                of_row[rows[first]] = UNKNOWN
-                while end < num_rows and rows[end] < num_known and of_row[rows[end]] == stretch:
-                    of_row[rows[end]] = UNKNOWN
-                    end += 1
-                self.num_rows[stretch] -= end - first
-                self.num_blocks -= end - first
-                self.haunt([names[row] for row in rows[first:end]], stretch)
-            first = end
+                of_row[row] = UNKNOWN
+                group.append(names[row])
+        self._become_ghosts(group, stretch_of_group)
+
+    def _become_ghosts(self, names: Sequence[bytes], stretch: int) -> None:
+        """Blocks of a stretch are no rows any more."""
+        if names:
+            self.num_rows[stretch] -= len(names)
+            self.num_blocks -= len(names)
+            self.haunt(names, stretch)
 
     def haunt(self, names: Sequence[bytes], stretch: int) -> None:
         """Remember the names of blocks that are not stored. The oldest names make room."""

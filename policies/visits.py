@@ -51,6 +51,7 @@ SIZES = (
 )
 _STARTS = tuple(sum(SIZES[:number]) for number in range(len(SIZES)))
 NUM_FEATURES = len(SIZES)
+_SAID: dict[int, int] = {Urgency.WAITING: 1, Urgency.IDLE: 2}
 #: Gaps that an age is compared with: the last one, their mean, the mean of all since the blocks came, and the
 #: time that decoding the answer takes.
 NUM_GAPS = 4
@@ -145,17 +146,15 @@ def features_of(visit: Visit, kind: int, num_uses: int, age_s: float) -> tuple[i
 
     `age_s`: seconds since the use before; negative: they are new.
     """
-    stage = visit.stage
+    stage, num_new = visit.stage, visit.num_new
     values = [0] * NUM_FEATURES
     if kind < PUBLIC:
         values[0] = 2 + min(visit.turn - 1, MAX_TURN) if visit.turn else 1 if stage == FORK else 0
-        values[1] = 1 + stage * NUM_LOGS + _log(visit.num_new, 1, MAX_LOG)
+        values[1] = 1 + stage * NUM_LOGS + _log(num_new, 1, MAX_LOG)
         values[2] = 1 + stage * NUM_LOGS + _log(visit.num_blocks, 1, MAX_LOG)
-        values[3] = 1 + _log(visit.num_new, 2, MAX_FINE_LOG)
+        values[3] = 1 + _log(num_new, 2, MAX_FINE_LOG)
         values[4] = 1 + _log(visit.num_blocks, 2, MAX_FINE_LOG)
-        values[8] = (
-            {Urgency.WAITING: 1, Urgency.IDLE: 2}.get(Urgency(visit.silence), 0) if visit.silence else 0
-        )
+        values[8] = _SAID.get(visit.silence, 0)
         if visit.num_decoded_tokens:
             sixteens = visit.num_decoded_tokens // 16
             values[9] = 1 + stage * NUM_LOGS + _log(sixteens, 1, MAX_LOG)
@@ -163,7 +162,7 @@ def features_of(visit: Visit, kind: int, num_uses: int, age_s: float) -> tuple[i
     values[5] = 1 + stage * NUM_KINDS + kind
     values[6] = 1 + _log(num_uses, USES_PER_DOUBLING, MAX_USES_LOG)
     values[7] = 1 + bin_of(age_s) if age_s >= 0 else 0
-    return tuple(start + value if value else 0 for start, value in zip(_STARTS, values, strict=True))
+    return tuple([start + value if value else 0 for start, value in zip(_STARTS, values, strict=True)])
 
 
 def gap_bins_of(visit: Visit, kind: int, num_uses: int, known_s: float) -> tuple[int, ...]:

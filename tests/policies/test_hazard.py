@@ -1,6 +1,7 @@
 """Hazards against the same sums done one observation at a time, in plain Python, from the formulas."""
 
 import math
+from array import array
 from random import Random
 
 import numpy as np
@@ -75,9 +76,12 @@ class Sums:
         surprise: dict[object, float] = {}
         evidence: dict[object, float] = {}
         counted = []
-        for kind, features, gap_bins, number, use, weight in zip(
-            seen.kinds, seen.features, seen.gap_bins, seen.bins, seen.uses, seen.weights, strict=True
+        width = len(seen.descriptions) // len(seen)
+        for first, number, use, weight in zip(
+            range(0, len(seen.descriptions), width), seen.bins, seen.uses, seen.weights, strict=True
         ):
+            kind, *values = seen.descriptions[first : first + width]
+            features, gap_bins = values[: len(SIZES)], values[len(SIZES) :]
             risk, happened = weight * (1 - use / 2), weight * use
             expected = risk * self.hazard(kind, tuple(features), tuple(gap_bins), number)
             names = self.names(tuple(features), tuple(gap_bins), number)
@@ -122,7 +126,8 @@ def test_it_learns_what_the_formulas_say() -> None:
             gap_bins = (rng.choice((0, 1, 12, NUM_BINS)), rng.choice((0, 5)))
             number = rng.choice((0, 1, 5, 6, 7, 20, NUM_BINS - 1))
             use, weight = float(rng.random() < 0.3), rng.uniform(0.3, 2.0)
-            seen.add(rng.randrange(NUM_KINDS), features, gap_bins, number, use, weight)
+            description = array("h", (rng.randrange(NUM_KINDS), *features, *gap_bins))
+            seen.add(description, number, use, weight)
         hazards.learn(seen)
         sums.learn(seen)
         for kind in range(NUM_KINDS):
@@ -139,7 +144,7 @@ def live_through(hazards: Hazards, rng: Random, chances: dict[int, float], num: 
     seen = Observations()
     for _ in range(num):
         value = rng.choice(list(chances))
-        seen.add(0, (0, value), (0, 0), 8, float(rng.random() < chances[value]), 1.0)
+        seen.add(array("h", (0, 0, value, 0, 0)), 8, float(rng.random() < chances[value]), 1.0)
     hazards.learn(seen)
 
 

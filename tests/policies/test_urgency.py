@@ -1,6 +1,7 @@
 """The urgency policy: its arithmetic against sums done by hand, what it learns, hints, and its books."""
 
 import math
+from array import array
 from random import Random
 
 import numpy as np
@@ -23,7 +24,7 @@ from kvtier.policies.learned import pack, unpack
 from kvtier.policies.lru import LruEviction
 from kvtier.policies.options import BadPolicyOption
 from kvtier.policies.urgency import UrgencyAdmission, UrgencyEviction
-from kvtier.policies.visits import PRIVATE, SHARED_UP_TO, Visit, kind_of
+from kvtier.policies.visits import NUM_GAPS, PRIVATE, SHARED_UP_TO, Visit, kind_of
 from kvtier.policies.worth import index_at
 from kvtier.tiers.block import Urgency
 
@@ -75,7 +76,7 @@ def observe(hazards: Hazards, kind: int, feature: int, chance: float, num: int, 
     rng = Random(seed)
     seen = Observations()
     for _ in range(num):
-        seen.add(kind, (feature, 0), (0,), 8, float(rng.random() < chance), 1.0)
+        seen.add(array("h", (kind, feature, 0, 0)), 8, float(rng.random() < chance), 1.0)
     hazards.learn(seen)
 
 
@@ -337,13 +338,13 @@ def test_who_is_back_is_learned_as_what_it_was_while_it_was_away() -> None:
     """A runtime that says "queued" on arrival must not teach that those who said "waiting" never return."""
     forecast, mine, _ = one_session()
     forecast.session_changed(SessionChange(1.0, 1, Urgency.WAITING))
-    waiting = forecast._stretches.features_of(forecast._stretches.of_row[mine])
+    waiting = forecast._stretches.description_of(forecast._stretches.of_row[mine])
     price = forecast.price(mine, 9.0)
     forecast.session_changed(SessionChange(9.0, 1, Urgency.QUEUED))
-    assert forecast._stretches.features_of(forecast._stretches.of_row[mine]) == waiting
+    assert forecast._stretches.description_of(forecast._stretches.of_row[mine]) == waiting
     assert forecast.price(mine, 9.0) > 5 * price, "it needs its blocks at once"
     forecast.session_changed(SessionChange(9.0, 1, Urgency.IDLE))
-    assert forecast._stretches.features_of(forecast._stretches.of_row[mine]) != waiting
+    assert forecast._stretches.description_of(forecast._stretches.of_row[mine]) != waiting
 
 
 def test_an_announced_return_is_believed_until_it_is_long_overdue() -> None:
@@ -505,7 +506,7 @@ def test_the_mean_gap_is_over_all_uses_of_the_blocks_stored_or_not() -> None:
     stretch = stretches.of_row[tree.rows[chain_of("talk", length=4)[0]]]
     assert stretches.num_uses[stretch] == 3
     assert stretches.known_s[stretch] == pytest.approx(490.0)
-    assert stretches.gap_bins_of(stretch)[2] == 1 + bin_of(490.0 / 3)
+    assert stretches.description_of(stretch)[-NUM_GAPS:][2] == 1 + bin_of(490.0 / 3)
 
 
 def test_shared_blocks_keep_their_price_when_a_session_ends() -> None:
