@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.progress import Progress, TaskID
 
 from ...policies.registry import UnknownPolicy
@@ -19,7 +20,7 @@ from ..replay import report
 from ..replay.chart import write_chart
 from ..replay.outcomes import Outcome
 from ..replay.readers import read_trace
-from ..replay.setups import UNBOUNDED, Setup, Shape, choice_of, single_tier
+from ..replay.setups import UNBOUNDED, Setup, Shape, choice_of, require_room, single_tier
 from ..replay.sweep import run_setups
 from ..replay.traces import Trace, TraceError
 from ..replay.virtual import DEFAULT_SPEEDS, EdgeSpeed
@@ -36,7 +37,10 @@ def trace_options(command: Any) -> Any:
     options = (
         click.option("--first", type=click.IntRange(1), help="Replay only this many requests."),
         click.option(
-            "--block-tokens", default=0, help="Tokens a block.  [default: what the trace's format says]"
+            "--block-tokens",
+            default=0,
+            type=click.IntRange(0, 1 << 20),
+            help="Tokens a block.  [default: what the trace's format says]",
         ),
         click.option(
             "--content-ids", is_flag=True, help="Ids name what a block holds, not also what stands before it."
@@ -130,9 +134,18 @@ def replay(
             check_target(chart)
         shape = Shape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
+        source = click.get_current_context().get_parameter_source("capacity")
+        if tiers and source is not ParameterSource.DEFAULT:
+            raise ValueError(
+                "--capacity is one tier without time, --tiers several on a clock; name one of them"
+            )
+        if tiers and UNBOUNDED in policies:
+            raise ValueError(f"{UNBOUNDED} is a bound for --capacity; --tiers say how much room there is")
+        sizes = [tier_sizes(text) for text in tiers]
         trace = read(trace_path, block_tokens, content_ids, first)
         if tiers:
-            sizes = [tier_sizes(text) for text in tiers]
+            for size in sizes:
+                require_room(size, trace, shape)
             setups = [
                 Setup(policy, text, choice_of(policy), size, PlannerOptions(), shape, is_timed=True)
                 for text, size in zip(tiers, sizes, strict=True)
@@ -204,6 +217,8 @@ def tier_sizes(text: str) -> dict[Tier, int]:
         name, _, size = part.strip().partition("=")
         if name not in TIERS:
             raise ValueError(f"{part!r}: write TIER=BYTES with a tier of {', '.join(TIERS)}")
+        if TIERS[name] in sizes:
+            raise ValueError(f"{text!r} names {name} twice")
         sizes[TIERS[name]] = parse_bytes(size)
     if Tier.DRAM not in sizes:
         raise ValueError(f"{text!r} has no dram; every put lands there")

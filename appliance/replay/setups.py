@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, resolve
+from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, UnknownPolicy, resolve
 from ...tiers.block import Geometry, NamespaceIdentity, Tier
 from ...v1.shm import slot_bytes_for
 from .. import units
 from ..core.options import PlannerOptions
 from ..settings import Settings
 from .traces import MIN_GAP_S, Trace, TraceNamespace
+from .virtual import cold_room_bytes
 
 UNBOUNDED = "unbounded"
 #: Untimed, a put waits only while room is being made; this is less than the time between two requests.
@@ -58,11 +59,22 @@ class Shape:
         ValueError."""
         tokens = namespace.block_tokens
         if namespace.block_bytes:
+            # As many layers as the model has: what a recording does not say is how long their prefill takes.
+            layers = self.num_layers if namespace.block_bytes % (tokens * self.num_layers) == 0 else 1
             if namespace.block_bytes % tokens:
                 raise ValueError(
                     f"blocks of {namespace.block_bytes} bytes do not divide into {tokens} tokens"
                 )
-            return Geometry(1, 1, namespace.block_bytes // tokens, tokens, "int8", num_planes=1)
+            layer_bytes = namespace.block_bytes // tokens // layers
+            return Geometry(
+                layers,
+                1,
+                layer_bytes,
+                tokens,
+                "int8",
+                layers_per_group=self.layers_per_group if layers == self.num_layers else 0,
+                num_planes=1,
+            )
         return Geometry(
             self.num_layers,
             self.num_kv_heads,
@@ -114,15 +126,46 @@ def distinct_bytes(trace: Trace, shape: Shape) -> int:
     return sum(sizes[namespace] for namespace in trace.block_namespace().tolist())
 
 
+def unbounded_bytes(trace: Trace, shape: Shape) -> int:
+    """Return a capacity at which nobody ever leaves. More would only make the books larger."""
+    geometries = {shape.geometry(namespace) for namespace in trace.namespaces}
+    # An extent is of one slot size: what is cut off of each is less than half of it, and the last of a size
+    # may hold a single slot.
+    return distinct_bytes(trace, shape) * (1 if len(geometries) == 1 else 4)
+
+
 def capacity_of(text: str, trace: Trace, shape: Shape) -> int:
     """Return the bytes that `5%` or `64GiB` mean for this trace. Raises ValueError."""
     if not text.endswith("%"):
-        return units.parse_bytes(text)
+        num_bytes = units.parse_bytes(text)
+        require_room({Tier.DRAM: num_bytes}, trace, shape)
+        return num_bytes
     share = units.parse_fraction(text)
+    if not share:
+        raise ValueError(f"{text!r} is no room at all")
     if len(trace.namespaces) == 1:  # whole blocks
         size = block_slot_bytes(shape.geometry(trace.namespaces[0]))
         return max(1, round(share * trace.num_blocks)) * size
-    return int(share * distinct_bytes(trace, shape))
+    return max(largest_block_bytes(trace, shape), int(share * distinct_bytes(trace, shape)))
+
+
+def largest_block_bytes(trace: Trace, shape: Shape) -> int:
+    """Return what a block of the trace takes in a memory tier, at most."""
+    return max(block_slot_bytes(shape.geometry(namespace)) for namespace in trace.namespaces)
+
+
+def require_room(capacity_bytes: Mapping[Tier, int], trace: Trace, shape: Shape) -> None:
+    """Raise ValueError when a tier would be larger than it is asked to be, because it holds too little."""
+    least_bytes = largest_block_bytes(trace, shape)
+    geometries = [shape.geometry(namespace) for namespace in trace.namespaces]
+    for tier, num_bytes in capacity_bytes.items():
+        needed_bytes = cold_room_bytes(geometries) if tier is Tier.NVME else least_bytes
+        if num_bytes < needed_bytes:
+            raise ValueError(
+                f"{tier.label} of {units.format_bytes(num_bytes)} is too small for blocks of "
+                f"{units.about_bytes(least_bytes)}; it takes at least {units.about_bytes(needed_bytes)}, or "
+                "name the model whose KV they hold with --model"
+            )
 
 
 def choice_of(text: str) -> PolicyChoice:
@@ -132,6 +175,8 @@ def choice_of(text: str) -> PolicyChoice:
     text, _, prefetch = text.partition("@")
     eviction, _, admission = text.partition("+")
     if eviction == UNBOUNDED:
+        if admission or prefetch:
+            raise UnknownPolicy(f"{UNBOUNDED} is room for everything and nothing else; write it alone")
         eviction = "lru"
     if not admission:
         admission = eviction if eviction in ADMISSION else "all"
@@ -144,7 +189,9 @@ def choice_of(text: str) -> PolicyChoice:
 
 def single_tier(policy: str, capacity: str, trace: Trace, shape: Shape) -> Setup:
     """Return one memory tier of this capacity, used to the last byte, where nothing waits."""
-    num_bytes = distinct_bytes(trace, shape) if policy == UNBOUNDED else capacity_of(capacity, trace, shape)
+    num_bytes = unbounded_bytes(trace, shape)
+    if policy != UNBOUNDED:
+        num_bytes = min(num_bytes, capacity_of(capacity, trace, shape))
     longest = int(max(1, (trace.first[1:] - trace.first[:-1]).max()))
     options = PlannerOptions(
         max_blocks_per_request=longest,
@@ -157,7 +204,8 @@ def single_tier(policy: str, capacity: str, trace: Trace, shape: Shape) -> Setup
 
 
 def tiers_of(name: str, settings: Settings, trace: Trace, shape: Shape) -> Setup:
-    """Return the policies, tiers, limits and watermarks of settings, on the virtual clock."""
+    """Return the policies, tiers, limits and watermarks of settings, on the virtual clock. Raises ValueError
+    when a tier is too small for the trace's blocks."""
     tiers = settings.tiers
     capacity = {Tier.DRAM: tiers.dram.capacity_bytes}
     if tiers.hbm is not None:
@@ -165,5 +213,6 @@ def tiers_of(name: str, settings: Settings, trace: Trace, shape: Shape) -> Setup
     if tiers.nvme is not None:
         capacity[Tier.NVME] = tiers.nvme.capacity_bytes
     text = ", ".join(f"{tier.label} {units.about_bytes(size)}" for tier, size in sorted(capacity.items()))
+    require_room(capacity, trace, shape)
     choice, options = settings.policy.choice(), settings.planner_options()
     return Setup(name, text, choice, capacity, options, shape, is_timed=True)

@@ -65,10 +65,21 @@ def memory_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SlotPool
     return SlotPool(max(1, capacity_bytes // extent_bytes), extent_bytes)
 
 
+def _least_segment_bytes(geometries: Sequence[Geometry]) -> int:
+    records = [record_bytes(g.fragment_bytes(group)) for g in geometries for group in range(g.num_groups)]
+    return 8 * max(records)
+
+
+def cold_room_bytes(geometries: Sequence[Geometry]) -> int:
+    """Return the size of the smallest cold store for such blocks."""
+    segment_bytes = _least_segment_bytes(geometries)
+    return 3 * (segment_bytes + footer_bytes_for(segment_bytes))
+
+
 def cold_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SegmentLog:
     """Return a cold store of this size, in segments that hold several records each."""
-    records = [record_bytes(g.fragment_bytes(group)) for g in geometries for group in range(g.num_groups)]
-    segment_bytes = max(8 * max(records), min(MAX_SEGMENT_BYTES, capacity_bytes // MIN_SEGMENTS))
+    smallest_bytes = _least_segment_bytes(geometries)
+    segment_bytes = max(smallest_bytes, min(MAX_SEGMENT_BYTES, capacity_bytes // MIN_SEGMENTS))
     footer_bytes = footer_bytes_for(segment_bytes)
     segment_bytes += footer_bytes
     return SegmentLog(max(3, capacity_bytes // segment_bytes), segment_bytes, footer_bytes)

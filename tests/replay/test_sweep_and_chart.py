@@ -13,6 +13,7 @@ from kvtier.appliance.cli.app import cli
 from kvtier.appliance.replay.chart import chart, write_chart
 from kvtier.appliance.replay.setups import Shape, capacity_of, choice_of, single_tier
 from kvtier.appliance.replay.sweep import run_setups
+from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
 from kvtier.policies.registry import EVICTION, UnknownPolicy
 
 from .traces import drawn, request, trace_of, write
@@ -185,3 +186,71 @@ def test_without_matplotlib_a_picture_is_refused_with_what_to_install(
     assert result.exit_code == 2
     assert "kvtier[charts]" in result.stderr
     assert kvtier("replay", trace_path, "--jobs", 1).exit_code == 0
+
+
+def recorded(*namespaces: TraceNamespace, num_blocks: int = 40) -> Trace:
+    """Return requests for one block each, of these namespaces in turns."""
+    builder = TraceBuilder("recorded")
+    for namespace in namespaces:
+        builder.add_namespace(namespace)
+    for number in range(num_blocks):
+        where = number % len(namespaces)
+        tokens = namespaces[where].block_tokens
+        builder.add(number, [number], num_tokens=tokens, num_asked=1, num_filled=1, namespace=where)
+    return builder.build()
+
+
+@pytest.mark.parametrize("text", ["0%", "0", "1KiB", "63MiB"])
+def test_a_capacity_that_holds_no_block_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no room at all|at least 64 MiB, or name the model"):
+        capacity_of(text, drawn(2), Shape())
+
+
+def test_a_capacity_beyond_the_whole_trace_costs_no_more_than_the_trace() -> None:
+    """The books of 100,000 TiB would take more memory than there is."""
+    setup = single_tier("lru", "100000TiB", drawn(2), Shape())
+    assert setup.capacity_bytes == single_tier("unbounded", "100%", drawn(2), Shape()).capacity_bytes
+
+
+def test_nobody_leaves_unbounded_room_whatever_the_sizes_of_blocks() -> None:
+    trace = recorded(TraceNamespace(16, 3 << 20), TraceNamespace(16, 2 << 20), TraceNamespace(16, 48 << 10))
+    [outcome] = run_setups(trace, [single_tier("unbounded", "100%", trace, Shape())])
+    assert outcome.counters.get("evicted_dram", 0) == outcome.num_refused_blocks == 0
+
+
+def test_a_recording_has_the_prefill_of_the_model_and_bytes_of_its_own() -> None:
+    """Of a block's bytes alone it looked like a model of one layer, a thousand times as quick."""
+    shape = Shape(80, 8, 128, "bfloat16")
+    said, unsaid = shape.geometry(TraceNamespace(16, 5 << 20)), shape.geometry(TraceNamespace(16))
+    assert said.block_bytes == unsaid.block_bytes == 5 << 20
+    assert said.num_layers == unsaid.num_layers
+    assert shape.geometry(TraceNamespace(16, 16 * 97)).block_bytes == 16 * 97  # of another model
+    large = Shape(96, 96, 128, "float16")  # 4.5 MiB a token
+    assert large.geometry(TraceNamespace(16, 72 << 20)).block_bytes == 72 << 20
+
+
+@pytest.mark.parametrize("word", ["unbounded@turns", "unbounded+all"])
+def test_unbounded_stands_alone(word: str) -> None:
+    """With something behind it, it was lru in as little room as any other."""
+    with pytest.raises(UnknownPolicy, match="write it alone"):
+        choice_of(word)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tiers", "dram=2GiB", "--policy", "unbounded"], "bound for --capacity"),
+        (["--tiers", "dram=2GiB", "--capacity", "5%"], "name one of them"),
+        (["--tiers", "dram=2GiB,dram=3GiB"], "names dram twice"),
+        (["--tiers", "dram=0"], "dram of 0B is too small"),
+        (["--tiers", "dram=2GiB,nvme=1GiB"], "nvme of 1GiB is too small"),
+        (["--block-tokens", "-5"], "range"),
+    ],
+)
+def test_what_would_be_replayed_as_something_else_is_refused(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    path = write(tmp_path / "t.jsonl", [json.dumps(request(0, [1, 2]))])
+    result = CliRunner().invoke(cli, ["replay", str(path), *arguments])
+    assert result.exit_code == 2
+    assert says in result.stderr.replace("\n", " ")
