@@ -7,7 +7,12 @@ assert what it relies on.
 import math
 from collections.abc import Sequence
 
-from ..policies.costs import PrefillSpeed
+from ..policies.costs import (
+    LEAST_TOKENS_PER_S,
+    MOST_DOUBLING_TOKENS,
+    MOST_TOKENS_PER_S,
+    PrefillSpeed,
+)
 from ..tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
 from ..v1 import types_pb2
 from .core.events import RetentionHint
@@ -85,11 +90,14 @@ def prefill_s(value: float) -> float:
 
 def prefill_speed(given: types_pb2.PrefillSpeed) -> PrefillSpeed:
     """Return a stated prefill speed."""
-    if not 0.0 < given.tokens_per_s < math.inf or not 0.0 <= given.doubling_tokens < math.inf:
+    doubling_tokens = given.doubling_tokens
+    is_speed = LEAST_TOKENS_PER_S <= given.tokens_per_s <= MOST_TOKENS_PER_S
+    if not is_speed or (doubling_tokens != 0 and not 1.0 <= doubling_tokens <= MOST_DOUBLING_TOKENS):
         raise error(
             "BAD_REQUEST",
-            f"prefill.tokens_per_s must be above 0, is {given.tokens_per_s}; doubling_tokens 0 or above, is "
-            f"{given.doubling_tokens}; leave `prefill` out if unknown",
+            f"prefill.tokens_per_s must be {LEAST_TOKENS_PER_S:g} to {MOST_TOKENS_PER_S:g}, is "
+            f"{given.tokens_per_s}; doubling_tokens 0, or 1 to {MOST_DOUBLING_TOKENS:g}, is "
+            f"{doubling_tokens}; leave `prefill` out if unknown",
         )
     return PrefillSpeed(given.tokens_per_s, given.doubling_tokens)
 

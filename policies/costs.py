@@ -38,6 +38,11 @@ MIN_MEASUREMENTS = 3
 WEIGHT = 0.2
 #: One measurement is believed up to this factor: a stalled or a partly cached prefill is no speed.
 MAX_SURPRISE = 8.0
+#: Nobody computes prompts slower or quicker, whatever is measured or said: prices have to stay numbers.
+LEAST_TOKENS_PER_S = 1e-3
+MOST_TOKENS_PER_S = 1e12
+#: The same of the context at which a token takes twice as long.
+MOST_DOUBLING_TOKENS = 1e12
 #: An edge's measurement that is older says nothing certain: where loads are withheld nobody measures, and a
 #: device that was slow once would be avoided for ever.
 EDGE_TRUST_S = 30.0
@@ -130,7 +135,8 @@ class CostModel:
         prefill.num_measured += 1
         # The mean of logarithms: a speed twice too high weighs as much as one twice too low.
         share = WEIGHT if prefill.is_stated else max(WEIGHT, 1 / prefill.num_measured)
-        prefill.tokens_per_s *= surprise**share
+        tokens_per_s = prefill.tokens_per_s * surprise**share
+        prefill.tokens_per_s = min(max(tokens_per_s, LEAST_TOKENS_PER_S), MOST_TOKENS_PER_S)
 
     def measured(
         self, source: Tier, bandwidth_bytes_per_s: float, latency_s: float, now: float = 0.0

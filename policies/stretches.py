@@ -48,8 +48,8 @@ class Stretches:
         self.used_at = array("d")
         self.serial = array("q")  # another one for each stretch of a number, and each time it is used
         self.kind = array("b")
-        self.num_forks = array("i")  # before its visit
-        self.num_uses = array("i")
+        self.num_forks = array("q")  # before its visit
+        self.num_uses = array("q")
         self.age_s = array("d")  # at its last use; -1: it was new then
         self.known_s = array("d")  # from the first use to its last one
         self.num_rows = array("i")

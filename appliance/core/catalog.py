@@ -80,7 +80,7 @@ class Catalog:
         self.position = array("i")  # in the chain, from 0
         self.first_fragment = array("i")
         self.last_used = array("d")  # seconds
-        self.num_uses = array("I")
+        self.num_uses = array("Q")  # what every prompt begins with is used a thousand times a second
         self.num_keepers = array("I")  # decoding sessions, puts being admitted: never evict while > 0
         self.urgency = array("B")  # of the session that used it last
         # Per tier: fragments with a place, fragments readable, holds on fragments, children with a place.

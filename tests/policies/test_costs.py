@@ -109,3 +109,14 @@ def test_a_bandwidth_nobody_measured_is_certain_of_nothing() -> None:
     assert not costs.advise(1, tiers("n")).is_certain
     costs.measured(Tier.NVME, 1e9, 0.0)
     assert costs.advise(1, tiers("n")).is_certain
+
+
+def test_prices_stay_numbers_whatever_clients_measured() -> None:
+    """A prefill of no time at all, often enough, was an infinite speed, and the next one no number."""
+    costs = model()
+    for seconds in [5e-324] * 3 + [1e-300] * 4000 + [1e308]:
+        costs.prefilled(1, 0, 64, seconds)
+        assert 0.0 < costs.recompute_s(1, 0, 64) < math.inf
+    for _ in range(4000):
+        costs.prefilled(1, 0, 64, 1e308)
+        assert 0.0 < costs.recompute_s(1, 0, 64) < math.inf
