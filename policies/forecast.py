@@ -24,7 +24,7 @@ from .ages import F64, Clock
 from .appraiser import Appraiser
 from .base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
 from .duel import Duel
-from .stretches import I32, PRICED, UNKNOWN, Stretches
+from .stretches import I32, PRICED, UNKNOWN, UNPRICED, Stretches
 from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
 
 NAME = "forecast"
@@ -143,9 +143,10 @@ class Forecast(Observer):
     # ------------------------------------------------------------------------------- what is asked
 
     def price(self, row: int, now: float) -> float:
-        """Return the expected uses per second of keeping this block, at best. About two microseconds."""
-        stretches = self._stretches
-        stretch = stretches.of_row[row] if row < len(stretches.of_row) else UNKNOWN
+        """Return the expected uses per second of keeping this block, at best. About two microseconds, where
+        a price `is_ready`."""
+        of_row = self._stretches.of_row
+        stretch = of_row[row] if row < len(of_row) else UNKNOWN
         if stretch == UNKNOWN:
             return self._appraiser.price_of_unknown(now - self._facts.last_used[row])
         return self._appraiser.price(stretch, self._clock.at(now))
@@ -166,6 +167,12 @@ class Forecast(Observer):
         of_row = self._stretches.of_row
         stretch = of_row[row] if row < len(of_row) else UNKNOWN
         return self._appraiser.follows_age or self._stretches.freshness[stretch] == PRICED
+
+    def is_described_anew(self, row: int) -> bool:
+        """Whether anything was said or learned about the block itself since somebody asked for its price."""
+        of_row = self._stretches.of_row
+        stretch = of_row[row] if row < len(of_row) else UNKNOWN
+        return self._stretches.freshness[stretch] == UNPRICED
 
     def prepare(self, rows: I32) -> None:
         """Make the prices of blocks that are not ready."""

@@ -7,6 +7,10 @@ it found before, and the cheapest of these are ready to leave at this instant. T
 is cheap is met within one round and carried along from then on. A pool of up to PORTION candidates is looked
 at as a whole, so there the victim is the cheapest of all.
 
+A request changes the prices of a few. So those who are ready in a large pool stay so for FRESH_S, and each is
+asked for by itself before it leaves: with a thousand candidates and more a request would pay for a look each
+time, to evict three of them.
+
 Sources: LHD (NSDI 2018) and Redis sample 32 and 5 candidates; Redis carries the best ones along. Rejected: a
 heap by price and one by the time of the next price change (policies/candidates.py), which is exact to a
 step of age and cost more than everything else in a full tier.
@@ -25,8 +29,8 @@ Entry: TypeAlias = tuple[float, int]
 
 #: Candidates priced at a time; about 0.1 ms.
 PORTION = 1024
-#: Of those, how many may leave before others are looked at.
-NUM_READY = 64
+#: Of those, how many may leave before others are looked at: what a few requests of a busy service evict.
+NUM_READY = 128
 #: Prices are good for this long where nothing happens: room is made in many small steps, a copy's end each.
 FRESH_S = 0.05
 GROWTH = 1024
@@ -35,14 +39,22 @@ GROWTH = 1024
 class Pool:
     """A set of rows. Everything but `pop` costs a fraction of a microsecond per row."""
 
-    def __init__(self, price_all: Callable[[I32, float], npt.NDArray[np.float64]]) -> None:
-        """`price_all(rows, now)` returns the prices of many rows at once."""
+    def __init__(
+        self,
+        price_all: Callable[[I32, float], npt.NDArray[np.float64]],
+        price_anew: Callable[[int, float], float | None] | None = None,
+    ) -> None:
+        """`price_all(rows, now)` returns the prices of many rows at once, `price_anew(row, now)` that of one
+        if it was described anew since it was priced, else None. Without it nobody stays ready when something
+        happens."""
         self._price_all = price_all
+        self._price_anew = price_anew
         self._rows = array("i")
         self._places = array("i")  # by row: 1 + its index in `_rows`; 0: no candidate
         self._cursor = 0
         self._ready: list[Entry] = []  # cheapest first; those who left may still be in it
         self._ready_at = float("nan")  # prices are of this instant; NaN: out of date
+        self._is_doubtful = False  # something happened since then that changed some of them
 
     def add(self, row: int) -> None:
         """Make a row a candidate."""
@@ -69,15 +81,22 @@ class Pool:
 
     def is_ready(self, now: float) -> bool:
         """Whether anybody is ready to leave."""
-        return self._is_fresh(now) and bool(self._ready)
+        return now - self._ready_at <= FRESH_S and bool(self._ready)
 
     def ready_rows(self) -> list[int]:
         """Return who is ready to leave, cheapest first; some may have left."""
         return [row for _, row in self._ready]
 
     def reprice(self) -> None:
-        """Something happened that changes prices: look anew at the next `pop`."""
-        self._ready_at = float("nan")
+        """Something happened that changes prices.
+
+        A pool of one portion is looked at anew at the next `pop`. In a larger one those who are ready are a
+        sample anyway, and it concerns few of them: whoever is to leave is asked for by itself.
+        """
+        if len(self._rows) > PORTION and self._price_anew is not None:
+            self._is_doubtful = True
+        else:
+            self._ready_at = float("nan")
 
     def pop(self, now: float) -> tuple[Entry, Entry | None] | None:
         """Remove and return (price, row) of the cheapest candidate, and the next one, which stays.
@@ -85,7 +104,7 @@ class Pool:
         None: there is none. None for the next one: nobody else is ready, and looking would cost more than it
         is worth when no other victim is wanted.
         """
-        entry = self._first_ready() if self._is_fresh(now) else None
+        entry = self._cheapest(now) if now - self._ready_at <= FRESH_S else None  # false for NaN
         while entry is None:
             if not self._rows:
                 return None
@@ -109,8 +128,20 @@ class Pool:
             self._places[last] = place
         self._places[row] = 0
 
-    def _is_fresh(self, now: float) -> bool:
-        return now - self._ready_at <= FRESH_S  # false for NaN
+    def _cheapest(self, now: float) -> Entry | None:
+        """Return the cheapest of those who are ready, by its new price where it has one."""
+        entry = self._first_ready()
+        while self._is_doubtful and entry is not None and self._price_anew is not None:
+            row = entry[1]
+            price = self._price_anew(row, now)
+            if price is None:
+                return entry
+            del self._ready[0]
+            insort(self._ready, (price, row))
+            entry = self._first_ready()
+            if entry is not None and entry[1] == row:
+                return entry
+        return entry
 
     def _first_ready(self) -> Entry | None:
         """Return the cheapest of those who are ready and still here."""
@@ -130,6 +161,7 @@ class Pool:
             rows, prices = rows[cheapest], prices[cheapest]
         self._ready = sorted(zip(prices.tolist(), rows.tolist(), strict=True))
         self._ready_at = now
+        self._is_doubtful = False
 
     def _portion(self) -> I32:
         """Return the rows whose turn it is, and those that were ready and are not among them."""

@@ -75,7 +75,7 @@ class UrgencyEviction(EvictionPolicy):
         self._facts = surroundings.facts
         self._values = Values(surroundings)
         self._forecast = forecast_of(surroundings)
-        self._pool = Pool(self._prices)
+        self._pool = Pool(self._prices, self._price_anew)
         #: The last price asked for: who is too dear to leave with the block below becomes a candidate next.
         self._asked_row, self._asked_at, self._asked_price = -1, math.nan, math.nan
 
@@ -99,23 +99,24 @@ class UrgencyEviction(EvictionPolicy):
     def offer(self, rows: Sequence[int], now: float) -> None:
         """Add candidates."""
         pool = self._pool
-        if pool.is_ready(now):
-            for row in rows:
+        is_ready = pool.is_ready(now)
+        for row in rows:
+            if is_ready and (row == self._asked_row or self._forecast.is_ready(row)):
                 pool.add_priced(row, self.price(row, now))
-        else:
-            for row in rows:
+            else:
                 pool.add(row)
 
     def price(self, row: int, now: float) -> float:
         """Return what keeping the block is worth per second and byte."""
         if row == self._asked_row and now == self._asked_at:
             return self._asked_price
-        if not self._forecast.is_ready(row):
+        forecast = self._forecast
+        if not forecast.is_ready(row):
             # It is asked for because the block below leaves. Those who leave next have parents, too.
             parents = [self._facts.parent[ready] for ready in self._pool.ready_rows()]
             together = [row, *(parent for parent in parents if parent >= 0)]
-            self._forecast.prepare(np.array(together, np.int32))
-        price = self._forecast.price(row, now) * self._values.of(row)
+            forecast.prepare(np.array(together, np.int32))
+        price = forecast.price(row, now) * self._values.of(row)
         self._asked_row, self._asked_at, self._asked_price = row, now, price
         return price
 
@@ -145,6 +146,9 @@ class UrgencyEviction(EvictionPolicy):
     def _reprice(self) -> None:
         self._pool.reprice()
         self._asked_row = -1
+
+    def _price_anew(self, row: int, now: float) -> float | None:
+        return self.price(row, now) if self._forecast.is_described_anew(row) else None
 
     def _prices(self, rows: I32, now: float) -> F64:
         return self._forecast.prices(rows, now) * self._values.of_all(rows)
