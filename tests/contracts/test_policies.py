@@ -19,11 +19,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvtier.policies.base import EvictionPolicy, Newcomer, Surroundings, Use, Victim
 from kvtier.policies.clairvoyant import ReplayOnly
 from kvtier.policies.options import BadPolicyOption
-from kvtier.policies.registry import ADMISSION, EVICTION
+from kvtier.policies.registry import ADMISSION, EVICTION, resolve
 from kvtier.tiers.block import Tier, Urgency
+from tests.policies.own import LONGEST_FIRST
 from tests.policies.tree import NO_ROW, Facts, Tree, name, surroundings_of
 
-each_eviction = pytest.mark.parametrize("policy_name", sorted(EVICTION))
+#: All of ours, and one of an administrator's own.
+EVERY_EVICTION = {**EVICTION, LONGEST_FIRST: resolve(EVICTION, LONGEST_FIRST, ("tests",))}
+each_eviction = pytest.mark.parametrize("policy_name", sorted(EVERY_EVICTION))
 each_admission = pytest.mark.parametrize("policy_name", sorted(ADMISSION))
 
 
@@ -38,13 +41,13 @@ class Schedule:
 
 def plant(policy_name: str, capacity_blocks: int, **more: Any) -> Tree:
     """Return a tree under this policy."""
-    return Tree(EVICTION[policy_name], capacity_blocks, future=Schedule(), **more)
+    return Tree(EVERY_EVICTION[policy_name], capacity_blocks, future=Schedule(), **more)
 
 
 def build(policy_name: str) -> tuple[EvictionPolicy, Facts]:
     """Return a policy by itself, and its facts: twenty blocks without parents, stored one after the other."""
     facts = Facts()
-    policy: EvictionPolicy = EVICTION[policy_name](surroundings_of(facts, future=Schedule()))
+    policy: EvictionPolicy = EVERY_EVICTION[policy_name](surroundings_of(facts, future=Schedule()))
     for number in range(20):
         now = float(number)
         row = facts.add(name(number), NO_ROW, now)
@@ -82,7 +85,7 @@ def workload(seed: int, num_requests: int, num_topics: int = 12) -> Iterator[tup
 
 @each_eviction
 def test_an_empty_one_has_no_victim(policy_name: str) -> None:
-    policy: EvictionPolicy = EVICTION[policy_name](surroundings_of(Facts(), future=Schedule()))
+    policy: EvictionPolicy = EVERY_EVICTION[policy_name](surroundings_of(Facts(), future=Schedule()))
     assert policy.choose(0.0) is None
     assert len(policy) == 0
 
@@ -158,7 +161,7 @@ def test_rows_nobody_spoke_of_do_no_harm(policy_name: str) -> None:
 def test_an_option_it_does_not_have_is_an_error_that_says_so(policy_name: str) -> None:
     surroundings = surroundings_of(Facts(), options={"no_such_option": 1}, future=Schedule())
     with pytest.raises(BadPolicyOption, match="option"):
-        EVICTION[policy_name](surroundings)
+        EVERY_EVICTION[policy_name](surroundings)
 
 
 # --------------------------------------------------------------------------------------------- in a tree
@@ -275,7 +278,7 @@ class PolicyMachine(RuleBasedStateMachine):
     tree: Tree
 
     @initialize(
-        policy_name=st.sampled_from(sorted(EVICTION)),
+        policy_name=st.sampled_from(sorted(EVERY_EVICTION)),
         capacity=st.integers(3, 12),
         keeps_below=st.booleans(),
         tier=st.sampled_from([Tier.HBM, Tier.DRAM]),
