@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm test-web pictures check bench proto sim docs docs-site clean
+.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm test-web compiled pictures check bench proto sim docs docs-site clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -108,6 +108,20 @@ $(WEB)/.ready: requirements.txt requirements-web.txt pyproject.toml
 test-web: $(WEB)/.ready
 	$(WEB)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/web tests/sight/test_page.py)
 
+# The planner compiled (setup.py), in an environment of its own: here it would shadow the sources.
+COMPILED := .venv-compiled
+$(COMPILED)/.installed: requirements.txt
+	$(call new-environment,--clear,setuptools==84.2.1)
+	$(INSTALL) --requirement requirements.txt
+	touch $@
+
+compiled: $(COMPILED)/.installed
+	rm -rf build
+	KVTIER_COMPILE=1 $(COMPILED)/bin/python -m pip install $(PIP_FLAGS) --force-reinstall --no-deps --no-build-isolation .
+	$(COMPILED)/bin/python -c "from kvtier.appliance.core import planner; assert planner.__file__.endswith('.so'), planner"
+	$(COMPILED)/bin/python -m pytest -q -o pythonpath=. $(if $(ARGS),$(ARGS),tests/appliance/core tests/policies tests/replay)
+	$(COMPILED)/bin/python -m tests.sim --seeds 100
+
 pictures: $(WEB)/.ready
 	$(WEB)/bin/python -m tests.web.pictures docs/pictures
 
@@ -142,4 +156,4 @@ sim: $(VENV)/.ready
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(SGLANG) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(VLLM) $(WEB) $(HELM) $(LMCACHE) $(SGLANG) $(COMPILED) $(VLLM_MODELS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,9 +17,11 @@ the middle of the order, not to its end.
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-Entry: TypeAlias = tuple[float, int]
+#: (price, row). Which one it is counts, not what it says: a tuple by its right name would be taken apart and
+#: put together again by the compiler (see docs/decisions/0018-compiled-planner.md), and be another one.
+Entry: TypeAlias = Any
 
 #: Entries moved per call while dead ones are swept out. More than one, or sweeping would never end.
 MOVES_PER_CALL = 8
@@ -50,7 +52,7 @@ class Candidates:
             entries.extend([None] * (row + GROWTH - len(entries)))
         if entries[row] is None:
             self._num_candidates += 1
-        entry = (price, row)
+        entry: Entry = (price, row)
         entries[row] = entry
         if (queue and queue[-1] <= entry) or (not queue and self._is_behind(entry)):
             queue.append(entry)

@@ -55,7 +55,9 @@ class NoCompression:
         """Return nothing for every layer group."""
         return (None,) * identity.geometry.num_groups
 
-    exact_encodings_of = encodings_of
+    def exact_encodings_of(self, identity: NamespaceIdentity) -> "tuple[Encoding | None, ...]":
+        """Return the same."""
+        return self.encodings_of(identity)
 
     def num_recent_blocks(self, identity: NamespaceIdentity) -> int:
         """Return 0: nothing loses anything."""

@@ -79,11 +79,14 @@ class Writes:
             if is_new:
                 self._admit(job)
             return None
-        needed = [outcome == PutOutcome.NEEDED for outcome in job.outcomes]
-        if not job.is_decided or not self._fits(event, job.request, sum(needed)):
+        num_needed = job.outcomes.count(PutOutcome.NEEDED)
+        if not job.is_decided or not self._fits(event, job.request, num_needed):
             return self._refuse_spans(event.call)
         spans = iter(event.spans)
-        return job.commit(event.call, [next(spans) if is_needed else (0, 0) for is_needed in needed])
+        outcomes = bytes(job.outcomes)
+        return job.commit(
+            event.call, [next(spans) if outcome == PutOutcome.NEEDED else (0, 0) for outcome in outcomes]
+        )
 
     def _fits(self, event: CommitRequested, request: ReserveRequested, num_spans: int) -> bool:
         """Whether there is one span of one block's size per block that needs bytes."""

@@ -1,0 +1,51 @@
+"""Builds the wheel. All that is to say about it stands in pyproject.toml; this file is for one choice.
+
+    KVTIER_COMPILE=1 python -m pip install --no-deps --no-build-isolation .
+
+compiles the planner, and what replay calls all the time, with mypyc; it needs mypy and a C compiler. The
+same sources make the same decisions in two thirds of the time (docs/decisions/0018-compiled-planner.md).
+Otherwise the package is pure Python, and so is every editable install: a compiled module would shadow the
+source that somebody edits.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from setuptools import setup
+
+PACKAGE = Path("src/kvtier")
+COMPILED = (
+    "appliance/core/*.py",
+    "appliance/replay/shell.py",
+    "appliance/replay/timed.py",
+    "appliance/replay/untimed.py",
+    "policies/candidates.py",
+    "policies/costs.py",
+)
+#: states.py is enums, which mypyc leaves as they are; options.py is frozen and goes to other processes.
+INTERPRETED = {"__init__.py", "options.py", "states.py"}
+OPTIONS = (
+    "--config-file=",
+    "--explicit-package-bases",
+    "--ignore-missing-imports",
+    "--follow-imports=silent",
+)
+
+
+def compiled_modules() -> list[Any]:
+    """Return the extension modules: none, unless KVTIER_COMPILE is 1."""
+    if os.environ.get("KVTIER_COMPILE") != "1":
+        return []
+    if {"editable_wheel", "develop"} & set(sys.argv):
+        sys.exit("KVTIER_COMPILE=1 is not for editable installs; leave it out, or install without --editable")
+    from mypyc.build import mypycify
+
+    os.environ["MYPYPATH"] = "src"
+    paths = [path for pattern in COMPILED for path in sorted(PACKAGE.glob(pattern))]
+    names = [str(path) for path in paths if path.name not in INTERPRETED]
+    return list(mypycify([*OPTIONS, *names], opt_level="3", multi_file=True))
+
+
+setup(ext_modules=compiled_modules())
