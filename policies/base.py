@@ -167,9 +167,11 @@ class Newcomer(NamedTuple):
     urgency: int
     prefix_hashes: Sequence[bytes] = ()  # of a put, in chain order: these blocks have no rows yet
     row: int = -1  # its row when it is stored already (a spill)
+    priority: int = DEFAULT_PRIORITY  # the highest that somebody gave one of these blocks
 
     def after(self, num_blocks: int) -> "Newcomer":
-        """Return what is left when its first blocks have a place; `parent` stays, they have no rows yet."""
+        """Return what is left when its first blocks have a place; `parent` stays, they have no rows yet, and
+        so does `priority`."""
         return self._replace(
             position=self.position + num_blocks,
             num_blocks=self.num_blocks - num_blocks,

@@ -31,7 +31,7 @@ from .lfu import LfuEviction
 from .lru import LruEviction
 from .options import BadPolicyOption
 from .prefetch import AnnouncedPrefetch, TurnPrefetch
-from .retained import RetainedEviction
+from .retained import RetainedAdmission, RetainedEviction
 from .s3fifo import S3FifoEviction
 from .sieve import SieveEviction
 from .urgency import UrgencyAdmission, UrgencyEviction
@@ -155,11 +155,19 @@ def build(
         tier: make(EVICTION, choice.eviction_for(tier), tier) for tier in capacity_bytes if tier < Tier.NVME
     }
     evictions = {tier: RetainedEviction(policy, facts) for tier, policy in chosen.items()}
-    admissions = {tier: make(ADMISSION, choice.admission_for(tier), tier) for tier in capacity_bytes}
+    admissions = {
+        tier: _with_priorities(make(ADMISSION, choice.admission_for(tier), tier), facts)
+        for tier in capacity_bytes
+    }
     prefetcher = make(PREFETCH, choice.prefetch, Tier.DRAM) if choice.prefetch else None
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
     policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]
     return PolicySet(evictions, admissions, prefetcher, [*learners, *policies], shared)
+
+
+def _with_priorities(admission: AdmissionPolicy, facts: BlockFacts) -> AdmissionPolicy:
+    """Put priorities before an admission policy, unless it admits everything anyhow."""
+    return admission if type(admission) is AdmitAll else RetainedAdmission(admission, facts)
 
 
 def _own(

@@ -5,6 +5,8 @@ KvCacheRetentionConfig: a priority of 0 to 100 per token range, with a duration)
 of what it brought up. `RetainedEviction` stands before whatever policy an administrator chose: blocks with
 another priority than DEFAULT_PRIORITY are its own, lowest priority first and least recently used first among
 equals; all others are the policy's. So every policy honours retention, those of users too, and none has to.
+`RetainedAdmission` does the same at the door: whoever has a higher priority than the victim comes in, whoever
+has a lower one does not, and only equals are for the policy to compare.
 
 Rejected: a factor on the policy's price. Prices have units of their own (seconds, chances, counts), and a
 block that somebody gave priority 0 must go before any block that nobody spoke about.
@@ -14,7 +16,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from .base import DEFAULT_PRIORITY, BlockFacts, EvictionPolicy, Victim
+from .base import DEFAULT_PRIORITY, AdmissionPolicy, BlockFacts, EvictionPolicy, Newcomer, Victim
 
 #: Price between two priorities: more than any policy's price, and still exact to milliseconds in a float.
 BAND = 1e12
@@ -121,3 +123,23 @@ class RetainedEviction(EvictionPolicy):
         del self._prices[row]
         following = [(p, r) for p, r in self._heap[:1] if self._prices.get(r) == p]
         return Victim(row, price, *(following[0] if following else (math.nan, -1)))
+
+
+class RetainedAdmission(AdmissionPolicy):
+    """Priorities before another policy's opinion."""
+
+    def __init__(self, inner: AdmissionPolicy, facts: BlockFacts) -> None:
+        self.inner = inner
+        self._facts = facts
+
+    def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
+        """Compare priorities; ask the inner policy about equals that nobody spoke about."""
+        priority, facts = newcomer.priority, self._facts
+        if victim is None:
+            return priority > DEFAULT_PRIORITY or self.inner.admits(newcomer, None)
+        if priority == DEFAULT_PRIORITY and not facts.has_retention:
+            return self.inner.admits(newcomer, victim)
+        victims = facts.retention(victim.row, newcomer.now)
+        if priority != victims:
+            return priority > victims
+        return priority != DEFAULT_PRIORITY or self.inner.admits(newcomer, victim)

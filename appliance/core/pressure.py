@@ -331,6 +331,7 @@ class Pressure:
             urgency=catalog.urgency[row],
             prefix_hashes=(self._residency.facts.prefix_hash[row],),
             row=row,
+            priority=catalog.retention(row, self._residency.now),
         )
         return self.admissions[lower].admits(newcomer, None)
 

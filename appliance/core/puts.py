@@ -21,6 +21,7 @@ from .leases import Client
 from .pressure import Pressure, Step
 from .residency import Residency
 from .results import PutOutcome, PutResult, ReserveResult
+from .retention import highest_priorities
 from .runs import MIN_RUN, admit_run, num_new, unkeep_run
 from .states import State
 
@@ -61,6 +62,7 @@ class PutJob:
         self._on_done = on_done
         self._next = 0
         self._is_declined = False
+        self._known_priorities: Sequence[int] = ()
         self._kept: list[int] = []
         self.rows: list[int] = []  # of the blocks decided so far, NO_ROW for refused ones
         #: What has slots and waits for its bytes: runs, and single fragments by (block, fragment).
@@ -158,7 +160,17 @@ class PutJob:
         newcomer = Newcomer(
             self._residency.now, parent, position, len(names), self.session, Urgency.PREFILL, names
         )
+        if self.request.retention and num_placed < len(names):
+            newcomer = newcomer._replace(priority=self._priorities(position)[self._next + num_placed])
         return newcomer.after(num_placed) if num_placed else newcomer
+
+    def _priorities(self, position: int) -> Sequence[int]:
+        """Return the highest priority of each block and those behind it; the next one is at `position`."""
+        if not self._known_priorities:
+            first, count = position - self._next, len(self.outcomes)
+            tokens = self.namespace.identity.geometry.block_tokens
+            self._known_priorities = highest_priorities(self.request.retention, first, count, tokens)
+        return self._known_priorities
 
     def _decline_rest(self) -> None:
         """What is stored is worth more than what is left of this put: nobody leaves for it."""

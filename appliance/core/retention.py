@@ -7,6 +7,7 @@ Stored sparsely (`Catalog.retained`), because few blocks have one, and forgotten
 
 import heapq
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ...policies.base import DEFAULT_PRIORITY
 from .catalog import NO_ROW
@@ -15,6 +16,25 @@ from .residency import Residency
 from .rules import MEMORY_TIERS
 
 SLACK = 1024  # ends that are not worth a new heap
+
+
+def hint_for(hints: Sequence[RetentionHint], token: int) -> RetentionHint | None:
+    """Return the last hint whose range contains a token."""
+    for hint in reversed(hints):
+        if hint.first_token <= token and (token < hint.end_token or not hint.end_token):
+            return hint
+    return None
+
+
+def highest_priorities(
+    hints: Sequence[RetentionHint], position: int, count: int, block_tokens: int
+) -> list[int]:
+    """Return, for each of so many blocks of a chain from a position on, the highest priority that hints give
+    it or one behind it."""
+    tokens = range(position * block_tokens, (position + count) * block_tokens, block_tokens)
+    found = [hint_for(hints, token) for token in reversed(tokens)]
+    priorities = [DEFAULT_PRIORITY if hint is None else hint.priority for hint in found]
+    return list(accumulate(priorities, max))[::-1]
 
 
 class Retention:
@@ -31,11 +51,9 @@ class Retention:
         catalog, now = self._residency.catalog, self._residency.now
         block_tokens = catalog.block_tokens(rows[0])
         for row in rows:
-            token = catalog.position[row] * block_tokens
-            for hint in reversed(hints):
-                if hint.first_token <= token and (token < hint.end_token or not hint.end_token):
-                    self._set(row, hint.priority, now + hint.ttl_s if hint.ttl_s else float("inf"))
-                    break
+            hint = hint_for(hints, catalog.position[row] * block_tokens)
+            if hint is not None:
+                self._set(row, hint.priority, now + hint.ttl_s if hint.ttl_s else float("inf"))
         self._residency.story.count("blocks_with_retention", len(rows))
 
     def expire(self, now: float) -> None:

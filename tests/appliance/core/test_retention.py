@@ -4,11 +4,12 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.events import RetentionHint
-from kvtier.policies.base import DEFAULT_PRIORITY
-from kvtier.policies.registry import EVICTION, PolicyChoice
+from kvtier.appliance.core.results import PutOutcome
+from kvtier.policies.base import DEFAULT_PRIORITY, AdmissionPolicy, Newcomer, Surroundings, Victim
+from kvtier.policies.registry import ADMISSION, EVICTION, PolicyChoice
 from kvtier.tiers.block import Tier
 
-from .rig import CLIENT, GEOMETRY, Rig, hashes
+from .rig import CLIENT, GEOMETRY, STORED, Rig, hashes
 
 TOKENS = GEOMETRY.block_tokens
 HIGH, LOW = RetentionHint(0, 0, 90), RetentionHint(0, 0, 5)
@@ -94,3 +95,74 @@ def test_a_refused_put_gives_no_priority() -> None:
     rig.put(hashes("a", 2)[1:], hashes("a", 1)[0], retention=[HIGH])
     assert not rig.planner.catalog.retained
     assert CLIENT in rig.planner.leases.clients
+
+
+class Doorkeeper(AdmissionPolicy):
+    """Welcomes nobody, as the urgency policy does where everything stored is worth more."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        del surroundings
+
+    def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
+        return False
+
+
+class Porter(Doorkeeper):
+    """Welcomes everybody, and is not AdmitAll."""
+
+    def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
+        return True
+
+
+@pytest.fixture
+def doors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ADMISSION, "nobody", Doorkeeper)
+    monkeypatch.setitem(ADMISSION, "everybody", Porter)
+
+
+@pytest.mark.usefixtures("doors")
+@pytest.mark.parametrize("count", [1, 20])
+def test_admission_honours_priorities(count: int) -> None:
+    """A put with a high priority was declined by a policy that had never heard of it."""
+    rig = Rig(dram_blocks=count, nvme_blocks=0, policies=PolicyChoice(admission="nobody"))
+    plain, high, low = hashes("plain", count), hashes("high", count), hashes("low", count)
+    rig.put(plain)
+    assert set(rig.put(hashes("other", count))) == {PutOutcome.DECLINED}
+    assert set(rig.put(high, retention=[HIGH])) == {STORED}
+    assert in_dram(rig, high) == count
+    assert set(rig.put(low, retention=[LOW])) == {PutOutcome.DECLINED}
+    assert set(rig.put(hashes("equal", count), retention=[HIGH])) == {STORED}, "equals by the time of use"
+
+
+@pytest.mark.usefixtures("doors")
+def test_nobody_of_a_lower_priority_takes_a_place() -> None:
+    rig = Rig(dram_blocks=2, nvme_blocks=0, policies=PolicyChoice(admission="everybody"))
+    high = hashes("high", 2)
+    rig.put(high, retention=[RetentionHint(0, 0, 90, 10.0)])
+    assert set(rig.put(hashes("plain", 2))) == {PutOutcome.DECLINED}
+    rig.tick(11.0)
+    assert set(rig.put(hashes("later", 2))) == {STORED}, "the priority has ended"
+
+
+@pytest.mark.usefixtures("doors")
+def test_what_stands_before_a_priority_comes_in_with_it() -> None:
+    rig = Rig(dram_blocks=3, nvme_blocks=0, policies=PolicyChoice(admission="nobody"))
+    for number in range(3):
+        rig.put(hashes(f"plain{number}", 1))
+    chain = hashes("a", 3)
+    outcomes = rig.put(chain, retention=[RetentionHint(TOKENS, 2 * TOKENS, 90)])
+    assert outcomes == [STORED, STORED, PutOutcome.DECLINED]
+
+
+@pytest.mark.usefixtures("doors")
+def test_a_cold_store_that_admits_nobody_takes_what_has_a_priority() -> None:
+    policies = PolicyChoice(admission_of={Tier.NVME: "nobody"})
+    rig = Rig(dram_blocks=2, nvme_blocks=4, policies=policies)
+    plain, high = hashes("plain", 1), hashes("high", 1)
+    rig.put(plain)
+    rig.put(high, retention=[HIGH])
+    for number in range(3):
+        rig.put(hashes(f"other{number}", 1))
+        rig.settle()
+    assert rig.where(high[0])
+    assert not rig.where(plain[0])
