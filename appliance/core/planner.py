@@ -223,10 +223,12 @@ class Planner:
         if self.resizing.is_active:
             self.resizing.run()
         self.erasing.run()
-        if self.waiting:
+        is_crowded = len(self.waiting) > 0
+        if is_crowded:
             self.waiting.retry(self._is_tick)
             self.writes.conclude()
-        self.prefetching.run(is_crowded=len(self.waiting) > 0)
+            is_crowded = len(self.waiting) > 0
+        self.prefetching.run(is_crowded)
         self.reads.report()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:

@@ -212,6 +212,8 @@ class Pressure:
 
     def _lower(self, tier: Tier) -> Tier | None:
         """Return the next slower tier that works, None when there is none."""
+        if len(self._rooms) == 1:
+            return None
         for slower in TIERS[tier + 1 :]:
             is_asked = slower is not Tier.NVME or not self.refusals.is_pausing
             if slower in self._rooms and slower not in self._residency.offline and is_asked:

@@ -173,11 +173,11 @@ def unkeep_run(residency: Residency, rows: Sequence[int]) -> None:
     for row in rows:
         assert keepers[row] > 0
         keepers[row] = count = keepers[row] - 1
-        if count:
+        if count or (below_dram[row] and not in_hbm[row]):  # who has a child there stays there
             continue
-        if in_hbm[row] or (in_dram[row] and not below_dram[row]):  # who has a child there stays there
+        if in_dram[row] or in_hbm[row]:
             free.append(row)
-        elif not (in_dram[row] or in_nvme[row]):
+        elif not in_nvme[row]:
             nowhere.append(row)
     for row in free:
         for tier in residency.evictions:

@@ -123,7 +123,11 @@ class Sessions:
         """Note that a session uses these blocks."""
         serial = self._residency.catalog.serial
         if session.urgency is not Urgency.DECODING:
-            session.blocks.update(dict.fromkeys([serial[row] << 32 | row for row in rows]))
+            handles = dict.fromkeys([serial[row] << 32 | row for row in rows])
+            if session.blocks:
+                session.blocks.update(handles)
+            else:
+                session.blocks = handles
         else:
             for row in rows:
                 handle = self._residency.catalog.handle(row)
