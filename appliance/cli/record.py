@@ -1,10 +1,17 @@
-"""`kvtier record`: write down what a daemon is asked, as a trace that says nothing about whom."""
+"""`kvtier record`: write down what a daemon is asked, as a trace that says nothing about whom.
+
+The file is made of gzip members, each of them whole: a disk that is full, or a recorder that is killed, costs
+the last seconds of a recording and not all of it. (One stream that breaks off cannot be told from a copy that
+is not complete, and is refused when it is read.)
+"""
 
 import gzip
 import io
+import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +29,48 @@ from .target import Failed, connect, failure, resolve, target_option
 
 #: Compression of the file: the least that still finds repeated prompts.
 GZIP_LEVEL = 6
+#: Text that is compressed together, and the longest that it waits for more.
+MEMBER_CHARACTERS = 1 << 20
+MEMBER_S = 10.0
+
+
+class Members(io.TextIOBase):
+    """Text that goes into a file as one gzip member after the other. Closes the file with itself."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._text = io.StringIO()
+        self._num_bytes = 0  # of whole members
+        self._began_at = time.monotonic()
+
+    def write(self, text: str) -> int:
+        """Add text. Raises OSError where the file cannot be written on; what was there before stays whole."""
+        self._text.write(text)
+        if self._text.tell() >= MEMBER_CHARACTERS or time.monotonic() - self._began_at >= MEMBER_S:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what waits. Raises OSError."""
+        text, self._text = self._text.getvalue(), io.StringIO()
+        self._began_at = time.monotonic()
+        if not text or self.closed:
+            return
+        member = memoryview(gzip.compress(text.encode(), GZIP_LEVEL, mtime=0))
+        try:
+            while member:
+                member = member[self._file.write(member) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), self._num_bytes)
+            raise
+        self._num_bytes = self._file.tell()
+
+    def close(self) -> None:
+        """Write the last member. Idempotent."""
+        try:
+            super().close()
+        finally:
+            self._file.close()
 
 
 @click.command()
@@ -45,22 +94,38 @@ def record(out: Path, duration: str, target: str | None) -> None:
         raise click.UsageError(f"--for: {error}") from error
     address = resolve(target)
     try:
-        file = out.open("xb")
+        file = out.open("xb", buffering=0)
     except FileExistsError as error:
         raise Failed(f"{out} is there already; name another file") from error
     except OSError as error:
         raise Failed(f"cannot write {out}: {error.strerror}") from error
-    with file, connect(address) as channel:
-        compressed = gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=GZIP_LEVEL, mtime=0)
-        with io.TextIOWrapper(compressed, encoding="utf-8") as text:
-            recorder = Recorder(text)
-            _listen(channel, recorder, duration_s, address)
+    text = Members(file)
+    recorder = Recorder(text)
+    try:
+        with text, connect(address) as channel:
+            is_over = _listen(channel, recorder, duration_s, address)
+    except Failed:
+        if recorder.num_accesses:
+            _summary(recorder, out)
+        else:
+            out.unlink()  # the next try may have this name
+        raise
+    except OSError as error:
+        raise Failed(
+            f"{out} cannot be written on: {error.strerror}; what is in it can be replayed"
+        ) from error
+    _summary(recorder, out)
+    if not is_over:
+        talk().print("the daemon ended before that")
+
+
+def _summary(recorder: Recorder, out: Path) -> None:
     lost = f", {recorder.num_lost:,} more were lost: too fast for this recorder" if recorder.num_lost else ""
     talk().print(f"{recorder.num_accesses:,} accesses in {out}{lost}")
 
 
-def _listen(channel: grpc.Channel, recorder: Recorder, duration_s: float | None, address: str) -> None:
-    """Record until told to stop, or until the daemon ends."""
+def _listen(channel: grpc.Channel, recorder: Recorder, duration_s: float | None, address: str) -> bool:
+    """Record until told to stop (True), or until the daemon ends."""
     call = EventsServiceStub(channel).WatchAccesses(pb.WatchAccessesRequest())
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -80,11 +145,13 @@ def _listen(channel: grpc.Channel, recorder: Recorder, duration_s: float | None,
     except grpc.RpcError as error:
         if call.code() is not grpc.StatusCode.CANCELLED:
             raise failure(error, address) from error
+        return True
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         if timer is not None:
             timer.cancel()
+    return False
 
 
 def take(recorder: Recorder, message: pb.WatchAccessesResponse) -> None:

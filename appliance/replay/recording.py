@@ -21,6 +21,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Sequence
+from io import TextIOBase
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,7 +41,7 @@ URGENCIES = {urgency.name.lower(): urgency for urgency in Urgency}
 class Recorder:
     """Writes a recording. `key` is for tests; a real recording makes its own and forgets it."""
 
-    def __init__(self, out: TextIO, key: bytes = b"") -> None:
+    def __init__(self, out: TextIO | TextIOBase, key: bytes = b"") -> None:
         self._out = out
         self._key = key or secrets.token_bytes(KEY_BYTES)
         self._namespaces: set[int] = set()

@@ -1,7 +1,9 @@
 """Recording: a real daemon's session, written without names, says the same when it is replayed."""
 
+import errno
 import gzip
 import hashlib
+import io
 import json
 import signal
 import subprocess
@@ -9,11 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
+from kvtier.appliance.cli import record
 from kvtier.appliance.cli.app import cli
+from kvtier.appliance.cli.record import Members
 from kvtier.appliance.replay.readers import read_trace
 from kvtier.appliance.replay.recording import Recorder
 from kvtier.appliance.replay.setups import Shape, single_tier
@@ -157,6 +163,52 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 3
     assert "kvtier serve" in result.stderr
+    assert not list(tmp_path.iterdir()), "the next try may have the same name"
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk with so many bytes left; the last write before that is a short one."""
+
+    num_left = 20_000
+
+    def write(self, data: Any) -> int:
+        if not self.num_left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = super().write(bytes(data)[: self.num_left])
+        self.num_left -= count
+        return count
+
+
+def test_what_was_recorded_before_the_disk_was_full_can_be_replayed(tmp_path: Path) -> None:
+    out = tmp_path / "full.jsonl.gz"
+    text = Members(FullDisk(out, "xb"))
+    recorder = Recorder(text)
+    recorder.namespace(1, 16, 4096)
+
+    def fill() -> None:
+        with text:
+            for number in range(1000):
+                recorder.put(float(number), 1, "", b"", hashes(f"prompt {number}", 8))
+                if number % 10 == 0:
+                    text.flush()
+
+    with pytest.raises(OSError, match="No space left"):
+        fill()
+    trace = read_trace(out)
+    assert trace.num_requests % 10 == 1
+    assert 100 < trace.num_requests < 1000
+
+
+def test_a_recording_in_many_parts_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MEMBER_CHARACTERS", 1000)
+    out = tmp_path / "parts.jsonl.gz"
+    with Members(io.FileIO(out, "xb")) as text:
+        recorder = Recorder(text)
+        recorder.namespace(1, 16, 4096)
+        for number in range(100):
+            recorder.put(float(number), 1, "", b"", hashes(f"prompt {number}", 3))
+    assert out.read_bytes().count(b"\x1f\x8b\x08") > 5
+    assert read_trace(out).num_requests == 100
 
 
 def test_wrong_words_write_nothing(tmp_path: Path) -> None:
