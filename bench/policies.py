@@ -3,13 +3,13 @@
     python -m bench.policies [POLICY ...] [--blocks 1000000] [--chain 8] [--told 100] [--evictions 200000]
 
 Every candidate is the last block of a chain of `--chain` blocks. A policy is asked for a victim and for the
-prices of the blocks above it, hears what left, is offered what became a leaf, and is given a new chain for
-every chain that is gone; for every four victims some chain is used. So the number of blocks stays. The last
-`--told` of the chains were stored by a request each, as are all that come later: that is what a policy that
-learns takes most of its time for. The others are there as after a restart: offered a thousand at a time, and
-nobody saw them being stored. Prompts of the public chat trace have 24 blocks, those of the agents 235; chains
-of two are the worst case. Times are CPU times of the calls, because other processes of the machine are not
-the policy's fault; the policy's share of Python's garbage collection is in them.
+prices of the blocks above it, is offered what became a leaf, hears what left at the end of each step, as from
+the planner, and is given a new chain for every chain that is gone; for every four victims some chain is used.
+So the number of blocks stays. The last `--told` of the chains were stored by a request each, as are all that
+come later: that is what a policy that learns takes most of its time for. The others are there as after a
+restart: offered a thousand at a time, and nobody saw them being stored. Prompts of the public chat trace have
+24 blocks, those of the agents 235; chains of two are the worst case. Times are CPU times of the calls: other
+processes of the machine are not the policy's fault; its share of Python's garbage collection is in them.
 """
 
 import argparse
@@ -31,8 +31,10 @@ from .table import render
 GEOMETRY = Geometry(num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16, dtype="float16")
 REPLAY_ONLY = {"clairvoyant"}
 BAR_US, BAR_MS = 5.0, 5.0
-#: Evictions timed together: as many as the planner does in one step, and the CPU clock is slow to read.
+#: Victims timed together, because the CPU clock is slow to read, and blocks that the planner gives up in one
+#: step (appliance/core/pressure.py).
 BATCH = 64
+STEP = 64
 OFFERED_TOGETHER = 1000
 
 
@@ -97,6 +99,7 @@ class Rig:
         self.now = 0.0
         self.spent_s = self.longest_s = 0.0
         self.num_evicted = 0
+        self.leaving: list[int] = []  # rows taken in this step
         first_told = length * max(0, num_chains - num_told)
         for first in range(0, first_told, length * OFFERED_TOGETHER):
             end = min(first + length * OFFERED_TOGETHER, first_told)
@@ -143,14 +146,20 @@ class Rig:
             row = parent[row]
         num_above = policy.num_no_dearer(above, victim.price, now)
         run = [victim.row, *above[:num_above]]
-        policy.left(run)
+        self.leaving += run
+        if num_above < len(above):
+            policy.offer(above[num_above : num_above + 1], now)
+        if len(self.leaving) >= STEP:
+            self.flush()
+        return run[-1] if num_above == len(above) else None
+
+    def flush(self) -> None:
+        """Tell who left, as the planner does at the end of a step."""
+        rows, self.leaving = self.leaving, []
+        self.policy.left(rows)
         for observer in self.observers:
-            observer.forgotten(run)
-        self.num_evicted += len(run)
-        if num_above == len(above):
-            return run[-1]
-        policy.offer(above[num_above : num_above + 1], now)
-        return None
+            observer.forgotten(rows)
+        self.num_evicted += len(rows)
 
     def run(self, num_evictions: int, *, each: bool) -> None:
         """Evict, store and use; time the evictions together, or `each` by itself for the longest."""
@@ -167,6 +176,7 @@ class Rig:
                     self.longest_s = max(self.longest_s, time.thread_time() - call_at)
                 if head is not None:
                     gone.append(head)
+            self.flush()
             self.spent_s += time.thread_time() - began_at
             for head in gone:
                 self.facts.rename(head)

@@ -161,27 +161,28 @@ class Stretches:
         for row in rows:
             stretch = of_row[row] if row < num_known else UNKNOWN
             if stretch != stretch_of_group:
-                self._become_ghosts(group, stretch_of_group)
+                if group:
+                    self._name_ghosts(group, stretch_of_group)
                 group, stretch_of_group = [], stretch
             if stretch:
                 of_row[row] = UNKNOWN
+                self.num_rows[stretch] -= 1
+                self.num_blocks -= 1
                 group.append(names[row])
-        self._become_ghosts(group, stretch_of_group)
-
-    def _become_ghosts(self, names: Sequence[bytes], stretch: int) -> None:
-        """Blocks of a stretch are no rows any more."""
-        if names:
-            self.num_rows[stretch] -= len(names)
-            self.num_blocks -= len(names)
-            self.haunt(names, stretch)
+        if group:
+            self._name_ghosts(group, stretch_of_group)
+        self._make_room(2 * len(rows))
 
     def haunt(self, names: Sequence[bytes], stretch: int) -> None:
         """Remember the names of blocks that are not stored. The oldest names make room."""
+        self._name_ghosts(names, stretch)
+        self._make_room(2 * len(names))
+
+    def _name_ghosts(self, names: Sequence[bytes], stretch: int) -> None:
         self.num_ghosts[stretch] += len(names)  # first, or one that loses and gains a ghost would close
         for before in self.ghosts.set(names, stretch):
             self.num_ghosts[before] -= 1
             self.close_if_empty(before)
-        self._make_room(2 * len(names))
 
     def _make_room(self, max_forgotten: int) -> None:
         """Forget the oldest ghosts beyond the limit: two for each that came, because the limit may fall."""

@@ -75,6 +75,7 @@ class UrgencyEviction(EvictionPolicy):
         self._facts = surroundings.facts
         self._values = Values(surroundings)
         self._forecast = forecast_of(surroundings)
+        self._victim = Victim(-1, math.nan)  # the last one
         self._pool = Pool(self._prices, self._price_anew)
         #: The last price asked for: who is too dear to leave with the block below becomes a candidate next.
         self._asked_row, self._asked_at, self._asked_price = -1, math.nan, math.nan
@@ -95,6 +96,8 @@ class UrgencyEviction(EvictionPolicy):
         """Rows may name other blocks from now on."""
         if self._asked_row in rows:
             self._asked_row = -1
+        if self._victim.row in rows:
+            self._victim = Victim(-1, math.nan)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
         """Add candidates."""
@@ -122,8 +125,11 @@ class UrgencyEviction(EvictionPolicy):
 
     def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
         """Ask once for all blocks with the same past: up their chain they are worth the same, or (in seconds)
-        less and less."""
-        number = 0
+        less and less. Those with the past of the victim are not asked for: its price is of another instant,
+        made together with others, and rounded otherwise, which kept half of them."""
+        number, victim = 0, self._victim
+        if rows and price == victim.price and self._facts.parent[victim.row] == rows[0]:
+            number = self._forecast.end_of_same_price((victim.row, *rows), 0) - 1
         while number < len(rows) and self.price(rows[number], now) <= price:
             number = self._forecast.end_of_same_price(rows, number)
         return number
@@ -134,7 +140,8 @@ class UrgencyEviction(EvictionPolicy):
         if found is None:
             return None
         (price, row), following = found
-        return Victim(row, price, *(following or (math.nan, -1)))
+        self._victim = Victim(row, price, *(following or (math.nan, -1)))
+        return self._victim
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left this tier."""

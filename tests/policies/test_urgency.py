@@ -17,7 +17,7 @@ from kvtier.policies.ages import (
     step_of,
     steps_of,
 )
-from kvtier.policies.base import Newcomer, SessionChange, Use, Victim
+from kvtier.policies.base import EvictionPolicy, Newcomer, SessionChange, Use, Victim
 from kvtier.policies.forecast import Forecast, forecast_of
 from kvtier.policies.hazard import MAX_AT_RISK, Hazards, Observations
 from kvtier.policies.learned import pack, unpack
@@ -507,6 +507,27 @@ def test_the_mean_gap_is_over_all_uses_of_the_blocks_stored_or_not() -> None:
     assert stretches.num_uses[stretch] == 3
     assert stretches.known_s[stretch] == pytest.approx(490.0)
     assert stretches.description_of(stretch)[-NUM_GAPS:][2] == 1 + bin_of(490.0 / 3)
+
+
+def test_blocks_with_the_past_of_the_victim_leave_with_it_however_prices_are_rounded() -> None:
+    """A price made with others, or at another instant, differs in its last digits from one made by itself."""
+    for age_s in (0.06, 0.13, 0.21, 0.33, 0.44):
+        facts = Facts()
+        surroundings = surroundings_of(facts)
+        policy, forecast = UrgencyEviction(surroundings), forecast_of(surroundings)
+        rows: list[int] = []
+        for each in chain_of("talk", length=6):
+            rows.append(facts.add(each, rows[-1] if rows else -1, 0.0))
+        for observer in (forecast, policy):
+            observer.stored(rows, Use(0.0, 0, 7, Urgency.PREFILL))  # more is to come: it has no tail yet
+        policy.offer(rows[-1:], age_s)
+        victim = policy.choose(age_s)
+        assert victim is not None
+        above = rows[-2::-1]
+        assert policy.num_no_dearer(above, victim.price, age_s + 0.04) == len(above), "dearer by a bit"
+        policy.forgotten(rows[-1:])
+        one_by_one = EvictionPolicy.num_no_dearer(policy, above, victim.price, age_s + 0.04)
+        assert policy.num_no_dearer(above, victim.price, age_s + 0.04) == one_by_one, "nobody was chosen"
 
 
 def test_shared_blocks_keep_their_price_when_a_session_ends() -> None:
