@@ -99,6 +99,8 @@ class Forecast(Observer):
         now = self._clock.at(use.now)
         self._appraiser.advance(now)
         visit.num_blocks = max(visit.num_blocks, self._facts.position[rows[0]] + use.num_asked)
+        if visit is self._visit and self._facts.position[rows[0]] >= visit.num_named:
+            self._ask_for_more(visit, names)
         if visit.used_at < now:
             self._go_on(visit, now)
         self._adopt(visit, rows, names, use)
@@ -290,6 +292,19 @@ class Forecast(Observer):
         use = use._replace(now=self._clock.begin_request(use.now))
         return self._begin((), use, names, parent)
 
+    def _ask_for_more(self, visit: Visit, names: Sequence[bytes]) -> None:
+        """A prompt that is put in several calls goes on. What was known of it may end only here, and the duel
+        counts what one request asked for, in how many calls ever."""
+        last_ghost = UNKNOWN
+        for number, ghost in enumerate(self._stretches.ghosts.get_all(names)):
+            if ghost and self._stretches.visit[ghost] is not visit:
+                visit.num_known, last_ghost = visit.num_named + number + 1, ghost
+        earlier = self._stretches.visit[last_ghost]
+        if earlier is not None and not visit.turn and visit.continues(earlier, visit.num_known):
+            visit.follow(earlier)
+        visit.num_named += len(names)
+        self._duel.asked((), names, self._stretches.num_blocks)
+
     def _settle(self) -> None:
         """Account for a use that no put followed."""
         pending, self._pending = self._pending, None
@@ -313,6 +328,7 @@ class Forecast(Observer):
         earlier = stretches.visit[before]
         if earlier is not None and visit.continues(earlier, num_known):
             visit.follow(earlier)
+        visit.num_named = num_used + len(names)
         if rows:
             self._take(visit, rows, stretches.runs(rows))
         if use.session:

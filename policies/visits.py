@@ -82,6 +82,7 @@ class Visit:
     is_over: bool = False  # its session ended
     said_at: float = 0.0
     back_at: float = math.inf  # announced; inf: not
+    num_named: int = 0  # blocks at its beginning whose names were heard of
     head: bytes = b""  # name of its first block, where nothing of its chain was stored
 
     @property
