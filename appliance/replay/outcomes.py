@@ -61,6 +61,15 @@ class Outcome:
         return written * DAY_S / self.duration_s if self.duration_s else 0.0
 
     @property
+    def refusals(self) -> dict[str, int]:
+        """Calls that the planner refused, by its reason: a client would have computed what they asked for."""
+        return {
+            name.removeprefix("refused_"): count
+            for name, count in self.counters.items()
+            if name.startswith("refused_")
+        }
+
+    @property
     def prefetch(self) -> dict[str, int]:
         """What became of blocks that came up before anyone asked, by the planner's own counters."""
         return {name: count for name, count in self.counters.items() if "prefetch" in name}

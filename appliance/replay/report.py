@@ -46,6 +46,9 @@ def tables(trace: Trace, outcomes: Sequence[Outcome]) -> RenderableType:
         parts += [Text(), times(outcomes)]
     if any(any(outcome.prefetch.values()) for outcome in outcomes):
         parts += [Text(), prefetches(outcomes)]
+    for outcome in outcomes:
+        for reason, count in outcome.refusals.items():
+            parts.append(Text(f"{outcome.label}: {count:,} calls were refused, {reason}", "bold yellow"))
     parts += [Text(problem, "bold red") for outcome in outcomes for problem in outcome.problems]
     return Group(*parts)
 
@@ -131,6 +134,8 @@ def _figures(before: Outcome, after: Outcome) -> list[tuple[str, float, float, s
         figures.append((edge.replace(">", " → "), *(float(o.edge_bytes.get(edge, 0)) for o in both), "B"))
     figures.append(("→ nvme a day", *(o.nvme_written_bytes_per_day for o in both), "B"))
     figures.append(("refused blocks of puts", *(float(o.num_refused_blocks) for o in both), ""))
+    if any(o.refusals for o in both):
+        figures.append(("refused calls", *(float(sum(o.refusals.values())) for o in both), ""))
     return figures  # type: ignore[return-value]
 
 

@@ -192,9 +192,7 @@ def single_tier(policy: str, capacity: str, trace: Trace, shape: Shape) -> Setup
     num_bytes = unbounded_bytes(trace, shape)
     if policy != UNBOUNDED:
         num_bytes = min(num_bytes, capacity_of(capacity, trace, shape))
-    longest = int(max(1, (trace.first[1:] - trace.first[:-1]).max()))
     options = PlannerOptions(
-        max_blocks_per_request=longest,
         max_story_lines=1,
         high_watermark=1.0,
         low_watermark=1.0,

@@ -5,7 +5,10 @@ the rest of its instructions are about bytes, of which there are none.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ...policies.base import Future
 from ...tiers.block import Tier
@@ -39,7 +42,10 @@ class Shell:
         self.names = trace.names()
         future: Future = TraceFuture(trace, self.names)
         rooms = rooms_for(setup.capacity_bytes, [identity.geometry for identity in identities])
-        self.planner = Planner(setup.options, rooms, policies=setup.choice, future=future)
+        # Clients send what is longer than a request may be in several; here that is one.
+        longest = max(setup.options.max_blocks_per_request, int(np.diff(trace.first).max(initial=1)))
+        options = replace(setup.options, max_blocks_per_request=longest)
+        self.planner = Planner(options, rooms, policies=setup.choice, future=future)
         self.planner.on_policy_failed = _give_up
         self.results: dict[int, ev.Result] = {}  # last answer per call, until somebody takes it
         self.num_refused_blocks = 0

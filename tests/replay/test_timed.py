@@ -1,11 +1,15 @@
 """The timed shell: seconds by hand, edges that queue, books that balance over several tiers."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from kvtier.appliance.core.events import CopyFinished
 from kvtier.appliance.core.instructions import CancelCopy, Copy
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.replay.outcomes import Outcome
+from kvtier.appliance.replay.report import differences, tables
 from kvtier.appliance.replay.setups import Setup, Shape, choice_of
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.traces import Trace
@@ -129,3 +133,26 @@ def test_a_batch_that_has_not_begun_can_be_cancelled() -> None:
     assert len(ended) == 2
     assert causes == {1: None, 2: Cause.CANCELLED}
     assert mover.num_bytes["nvme>dram"] == MIB
+
+
+def test_prompts_longer_than_one_call_may_be_are_served() -> None:
+    """Clients send them in several; they were refused here, and no hit was ever counted."""
+    ids = list(range(40))
+    trace = trace_of(request(0, ids), request(60_000, ids))
+    sizes, options = {Tier.DRAM: 100 * BLOCK_BYTES}, PlannerOptions(max_blocks_per_request=16)
+    setup = Setup("lru", "", choice_of("lru"), sizes, options, is_timed=True)
+    outcome = TimedShell(trace, setup).run()
+    assert sum(outcome.block_hits.values()) == 40
+    assert outcome.refusals == {}
+
+
+def test_refused_calls_are_told() -> None:
+    trace = trace_of(*(request(number, [number]) for number in range(3)))
+    outcome = run(shell_of(trace, dram_blocks=16))
+    outcome.counters["refused_no_room"] = 7
+    assert outcome.refusals == {"no_room": 7}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(tables(trace, [outcome]), differences(outcome, outcome))
+    text = console.export_text()
+    assert "7 calls were refused, no_room" in text
+    assert "refused calls" in text
