@@ -17,8 +17,20 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, NUM_STEPS, STEPS_PER_BIN, bin_of, step_of, steps_of
+from .ages import (
+    EDGES_S,
+    F64,
+    MIN_GAP_S,
+    NUM_BINS,
+    NUM_STEPS,
+    STEP_EDGES_S,
+    STEPS_PER_BIN,
+    bin_of,
+    step_of,
+    steps_of,
+)
 from .hazard import Hazards, Observations, parts_of
+from .rates import Rates
 from .stretches import DESCRIPTION, I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
 from .visits import (
     GAPS_ON_LINE,
@@ -73,6 +85,7 @@ class Appraiser:
     def __init__(self, stretches: Stretches) -> None:
         self._stretches = stretches
         self._hazards = Hazards(NUM_KINDS, SIZES, NUM_GAPS, LINES, GAPS_ON_LINE)
+        self._rates = Rates()
         self._seen = Observations()
         #: Serial numbers of stretches and the stretches, one after the other: no tuples, as in ghosts.py.
         self._agenda: list[deque[int]] = [deque() for _ in range(NUM_BINS)]
@@ -174,7 +187,9 @@ class Appraiser:
         features = [features_of(visit, kind, past.num_uses, past.age_s) for kind, past in parts]
         gap_bins = [gap_bins_of(visit, kind, past.num_uses, past.known_s) for kind, past in parts]
         hazards = self._hazards.hazards(np.array(kinds), np.array(features), np.array(gap_bins))
-        return index_at(hazards, np.zeros((len(parts), 1), np.int64))[:, 0]
+        prices = index_at(hazards, np.zeros((len(parts), 1), np.int64))[:, 0]
+        num_uses = [past.num_uses for _, past in parts]
+        return prices * self._rates.factors(num_uses, [past.known_s for _, past in parts])
 
     def prices_of_unknown(self, ages_s: F64) -> F64:
         """Return the prices of blocks of which only the last use is known."""
@@ -196,7 +211,8 @@ class Appraiser:
         if not len(self._unknown_prices):
             nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
             hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
-            self._unknown_prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0]
+            prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0]
+            self._unknown_prices = prices * self._rates.factors(0, STEP_EDGES_S[:-1])
         return self._unknown_prices
 
     def watch(self, stretch: int) -> None:
@@ -221,7 +237,10 @@ class Appraiser:
     def count_use(self, stretch: int, now: float, num_blocks: int) -> None:
         """Blocks of a stretch are used: an observation, after those of the bins it outlived."""
         stretches = self._stretches
-        number = bin_of(now - stretches.used_at[stretch])
+        age_s = now - stretches.used_at[stretch]
+        if stretches.kind[stretch] <= PRIVATE:
+            self._rates.add_gap(age_s)
+        number = bin_of(age_s)
         weight = _weight(stretches.weigh(stretch))
         for outlived in range(stretches.bin[stretch], number):
             self._observe(stretch, outlived, 0.0, weight)
@@ -269,16 +288,20 @@ class Appraiser:
         """Learn from what was observed, once it is a batch."""
         if len(self._seen) >= BATCH:
             self._hazards.learn(self._seen)
+            self._rates.fade(len(self._seen))
             self._seen = Observations()
             self._unknown_prices = np.zeros(0)
 
     def dump(self) -> dict[str, Any]:
         """Return what was learned, for `load`."""
-        return self._hazards.dump()
+        return {**self._hazards.dump(), "rates": self._rates.dump()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Take over what another one learned. Raises ValueError, and changes nothing, where it cannot."""
+        rates = Rates()
+        rates.load(saved.get("rates") if isinstance(saved, Mapping) else None)
         self._hazards.load(saved)
+        self._rates = rates
         self._unknown_prices = np.zeros(0)
 
     def _reprice(self, numbers: I32) -> None:
@@ -307,6 +330,10 @@ class Appraiser:
         first_bin = min(int(bins.min()), NUM_BINS - 1)  # who outlived them all is still in the last one
         steps = np.minimum(first_steps[:, None] + _NEXT_STEPS, NUM_STEPS - 1)
         made = index_at(self._hazards.hazards(kinds, features, gap_bins, first_bin), steps, first_bin)
+        if self._rates.exponent:
+            num_uses = np.frombuffer(stretches.num_uses, np.int64)[numbers, None]
+            known_s = np.frombuffer(stretches.known_s)[numbers, None]
+            made *= self._rates.factors(num_uses, known_s + STEP_EDGES_S[steps])
         np.frombuffer(stretches.prices, np.float32).reshape(-1, NUM_PRICES)[numbers] = made
         np.frombuffer(stretches.priced_from, np.int8)[numbers] = first_steps
         np.frombuffer(stretches.freshness, np.int8)[numbers] = PRICED

@@ -1,7 +1,5 @@
 """The appraiser keeps prices no longer than they are worth, and makes few of them anew at a time."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ LATE_S = 40.0
 def open_one(stretches: Stretches, appraiser: Appraiser, used_at: float) -> int:
     """Return a stretch of one block that was used at a time."""
     visit = Visit(used_at, 0, -1, num_blocks=1, num_known=0)
-    stretch = stretches.open(visit, used_at, NEW, 0, 1, -1.0, math.nan)
+    stretch = stretches.open(visit, used_at, NEW, 0, 0, -1.0, 0.0)
     visit.stretches.append(stretch)
     stretches.put([stretch], stretch)
     appraiser.describe(visit)

@@ -454,8 +454,9 @@ def test_the_price_of_a_ghost_that_returns_is_that_of_a_return() -> None:
     for row in reversed(rows):
         facts.remove(row)
     again, rows = arrive(forecast, facts, 50.0, names)
-    assert forecast.price(rows[0], 50.0) == pytest.approx(again, rel=1e-5)
-    assert again != pytest.approx(first, rel=1e-3)
+    # The gap that its return ends is learned in between (rates.py), the first one of all.
+    assert forecast.price(rows[0], 50.0) == pytest.approx(again, rel=0.03)
+    assert again != pytest.approx(first, rel=0.1)
 
 
 def test_a_block_without_a_past_has_one_price_alone_and_among_others() -> None:
