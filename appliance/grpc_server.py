@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 from google.protobuf import message_factory
@@ -39,6 +39,17 @@ SERVICES = (
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
     events_pb2.DESCRIPTOR.services_by_name["EventsService"],
 )
+
+OPTIONS: Final = {
+    "grpc.max_receive_message_length": MAX_PAYLOAD_BYTES + HEADROOM_BYTES,
+    "grpc.max_send_message_length": MAX_PAYLOAD_BYTES + HEADROOM_BYTES,
+    "grpc.so_reuseport": 0,
+    # A host that lost its power says no goodbye: without these its streams, and what they hold, would stay.
+    "grpc.keepalive_time_ms": 60_000,
+    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.keepalive_permit_without_calls": 1,
+    "grpc.http2.max_pings_without_data": 0,  # as many as it takes: a stream may wait for hours
+}
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler = Callable[[Caller, Any], Any]
@@ -123,11 +134,7 @@ class GrpcServer:
         self._rates = rates
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=max_concurrent_rpcs,
-            options=[
-                ("grpc.max_receive_message_length", MAX_PAYLOAD_BYTES + HEADROOM_BYTES),
-                ("grpc.max_send_message_length", MAX_PAYLOAD_BYTES + HEADROOM_BYTES),
-                ("grpc.so_reuseport", 0),
-            ],
+            options=list(OPTIONS.items()),
         )
         handlers: Mapping[str, Sequence[object]] = {
             "KVCacheService": (service, streams),

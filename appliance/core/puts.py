@@ -373,8 +373,9 @@ class PutJob:
         fresh, self._fresh = self._fresh, []
         for run in fresh:
             self._fail(run.fragments)
+        taken, self._taken = self._taken, []
+        self._fail([fragment for _, fragment in taken])
         for block in range(len(self.outcomes)):
-            self._give_back(block)
             if self.outcomes[block] in (0, PutOutcome.NEEDED):
                 self.outcomes[block] = PutOutcome.FAILED
         self._next = len(self.outcomes)
