@@ -210,11 +210,87 @@ def mixed(rng: Random, num: int) -> Iterator[Request]:
     yield from sorted(requests)[:num]
 
 
+def retrieval(rng: Random, num: int) -> Iterator[Request]:
+    """Questions with a few passages in front, best one first: popular passages, in any company."""
+    weights = zipf_weights(400, 1.0)
+    for number, now in enumerate(arrivals(rng, num, 0.7)):
+        found = dict.fromkeys(rng.choices(range(400), cum_weights=weights, k=1 + rng.randrange(3)))
+        passages = [(("passage", each), 2 + each % 3) for each in found]
+        yield now, chain_of(("instructions", 2), *passages, (("question", number), 1))
+
+
+def few_shot(rng: Random, num: int) -> Iterator[Request]:
+    """Jobs of many items behind one long prompt each, side by side; some prompts come again and again."""
+    requests: list[Request] = []
+    for number, begin_s in enumerate(arrivals(rng, num // 100, 60.0)):
+        examples = ("nightly", number % 4) if rng.random() < 0.4 else ("job", number)
+        now = begin_s
+        for item in range(40 + rng.randrange(160)):
+            now += rng.expovariate(2.0)
+            requests.append((now, chain_of((examples, 12), ((number, item), 2))))
+    yield from sorted(requests)[:num]
+
+
+def completion(rng: Random, num: int) -> Iterator[Request]:
+    """Editors that send a file up to the cursor at every pause: what stands before an edit stays the same."""
+    requests: list[Request] = []
+    for editor, begin_s in enumerate(arrivals(rng, num // 40, 40.0)):
+        now, num_blocks, versions = begin_s, 8 + rng.randrange(24), [0] * 64
+        for edit in range(20 + rng.randrange(60)):
+            now += rng.expovariate(1 / 3) if rng.random() < 0.9 else rng.expovariate(1 / 120)
+            cursor = min(num_blocks - 1, int(rng.expovariate(1 / 4)))
+            place = num_blocks - 1 - cursor
+            versions[place] = edit
+            parts = [((editor, number, versions[number]), 1) for number in range(place + 1)]
+            requests.append((now, chain_of(("instructions", 2), *parts)))
+            num_blocks = min(60, num_blocks + (rng.random() < 0.2))
+    yield from sorted(requests)[:num]
+
+
+def subagents(rng: Random, num: int) -> Iterator[Request]:
+    """Agents in a loop of tools; now and then some helpers read on from a brief, all at once, and report."""
+    requests: list[Request] = []
+
+    def loop_of(now: float, parts: list[tuple[object, int]], name: object, num_steps: int) -> float:
+        length = 0
+        for step in range(num_steps):
+            length += 1 + int(rng.expovariate(1 / 2))
+            requests.append((now, chain_of(*parts, (name, length))))
+            now += 2.0 + (rng.expovariate(1 / 5) if rng.random() < 0.9 else rng.expovariate(1 / 180))
+            if parts[0][0] == "agent" and rng.random() < 0.1:
+                brief = [("helper", 3), ((name, step), 2)]
+                ends = [
+                    loop_of(now, brief, helper, 3 + rng.randrange(6))
+                    for helper in range(2 + rng.randrange(4))
+                ]
+                now = max(ends)
+        return now
+
+    for number, begin_s in enumerate(arrivals(rng, num // 20, 20.0)):
+        loop_of(begin_s, [("agent", 6)], number, 5 + int(rng.expovariate(1 / 15)))
+    yield from sorted(requests)[:num]
+
+
+def bursts(rng: Random, num: int) -> Iterator[Request]:
+    """Customers of an API who come in bursts, each with a template or two and prompts of their own."""
+    weights = zipf_weights(120, 0.8)
+    requests: list[Request] = []
+    for begin_s in arrivals(rng, num // 8, 10.0):
+        customer = rng.choices(range(120), cum_weights=weights)[0]
+        now = begin_s
+        for _ in range(1 + int(rng.expovariate(1 / 12))):
+            now += rng.expovariate(3.0)
+            template = ((customer, int(rng.random() < 0.3)), 2 + customer % 6)
+            requests.append((now, chain_of(template, (("prompt", rng.random()), 2))))
+    yield from sorted(requests)[:num]
+
+
 WORKLOADS: dict[str, Callable[[Random, int], Iterator[Request]]] = {
     each.__name__: each
     for each in (
         *(zipf, popular, recent, loop, scan, prefixes, chats, shifting, turncoat, twice),
         *(documents, branching, diurnal, mixed),
+        *(retrieval, few_shot, completion, subagents, bursts),
     )
 }
 
