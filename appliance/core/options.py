@@ -43,8 +43,8 @@ class PlannerOptions:
     put_wait_s: float = 5.0
     session_idle_s: float = 3600.0
 
-    #: Share of a memory tier's capacity from which on its coldest blocks leave, and that of dram from which on
-    #: what is put is copied down ahead.
+    #: Share of a memory tier's capacity from which on its coldest blocks leave, and that of dram from which
+    #: on what is put is copied down ahead.
     high_watermark: float = 0.95
     low_watermark: float = 0.80
     #: Bytes being spilled at one time, per tier: enough to fill a device queue, little enough to
