@@ -289,7 +289,8 @@ class Prefetching:
                 source = self._announcements if expected.is_announced else self._forecasts
                 self._guess(expected, Urgency.WAITING, self._budget_bytes(), source)
         self._go_on(now, is_learned=True)
-        self._not_before = now + max(PAUSE_S, (1 - self._allowance_bytes) / rate)
+        wait_s = (1 - self._allowance_bytes) / rate if rate > 0 else BURST_S  # 0: no share, for now
+        self._not_before = now + max(PAUSE_S, wait_s)
 
     def _go_on(self, now: float, *, is_learned: bool) -> None:
         """Go on with what was cut of what was learned, or of everything else."""
@@ -339,7 +340,9 @@ class Prefetching:
         return max(0.0, min(self._allowance_bytes, self._room_bytes()))
 
     def _room_bytes(self) -> int:
-        """Return how many bytes may be begun now."""
+        """Return how many bytes may be begun now; none without a share of the bandwidth."""
+        if not self.options.prefetch_bandwidth_fraction:
+            return 0
         in_flight = self._copies.bytes_in_flight.get(EDGE, 0)
         capacity = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
         limit = self.options.max_prefetched_fraction * capacity

@@ -247,3 +247,16 @@ def test_habits_are_learned_with_and_without_session_ids(session_id: str) -> Non
     outcomes = counted(rig)
     assert outcomes["used"] >= 2 * 12
     assert outcomes["wasted"] <= 0.3 * outcomes["begun"]
+
+
+def test_no_share_of_the_bandwidth_is_no_prefetch_and_no_end_of_the_daemon() -> None:
+    rig, _ = cold(prefetch_bandwidth_fraction=0.0)
+    say(rig, Urgency.WAITING, 5.0)
+    ticks(rig, 4.0)
+    assert not rig.copies
+    due = rig.planner.next_deadline()
+    assert due is None or due > rig.now, "nobody is woken up for what may not begin"
+    say(rig, Urgency.QUEUED)
+    assert not rig.copies
+    ticks(rig, 60.0)
+    assert counted(rig) == {}
