@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
+from kvtier.appliance.core import erasing, reclaim
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core import reclaim
 from kvtier.appliance.core.erasing import STEP_BLOCKS
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
@@ -180,9 +180,12 @@ def test_no_key_condemns_a_record() -> None:
     assert rig.found(chain) == 0
 
 
-def test_a_copy_that_begins_while_a_large_tenant_goes_does_not_arrive() -> None:
+def test_a_copy_that_begins_while_a_large_tenant_goes_does_not_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A block that has not had its turn is spilled; then it has its turn; then the spill ends."""
-    num_blocks = 2 * STEP_BLOCKS
+    monkeypatch.setattr(erasing, "STEP_BLOCKS", 8)
+    num_blocks = 2 * erasing.STEP_BLOCKS
     rig = Rig(dram_blocks=num_blocks, nvme_blocks=num_blocks)
     chains = [[hashlib.sha256(b"one of many %d" % n).digest()] for n in range(num_blocks)]
     for chain in chains:
