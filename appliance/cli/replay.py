@@ -164,12 +164,15 @@ def replay(
     except (ValueError, UnknownPolicy, SettingsError) as error:
         raise click.UsageError(str(error)) from error
     outcomes = run(trace, setups, jobs, speeds)
-    if chart is not None:
-        write_chart(chart, trace.name, outcomes)
     if as_json:
         print_json(report.plain(trace, outcomes))
     else:
         console().print(report.tables(trace, outcomes))
+    if chart is not None:  # last: what took an hour is on the screen, whatever becomes of the picture
+        try:
+            write_chart(chart, trace.name, outcomes)
+        except OSError as error:
+            raise Failed(f"cannot write {chart}: {error.strerror}") from error
     if any(outcome.problems for outcome in outcomes):
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
 

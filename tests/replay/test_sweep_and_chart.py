@@ -254,3 +254,12 @@ def test_what_would_be_replayed_as_something_else_is_refused(
     result = CliRunner().invoke(cli, ["replay", str(path), *arguments])
     assert result.exit_code == 2
     assert says in result.stderr.replace("\n", " ")
+
+
+def test_a_picture_that_cannot_be_written_costs_no_figures(trace_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "hits.svg"
+    target.symlink_to("/dev/full")
+    result = kvtier("replay", trace_path, "--capacity", "50%", "--jobs", 1, "--chart", target)
+    assert result.exit_code == 1
+    assert "accesses/s" in result.stdout
+    assert "No space left on device" in result.stderr
