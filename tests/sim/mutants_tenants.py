@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvtier.appliance.core import copies, erasing, gets, quotas
+from kvtier.appliance.core import copies, erasing, quotas
 from kvtier.tiers import shares
 
 Patch = tuple[Any, str, Any]
@@ -41,14 +41,8 @@ def erased_on_disk_only() -> list[Patch]:
     return [(erasing.Erasing, "_forget", lambda self, row: None)]
 
 
-def erased_is_named_again() -> list[Patch]:
-    """A retry is answered with slots that were condemned meanwhile."""
-    return [(gets.AcquireJob, "_is_intact", lambda self: True)]
-
-
 ERASING = (
     ("erased lands", "a load ends after its tenant was erased, and counts", erased_lands),
     ("erased is spilled", "a spill from before is written under the new key", erased_waits_for_nobody),
     ("erased from disk only", "memory keeps what was erased", erased_on_disk_only),
-    ("erased, named again", "a retry names what was erased", erased_is_named_again),
 )

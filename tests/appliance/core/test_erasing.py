@@ -246,3 +246,18 @@ def test_a_segment_is_emptied_of_what_was_erased_while_its_copy_in_dram_is_read(
         rig.finish(copy)
     assert finish_erasing(rig, call) == 1 + number
     assert rig.planner.catalog.num_blocks == 0
+
+
+def test_a_retry_is_not_answered_with_what_was_erased_meanwhile() -> None:
+    """Its lease still stands, and its slots are not others' yet; but nobody new may read them."""
+    rig = Rig(dram_blocks=4)
+    mine = hashes("mine", 2)
+    rig.put(mine)
+    first = rig.acquire(mine, request_id="once")
+    assert len(rig.answer(first).ready) == 4
+    again = rig.acquire(mine, request_id="once")
+    assert rig.answer(again).ready == rig.answer(first).ready, "as long as it is there"
+    erase(rig)
+    late = rig.acquire(mine, request_id="once")
+    assert rig.answer(late).num_blocks == 0
+    assert list(rig.answer(late).ready) == []
