@@ -29,7 +29,7 @@ from .core.options import PlannerOptions
 from .core.policy_facts import PolicyFacts
 from .settings_fields import refuse
 
-DEFAULT = PolicyChoice(eviction="urgency")
+DEFAULT = PolicyChoice(eviction="urgency", prefetch="announced")
 
 
 class _Model(BaseModel):
@@ -53,7 +53,7 @@ class Policy(_Model):
     admission: str = DEFAULT.admission
     """What may enter a tier. It is asked where no slower tier takes what leaves, and before a spill."""
     prefetch: str = DEFAULT.prefetch
-    """Who comes up before anyone asks; empty: nobody."""
+    """Who comes up before anyone asks: who announced it, also who is likely to (turns), or nobody (empty)."""
     tiers: dict[str, TierPolicy] = {}
     """Exceptions by tier: hbm, dram, nvme."""
     options: dict[str, dict[str, Any]] = {}

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.settings import Settings
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier, Urgency
@@ -61,6 +62,18 @@ def test_back_in_30_s_means_there_in_30_s() -> None:
     assert counted(rig) == {"begun": 2, "used": 2}
     assert rig.planner.story.counters["prefetch_used_bytes"] == 2 * BLOCK
     assert "said it would be back in 30 s" in str(rig.planner.story.words(chain[0]))
+
+
+def test_by_default_who_announced_it_comes_up_and_nobody_else() -> None:
+    policies = Settings.load(env={}).policy.choice()
+    assert policies.prefetch == "announced"
+    rig, _ = cold(policies=policies)
+    say(rig, Urgency.WAITING)
+    ticks(rig, 100.0)
+    assert not rig.copies
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    assert rig.copies
 
 
 def test_without_a_policy_nothing_comes_up_unasked() -> None:
