@@ -187,9 +187,11 @@ class Appraiser:
         features = [features_of(visit, kind, past.num_uses, past.age_s) for kind, past in parts]
         gap_bins = [gap_bins_of(visit, kind, past.num_uses, past.known_s) for kind, past in parts]
         hazards = self._hazards.hazards(np.array(kinds), np.array(features), np.array(gap_bins))
-        prices = index_at(hazards, np.zeros((len(parts), 1), np.int64))[:, 0]
-        num_uses = [past.num_uses for _, past in parts]
-        return prices * self._rates.factors(num_uses, [past.known_s for _, past in parts])
+        prices: F64 = index_at(hazards, np.zeros((len(parts), 1), np.int64))[:, 0]
+        for number, (_, past) in enumerate(parts):
+            if past.num_uses:  # the measure of rates is a new block
+                prices[number] *= self._rates.factor(past.num_uses, past.known_s)
+        return prices
 
     def prices_of_unknown(self, ages_s: F64) -> F64:
         """Return the prices of blocks of which only the last use is known."""
@@ -212,7 +214,7 @@ class Appraiser:
             nothing = np.zeros((1, NUM_FEATURES), np.int64), np.zeros((1, NUM_GAPS), np.int64)
             hazards = self._hazards.hazards(np.array([PRIVATE]), *nothing)
             prices = index_at(hazards, np.arange(NUM_STEPS)[None, :])[0]
-            self._unknown_prices = prices * self._rates.factors(0, STEP_EDGES_S[:-1])
+            self._unknown_prices = prices * self._rates.factors(0, STEP_EDGES_S[:-1].copy())
         return self._unknown_prices
 
     def watch(self, stretch: int) -> None:

@@ -68,18 +68,27 @@ class Rates:
         exponent = EXPONENT * HALF_LIFE / (HALF_LIFE + self._num_learned)
         return exponent if exponent >= LEAST_EXPONENT else 0.0
 
-    def factors(self, num_uses: npt.ArrayLike, lives_s: npt.ArrayLike) -> F64 | float:
-        """Return what prices of blocks are multiplied by: 1 for a new block.
+    def factor(self, num_uses: int, life_s: float) -> float:
+        """Return what the price of a block is multiplied by: 1 for a new one.
 
-        `num_uses`: uses after the first; `lives_s`: seconds since the first use. Any shapes that broadcast.
+        `num_uses`: uses after the first; `life_s`: seconds since the first use.
         """
+        return float(((num_uses / PRIOR_USES + 1.0) / (life_s / self._scale_s() + 1.0)) ** self.exponent)
+
+    def factors(self, num_uses: npt.ArrayLike, lives_s: F64) -> F64 | float:
+        """Return the same for many blocks, of any shapes that broadcast to that of `lives_s`, which
+        is used up."""
         exponent = self.exponent
         if not exponent:
             return 1.0
-        scale_s = GAPS_PER_SCALE * math.exp(self._log_gap)
-        uses = np.asarray(num_uses) / PRIOR_USES + 1.0
-        factors: F64 = (uses / (np.asarray(lives_s) / scale_s + 1.0)) ** exponent
-        return factors
+        lives_s /= self._scale_s()
+        lives_s += 1.0
+        uses = np.asarray(num_uses) * (1.0 / PRIOR_USES) + 1.0
+        np.divide(uses, lives_s, out=lives_s)
+        return np.power(lives_s, exponent, out=lives_s)
+
+    def _scale_s(self) -> float:
+        return GAPS_PER_SCALE * math.exp(self._log_gap)
 
     def dump(self) -> dict[str, float]:
         """Return what is known, for `load`."""
