@@ -126,7 +126,7 @@ class UrgencyEviction(EvictionPolicy):
     def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
         """Ask once for all blocks with the same past: up their chain they are worth the same, or (in seconds)
         less and less. Those with the past of the victim are not asked for: its price is of another instant,
-        made together with others, and rounded otherwise, which kept half of them."""
+        made together with others, and rounded otherwise, which kept many of them."""
         number, victim = 0, self._victim
         if rows and price == victim.price and self._facts.parent[victim.row] == rows[0]:
             number = self._forecast.end_of_same_price((victim.row, *rows), 0) - 1
