@@ -258,7 +258,7 @@ def subagents(rng: Random, num: int) -> Iterator[Request]:
             requests.append((now, chain_of(*parts, (name, length))))
             now += 2.0 + (rng.expovariate(1 / 5) if rng.random() < 0.9 else rng.expovariate(1 / 180))
             if parts[0][0] == "agent" and rng.random() < 0.1:
-                brief = [("helper", 3), ((name, step), 2)]
+                brief: list[tuple[object, int]] = [("helper", 3), ((name, step), 2)]
                 ends = [
                     loop_of(now, brief, helper, 3 + rng.randrange(6))
                     for helper in range(2 + rng.randrange(4))
