@@ -134,13 +134,8 @@ def replay(
             check_target(chart)
         shape = Shape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
-        source = click.get_current_context().get_parameter_source("capacity")
-        if tiers and source is not ParameterSource.DEFAULT:
-            raise ValueError(
-                "--capacity is one tier without time, --tiers several on a clock; name one of them"
-            )
-        if tiers and UNBOUNDED in policies:
-            raise ValueError(f"{UNBOUNDED} is a bound for --capacity; --tiers say how much room there is")
+        if tiers:
+            _refuse_mixtures(policies)
         sizes = [tier_sizes(text) for text in tiers]
         trace = read(trace_path, block_tokens, content_ids, first)
         if tiers:
@@ -169,12 +164,25 @@ def replay(
     else:
         console().print(report.tables(trace, outcomes))
     if chart is not None:  # last: what took an hour is on the screen, whatever becomes of the picture
-        try:
-            write_chart(chart, trace.name, outcomes)
-        except OSError as error:
-            raise Failed(f"cannot write {chart}: {error.strerror}") from error
+        _draw(chart, trace, outcomes)
     if any(outcome.problems for outcome in outcomes):
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
+
+
+def _refuse_mixtures(policies: Sequence[str]) -> None:
+    """Raise ValueError when something beside --tiers means one tier without time."""
+    source = click.get_current_context().get_parameter_source("capacity")
+    if source is not ParameterSource.DEFAULT:
+        raise ValueError("--capacity is one tier without time, --tiers several on a clock; name one of them")
+    if UNBOUNDED in policies:
+        raise ValueError(f"{UNBOUNDED} is a bound for --capacity; --tiers say how much room there is")
+
+
+def _draw(chart: Path, trace: Trace, outcomes: Sequence[Outcome]) -> None:
+    try:
+        write_chart(chart, trace.name, outcomes)
+    except OSError as error:
+        raise Failed(f"cannot write {chart}: {error.strerror}") from error
 
 
 def read(path: Path, block_tokens: int, content_ids: bool, first: int | None) -> Trace:
