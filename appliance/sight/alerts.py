@@ -50,12 +50,12 @@ ALERTS = (
     Alert(
         "KvtierAboveWatermark",
         "sum by (instance, tier) (kvtier_tier_bytes) / "
-        "sum by (instance, tier) (kvtier_tier_capacity_bytes) > 0.95 "
+        "sum by (instance, tier) (kvtier_tier_capacity_bytes) > 0.98 "
         'and on (instance) sum by (instance) (rate(kvtier_copy_bytes_total{target="nvme"}[10m])) > 0',
         "30m",
         "warning",
-        "Tier {{ $labels.tier }} has been nearly full for half an hour while spilling to nvme.",
-        "Spilling does not keep up: raise the tier's capacity, lower `watermarks.low`, or see to the device.",
+        "Tier {{ $labels.tier }} has been full for half an hour while spilling to nvme.",
+        "Spilling does not keep up: raise the tier's capacity, lower `watermarks.high`, or mend the device.",
     ),
     Alert(
         "KvtierPrefetchWaste",

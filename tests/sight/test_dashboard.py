@@ -10,6 +10,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtier.appliance.errors import REASONS
+from kvtier.appliance.settings import Settings
 from kvtier.appliance.sight.alerts import ALERTS
 from kvtier.appliance.sight.dashboard import ROWS, expression
 from kvtier.appliance.sight.metrics import Metric
@@ -147,3 +148,9 @@ def test_every_alert_says_what_to_do() -> None:
         assert re.fullmatch(r"\d+[mh]", alert.lasts)
         assert alert.summary.endswith(".")
         assert len(alert.todo) > 20
+
+
+def test_a_tier_that_stands_at_its_high_watermark_wakes_nobody() -> None:
+    (alert,) = [alert for alert in ALERTS if alert.name == "KvtierAboveWatermark"]
+    (share,) = re.findall(r"capacity_bytes\) > ([0-9.]+)", alert.expression)
+    assert Settings.load(env={}).watermarks.high < float(share) < 1.0

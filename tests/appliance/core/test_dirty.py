@@ -11,11 +11,18 @@ LRU = PolicyChoice(eviction="lru")
 SMALL = 3  # segments
 
 
-def rig_of(num_blocks: int, num_segments: int = 8, **options: float) -> Rig:
+def rig_of(num_blocks: int, num_segments: int = 8, max_spill_bytes: int = 64 << 20) -> Rig:
     """Return a rig of ten blocks of dram with so many put one after another. Copies ahead begin above the
     fifth. A segment of nvme takes ten; with three of them, five blocks of ten stay dirty."""
-    settings = {"high_watermark": 0.8, "low_watermark": 0.5, **options}
-    rig = Rig(dram_blocks=10, nvme_blocks=10, num_segments=num_segments, policies=LRU, **settings)
+    rig = Rig(
+        dram_blocks=10,
+        nvme_blocks=10,
+        num_segments=num_segments,
+        policies=LRU,
+        high_watermark=0.8,
+        low_watermark=0.5,
+        max_spill_bytes=max_spill_bytes,
+    )
     for number in range(num_blocks):
         put(rig, number)
     return rig
