@@ -149,3 +149,22 @@ def test_without_a_device_or_when_it_is_lost() -> None:
     for _ in range(3):
         deliver(rig, chain)
     assert not any(copy.target is Tier.HBM for copy in rig.started)
+
+
+def test_who_was_kept_while_its_room_was_wanted_may_leave_afterwards() -> None:
+    rig = make_rig()
+    chain = hashes("a", 4)
+    rig.put(chain[:3])
+    for _ in range(2):
+        deliver(rig, chain[:2])
+    assert in_hbm(rig, chain[:3]) == [True, True, False]
+    reservation = rig.answer(rig.reserve(chain)).reservation_id
+    kept = rig.call()
+    rig.do(ev.EvictRequested(kept, Tier.HBM, 0))
+    assert rig.answer(kept).num_blocks == 0, "a put continues them"
+    rig.commit(reservation, 1)
+    rig.settle()
+    let_go = rig.call()
+    rig.do(ev.EvictRequested(let_go, Tier.HBM, 0))
+    assert rig.answer(let_go).num_blocks == 2, "in dram they stay, for what continues them there"
+    assert rig.planner.check_integrity() == []
