@@ -6,10 +6,12 @@ A learner takes part by having `dump` and `load`; an administrator's own may. On
 blocks is kept (who returns, and when), never who is where: after a crash that would be wrong.
 
 Text rather than pickled objects or zip archives, because whatever stands in the file, reading it must
-neither run code nor fail in more ways than one. A learner that is not there, or does not understand its
-part, starts without it.
+neither run code nor fail in more ways than one. A learner that does not understand its part starts without
+it. The part of a learner that does not run now stays what it was (`absent`): who tries another policy for a
+day finds the first one as it was.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -30,14 +32,19 @@ class Learner(Protocol):
         ...
 
 
-def pack(shared: Mapping[str, Any]) -> bytes:
-    """Return what all learners remember; empty when there is no learner."""
+def pack(shared: Mapping[str, Any], absent: Mapping[str, Any] | None = None) -> bytes:
+    """Return what all learners remember, with what is kept for others; empty when there is no learner."""
     parts = {name: one.dump() for name, one in shared.items() if isinstance(one, Learner)}
+    if parts:
+        parts = {**(absent or {}), **parts}
     return json.dumps({"format": FORMAT, "learners": parts}, allow_nan=False).encode() if parts else b""
 
 
-def unpack(data: bytes, shared: Mapping[str, Any]) -> dict[str, str]:
-    """Hand every learner its part of `data`. Returns what was ignored: why, by name. Never raises."""
+def unpack(data: bytes, shared: Mapping[str, Any], absent: dict[str, Any] | None = None) -> dict[str, str]:
+    """Hand every learner its part of `data`. Returns what was ignored: why, by name. Never raises.
+
+    Parts of learners that do not run now go to `absent`, if there is one.
+    """
     try:
         saved = json.loads(data)
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
@@ -49,10 +56,33 @@ def unpack(data: bytes, shared: Mapping[str, Any]) -> dict[str, str]:
     for name, part in parts:
         learner = shared.get(name)
         if not isinstance(learner, Learner):
-            ignored[name] = "no policy that runs now learns this"
+            if absent is None or not _can_be_kept(part):
+                ignored[name] = "no policy that runs now learns this"
+            else:
+                absent[name] = part
             continue
         try:
             learner.load(part)
         except Exception as error:  # it may be an administrator's own, and start anyhow
             ignored[name] = f"{type(error).__name__}: {error}"
     return ignored
+
+
+def hand_over(old: Mapping[str, Any], new: Mapping[str, Any], absent: dict[str, Any]) -> None:
+    """Policies change: learners of `old` that go leave what they know in `absent`, and those of `new` that
+    were away take theirs. Mutates `absent` and `new`'s learners."""
+    for name, learner in old.items():
+        if name not in new and isinstance(learner, Learner):
+            with contextlib.suppress(Exception):  # it may be an administrator's own
+                absent[name] = learner.dump()
+    for name, learner in new.items():
+        if name in absent and isinstance(learner, Learner):
+            with contextlib.suppress(Exception):
+                learner.load(absent.pop(name))
+
+
+def _can_be_kept(part: object) -> bool:
+    try:
+        return bool(json.dumps(part, allow_nan=False))
+    except (ValueError, RecursionError):
+        return False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...policies.base import EvictionPolicy, Observer
+from ...policies.learned import hand_over
 from ...policies.registry import PolicyChoice, PolicySet, build
 from ...policies.retained import RetainedEviction
 from ...tiers.block import Tier
@@ -107,6 +108,7 @@ class Changes:
         old, before = planner.policies, planner.choice
         wanted = self._build(choice, {}).shared
         new = self._build(choice, {name: old.shared[name] for name in wanted if name in old.shared})
+        hand_over(old.shared, new.shared, planner.absent_learners)
         going_on: dict[int, Observer] = {}  # by the id of the new object that stands for the same
         new_tiers = []
         for tier, policy in new.evictions.items():

@@ -90,6 +90,8 @@ class Planner:
         capacities = {tier: room.statistics().capacity_bytes for tier, room in rooms.items()}
         self.choice = policies or PolicyChoice()
         self.future = future
+        #: What learners knew that do not run now, by name: kept for when they do again (policies/learned.py).
+        self.absent_learners: dict[str, Any] = {}
         #: Told in words when an administrator's own policy fails and another one takes its place.
         self.on_policy_failed: Callable[[str, str], None] = lambda words, instead: None
         chosen = self.policies = build(
@@ -291,14 +293,14 @@ class Planner:
 
     def learned(self) -> bytes:
         """Return what the policies learned, to be kept over a restart; empty when none of them learns."""
-        return pack(self.policies.shared)
+        return pack(self.policies.shared, self.absent_learners)
 
     def recall(self, data: bytes) -> dict[str, str]:
         """Take over what `learned` returned before. At start, before `adopt`. Never raises.
 
         What makes no sense here is ignored and counted; returns why, by the name of the learner.
         """
-        ignored = unpack(data, self.policies.shared)
+        ignored = unpack(data, self.policies.shared, self.absent_learners)
         if ignored:
             self.story.count("learned_ignored", len(ignored))
         return ignored

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -20,8 +21,11 @@ HEADS = 4  # fragments of 16 KiB
 BLOCK_BYTES = 32 << 10
 
 
-def settings_of(folder: Path, policy: str = "urgency", *, nvme: bool = True) -> Settings:
-    return small_settings(folder, nvme=nvme, policy={"eviction": policy, "admission": "all"})
+def settings_of(
+    folder: Path, policy: str = "urgency", *, prefetch: str = "announced", nvme: bool = True
+) -> Settings:
+    policies = {"eviction": policy, "admission": "all", "prefetch": prefetch}
+    return small_settings(folder, nvme=nvme, policy=policies)
 
 
 def converse(served: DaemonThread) -> bytes:
@@ -67,9 +71,20 @@ def test_without_a_cold_store_or_a_learner_nothing_is_kept(tmp_path: Path) -> No
     with DaemonThread(settings_of(tmp_path)) as served:
         converse(served)
     kept = (tmp_path / "nvme" / NAME).read_bytes()
-    with DaemonThread(settings_of(tmp_path, "lru")) as served:
+    with DaemonThread(settings_of(tmp_path, "lru", prefetch="")) as served:
         assert served.call(served.daemon.planner.learned) == b""
     assert (tmp_path / "nvme" / NAME).read_bytes() == kept, "whoever goes back to urgency finds it"
+
+
+def test_who_learns_meanwhile_does_not_write_over_what_others_knew(tmp_path: Path) -> None:
+    with DaemonThread(settings_of(tmp_path)) as served:
+        converse(served)
+    before = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
+    with DaemonThread(settings_of(tmp_path, "lru", prefetch="turns")) as served:
+        served.daemon.planner.policies.shared["habits"].promises.kept(30.0, 90.0)
+    now = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
+    assert now["habits"] != before["habits"], "it was written anew"
+    assert now["forecast"] == before["forecast"]
 
 
 def place(path: Path, kind: str) -> None:
@@ -111,11 +126,16 @@ def test_a_bad_file_never_fails_a_start(tmp_path: Path, kind: str, caplog: pytes
     assert json.loads(path.read_bytes()) != json.loads(fresh)
 
 
-def test_the_other_learners_of_a_file_are_ignored_and_counted(tmp_path: Path) -> None:
+def test_what_nobody_knows_who_runs_now_is_kept_and_what_is_no_number_ignored(tmp_path: Path) -> None:
     (tmp_path / "nvme").mkdir()
-    (tmp_path / "nvme" / NAME).write_text(json.dumps({"format": 1, "learners": {"nobody": {}}}))
+    learners = {"somebody": {"knows": [1, 2]}, "nobody": {"knows": math.nan}}
+    (tmp_path / "nvme" / NAME).write_text(json.dumps({"format": 1, "learners": learners}))
     with DaemonThread(settings_of(tmp_path)) as served:
         assert served.call(served.daemon.planner.statistics)["counters"]["learned_ignored"] == 1
+        converse(served)
+    kept = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
+    assert kept["somebody"] == {"knows": [1, 2]}
+    assert kept.keys() == {"somebody", "forecast", "habits"}
 
 
 def test_it_is_kept_again_and_again_and_a_failure_is_not_the_last_word(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Another policy in the middle of things: what stays, what moves, who is not disturbed."""
 
+import json
 from dataclasses import replace
 
 from kvtier.appliance.core import events as ev
@@ -102,6 +103,17 @@ def test_what_was_learned_stays_where_the_algorithm_does() -> None:
     rig.change(PolicyChoice(eviction="lru"))
     assert "forecast" not in rig.planner.policies.shared, "nobody wants to know any more"
     assert not {forecast, eviction} & set(map(id, rig.planner.policies.observers))
+
+
+def test_who_is_away_for_a_while_finds_what_it_had_learned() -> None:
+    rig = ResizableRig(2, policies=PolicyChoice(eviction="urgency"))
+    for number in range(200):
+        rig.put(hashes(f"c{number}", 1))
+    learned = rig.planner.policies.shared["forecast"].dump()
+    rig.change(PolicyChoice(eviction="lru", prefetch="announced"))
+    assert json.loads(rig.planner.learned())["learners"].keys() == {"forecast", "habits"}, "the file keeps it"
+    rig.change(PolicyChoice(eviction="urgency"))
+    assert rig.planner.policies.shared["forecast"].dump() == learned
 
 
 def test_a_policy_that_cannot_be_built_is_named_before_anything_changes() -> None:
