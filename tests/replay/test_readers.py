@@ -40,6 +40,14 @@ def test_requests_are_put_in_order_and_told_apart() -> None:
     assert trace.at[-1] == pytest.approx(4.0)
 
 
+def is_refused(path: Path, where: str, says: str) -> None:
+    """Assert that a file is refused, and that the error names its place and what is wrong."""
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}{where}")
+    assert says in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("lines", "where", "says"),
     [
@@ -74,11 +82,7 @@ def test_requests_are_put_in_order_and_told_apart() -> None:
 def test_bad_files_are_refused_with_their_line(
     tmp_path: Path, lines: list[str], where: str, says: str
 ) -> None:
-    path = write(tmp_path / "bad.txt", lines)
-    with pytest.raises(TraceError) as caught:
-        read_trace(path)
-    assert str(caught.value).startswith(f"{path}{where}")
-    assert says in str(caught.value)
+    is_refused(write(tmp_path / "bad.txt", lines), where, says)
 
 
 def test_a_file_that_breaks_off_says_where(tmp_path: Path) -> None:
@@ -200,11 +204,7 @@ def access(**fields: object) -> str:
 def test_files_that_nobody_could_replay_are_refused_with_their_line(
     tmp_path: Path, lines: list[str], where: str, says: str
 ) -> None:
-    path = write(tmp_path / "bad.txt", lines)
-    with pytest.raises(TraceError) as caught:
-        read_trace(path)
-    assert str(caught.value).startswith(f"{path}{where}")
-    assert says in str(caught.value)
+    is_refused(write(tmp_path / "bad.txt", lines), where, says)
 
 
 @pytest.mark.parametrize("lines", [[GOOD], [CSV_HEADER, "1,BlockStored,a b c,,16"]])
