@@ -25,7 +25,6 @@ BANNED = {
 }
 TEXT = {".py", ".pyi", ".md", ".toml", ".yaml", ".yml", ".proto", ".txt", ".sh", ".json", ".svg", ".html"}
 LINKS = {
-    **{name: f"../../{name}" for name in ("__init__.py", "testing.py", "py.typed")},
     **{name: f"../../{name}" for name in ("appliance", "clients", "policies", "tiers")},
     "v1": "../../proto/kvtier/v1",
 }
@@ -33,7 +32,7 @@ LINKS = {
 
 def product() -> Iterator[tuple[str, str]]:
     """Yield (name, text) of every module that people wrote."""
-    paths = [ROOT / "__init__.py", ROOT / "testing.py"]
+    paths = sorted((ROOT / "src" / "kvtier").glob("*.py"))
     paths += [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     for path in paths:
         if not re.search(r"_pb2(_grpc)?\.py$", path.name):
