@@ -1,4 +1,7 @@
-"""Builds the wheel. All that is to say about it stands in pyproject.toml; this file is for one choice.
+"""Builds the wheel and the source archive as pyproject.toml and MANIFEST.in say; this file is for two things.
+
+The source archive keeps the links in src/kvtier as links. setuptools follows them, and the archive would hold
+every module twice, or only in a place where no test looks.
 
     KVTIER_COMPILE=1 python -m pip install --no-deps --no-build-isolation .
 
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import setup
+from setuptools.command.sdist import sdist
 
 PACKAGE = Path("src/kvtier")
 COMPILED = (
@@ -48,4 +52,15 @@ def compiled_modules() -> list[Any]:
     return list(mypycify([*OPTIONS, *names], opt_level="3", multi_file=True))
 
 
-setup(ext_modules=compiled_modules())
+class SourceArchive(sdist):
+    """The command `sdist`, with links stored as links."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        links = [path for path in PACKAGE.iterdir() if path.is_symlink()]
+        behind = tuple(f"{link}/" for link in links)
+        super().make_release_tree(base_dir, [name for name in files if not name.startswith(behind)])
+        for link in links:
+            Path(base_dir, link).symlink_to(link.readlink())
+
+
+setup(ext_modules=compiled_modules(), cmdclass={"sdist": SourceArchive})

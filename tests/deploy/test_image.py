@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.audit import normal, pins
-from tests.test_wheel import tracked
+from tests.distributions import tracked
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
