@@ -15,15 +15,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bench import answers, transfer
 from bench.machine import ROOT, describe
-from bench.peers import DEFAULT_DIR, RECIPES, install_line, is_installed
-from bench.rig import seated, stores
+from bench.peers import DEFAULT_DIR, RECIPES, debian_line, install_line, is_installed
+from bench.rig import StoresDown, seated, stores
 from bench.transfer import GIB, MIB, Effort
 
 TITLES = {
@@ -70,7 +70,7 @@ def main() -> int:
     began = time.monotonic()
     for part in (_transfers, _pressure, _flood):
         try:
-            for section, found, text in part(args, names):
+            for section, found, text in _with_what_starts(part, args, names):
                 rows[section] = [asdict(row) for row in found]
                 print(f"\n{TITLES[section]}  [{time.monotonic() - began:.0f} s]\n{text}", flush=True)
         except RuntimeError as error:  # a store failed or returned wrong bytes; the other parts still count
@@ -87,6 +87,28 @@ def main() -> int:
 
 
 Part = Iterator[tuple[str, list[Any], str]]  # (section, its rows, its table)
+
+
+def _with_what_starts(
+    part: Callable[[argparse.Namespace, list[str]], Part], args: argparse.Namespace, names: list[str]
+) -> Part:
+    """Yield what `part` yields, again from its beginning without the peers that did not start.
+
+    Such peers are removed from `names`, with the reason printed. Raises StoresDown when kvtier or memcpy
+    did not start.
+    """
+    while True:
+        try:
+            yield from part(args, names)
+            return
+        except StoresDown as down:
+            if not set(down.causes) <= set(RECIPES):
+                raise
+            for name, cause in down.causes.items():
+                names.remove(name)
+                print(f"\nWithout {name}, which did not start: {cause.strip()}")
+                if line := debian_line(name):
+                    print(f"{name} needs system libraries; on Debian: {line}", flush=True)
 
 
 def _transfers(args: argparse.Namespace, names: list[str]) -> Part:

@@ -16,6 +16,7 @@ import argparse
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,17 +62,26 @@ LMCACHE_NEEDS = [
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one peer is installed: `steps` are argument lists of `pip install`, run in order."""
+    """How one peer is installed: `steps` are argument lists of `pip install`, run in order.
+
+    `debian` are the packages with the system libraries that the peer's programs are linked against.
+    """
 
     name: str
     version: str
     steps: tuple[tuple[str, ...], ...]
+    debian: tuple[str, ...] = ()
 
 
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("mooncake", "0.3.13.post1", (("numpy", "mooncake-transfer-engine-non-cuda==0.3.13.post1"),)),
+        Recipe(
+            "mooncake",
+            "0.3.13.post1",
+            (("numpy", "mooncake-transfer-engine-non-cuda==0.3.13.post1"),),
+            debian=("libibverbs1", "librdmacm1", "libnuma1", "libcurl4"),
+        ),
         Recipe(
             "lmcache",
             "0.5.6",
@@ -89,14 +99,15 @@ def python_of(directory: Path, name: str) -> Path:
 def is_installed(directory: Path, name: str) -> bool:
     """True once `install` has finished for this recipe's version (an interrupted one does not count)."""
     stamp = directory / name / "kvtier-recipe"
-    return stamp.exists() and stamp.read_text() == RECIPES[name].version
+    has_interpreter = python_of(directory, name).exists()  # its link breaks when the system's Python changes
+    return has_interpreter and stamp.exists() and stamp.read_text() == RECIPES[name].version
 
 
 def install(directory: Path, name: str) -> None:
     """Create the environment and run the recipe, unless complete. Raises CalledProcessError."""
     if is_installed(directory, name):
         return
-    venv.create(directory / name, with_pip=True)
+    venv.create(directory / name, with_pip=True, clear=True)
     for step in RECIPES[name].steps:
         print(f"{name}: pip install {' '.join(step)}", flush=True)
         command = [str(python_of(directory, name)), "-m", "pip", "install", "--quiet", *step]
@@ -110,19 +121,35 @@ def install_line(names: list[str], directory: Path) -> str:
     return f"python -m bench.peers install {' '.join(names)}{where}"
 
 
-def main() -> int:
+def debian_line(name: str) -> str:
+    """The command that installs the system libraries of peer `name`; empty when it needs none."""
+    packages = RECIPES[name].debian
+    return f"apt-get install {' '.join(packages)}" if packages else ""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description="Installs the peers of kvtier's benchmarks."
     )
     parser.add_argument("action", choices=["install", "list"])
-    parser.add_argument("names", nargs="*", choices=[*RECIPES, []], default=list(RECIPES))
+    parser.add_argument("names", nargs="*", metavar="PEER", help=f"of {', '.join(RECIPES)}; default: all")
     parser.add_argument("--peers", type=Path, default=DEFAULT_DIR, help="where the environments live")
-    args = parser.parse_args()
-    for name in args.names or RECIPES:
+    args = parser.parse_args(arguments)
+    if unknown := set(args.names) - set(RECIPES):
+        parser.error(f"unknown peer {', '.join(sorted(unknown))}; known: {', '.join(RECIPES)}")
+    args.names = args.names or list(RECIPES)
+    return args
+
+
+def main() -> int:
+    args = parse()
+    for name in args.names:
         if args.action == "install":
             install(args.peers, name)
         state = "installed" if is_installed(args.peers, name) else "not installed"
         print(f"{name} {RECIPES[name].version}: {state} in {args.peers / name}")
+        if line := debian_line(name):
+            print(f"  its system libraries, on Debian: {line}")
     return 0
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,14 @@ from bench.peers import ROOT, is_installed, python_of
 
 MIB = 1 << 20
 Answer = dict[str, Any]
+
+
+class StoresDown(RuntimeError):
+    """Stores did not start. `causes` maps the name of each to the reason its worker gave."""
+
+    def __init__(self, causes: dict[str, str]) -> None:
+        super().__init__("\n".join(f"{name} did not start: {cause}" for name, cause in causes.items()))
+        self.causes = causes
 
 
 class Seat:
@@ -38,8 +46,10 @@ class Seat:
         )
 
     def send(self, op: str, **arguments: Any) -> None:
+        """Ask for an operation; `receive` reads the answer, or the errors of a worker that has died."""
         assert self._process.stdin is not None
-        print(json.dumps({"op": op, **arguments}), file=self._process.stdin, flush=True)
+        with suppress(BrokenPipeError):
+            print(json.dumps({"op": op, **arguments}), file=self._process.stdin, flush=True)
 
     def receive(self) -> Answer:
         """Return the answer. Raises RuntimeError with the worker's own words when it failed or died."""
@@ -61,7 +71,8 @@ class Seat:
         """Ask the worker to stop its store and leave; kill it when it does not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(40)
         except subprocess.TimeoutExpired:
@@ -86,15 +97,22 @@ def seated(
 ) -> Iterator[list[Seat]]:
     """Start the stores at the same time, each with `pool` bytes of memory; stop them at the end.
 
-    With `warm` all their pages have been touched.
+    With `warm` all their pages have been touched. Raises StoresDown with all stores that did not start.
     """
     seats = [Seat(name, peers) for name in names]
+    causes: dict[str, str] = {}
     try:
         for seat in seats:
             seat.send("start", pool=pool, spill=spill)
         for seat in seats:
-            answer = seat.receive()
-            seat.address, seat.forms = answer["address"], answer["forms"]
+            try:
+                answer = seat.receive()
+            except RuntimeError as error:
+                causes[seat.name] = str(error)
+            else:
+                seat.address, seat.forms = answer["address"], answer["forms"]
+        if causes:
+            raise StoresDown(causes)
         if warm:
             for seat in seats:
                 seat.send("warm", bytes=int(pool * 0.8))
