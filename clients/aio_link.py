@@ -9,11 +9,12 @@ import asyncio
 import socket
 from typing import Any, Protocol
 
+from ..v1.diagnosis import explain_socket
 from ..v1.local_pb2 import AttachRequest
 from .base import Settings
 from .connect import local_path
 from .effects import Answer, Attachment
-from .errors import CONNECTION_LOST, NOT_RUNNING, NotFound, Unavailable
+from .errors import CONNECTION_LOST, NotFound, Unavailable, from_diagnosis
 from .link import ANCILLARY_BYTES, CLOEXEC, RECEIVE_BYTES, descriptors_in, lost
 from .local import CLOSED, LocalProtocol, attachment_of
 
@@ -75,7 +76,7 @@ class AsyncLocalLink:
             async with asyncio.timeout(settings.timeout.connect_s):
                 await self._loop.sock_connect(self._socket, self._path)
         except OSError as problem:
-            raise Unavailable(f"no daemon at {self._path} ({problem})", reason=NOT_RUNNING) from None
+            raise from_diagnosis(explain_socket(self._path, problem)) from None
         self._loop.add_reader(self._socket, self._on_readable)
         request = AttachRequest(
             name=settings.name, domain=settings.domain, staging_bytes=settings.limits.staging_bytes

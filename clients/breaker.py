@@ -1,11 +1,12 @@
 """Breaker: stop asking a daemon that does not answer, and notice by itself when it is back.
 
 A runtime must never wait for kvtier twice. After `max_failures` failed calls in a row (one is enough when
-nobody listens at all) the breaker is open: `allows()` says no, which the caller turns into a miss without a
-call. After `pause_s` exactly one caller is let through as a probe; its success closes the breaker, its
-failure opens it for twice as long, up to `max_pause_s`. Errors that are answers (NotFound, Overloaded,
-InvalidRequest ...) prove that the daemon lives and never open it. A token bucket over the error rate was
-rejected: what a connector must bound is the time that requests wait, and that is failures in a row.
+nobody listens at all, or the caller is not let in) the breaker is open: `allows()` says no, which the caller
+turns into a miss without a call. After `pause_s` exactly one caller is let through as a probe; its success
+closes the breaker, its failure opens it for twice as long, up to `max_pause_s`. Errors that are answers
+(NotFound, Overloaded, InvalidRequest ...) prove that the daemon lives and never open it. A token bucket over
+the error rate was rejected: what a connector must bound is the time that requests wait, and that is failures
+in a row.
 
 Neutral of any runtime; thread-safe; reads no clock but the one it is given.
 """
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from .errors import DeadlineExceeded, KvtierError, ServerBug, Unavailable
+from .errors import REJECTS_CALLER, DeadlineExceeded, KvtierError, ServerBug, Unavailable
 
 OPENS = (Unavailable, DeadlineExceeded, ServerBug)  # an answer that is none
 
@@ -72,7 +73,7 @@ class Breaker:
 
     def failed(self, problem: Exception) -> bool:
         """A call ended in `problem`; return whether that opened the breaker."""
-        if isinstance(problem, KvtierError) and not isinstance(problem, OPENS):
+        if isinstance(problem, KvtierError) and not isinstance(problem, OPENS) and not _is_shut_out(problem):
             self.succeeded()
             return False
         with self._lock:
@@ -87,5 +88,11 @@ class Breaker:
 
 
 def _is_gone(problem: Exception) -> bool:
-    """Whether asking again at once is useless: nobody listens, or the connection broke."""
-    return isinstance(problem, Unavailable)
+    """Whether asking again at once is useless: nobody listens, the connection broke, or this caller may "
+    "not."""
+    return isinstance(problem, Unavailable) or (isinstance(problem, KvtierError) and _is_shut_out(problem))
+
+
+def _is_shut_out(problem: KvtierError) -> bool:
+    """Whether no call of this process can succeed until somebody changes its rights or the policy."""
+    return problem.reason in REJECTS_CALLER

@@ -5,12 +5,12 @@ asking for its name. Only when it is not there is the daemon asked, over gRPC. g
 is used: it costs a runtime 0.2 s at start.
 """
 
-import socket
 from collections.abc import Callable
-from contextlib import closing
 
+from ..v1.addresses import unix_path
+from ..v1.diagnosis import diagnose_socket
 from .base import Settings
-from .errors import NOT_RUNNING, Unavailable
+from .errors import NOT_RUNNING, Unavailable, from_diagnosis
 from .link import Link, LocalLink
 
 UNIX = "unix:"
@@ -18,7 +18,8 @@ LOCAL_SUFFIX = ".local"
 
 
 def open_link(settings: Settings) -> Link:
-    """Connect. Raises Unavailable when there is nobody."""
+    """Connect. Raises Unavailable when there is nobody, PermissionDenied when the socket may not be "
+    "opened."""
     path = local_path(settings, _ask)
     if path is None:
         from .remote import GrpcLink
@@ -30,7 +31,8 @@ def open_link(settings: Settings) -> Link:
 def local_path(settings: Settings, ask: Callable[[Settings], str]) -> str | None:
     """Return the path of the local channel's socket, None when gRPC is to be used.
 
-    `ask` calls GetServerInfo. Raises Unavailable when nobody listens at the target.
+    `ask` calls GetServerInfo. Raises Unavailable when nobody listens at the target, PermissionDenied when
+    this user may not open its socket.
     """
     if not settings.target.startswith(UNIX) or settings.shared_memory is False:
         if settings.shared_memory:
@@ -38,28 +40,20 @@ def local_path(settings: Settings, ask: Callable[[Settings], str]) -> str | None
                 f"shared memory needs a unix: target, {settings.target!r} is none", reason=NOT_RUNNING
             )
         return None
-    path = socket_path(settings.target)
-    if listens(path + LOCAL_SUFFIX, settings.timeout.connect_s):
+    path = unix_path(settings.target)
+    assert path is not None
+    timeout_s = settings.timeout.connect_s
+    wrong = diagnose_socket(path + LOCAL_SUFFIX, timeout_s)
+    if wrong is None:
         return path + LOCAL_SUFFIX
-    if not listens(path, settings.timeout.connect_s):
-        raise Unavailable(f"no daemon at {path}; start it with `kvtier serve`", reason=NOT_RUNNING)
+    if (problem := diagnose_socket(path, timeout_s)) is not None:
+        raise from_diagnosis(problem)
+    if wrong.reason != NOT_RUNNING:
+        raise from_diagnosis(wrong)
     named = ask(settings)
     if not named and settings.shared_memory:
         raise Unavailable(f"the daemon at {path} has no local channel", reason=NOT_RUNNING)
     return named or None
-
-
-def socket_path(target: str) -> str:
-    """Return the path in `unix:///path` or `unix:path`."""
-    path = target.removeprefix(UNIX)
-    return path[2:] if path.startswith("///") else path
-
-
-def listens(path: str, timeout_s: float) -> bool:
-    """Whether a Unix stream socket accepts connections at `path`."""
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.settimeout(timeout_s)
-        return probe.connect_ex(path) == 0
 
 
 def _ask(settings: Settings) -> str:

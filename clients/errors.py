@@ -7,7 +7,7 @@
     ├── InvalidRequest         the call itself is wrong; the message names the fix
     ├── NotFound               a lease, session or reservation that is no more
     ├── PreconditionFailed     something must be done first, e.g. a geometry no tier can hold
-    ├── PermissionDenied       another client's lease, another domain's memory
+    ├── PermissionDenied       a socket of another user, another client's lease, another domain's memory
     ├── DataLoss               stored bytes failed their check and were dropped: treat as a miss
     └── ServerBug              the daemon is wrong; its log has the trace
 
@@ -19,12 +19,41 @@ rejected: handlers differ by family, and new reasons must not break old clients.
 from collections.abc import Mapping
 
 from ..v1 import types_pb2
+from ..v1.diagnosis import (
+    BAD_CREDENTIALS,
+    CONNECTION_LOST,
+    NO_ANSWER,
+    NOT_RUNNING,
+    SOCKET_DENIED,
+    Diagnosis,
+)
+
+__all__ = [
+    "BAD_CREDENTIALS",
+    "CONNECTION_LOST",
+    "DETAIL_KEY",
+    "NOT_RUNNING",
+    "NO_ANSWER",
+    "REJECTS_CALLER",
+    "SOCKET_DENIED",
+    "DataLoss",
+    "DeadlineExceeded",
+    "InvalidRequest",
+    "KvtierError",
+    "NotFound",
+    "Overloaded",
+    "PermissionDenied",
+    "PreconditionFailed",
+    "ServerBug",
+    "Unavailable",
+    "from_detail",
+    "from_diagnosis",
+    "from_status",
+]
 
 DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDetail
-
-CONNECTION_LOST = "CONNECTION_LOST"  # the connection broke: nothing is known about the call
-NO_ANSWER = "NO_ANSWER"  # the daemon stayed silent past the deadline
-NOT_RUNNING = "NOT_RUNNING"  # nobody listens at the target
+#: Reasons that hold for every call of this process until somebody changes files, groups or the policy.
+REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, "NOT_AUTHENTICATED", "NO_TENANT"))
 
 
 class KvtierError(Exception):
@@ -80,7 +109,7 @@ class PreconditionFailed(KvtierError):
 
 
 class PermissionDenied(KvtierError):
-    """The lease, extent or namespace belongs to somebody else."""
+    """The daemon's socket, the lease, extent or namespace belongs to somebody else."""
 
 
 class DataLoss(KvtierError):
@@ -118,6 +147,15 @@ def from_detail(detail: types_pb2.ErrorDetail) -> KvtierError:
         retry_after_s=detail.retry_after_ms / 1000,
         metadata=detail.metadata,
     )
+
+
+def from_diagnosis(diagnosis: Diagnosis) -> KvtierError:
+    """Return (not raise) the exception for a connection that could not be made."""
+    families: dict[str, type[KvtierError]] = {
+        SOCKET_DENIED: PermissionDenied,
+        BAD_CREDENTIALS: InvalidRequest,
+    }
+    return families.get(diagnosis.reason, Unavailable)(diagnosis.message, reason=diagnosis.reason)
 
 
 def from_status(code: int, message: str, trailing: Mapping[str, bytes | str]) -> KvtierError:

@@ -11,10 +11,11 @@ import socket
 import time
 from typing import Any, Protocol
 
+from ..v1.diagnosis import explain_socket
 from ..v1.local import MAX_DESCRIPTORS
 from ..v1.local_pb2 import AttachRequest
 from .effects import Answer, Attachment
-from .errors import CONNECTION_LOST, NO_ANSWER, NOT_RUNNING, Unavailable
+from .errors import CONNECTION_LOST, NO_ANSWER, Unavailable, from_diagnosis
 from .local import CLOSED, LocalProtocol, attachment_of
 from .options import Limits, Timeout
 
@@ -60,7 +61,7 @@ class LocalLink:
     attachment: Attachment
 
     def __init__(self, path: str, name: str, domain: str, limits: Limits, timeout: Timeout) -> None:
-        """Connect and attach. Raises Unavailable when nobody listens or answers."""
+        """Connect and attach. Raises Unavailable when nobody listens or answers, PermissionDenied."""
         self.closed = False
         self._grace_s = timeout.grace_s
         self._protocol = LocalProtocol()
@@ -71,7 +72,7 @@ class LocalLink:
             self._socket.connect(path)
         except OSError as problem:
             self._socket.close()
-            raise Unavailable(f"no daemon at {path} ({problem})", reason=NOT_RUNNING) from None
+            raise from_diagnosis(explain_socket(path, problem)) from None
         request = AttachRequest(name=name, domain=domain, staging_bytes=limits.staging_bytes)
         try:
             self.attachment = attachment_of(self.receive(self.send("Attach", request, timeout.connect_s)))

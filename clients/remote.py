@@ -6,19 +6,29 @@ separate steps here too.
 """
 
 import itertools
+import os
 import threading
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from ..v1 import kvcache_pb2 as pb
 from ..v1.channels import open_channel
+from ..v1.diagnosis import diagnose_call
 from ..v1.kvcache_pb2_grpc import KVCacheServiceStub
 from .base import Settings
 from .effects import Answer, Attachment
-from .errors import CONNECTION_LOST, InvalidRequest, KvtierError, Unavailable, from_status
+from .errors import (
+    BAD_CREDENTIALS,
+    CONNECTION_LOST,
+    DETAIL_KEY,
+    InvalidRequest,
+    KvtierError,
+    Unavailable,
+    from_diagnosis,
+    from_status,
+)
 from .extents import ExtentTable
 from .options import service_config
 from .tracing import trace_metadata
@@ -46,7 +56,7 @@ def connect(settings: Settings) -> grpc.Channel:
     try:
         return open_channel(settings.target, channel_options(settings))
     except ValueError as problem:
-        raise InvalidRequest(str(problem), reason="BAD_CREDENTIALS") from None
+        raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
 
 
 def problem_of(error: grpc.RpcError) -> KvtierError:
@@ -54,6 +64,19 @@ def problem_of(error: grpc.RpcError) -> KvtierError:
     code: int = error.code().value[0]
     trailing: Any = error.trailing_metadata() or ()  # pairs; of different types in grpc and grpc.aio
     return from_status(code, error.details() or "", dict(tuple(trailing)))
+
+
+def connect_problem(error: grpc.RpcError, settings: Settings) -> KvtierError:
+    """Return the client's exception for a gRPC one that ended the making of a connection: what gRPC calls an
+    outage is looked at once more (v1/diagnosis.py), for at most the time that connecting may take."""
+    trailing: Any = error.trailing_metadata() or ()
+    code: int = error.code().value[0]
+    if DETAIL_KEY not in dict(tuple(trailing)):
+        timeout_s = settings.timeout.connect_s / 2
+        found = diagnose_call(code, error.details() or "", settings.target, os.environ, timeout_s)
+        if found is not None:
+            return from_diagnosis(found)
+    return problem_of(error)
 
 
 def remote_attachment(info: pb.GetServerInfoResponse, client: pb.OpenClientResponse) -> Attachment:
@@ -83,8 +106,11 @@ class GrpcLink:
         self._stop = threading.Event()
         timeout_s = settings.timeout.connect_s
         try:
-            info = self._once(self._stub.GetServerInfo, pb.GetServerInfoRequest(), timeout_s)
-            client = self._once(self._stub.OpenClient, open_request(settings), timeout_s)
+            info = self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s)
+            client = self._stub.OpenClient(open_request(settings), timeout=timeout_s)
+        except grpc.RpcError as error:
+            self.close()
+            raise connect_problem(error, settings) from None
         except BaseException:
             self.close()
             raise
@@ -148,12 +174,6 @@ class GrpcLink:
         self._stop.set()
         _disowned.append(self._channel)
 
-    def _once(self, call: Callable[..., Any], request: Any, timeout_s: float) -> Any:
-        try:
-            return call(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise problem_of(error) from None
-
     def _keep_alive(self, period_s: float) -> None:
         request = pb.KeepAliveRequest(client_id=self.attachment.client_id)
         while not self._stop.wait(period_s):
@@ -170,5 +190,5 @@ def local_socket_path(settings: Settings) -> str:
             stub = KVCacheServiceStub(channel)
             info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=settings.timeout.connect_s)
         except grpc.RpcError as error:
-            raise problem_of(error) from None
+            raise connect_problem(error, settings) from None
         return str(info.local_socket_path)

@@ -14,8 +14,8 @@ from ..v1.channels import open_aio_channel
 from ..v1.kvcache_pb2_grpc import KVCacheServiceStub
 from .base import Settings
 from .effects import Answer, Attachment
-from .errors import CONNECTION_LOST, InvalidRequest, Unavailable
-from .remote import STREAMS, channel_options, open_request, problem_of, remote_attachment
+from .errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable
+from .remote import STREAMS, channel_options, connect_problem, open_request, problem_of, remote_attachment
 from .tracing import trace_metadata
 
 _disowned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
@@ -36,7 +36,7 @@ class AsyncGrpcLink:
         try:
             self._channel = open_aio_channel(settings.target, channel_options(settings))
         except ValueError as problem:
-            raise InvalidRequest(str(problem), reason="BAD_CREDENTIALS") from None
+            raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
         self._stub: Any = KVCacheServiceStub(self._channel)
 
     async def attach(self, settings: Settings) -> None:
@@ -46,7 +46,7 @@ class AsyncGrpcLink:
             info = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s)
             client = await self._stub.OpenClient(open_request(settings), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise problem_of(error) from None
+            raise await asyncio.to_thread(connect_problem, error, settings) from None
         self.attachment = remote_attachment(info, client)
         if client.ttl_ms:
             self._keeper = asyncio.create_task(self._keep_alive(client.ttl_ms / 3000))

@@ -26,6 +26,7 @@ from kvtier.appliance.settings_reference import reference_table, schema_text
 from kvtier.appliance.sight.alerts import alerts_yaml
 from kvtier.appliance.sight.dashboard import dashboard_json
 from kvtier.appliance.sight.exposition import reference_markdown as metrics_markdown
+from kvtier.v1.diagnosis import reason_table_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -91,7 +92,7 @@ stateDiagram-v2
 
 def api_reference() -> Iterator[tuple[Path, bytes]]:
     """Yield docs/api.md: every call with its comment from the .proto files, and the error table."""
-    sources = "`proto/kvtier/v1/*.proto` and `appliance/errors.py`"
+    sources = "`proto/kvtier/v1/*.proto`, `appliance/errors.py` and `proto/kvtier/v1/diagnosis.py`"
     parts = [f"# API reference\n\nGenerated from {sources} by `make docs`.\n"]
     for path in sorted(PROTO.glob("kvtier/v1/*.proto")):
         for service, body in re.findall(r"service (\w+) \{\n(.*?)\n\}", path.read_text(), re.S):
@@ -100,7 +101,11 @@ def api_reference() -> Iterator[tuple[Path, bytes]]:
                 words = " ".join(line.strip().removeprefix("//").strip() for line in comment.splitlines())
                 parts.append(f"\n`{signature}`\n\n{words}\n")
     parts.append("\n## Errors\n\nA miss is an answer, not an error. Errors carry `ErrorInfo` (gRPC) or an ")
-    parts.append("`ErrorDetail` (local channel) with the reason.\n\n" + error_table_markdown() + "\n")
+    parts.append("`ErrorDetail` (local channel) with the reason.\n\n" + error_table_markdown())
+    parts.append(
+        "\nReasons that a client finds by itself, over either transport; the command line says the same:\n\n"
+    )
+    parts.append(reason_table_markdown() + "\n")
     yield ROOT / "docs" / "api.md", "".join(parts).encode()
 
 

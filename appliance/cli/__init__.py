@@ -13,12 +13,13 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # wrong arguments, or settings that are refused
 EXIT_UNREACHABLE = 3
+EXIT_DENIED = 4  # a daemon's socket is there, and this user may not open it: starting another one is no help
 
 _EXTRA = {"click": "cli", "rich": "cli", "pydantic": "server", "yaml": "server"}
 
 
 def main() -> None:
-    """Run the command line and exit: 0 ok, 1 failed, 2 usage or refused settings, 3 unreachable."""
+    """Run the command line and exit: 0 ok, 1 failed, 2 usage or refused settings, 3 unreachable, 4 denied."""
     try:
         from .app import cli
     except ModuleNotFoundError as error:

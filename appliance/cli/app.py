@@ -28,7 +28,7 @@ def cli() -> None:
     """Keep the KV cache of language models in tiers, and know what is kept.
 
     Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage or refused settings,
-    3 no daemon reachable.
+    3 no daemon reachable, 4 this user may not open its socket.
 
     \b
     Example:

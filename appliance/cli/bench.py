@@ -23,13 +23,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ... import Client, KvtierError
-from ...clients.errors import Unavailable
 from ...clients.keys import prefix_hashes
 from ...clients.namespace import Geometry, Namespace, NamespaceIdentity
 from ..units import about_bytes, parse_bytes
 from .bench_codec import codec
 from .output import console, print_json, talk
-from .target import Failed, Unreachable, json_option, resolve, target_option
+from .target import Failed, json_option, resolve, target_option, unreached
 
 BLOCK_TOKENS = 16
 MIN_CALLS = 32  # per figure, so that a 99th percentile means something
@@ -95,10 +94,8 @@ def bench(
                 for figure in measure(client, size, batch, volume_bytes, seed):
                     figures.append(figure)
                     progress.advance(task)
-    except Unavailable as error:
-        raise Unreachable(f"{error.message}; start a daemon with `kvtier serve`") from error
     except KvtierError as error:
-        raise Failed(str(error)) from error
+        raise unreached(error.reason, error.message) or Failed(str(error)) from error
     if as_json:
         result = {"target": address, "transport": transport, "seed": seed}
         print_json({**result, "figures": [asdict(figure) for figure in figures]})

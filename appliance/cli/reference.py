@@ -9,8 +9,9 @@ from kvtier.appliance.cli.app import cli
 _INTRO = """# Commands
 
 Generated from `appliance/cli` by `make docs`. stdout is data, stderr is talk. Exit codes: 0 ok, 1 failed,
-2 usage or refused settings, 3 no daemon reachable; `kvtier serve` also 70 and 78. `KVTIER_TARGET` stands for
-`--target`. Completion: `eval "$(_KVTIER_COMPLETE=bash_source kvtier)"`, or `zsh_source`, `fish_source`.
+2 usage or refused settings, 3 no daemon reachable, 4 its socket may not be opened by this user;
+`kvtier serve` also 70 and 78. `KVTIER_TARGET` stands for `--target`. Completion:
+`eval "$(_KVTIER_COMPLETE=bash_source kvtier)"`, or `zsh_source`, `fish_source`.
 """
 
 

@@ -1,8 +1,8 @@
 """One call to a running daemon: where it is, how long to wait, and what a failure exits with.
 
-Nobody there, or nobody answering, is exit code 3 and names the target and how to start a daemon; a
-refusal is exit code 1 with the daemon's own sentence, which says the fix; refused settings are 2, whoever
-refused them.
+Nobody there, or nobody answering, is exit code 3 and names the target and the fix (v1/diagnosis.py); a socket
+that this user may not open is 4, because starting another daemon would be no help; a refusal is exit code 1
+with the daemon's own sentence, which says the fix; refused settings are 2, whoever refused them.
 """
 
 import os
@@ -14,15 +14,14 @@ import click
 import grpc
 
 from ...v1 import types_pb2
-from ...v1.addresses import check_address, default_target, socket_path
+from ...v1.addresses import check_address, default_target
 from ...v1.admin_pb2_grpc import AdminServiceStub
 from ...v1.channels import open_channel
-from . import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
+from ...v1.diagnosis import BAD_CREDENTIALS, REASONS, SOCKET_DENIED, diagnose_call
+from . import EXIT_DENIED, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 
 DETAIL_KEY = "kvtier-error-bin"
 TIMEOUT_S = 5.0
-#: What gRPC says of a port that takes the connection and gives it up: for lack of TLS, or of a certificate.
-CLOSED_WORDS = ("socket closed", "reset by peer", "broken pipe", "handshake")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -42,6 +41,12 @@ class Unreachable(Failed):
     """Nobody answers at the target."""
 
     exit_code = EXIT_UNREACHABLE
+
+
+class Denied(Failed):
+    """This user may not open the daemon's socket."""
+
+    exit_code = EXIT_DENIED
 
 
 def target_option(command: Command) -> Command:
@@ -70,7 +75,7 @@ def resolve(target: str | None) -> str:
 def connect(address: str) -> grpc.Channel:
     """Return a channel to the daemon at `address`, with what the environment says to show."""
     try:
-        return open_channel(address, [("grpc.enable_http_proxy", 0)])
+        return open_channel(address)
     except ValueError as error:
         raise Failed(str(error)) from error
 
@@ -91,20 +96,18 @@ def failure(error: grpc.RpcError, address: str) -> Failed:
     if detail is not None:
         kind = Refused if detail.reason == "BAD_POLICY" else Failed
         return kind(f"{detail.reason}: {detail.message}")
-    code, text = error.code(), error.details()
-    is_closed = any(word in (text or "").lower() for word in CLOSED_WORDS)
-    if code is grpc.StatusCode.UNAVAILABLE and is_closed and socket_path(address) is None:
-        return Unreachable(
-            f"{address} closes the connection: a daemon there asks for TLS and for a certificate of an "
-            "authority it trusts; set KVTIER_TLS_CA, KVTIER_TLS_CERTIFICATE and KVTIER_TLS_KEY"
-        )
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return Unreachable(f"no daemon at {address}; start one with `kvtier serve`, or name it with --target")
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Unreachable(f"the daemon at {address} does not answer; look at its log")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Failed(f"what listens at {address} is no kvtier daemon of this version ({text})")
-    return Failed(f"{code.name}: {text}")
+    code, text = error.code(), error.details() or ""
+    found = diagnose_call(code.value[0], text, address, os.environ)
+    if found is None:
+        return Failed(f"{code.name}: {text}")
+    return unreached(found.reason, found.message) or Failed(found.message)
+
+
+def unreached(reason: str, message: str) -> Failed | None:
+    """Return (not raise) the exit for a daemon that was not reached; None for other reasons."""
+    if reason == SOCKET_DENIED:
+        return Denied(message)
+    return Unreachable(message) if reason in REASONS and reason != BAD_CREDENTIALS else None
 
 
 def _detail(error: grpc.RpcError) -> types_pb2.ErrorDetail | None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..direct import Exported, Exporter
 from ..direct_handles import Pages
-from ..errors import NOT_RUNNING, InvalidRequest, KvtierError, PreconditionFailed
+from ..errors import NOT_RUNNING, SOCKET_DENIED, InvalidRequest, KvtierError, PreconditionFailed
 from ..namespace import Namespace, NamespaceIdentity
 from ..page_layouts import describe
 from ..sync import Client
@@ -240,7 +240,7 @@ def _settle(pages: Pages) -> None:
         except (InvalidRequest, PreconditionFailed):
             return  # another daemon, without this device
         except KvtierError as problem:
-            if problem.reason == NOT_RUNNING:
+            if problem.reason in (NOT_RUNNING, SOCKET_DENIED):
                 pause.wait(LAST_COPIES_S)
                 return
         pause.wait(DOUBT_PERIOD_S)

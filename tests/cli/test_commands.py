@@ -1,12 +1,9 @@
 """Commands against a scripted daemon: text, JSON, exit codes, and who hears what."""
 
-import contextlib
 import json
 import re
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import click
@@ -91,23 +88,6 @@ def test_wrong_usage_is_exit_code_2_with_nothing_on_stdout(arguments: list[str],
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr
-
-
-def test_a_port_that_asks_for_a_certificate_is_not_called_nobody() -> None:
-    """It takes the connection, and ends it when it sees no TLS, or no certificate."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-
-        def close_each() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    server.accept()[0].close()
-
-        threading.Thread(target=close_each, daemon=True).start()
-        refused = run("status", target=address)
-        server.shutdown(socket.SHUT_RDWR)  # ends the accept
-    assert refused.exit_code == 3
-    assert "KVTIER_TLS_CERTIFICATE" in refused.stderr
 
 
 def test_requests_say_what_was_meant(scripted: ScriptedAdmin, target: str) -> None:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _DAY = datetime.timedelta(days=1)
+_NOW = datetime.timedelta()
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,10 @@ class Authority:
         )
         self.certificate = self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def sign(self, *names: str) -> Pair:
-        """Return a certificate for names of the form dns:..., uri:..., ip:... or mail:...."""
+    def sign(self, *names: str, shift: datetime.timedelta = _NOW) -> Pair:
+        """Return a certificate for names of the form dns:..., uri:..., ip:... or mail:....
+
+        Valid for a day before and after `shift` from now."""
         kinds: dict[str, Callable[[str], x509.GeneralName]] = {
             "dns": x509.DNSName,
             "uri": x509.UniformResourceIdentifier,
@@ -45,7 +48,7 @@ class Authority:
         alternatives = [kinds[kind](text) for kind, _, text in (name.partition(":") for name in names)]
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0] if names else "nameless")])
-        builder = self._builder(subject, key, is_authority=False)
+        builder = self._builder(subject, key, is_authority=False, shift=shift)
         if alternatives:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
@@ -66,9 +69,14 @@ class Authority:
         return grpc.secure_channel(address, credentials, [("grpc.use_local_subchannel_pool", 1)])
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        *,
+        is_authority: bool,
+        shift: datetime.timedelta = _NOW,
     ) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
+        now = datetime.datetime.now(datetime.UTC) + shift
         return (
             x509.CertificateBuilder()
             .subject_name(subject)

@@ -38,6 +38,14 @@ def socket_path(address: str) -> Path | None:
     return Path(address.removeprefix("unix://")) if address.startswith("unix://") else None
 
 
+def unix_path(target: str) -> str | None:
+    """Return the path in `unix:///path` or `unix:path` as gRPC reads it, None of any other target."""
+    if not target.startswith("unix:"):
+        return None
+    path = target.removeprefix("unix:")
+    return path[2:] if path.startswith("///") else path
+
+
 def candidates(environment: Mapping[str, str], uid: int | None = None) -> list[Path]:
     """Return where a daemon's socket may be, best first."""
     uid = os.getuid() if uid is None else uid
@@ -56,19 +64,37 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 
 def default_target(environment: Mapping[str, str], uid: int | None = None) -> str:
-    """Return where a client looks: KVTIER_TARGET, else the first socket there that root or this user owns,
-    else where this user's daemon would listen. (In /tmp anybody may lie in wait.)"""
+    """Return where a client looks: KVTIER_TARGET, else the first socket there that root or this user owns, or
+    that lies where only root could have made room for it; one that this user may not open comes after the
+    others. None of them: where this user's daemon would listen. (In /tmp anybody may lie in wait.)"""
     if target := environment.get("KVTIER_TARGET"):
         return target
     uid = os.getuid() if uid is None else uid
+    denied: list[Path] = []
     for path in candidates(environment, uid):
         try:
             status = path.stat()
+        except PermissionError:
+            denied += [path] if _made_by_root(path.parent) else []
+            continue
         except OSError:
             continue
-        if stat.S_ISSOCK(status.st_mode) and status.st_uid in (0, uid):
-            return f"unix://{path}"
-    return default_address(environment)
+        if stat.S_ISSOCK(status.st_mode) and (status.st_uid in (0, uid) or _made_by_root(path.parent)):
+            if may(path, os.W_OK):
+                return f"unix://{path}"
+            denied.append(path)
+    return f"unix://{denied[0]}" if denied else default_address(environment)
+
+
+def may(path: Path, mode: int) -> bool:
+    """Whether this process, as the user it is now, may do `mode` (os.R_OK, ...) at `path`."""
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _made_by_root(folder: Path) -> bool:
+    """Whether nobody but root could have created `folder`."""
+    statuses = [parent.stat() for parent in folder.parents]
+    return all(one.st_uid == 0 and not one.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for one in statuses)
 
 
 def _may_create(folder: Path) -> bool:

@@ -7,7 +7,8 @@
 
 One rule for both, like addresses.py, so that what works for `kvtier status` works for a client. Files,
 because what stands in an environment is shown by half of all tools; read at each connect, so a new one needs
-no restart. A token is never sent over a connection that others can read.
+no restart. A token is never sent over a connection that others can read, and nothing goes through the
+proxy that `http_proxy` names: a daemon is in the same network.
 """
 
 import os
@@ -19,6 +20,7 @@ import grpc
 import grpc.aio
 
 Options: TypeAlias = Sequence[tuple[str, Any]]
+_NO_PROXY = ("grpc.enable_http_proxy", 0)
 
 
 def open_channel(
@@ -26,6 +28,7 @@ def open_channel(
 ) -> grpc.Channel:
     """Return a channel to `target`. Raises ValueError, naming the variable, for what cannot be used."""
     credentials = credentials_for(target, environment)
+    options = [*options, _NO_PROXY]
     if credentials is None:
         return grpc.insecure_channel(target, options=options)
     return grpc.secure_channel(target, credentials, options=options)
@@ -36,6 +39,7 @@ def open_aio_channel(
 ) -> grpc.aio.Channel:
     """Return a channel for asyncio to `target`. Raises ValueError like `open_channel`."""
     credentials = credentials_for(target, environment)
+    options = [*options, _NO_PROXY]
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)

@@ -1,0 +1,410 @@
+"""Diagnosis of a daemon that cannot be reached: a stable reason, and a sentence that names the fix.
+
+Clients, command line and `kvtier doctor` ask here after a connection has failed, so that they say the same.
+On a Unix socket the kernel's error is explained by the modes and owners on the way to it. On TCP the
+connection is tried once more, without gRPC, which reports every TLS mistake as an outage: an ordinary
+handshake with the same files, then the first bytes of HTTP/2. Nothing is sent that could be a secret but the
+certificate, to a peer that has proved its name. grpc is not imported: a client on this host never loads it.
+"""
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import ssl
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from .addresses import may, unix_path
+
+NOT_RUNNING = "NOT_RUNNING"
+SOCKET_DENIED = "SOCKET_DENIED"
+NO_ANSWER = "NO_ANSWER"
+CONNECTION_LOST = "CONNECTION_LOST"
+BAD_CREDENTIALS = "BAD_CREDENTIALS"
+NOT_KVTIER = "NOT_KVTIER"
+UNKNOWN_HOST = "UNKNOWN_HOST"
+TLS_NEEDED = "TLS_NEEDED"
+TLS_NOT_SPOKEN = "TLS_NOT_SPOKEN"
+TLS_UNTRUSTED = "TLS_UNTRUSTED"
+TLS_WRONG_NAME = "TLS_WRONG_NAME"
+TLS_EXPIRED = "TLS_EXPIRED"
+TLS_CERTIFICATE_NEEDED = "TLS_CERTIFICATE_NEEDED"
+TLS_CERTIFICATE_REFUSED = "TLS_CERTIFICATE_REFUSED"
+
+#: Reasons that never leave the caller's side: condition and recovery. docs/api.md is printed from it.
+REASONS: dict[str, tuple[str, str]] = {
+    NOT_RUNNING: ("nothing listens at the target", "start a daemon, or name its address; treat as a miss"),
+    SOCKET_DENIED: (
+        "this user may not open the daemon's socket, or not search a folder on the way to it",
+        "join the socket's group (`supplementalGroups` in Kubernetes); the message names modes and owners",
+    ),
+    NO_ANSWER: ("the daemon stayed silent past the deadline", "look at its log; treat as a miss"),
+    CONNECTION_LOST: (
+        "the connection broke during a call",
+        "treat as a miss; the next call connects anew",
+    ),
+    BAD_CREDENTIALS: ("a file named by KVTIER_TLS_* or KVTIER_TOKEN_FILE cannot be used", "fix that file"),
+    NOT_KVTIER: (
+        "something else listens at the target",
+        "name the daemon's gRPC address, an entry of `listen`",
+    ),
+    UNKNOWN_HOST: ("the target's host name does not resolve", "fix the name"),
+    TLS_NEEDED: ("the port speaks TLS, and KVTIER_TLS_CA is not set", "set KVTIER_TLS_CA"),
+    TLS_NOT_SPOKEN: (
+        "KVTIER_TLS_CA is set, and the port speaks no TLS",
+        "unset it, or give the daemon access.tls",
+    ),
+    TLS_UNTRUSTED: (
+        "the daemon's certificate leads to no authority in KVTIER_TLS_CA",
+        "name the authority that signed access.tls.certificate",
+    ),
+    TLS_WRONG_NAME: (
+        "the daemon's certificate is for other names than the target's host",
+        "use one of its names in the target, or sign a certificate that has the host",
+    ),
+    TLS_EXPIRED: (
+        "the daemon's certificate has expired or is not valid yet",
+        "replace it; check both clocks",
+    ),
+    TLS_CERTIFICATE_NEEDED: (
+        "the daemon asks for a client certificate, and none is set",
+        "set KVTIER_TLS_CERTIFICATE and KVTIER_TLS_KEY",
+    ),
+    TLS_CERTIFICATE_REFUSED: (
+        "the daemon refused the client certificate",
+        "sign it with an authority in access.tls.client_ca, and keep it from expiring",
+    ),
+}
+
+_UNAVAILABLE, _DEADLINE_EXCEEDED, _UNIMPLEMENTED = 14, 4, 12  # gRPC status codes
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_EXPIRED = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+_WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+
+
+class Diagnosis(NamedTuple):
+    """Why a target cannot be reached: a key of REASONS, and what to do in one sentence or two."""
+
+    reason: str
+    message: str
+
+
+def diagnose_call(
+    code: int, text: str, target: str, environment: Mapping[str, str] = os.environ, timeout_s: float = 1.0
+) -> Diagnosis | None:
+    """Return why a gRPC call at `target` failed that ended with status `code` and the words `text`, without
+    the daemon's own explanation. None for a status that is no matter of reaching it. May take `timeout_s`,
+    and twice that on TCP."""
+    if code == _DEADLINE_EXCEEDED:
+        return Diagnosis(NO_ANSWER, f"the daemon at {target} does not answer; look at its log ({text})")
+    if code == _UNIMPLEMENTED:
+        return Diagnosis(
+            NOT_KVTIER, f"what listens at {target} is no kvtier daemon of this version ({text}); name another"
+        )
+    if code != _UNAVAILABLE:
+        return None
+    return diagnose(target, environment, timeout_s) or Diagnosis(
+        CONNECTION_LOST, f"the connection to {target} broke ({text}); try again, or look at the daemon's log"
+    )
+
+
+def diagnose(
+    target: str, environment: Mapping[str, str] = os.environ, timeout_s: float = 1.0
+) -> Diagnosis | None:
+    """Connect to `target` as a client with `environment` would; return what is wrong, None when that works.
+
+    `timeout_s` bounds each of at most two connections.
+    """
+    if (path := unix_path(target)) is not None:
+        return diagnose_socket(path, timeout_s)
+    host, _, port = target.rpartition(":")
+    if not port.isdecimal():
+        return None
+    return _Port(target, host.strip("[]"), int(port), timeout_s).diagnose(environment)
+
+
+# --------------------------------------------------------------------------------------- Unix sockets
+
+
+def diagnose_socket(path: str, timeout_s: float = 1.0) -> Diagnosis | None:
+    """Connect to the Unix socket at `path`; return what is wrong, None when somebody listens."""
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect(path)
+        except OSError as problem:
+            return explain_socket(path, problem)
+    return None
+
+
+def explain_socket(path: str, problem: OSError) -> Diagnosis:
+    """Return why connecting to the Unix socket at `path` ended in `problem`."""
+    if problem.errno in (errno.EACCES, errno.EPERM):
+        try:
+            return Diagnosis(SOCKET_DENIED, _denied(Path(path)))
+        except OSError as changed:
+            return Diagnosis(
+                SOCKET_DENIED, f"permission denied at unix://{path} ({changed.strerror}); try again"
+            )
+    if problem.errno == errno.EAGAIN or isinstance(problem, TimeoutError):
+        return Diagnosis(NO_ANSWER, f"the daemon at unix://{path} takes no connections; look at its log")
+    return Diagnosis(
+        NOT_RUNNING,
+        f"no daemon at unix://{path}; start one with `kvtier serve`, or name another with --target or "
+        "KVTIER_TARGET",
+    )
+
+
+def _denied(path: Path) -> str:
+    """Return which part of the way to `path` is closed to this process, and what opens it. Raises OSError
+    when that changes meanwhile."""
+    uid = os.geteuid()
+    closed = next((folder for folder in reversed(path.parents) if not may(folder, os.X_OK)), None)
+    found, wanted = (closed, os.X_OK) if closed else (path, os.W_OK)
+    status = found.stat()
+    kind, mode = "folder" if closed else "socket", stat.S_IMODE(status.st_mode)
+    start = (
+        f"permission denied at unix://{path}: {kind} {found} has owner {_user(status.st_uid)}, group "
+        f"{_group(status.st_gid)}, mode {mode:04o}; this process is uid {_user(uid)}, groups "
+        f"{' '.join(map(_group, _own_groups()))}"
+    )
+    if may(found, wanted):
+        return f"{start}, which may; so a security module forbids it: see its audit log"
+    fix = ", and ".join(_steps(found, status, 0o010 if closed else 0o060))
+    if not closed:
+        fix += (
+            f"; or name uid {uid} under `tenants` in the daemon's policy, which gives the socket mode 0666 "
+            "and lets "
+            "in those who are named"
+        )
+    return f"{start}. A daemon may well be there. Fix: {fix}"
+
+
+def _steps(found: Path, status: os.stat_result, needed: int) -> list[str]:
+    """Return what lets this process use a file by its group; `needed` are the bits of the group's mode."""
+    mode = stat.S_IMODE(status.st_mode)
+    steps = []
+    if mode & needed != needed:
+        how = "RuntimeDirectoryMode= with systemd" if stat.S_ISDIR(status.st_mode) else "`tenants` open it"
+        steps.append(f"chmod {mode | needed:04o} {found} ({how})")
+    gid = status.st_gid
+    if gid == 0:
+        steps.append("run the daemon with a group of its own instead of root's, and let this user join that")
+    elif gid not in _own_groups():
+        uid = os.geteuid()
+        steps.append(
+            f"let this user join group {_group(gid)}: usermod --append --groups {_name_of_group(gid) or gid} "
+            f"{_name(uid) or uid}, then start the process anew; in Kubernetes supplementalGroups: [{gid}]"
+        )
+    return steps
+
+
+def _user(uid: int) -> str:
+    name = _name(uid)
+    return f"{uid} ({name})" if name else str(uid)
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def _group(gid: int) -> str:
+    name = _name_of_group(gid)
+    return f"{gid} ({name})" if name else str(gid)
+
+
+def _name_of_group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return ""
+
+
+def _own_groups() -> list[int]:
+    return list(dict.fromkeys((os.getegid(), *os.getgroups())))
+
+
+# ------------------------------------------------------------------------------------------------ TCP
+
+
+class _Port:
+    """One TCP address under examination."""
+
+    def __init__(self, target: str, host: str, port: int, timeout_s: float) -> None:
+        self._target = target
+        self._host = host
+        self._address = (host, port)
+        self._timeout_s = timeout_s
+
+    def diagnose(self, environment: Mapping[str, str]) -> Diagnosis | None:
+        try:
+            with closing(self._connect()) as plain:
+                if not environment.get("KVTIER_TLS_CA"):
+                    return self._without_tls(plain)
+                context = _context(environment)
+                if isinstance(context, Diagnosis):
+                    return context
+                return self._with_tls(plain, context, environment.get("KVTIER_TLS_CERTIFICATE", ""))
+        except socket.gaierror as problem:
+            return Diagnosis(UNKNOWN_HOST, f"{self._host} is no host that can be found ({problem.strerror})")
+        except TimeoutError:
+            return Diagnosis(
+                NO_ANSWER,
+                f"nothing answers at {self._target} in time; is the host up, and the port open in its "
+                "firewall?",
+            )
+        except OSError as problem:
+            return Diagnosis(
+                NOT_RUNNING,
+                f"no daemon at {self._target} ({problem.strerror}); start one with `kvtier serve` and that "
+                "address "
+                "in `listen`, or name another with --target or KVTIER_TARGET",
+            )
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(self._address, self._timeout_s)
+
+    def _without_tls(self, plain: socket.socket) -> Diagnosis | None:
+        first = _first_bytes(plain, _PREFACE)
+        if _is_http2(first):
+            return None
+        if first == b"" and self._speaks_tls():
+            return Diagnosis(
+                TLS_NEEDED,
+                f"{self._target} speaks TLS, and this side does not; set KVTIER_TLS_CA to the authority of "
+                "the "
+                "daemon's certificate, and KVTIER_TLS_CERTIFICATE and KVTIER_TLS_KEY, or KVTIER_TOKEN_FILE",
+            )
+        return self._something_else(first)
+
+    def _with_tls(self, plain: socket.socket, context: ssl.SSLContext, certificate: str) -> Diagnosis | None:
+        """`certificate`: path of the client's own; empty: none."""
+        try:
+            with closing(context.wrap_socket(plain, server_hostname=self._host)) as wrapped:
+                if wrapped.selected_alpn_protocol() != "h2":
+                    return self._something_else(b"TLS without HTTP/2")
+                # The server judges the client's certificate after the client's handshake has ended.
+                return None if _is_http2(_first_bytes(wrapped, b"")) else self._refused(certificate)
+        except ssl.SSLCertVerificationError as problem:
+            return self._unproven(problem)
+        except (ssl.SSLError, ConnectionError) as problem:
+            if "alert" in str(problem).lower():
+                return self._refused(certificate)
+        with closing(self._connect()) as again:
+            first = _first_bytes(again, _PREFACE)
+        if _is_http2(first):
+            return Diagnosis(
+                TLS_NOT_SPOKEN,
+                f"{self._target} speaks no TLS, and KVTIER_TLS_CA asks for it; unset it in a network where "
+                "everybody "
+                "may listen, or give the daemon access.tls",
+            )
+        return self._something_else(first)
+
+    def _unproven(self, problem: ssl.SSLCertVerificationError) -> Diagnosis:
+        """Return why the daemon's certificate does not convince."""
+        said = problem.verify_message
+        if problem.verify_code in _EXPIRED:
+            return Diagnosis(
+                TLS_EXPIRED,
+                f"the certificate of {self._target} is out of date ({said}); replace access.tls.certificate, "
+                "which "
+                "needs no restart, and compare the clocks of both hosts",
+            )
+        if problem.verify_code in _WRONG_NAME:
+            return Diagnosis(
+                TLS_WRONG_NAME,
+                f"the certificate of {self._target} is for other names ({said}); connect by a name it has, "
+                "or sign "
+                f"one whose subjectAltName has {self._host}",
+            )
+        return Diagnosis(
+            TLS_UNTRUSTED,
+            f"the certificate of {self._target} leads to no authority in KVTIER_TLS_CA ({said}); set that to "
+            "the "
+            "authority which signed the daemon's access.tls.certificate",
+        )
+
+    def _refused(self, certificate: str) -> Diagnosis:
+        if not certificate:
+            return Diagnosis(
+                TLS_CERTIFICATE_NEEDED,
+                f"{self._target} asks for a client certificate; set KVTIER_TLS_CERTIFICATE and "
+                "KVTIER_TLS_KEY to one "
+                "that an authority in the daemon's access.tls.client_ca signed",
+            )
+        return Diagnosis(
+            TLS_CERTIFICATE_REFUSED,
+            f"{self._target} refused the certificate {certificate}; it must be signed by an authority in the "
+            "daemon's "
+            "access.tls.client_ca, and not be out of date: openssl x509 -noout -issuer -dates -in "
+            f"{certificate}",
+        )
+
+    def _something_else(self, first: bytes) -> Diagnosis:
+        said = f"it says {first[:24]!r}" if first else "it closes the connection"
+        return Diagnosis(
+            NOT_KVTIER,
+            f"what listens at {self._target} is no kvtier daemon's gRPC port: {said}; name an address of its "
+            "`listen` (observe.http is another port)",
+        )
+
+    def _speaks_tls(self) -> bool:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # nothing is said to the peer but hello
+        try:
+            with closing(self._connect()) as plain, closing(context.wrap_socket(plain)):
+                return True
+        except OSError:
+            return False
+
+
+def _context(environment: Mapping[str, str]) -> ssl.SSLContext | Diagnosis:
+    """Return the files that the environment names as a context for TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    variable = "KVTIER_TLS_CA"
+    try:
+        context.load_verify_locations(cafile=environment[variable])
+        if certificate := environment.get("KVTIER_TLS_CERTIFICATE"):
+            variable = "KVTIER_TLS_CERTIFICATE and KVTIER_TLS_KEY"
+            context.load_cert_chain(certificate, environment.get("KVTIER_TLS_KEY") or None, password="")
+    except (OSError, ValueError) as problem:  # ssl.SSLError is an OSError
+        return Diagnosis(
+            BAD_CREDENTIALS,
+            f"{variable}: these files cannot be used ({problem}); they must be PEM, without a password, and "
+            "a key must "
+            "be of its certificate",
+        )
+    return context
+
+
+def _first_bytes(connection: socket.socket, hello: bytes) -> bytes:
+    """Send `hello`; return the first bytes that come, empty for a connection that ends."""
+    try:
+        if hello:
+            connection.sendall(hello)
+        return connection.recv(64)
+    except (ConnectionError, ssl.SSLError):
+        return b""
+
+
+def _is_http2(first: bytes) -> bool:
+    """Whether bytes are the beginning of HTTP/2: a SETTINGS frame of a sane length."""
+    return len(first) >= 4 and first[0] == 0 and first[3] == 4
+
+
+def reason_table_markdown(reasons: Iterable[str] = REASONS) -> str:
+    """Return REASONS as the Markdown table of docs/api.md."""
+    lines = ["| reason | condition | recovery |", "|---|---|---|"]
+    lines += [f"| `{reason}` | {REASONS[reason][0]} | {REASONS[reason][1]} |" for reason in reasons]
+    return "\n".join(lines) + "\n"
