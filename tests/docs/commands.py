@@ -65,19 +65,23 @@ def _squeezed(text: str) -> str:
 
 
 class Newcomer:
-    """Somebody in an empty folder. `close` ends whatever was started."""
+    """Somebody in an empty folder. `close` ends whatever was started.
 
-    def __init__(self, folder: Path) -> None:
+    `programs` holds the `kvtier` and `python` to run, those of this interpreter unless told otherwise. An
+    installed kvtier is then the only one that they find.
+    """
+
+    def __init__(self, folder: Path, programs: Path | None = None) -> None:
         self.folder = folder
         self._socket = folder / "run" / "kvtier.sock"
         self._address = f"127.0.0.1:{_free_port()}"
         target = f"unix://{self._socket}"
         self._environment = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(folder),
             "COLUMNS": "120",
             "LANG": "C.UTF-8",
-            "PYTHONPATH": os.pathsep.join(sys.path),
+            **({} if programs else {"PYTHONPATH": os.pathsep.join(sys.path)}),
             "KVTIER_LISTEN": target,
             "KVTIER_TARGET": target,
             "KVTIER_OBSERVE__HTTP": self._address,
