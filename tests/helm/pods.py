@@ -12,11 +12,11 @@ unshare's --kill-child: who kills `unshare` alone leaves a daemon.)
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from shlex import join, quote
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ class Container:
         command = [*self._container["command"], *self._container.get("args", ())]
         root = self.log.with_suffix(".root")
         root.mkdir()
-        lines = [*self._mounts(root), f"exec chroot {root} {shlex.join([*self._user(), *command])}"]
+        lines = [*self._mounts(root), f"exec chroot {quote(str(root))} {join([*self._user(), *command])}"]
         dying_with_us = ["setpriv", "--pdeathsig", "KILL"]
         unshare = [
             *dying_with_us,
@@ -144,19 +144,33 @@ class Container:
         ]
 
     def _mounts(self, root: Path) -> list[str]:
-        """Return the shell lines that make the container's root at `root`."""
-        lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {root}"]
-        for path in (*PROGRAMS, *LIBRARIES, "/dev"):
-            if Path(path).is_symlink():
-                lines.append(f"ln -s {os.readlink(path)} {root}{path}")
-            elif Path(path).exists():
-                lines += [f"mkdir -p {root}{path}", f"mount --rbind {path} {root}{path}"]
-                lines += [f"mount -o remount,bind,ro {root}{path}"] if path != "/dev" else []
-        lines += [f"mkdir -p {root}/proc {root}/etc", f"mount -t proc proc {root}/proc"]
-        lines.append(f"cp /etc/ld.so.cache /etc/passwd {root}/etc")
-        for mount in self._container["volumeMounts"]:
-            inside = f"{root}{mount['mountPath']}"
-            lines += [f"mkdir -p {inside}", f"mount --bind {self._volumes[mount['name']]} {inside}"]
+        """Return the shell lines that make the container's root at `root`.
+
+        What this machine lends comes after the volumes where it lies below one, as a clone in /tmp does.
+        """
+        volumes = {mount["mountPath"]: mount for mount in self._container["volumeMounts"]}
+        below = [path for path in LIBRARIES if any(path.startswith(f"{inside}/") for inside in volumes)]
+        lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {quote(str(root))}"]
+        for path in (*PROGRAMS, *(path for path in LIBRARIES if path not in below), "/dev"):
+            lines += _lend(path, f"{root}{path}")
+        proc, etc = quote(f"{root}/proc"), quote(f"{root}/etc")
+        lines += [f"mkdir -p {proc} {etc}", f"mount -t proc proc {proc}"]
+        lines.append(f"cp /etc/ld.so.cache /etc/passwd {etc}")
+        for path, mount in volumes.items():
+            folder, inside = quote(str(self._volumes[mount["name"]])), quote(f"{root}{path}")
+            lines += [f"mkdir -p {inside}", f"mount --bind {folder} {inside}"]
             if mount.get("readOnly"):
                 lines.append(f"mount -o remount,bind,ro {inside}")
-        return [*lines, f"mount -o remount,ro {root}", f"cd {root}"]
+        for path in below:
+            lines += _lend(path, f"{root}{path}")
+        return [*lines, f"mount -o remount,ro {quote(str(root))}", f"cd {quote(str(root))}"]
+
+
+def _lend(path: str, place: str) -> list[str]:
+    """Return the shell lines that show `path` of this machine at `place`, read-only."""
+    if Path(path).is_symlink():
+        return [f"ln -s {quote(os.readlink(path))} {quote(place)}"]
+    if not Path(path).exists():
+        return []
+    lines = [f"mkdir -p {quote(place)}", f"mount --rbind {quote(path)} {quote(place)}"]
+    return lines if path == "/dev" else [*lines, f"mount -o remount,bind,ro {quote(place)}"]
