@@ -1,64 +1,64 @@
 """CudaExporter: a process's GPU memory and events as handles, for torch tensors on CUDA.
 
-The driver is asked directly (ctypes), for two things that torch does not offer: where the allocation begins
-that a tensor lies in, because an IPC handle always means the whole allocation, and the handle itself. torch's
-own way (`_share_cuda_`) counts references through files in shared memory that only another torch can read.
-Events are torch's: `torch.cuda.Event(interprocess=True)`.
+The driver is asked directly (v1/cuda.py), for two things that torch does not offer: where the allocation
+begins that a tensor lies in, because an IPC handle always means the whole allocation, and the handle itself.
+torch's own way (`_share_cuda_`) counts references through files in shared memory that only another torch can
+read. Events are torch's: `torch.cuda.Event(interprocess=True)`.
 
-Memory of `expandable_segments` (PYTORCH_CUDA_ALLOC_CONF) is mapped page by page and has no such handle; the
-error says what to change. The driver also refuses where the two processes do not share an IPC namespace.
+A context is current per thread, and torch's device guard makes none current where the index is the one that a
+fresh thread starts with, 0. So `export` pushes the device's primary context itself.
+
+Memory that was mapped page by page has no such handle: `expandable_segments` of PYTORCH_CUDA_ALLOC_CONF, and
+vLLM's sleep mode, whose pools also move. The error says what to change. The driver also refuses where the two
+processes do not share an IPC namespace.
 
 Signatures: CUDA driver API reference, memory management. Never ran on a GPU.
 """
 
-import ctypes
-import uuid
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_void_p
 from typing import Any
 
+from ..v1 import cuda
 from .direct import Exported
 from .errors import PreconditionFailed
 
-HANDLE_BYTES = 64
-_NOT_SUPPORTED, _INVALID_VALUE = 801, 1
+_UNSHAREABLE = (cuda.INVALID_VALUE, cuda.NOT_SUPPORTED)
 
 
 class CudaExporter:
-    """Implements `Exporter` for device `index`, as torch numbers it here. Raises PreconditionFailed when
-    there is no driver."""
+    """Implements `Exporter` for device `index`, as torch numbers it here. May be used from any thread. Raises
+    PreconditionFailed when there is no driver."""
 
     def __init__(self, index: int = 0) -> None:
         import torch
 
-        torch.cuda.init()
         self._torch = torch
         self._index = index
-        raw = (ctypes.c_ubyte * 16)()
-        device = ctypes.c_int()
-        with torch.cuda.device(index):
-            torch.cuda.current_stream()
-            _check(_driver().cuCtxGetDevice(ctypes.byref(device)), "asking for the device")
-            _check(_driver().cuDeviceGetUuid_v2(ctypes.byref(raw), device), "asking for the device's UUID")
-        self.device_uuid = str(uuid.UUID(bytes=bytes(raw)))
+        with _advised("asking for the device"):
+            device = cuda.device_of(index)
+            self._context = cuda.primary_context(device)
+            self.device_uuid = cuda.device_uuid(device)
 
     def export(self, address: int) -> Exported:
         """Return the allocation that `address` lies in. Raises PreconditionFailed."""
-        base, num_bytes = ctypes.c_uint64(), ctypes.c_size_t()
-        handle = (ctypes.c_ubyte * HANDLE_BYTES)()
-        with self._torch.cuda.device(self._index):
-            found = _driver().cuMemGetAddressRange_v2(
-                ctypes.byref(base), ctypes.byref(num_bytes), ctypes.c_uint64(address)
-            )
-            _check(found, "finding the tensor's allocation")
-            status = _driver().cuIpcGetMemHandle(ctypes.byref(handle), base)
-        if status in (_INVALID_VALUE, _NOT_SUPPORTED):
-            raise PreconditionFailed(
-                "this GPU memory cannot be shared with another process; take `expandable_segments:True` out "
-                f"of PYTORCH_CUDA_ALLOC_CONF, and use no managed memory for the KV cache (status {status})",
-                reason="NO_DEVICE",
-            )
-        _check(status, "sharing the tensor's allocation")
-        return Exported(bytes(handle), int(base.value), int(num_bytes.value))
+        handle = cuda.IpcHandle()
+        with self._current():
+            with _advised("finding the tensor's allocation"):
+                base, num_bytes = cuda.allocation_of(address)
+            try:
+                cuda.check("cuIpcGetMemHandle", byref(handle), base)
+            except cuda.DriverStatus as problem:
+                if problem.status not in _UNSHAREABLE:
+                    raise _refused("sharing the tensor's allocation", problem) from None
+                raise PreconditionFailed(
+                    "this GPU memory cannot be shared with another process: take `expandable_segments:True` "
+                    "out of PYTORCH_CUDA_ALLOC_CONF, start vLLM without --enable-sleep-mode, and use no "
+                    f"managed memory for the KV cache (status {problem.status})",
+                    reason="NO_DEVICE",
+                ) from None
+        return Exported(bytes(handle.reserved), base, num_bytes)
 
     def new_event(self) -> tuple[Any, bytes]:
         """Return a torch event, to be recorded on a stream of torch's, and its handle."""
@@ -71,18 +71,27 @@ class CudaExporter:
         """Return a torch event of the daemon's, for `stream.wait_event`."""
         return self._torch.cuda.Event.from_ipc_handle(self._torch.device("cuda", self._index), handle)
 
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Make the device's context this thread's for as long as it lasts. Raises PreconditionFailed."""
+        with _advised("making the device's context current"):
+            cuda.check("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            cuda.library().cuCtxPopCurrent_v2(byref(c_void_p()))
 
-@cache
-def _driver() -> Any:
+
+@contextmanager
+def _advised(what: str) -> Iterator[None]:
+    """Let a failure of the driver out as PreconditionFailed."""
     try:
-        return ctypes.CDLL("libcuda.so.1")
+        yield
+    except cuda.DriverStatus as problem:
+        raise _refused(what, problem) from None
     except OSError as problem:
-        raise PreconditionFailed(
-            "no NVIDIA driver here (libcuda.so.1 is missing); a container needs the NVIDIA runtime",
-            reason="NO_DEVICE",
-        ) from problem
+        raise PreconditionFailed(str(problem), reason="NO_DEVICE") from None
 
 
-def _check(status: int, what: str) -> None:
-    if status != 0:
-        raise PreconditionFailed(f"{what} failed: CUDA status {status}", reason="NO_DEVICE")
+def _refused(what: str, problem: cuda.DriverStatus) -> PreconditionFailed:
+    return PreconditionFailed(f"{what} failed: CUDA status {problem.status}", reason="NO_DEVICE")

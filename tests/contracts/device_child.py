@@ -16,7 +16,7 @@ def main(kind: str, handle: str, num_bytes: int) -> None:
     memory = device.open(bytes.fromhex(handle), num_bytes)
     mapping = mmap.mmap(-1, num_bytes)
     np.frombuffer(mapping, np.uint8)[:] = np.arange(num_bytes, dtype=np.uint8)
-    source = device.register_host(memoryview(mapping), is_read_only=True)
+    source = device.register_host(memoryview(mapping), is_read_only=False)
     stream = device.take_stream()
     assert stream is not None
     event, shared = device.export_event()

@@ -154,7 +154,7 @@ def test_without_peer_access_it_says_so(make: object) -> None:
     home, peer = make()  # type: ignore[operator]
     for device in (home, peer):
         if not isinstance(device, FakeDevice):
-            device._runtime.fake.has_peer_access = False
+            device.stub.fakes[device.index].has_peer_access = False
     assert not peer.reach(home)
     peer.shut_down()
     home.shut_down()

@@ -44,8 +44,6 @@ ALLOWED = {
         "importlib.import_module",
     ): "public names from a table, on first use",
     ("tiers/codecs/kernels/vector_ir.py", "FunctionType"): "LLVM's type of a function, not Python's",
-    ("tiers/gpu/cuda.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
-    ("tiers/gpu/kernels.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
     ("tiers/gpu/launching.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
     ("tiers/gpu/gds.py", "importlib.import_module"): "kvikio, by that very name, where it is installed",
     ("tiers/gpu/topology.py", "importlib.import_module"): "pynvml, by that very name, where it is installed",

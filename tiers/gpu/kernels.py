@@ -14,17 +14,17 @@ know layouts, and the columns are a tenth of the smallest pieces there are.
 The source is compiled for the host and run, block by block, by the tests; on a GPU it never ran.
 """
 
-import importlib
 import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from . import launching
 from .device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
 from .own_events import OwnEvents
 
@@ -57,7 +57,6 @@ extern "C" __global__ void kvtier_copy_pieces(
     }
 }
 """
-THREADS = 256  # of a block: eight pieces at a time
 MAX_BLOCKS = 64  # eight multiprocessors' worth of loads in flight; the rest are the runtime's
 SLAB_PIECES = 1 << 16
 NUM_SLABS = 4
@@ -225,22 +224,14 @@ def _measure(device: Device, kernel: PieceKernel) -> int:
 def load(device: Device) -> Launch | None:
     """Return what launches the kernel on `device`; None where that is not possible, with the reason in the
     log. Compiles it. Never ran on a GPU."""
-    calling = getattr(device, "calling", None)
-    if calling is None:  # not CUDA
+    if not hasattr(device, "enter"):  # not CUDA
         return None
-    try:
-        cupy: Any = importlib.import_module("cupy")
-        with calling():
-            kernel = cupy.RawKernel(SOURCE, NAME)
-            kernel.compile()
-    except (ImportError, DeviceError, RuntimeError, OSError) as problem:
-        log.warning("small pieces are copied without a kernel: %s", problem)
+    start = launching.load(device, SOURCE, (NAME,), MAX_BLOCKS)
+    if start is None:
         return None
 
-    def launch(stream: Any, sources: int, targets: int, lengths: int, num_pieces: int) -> None:
-        num_blocks = min(MAX_BLOCKS, -(-num_pieces * 32 // THREADS))
+    def launch(stream: Stream, sources: int, targets: int, lengths: int, num_pieces: int) -> None:
         arguments = (np.uint64(sources), np.uint64(targets), np.uint64(lengths), np.int32(num_pieces))
-        with calling(), cupy.cuda.ExternalStream(stream.pointer):
-            kernel((num_blocks,), (THREADS,), arguments)
+        start(stream, NAME, num_pieces * 32, arguments)
 
     return launch

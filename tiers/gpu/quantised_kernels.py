@@ -3,7 +3,9 @@ r"""The quantisers' decoder on a device: tiers/codecs/kernels/quantised.py word 
 One thread decodes one value: it finds the rule of its layer, plane and head in a table, its tile and its
 place in it, and reads a scale, an offset and a code. Neighbouring threads write neighbouring values and read
 neighbouring codes. q s is exact and x' is rounded once (see the host's module), so a fused multiply-add,
-which a GPU likes, changes no bit; subnormals are kept, as NVRTC does unless told otherwise.
+which a GPU likes, changes no bit. cupy compiles with `-ftz=true`, which takes subnormal floats for zero, so
+none is made on the way: a subnormal half or fp8 code is its mantissa, as an integer, times a power of two.
+What comes out is 2^-40 or more, or zero.
 
 Only rules whose length follows from the shape are here (intN, fp8, exact): those of `transform` are
 entropy-coded, one value after the other, and stay on the host. What can be wrong with a record is a scale
@@ -35,10 +37,17 @@ static const u32 WRONG = 1;
 
 __device__ static float power_of_two(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
 
+// The value of a small float without its sign: an exponent with this bias above the bits of the mantissa.
+__device__ static float float_of(u32 magnitude, int mantissa_bits, int bias)
+{
+    if (magnitude >> mantissa_bits == 0) return (float)magnitude * power_of_two(1 - bias - mantissa_bits);
+    return __uint_as_float((magnitude << (23 - mantissa_bits)) + ((u32)(127 - bias) << 23));
+}
+
 __device__ static float float_of_half(u16 word)
 {
-    const float magnitude = __uint_as_float((u32)(word & 0x7fff) << 13) * power_of_two(112);
-    return __uint_as_float(__float_as_uint(magnitude) | (u32)(word & 0x8000) << 16);
+    const u32 magnitude = __float_as_uint(float_of(word & 0x7fff, 10, 15));
+    return __uint_as_float(magnitude | (u32)(word & 0x8000) << 16);
 }
 
 __device__ static u16 half_of(float value)  // nearest, halves to even; beyond its range, its largest
@@ -109,8 +118,7 @@ extern "C" __global__ void kvtier_quantised_decode(
         } else {
             if ((*scales & 0x7fff) >= 0x7c00) status[fragment] = WRONG;
             const int mantissa_bits = s.coder == E4M3 ? 3 : 2;
-            const float lift = power_of_two(128 - (1 << (6 - mantissa_bits)));
-            const float magnitude = __uint_as_float((code & 0x7f) << (23 - mantissa_bits)) * lift;
+            const float magnitude = float_of(code & 0x7f, mantissa_bits, (1 << (6 - mantissa_bits)) - 1);
             const u32 sign = (code & 0x80) << 24;
             value = __uint_as_float(__float_as_uint(magnitude) | sign) * float_of_half(*scales);
         }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .device import Device, DeviceError
+from .device import Device
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # class of VGA and 3D controllers
@@ -93,15 +93,8 @@ def _nvlinks(nvml: Any, bus_id: str) -> tuple[tuple[str, int], ...]:
 
 
 def place_of(device: Device, places: Sequence[GpuPlace]) -> GpuPlace | None:
-    """Return where `device` is, by the bus id that CUDA gives it; None where that is not known."""
-    calling = getattr(device, "calling", None)
-    if calling is None:  # not CUDA
-        return None
-    try:
-        with calling() as runtime:
-            bus_id = str(runtime.deviceGetPCIBusId(device.index)).lower()
-    except (DeviceError, AttributeError):
-        return None
+    """Return where `device` is, by the bus id that CUDA gives it; None where it has none."""
+    bus_id = getattr(device, "bus_id", "")
     return next((place for place in places if place.bus_id == bus_id), None)
 
 

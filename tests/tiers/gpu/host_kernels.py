@@ -1,5 +1,7 @@
 """CUDA sources compiled for the host and run thread after thread: what a GPU would do, in some order.
 
+Subnormal floats are flushed to zero, as operands and as results: cupy compiles with `-ftz=true`.
+
 This proves the arithmetic and the addresses of kernels without barriers and warp operations, which is what
 ours are. It proves nothing about a GPU's memory model or speed."""
 
@@ -31,11 +33,29 @@ static inline int __popcll(unsigned long long word) { return __builtin_popcountl
 static inline unsigned long long __umul64hi(unsigned long long left, unsigned long long right)
 { return (unsigned long long)((unsigned __int128)left * right >> 64); }
 static inline unsigned atomicAdd(unsigned* at, unsigned by) { unsigned old = *at; *at += by; return old; }
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+struct FlushToZero {  // and operands that are subnormal count as zero
+    const unsigned before = _mm_getcsr();
+    FlushToZero() { _mm_setcsr(before | 0x8040); }
+    ~FlushToZero() { _mm_setcsr(before); }
+};
+#elif defined(__aarch64__)
+struct FlushToZero {
+    unsigned long before;
+    FlushToZero() { asm volatile("mrs %%0, fpcr" : "=r"(before)); set(before | 1ul << 24); }
+    ~FlushToZero() { set(before); }
+    static void set(unsigned long word) { asm volatile("msr fpcr, %%0" : : "r"(word)); }
+};
+#else
+#error "no way is known to flush subnormal floats here"
+#endif
 %(source)s
 template <class... Arguments, std::size_t... I>
 static void run(void (*kernel)(Arguments...), const unsigned long long* arguments, unsigned blocks,
                 unsigned threads, std::index_sequence<I...>)
 {
+    const FlushToZero as_cupy_compiles;
     blockDim.x = threads;
     gridDim.x = blocks;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)

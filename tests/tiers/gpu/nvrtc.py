@@ -30,7 +30,7 @@ def compiled(source: str, architecture: str) -> str:
     library, program = _library(), ctypes.c_void_p()
     create = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
     assert create == 0
-    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
+    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"-ftz=true"]  # as cupy
     status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     log = _text(library, "ProgramLog", program)
     assert status == 0, log
