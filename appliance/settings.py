@@ -102,7 +102,8 @@ class HbmTier(_MemoryTier):
 
     backend: Literal["host", "cuda"] = "host"
     """What holds the bytes. `host` is ordinary memory of this process, which clients read in place; `cuda` is
-    the memory of an NVIDIA GPU, read on that GPU or by way of dram; it needs `pip install kvtier[gpu]`."""
+    the memory of an NVIDIA GPU, read on that GPU or by way of dram. Its kernels need
+    `pip install kvtier[gpu-cuda12]`, or `kvtier[gpu-cuda13]` with a driver for CUDA 13."""
     device: int = Field(default=0, ge=0, le=255)
     """Which GPU, as this process numbers them (CUDA_VISIBLE_DEVICES). Only for `cuda`."""
     direct_devices: Devices = "all"

@@ -197,7 +197,7 @@ def check_gpu(gpu: Gpu, settings: Settings) -> Check:
     if not gpu.driver:
         return fail("gpu", detail, "install the NVIDIA driver, or run the container with the NVIDIA runtime")
     if not gpu.cupy:
-        return fail("gpu", detail, "pip install 'kvtier[gpu]'")
+        return fail("gpu", detail, "pip install 'kvtier[gpu-cuda12]', or gpu-cuda13 with a driver for it")
     if hbm.device >= len(gpu.names):
         return fail("gpu", f"{detail}; no device {hbm.device}", "set tiers.hbm.device to one that exists")
     return ok("gpu", f"{detail}; hbm is memory of device {hbm.device}")

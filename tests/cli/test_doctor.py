@@ -201,7 +201,7 @@ HOST_CASES = {
     "no gds": (checks_gpu.check_gds(facts.Gpu(), DIRECTORY, nvme(*CUDA)), OK, ""),
     "no gpu": (checks.check_gpu(facts.Gpu(), settings()), OK, ""),
     "no driver": (checks.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
-    "no cupy": (checks.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu]"),
+    "no cupy": (checks.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu-cuda12]"),
     "no such gpu": (
         checks.check_gpu(replace(GPU, names=()), settings(*CUDA)),
         FAIL,
