@@ -22,9 +22,12 @@ $(VENV)/.ready: requirements.txt pyproject.toml
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
+# torch for the CPU and what else a list names; says first how much is downloaded (examples/torch_cpu.py).
+INSTALL_TORCH = $(@D)/bin/python -m examples.torch_cpu
+
 # The demo runs a real transformer; its environment adds torch to the one above.
 $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
-	$(INSTALL) --requirement requirements-demo.txt
+	$(INSTALL_TORCH) requirements-demo.txt --system $(PYTHON)
 	touch $@
 
 demo: $(VENV)/.ready-demo
@@ -39,7 +42,7 @@ VLLM := .venv-vllm
 VLLM_MODELS := .cache/vllm-models
 $(VLLM)/.installed: requirements-vllm.txt
 	$(call new-environment,,setuptools==80.9.0)
-	$(INSTALL) --no-deps --requirement requirements-vllm.txt
+	$(INSTALL_TORCH) requirements-vllm.txt --no-deps
 	$(VLLM)/bin/python -m bench.vllm.naming
 	touch $@
 
@@ -63,7 +66,7 @@ test-transformers: $(VENV)/.ready-demo
 LMCACHE := .venv-lmcache
 $(LMCACHE)/.installed: requirements-lmcache.txt
 	$(call new-environment,,setuptools==80.9.0)
-	$(INSTALL) --no-deps --requirement requirements-lmcache.txt
+	$(INSTALL_TORCH) requirements-lmcache.txt --no-deps
 	touch $@
 
 $(LMCACHE)/.ready: $(LMCACHE)/.installed pyproject.toml
@@ -78,7 +81,7 @@ SGLANG := .venv-sglang
 $(SGLANG)/.ready: requirements.txt requirements-sglang.txt pyproject.toml
 	$(call new-environment,--clear,setuptools==84.2.1)
 	$(INSTALL) --requirement requirements.txt
-	$(INSTALL) --no-deps --requirement requirements-sglang.txt
+	$(INSTALL_TORCH) requirements-sglang.txt --no-deps
 	$(INSTALL) $(EDITABLE)
 	touch $@
 
