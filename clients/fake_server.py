@@ -4,7 +4,6 @@ The smallest thing that honours the contract: one tier, leases and pins that pro
 remembered, leaf-first LRU. What is stored is in fake_store.py.
 """
 
-import hashlib
 import itertools
 import re
 import threading
@@ -22,7 +21,7 @@ from .effects import Answer, Attachment
 from .errors import InvalidRequest, KvtierError, NotFound, PreconditionFailed
 from .extents import U8, ExtentTable
 from .fake_store import FakeStore, Key
-from .namespace import Geometry
+from .namespace import Geometry, NamespaceIdentity
 from .staging import StagingArea
 from .words import PutOutcome, ServerInfo, Tier
 
@@ -144,8 +143,16 @@ class FakeServer:
         found = self.books.namespaces.get(wire)
         if found is None:
             number = len(self.books.namespaces) + 1
-            digest = hashlib.sha256(wire).digest()
-            found = _Namespace(number, digest, list(geometry.fragment_bytes))
+            asked = request.identity
+            identity = NamespaceIdentity(
+                asked.model_digest,
+                geometry,
+                asked.adapter_digest,
+                asked.shard,
+                asked.domain,
+                asked.profile_digest,
+            )
+            found = _Namespace(number, identity.digest, list(geometry.fragment_bytes))
             self.books.namespaces[wire] = found
         return pb.RegisterNamespaceResponse(
             namespace_id=found.namespace_id,

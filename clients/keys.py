@@ -7,6 +7,7 @@ collision. A faster non-cryptographic hash was rejected: a collision would hand 
 """
 
 import hashlib
+import operator
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -29,14 +30,17 @@ def prefix_hashes(
     """Return one prefix hash per *full* block of `tokens`; a rest shorter than a block has no name.
 
     `parent` is the prefix hash of the block before, empty at the start of a chain. `extra_keys` go into
-    every block: what else the KV depends on (a salt, the digest of an image).
+    every block: what else the KV depends on (a salt, the digest of an image). docs/prefix-hash.md specifies
+    the bytes. Raises InvalidRequest when `tokens` is not one row of integers from 0 to 2**64 - 1.
     """
     block_tokens = where.block_tokens if isinstance(where, Geometry) else where.geometry.block_tokens
     if parent and len(parent) != HASH_BYTES:
         raise InvalidRequest(
             f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}", reason="BAD_KEY"
         )
-    numbers = np.ascontiguousarray(tokens, dtype="<u8")
+    if isinstance(extra_keys, str | bytes):
+        raise InvalidRequest(f"extra_keys is a list of keys, is {extra_keys!r}; pass [{extra_keys!r}]")
+    numbers = _numbers(tokens)
     keys = [key.encode() if isinstance(key, str) else key for key in extra_keys]
     tail = b"".join([len(keys).to_bytes(4, "big"), *(len(key).to_bytes(4, "big") + key for key in keys)])
     head = _TAG + block_tokens.to_bytes(4, "big")
@@ -46,6 +50,23 @@ def prefix_hashes(
         parent = hashlib.sha256(b"".join([head, bytes([len(parent)]), parent, content, tail])).digest()
         hashes.append(parent)
     return hashes
+
+
+def _numbers(tokens: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
+    """Return tokens as little-endian uint64, shape (tokens,). Nothing is rounded, wrapped or flattened: two
+    prompts would share names."""
+    try:
+        found = np.asarray(tokens)
+        if found.ndim == 1 and found.size and found.dtype.kind not in "iu":
+            found = np.array([operator.index(token) for token in tokens], np.uint64)
+        if found.ndim == 1 and (found.dtype.kind != "i" or not found.size or found.min() >= 0):
+            return np.ascontiguousarray(found, "<u8")
+        problem = f"shape {found.shape}, dtype {found.dtype}"
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = str(error)
+    raise InvalidRequest(
+        f"tokens must be one row of integers from 0 to 2**64 - 1 ({problem}); pass the ids of one sequence"
+    )
 
 
 def pack(hashes: Sequence[bytes] | bytes) -> bytes:

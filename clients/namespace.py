@@ -4,6 +4,7 @@ The value objects mirror NamespaceIdentity and Geometry of types.proto field by 
 here, before anything is sent, because a message that names the fix is worth most next to the mistake.
 """
 
+import hashlib
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -21,6 +22,7 @@ DTYPE_BYTES = {
     "int8": 1,
 }
 _POSITIVE = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "num_planes")
+_NUMBERS = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "layers_per_group", "num_planes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,27 @@ class NamespaceIdentity:
             raise _bad(f"adapter_digest must be empty or 16 to 64 bytes, is {len(self.adapter_digest)}")
         if len(self.profile_digest) not in (0, 32):
             raise _bad(f"profile_digest must be empty or 32 bytes, is {len(self.profile_digest)}")
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that name the namespace: SHA-256 of all fields, as docs/prefix-hash.md specifies. What the
+        daemon calls it, too, unless the daemon has replaced `domain`."""
+        geometry = self.geometry
+        fields = [
+            ("model", self.model_digest),
+            ("adapter", self.adapter_digest),
+            ("shard", self.shard.encode()),
+            ("domain", self.domain.encode()),
+            ("dtype", geometry.dtype.encode()),
+            ("layout", geometry.layout.encode()),
+            *((name, getattr(geometry, name).to_bytes(4, "big")) for name in _NUMBERS),
+        ]
+        if self.profile_digest:
+            fields.append(("profile", self.profile_digest))
+        encoded = (
+            bytes([len(tag)]) + tag.encode() + len(value).to_bytes(4, "big") + value for tag, value in fields
+        )
+        return hashlib.sha256(b"".join(encoded)).digest()
 
     def to_wire(self) -> types_pb2.NamespaceIdentity:
         """Return the message that registers this identity."""

@@ -79,6 +79,11 @@ def test_same_identity_same_namespace(client: Any, namespace: Namespace, model: 
     assert (namespace.num_groups, namespace.block_bytes) == (3, BLOCK)
 
 
+def test_a_client_knows_the_digest_before_it_asks(namespace: Namespace) -> None:
+    """Fake and daemon name a namespace as docs/prefix-hash.md specifies (tests/docs/test_prefix_hash.py)."""
+    assert namespace.digest == namespace.identity.digest
+
+
 def test_namespaces_never_share_blocks(client: Any, namespace: Namespace, model: bytes) -> None:
     client.put(namespace, chain(2), payload(2))
     other = client.register(NamespaceIdentity(model, GEOMETRY, adapter_digest=bytes(16)))
