@@ -6,6 +6,7 @@ staging (shared memory) · local, link, remote, aio_link, remote_aio (connection
 """
 
 from .aio import AsyncClient
+from .aio_handles import AsyncLease, AsyncPin, AsyncSession
 from .buffers import Pieces
 from .errors import (
     DataLoss,
@@ -19,6 +20,7 @@ from .errors import (
     ServerBug,
     Unavailable,
 )
+from .handles import Lease, Pin, Session
 from .keys import prefix_hashes
 from .leases import Fragment
 from .namespace import Geometry, Namespace, NamespaceIdentity
@@ -40,6 +42,9 @@ from .words import (
 
 __all__ = [
     "AsyncClient",
+    "AsyncLease",
+    "AsyncPin",
+    "AsyncSession",
     "Client",
     "DataLoss",
     "DeadlineExceeded",
@@ -48,6 +53,7 @@ __all__ = [
     "GetReport",
     "InvalidRequest",
     "KvtierError",
+    "Lease",
     "Limits",
     "Lookup",
     "Namespace",
@@ -56,6 +62,7 @@ __all__ = [
     "Overloaded",
     "PermissionDenied",
     "Pieces",
+    "Pin",
     "PreconditionFailed",
     "Prefetch",
     "PrefillSpeed",
@@ -65,6 +72,7 @@ __all__ = [
     "Retry",
     "ServerBug",
     "ServerInfo",
+    "Session",
     "StagingBuffer",
     "Tier",
     "Timeout",

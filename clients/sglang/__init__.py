@@ -10,7 +10,10 @@ Reading order: identity (what may be shared) · pages (where a page's bytes are)
 interface). Only the last imports sglang, and nothing in kvtier.clients imports this package.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import KvtierStorage
 
 __all__ = ["KvtierStorage"]
 

@@ -18,7 +18,10 @@ Reading order: options, identity (what may be shared) · runs, transfers, lanes 
 · lookups, manager (vLLM's interface). Only the last two import vllm.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .manager import KvtierTier
 
 __all__ = ["KvtierTier"]
 

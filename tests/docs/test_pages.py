@@ -15,6 +15,7 @@ DOCS = ROOT / "docs"
 #: By name, not by folder: other pages install packages, make users, start services.
 RUN = (
     "quickstart",
+    "reference/policies",
     *(
         f"operate/{page}"
         for page in ("encryption", "health", "memory", "sizing", "troubleshooting", "upgrade")
