@@ -7,6 +7,7 @@ staging (shared memory) · local, link, remote, aio_link, remote_aio (connection
 
 from .aio import AsyncClient
 from .aio_handles import AsyncLease, AsyncPin, AsyncSession
+from .breaker import Breaker
 from .buffers import Pieces
 from .errors import (
     DataLoss,
@@ -20,13 +21,16 @@ from .errors import (
     ServerBug,
     Unavailable,
 )
+from .guard import Guard
 from .handles import Lease, Pin, Session
 from .keys import prefix_hashes
 from .leases import Fragment
 from .namespace import Geometry, Namespace, NamespaceIdentity
+from .opaque import opaque_geometry
 from .options import Limits, Retry, Timeout
 from .staging import StagingBuffer
 from .sync import Client
+from .weights import checkpoint_digest, find_checkpoint
 from .words import (
     GetReport,
     Lookup,
@@ -45,12 +49,14 @@ __all__ = [
     "AsyncLease",
     "AsyncPin",
     "AsyncSession",
+    "Breaker",
     "Client",
     "DataLoss",
     "DeadlineExceeded",
     "Fragment",
     "Geometry",
     "GetReport",
+    "Guard",
     "InvalidRequest",
     "KvtierError",
     "Lease",
@@ -78,5 +84,8 @@ __all__ = [
     "Timeout",
     "Unavailable",
     "Urgency",
+    "checkpoint_digest",
+    "find_checkpoint",
+    "opaque_geometry",
     "prefix_hashes",
 ]
