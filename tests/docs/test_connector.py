@@ -98,7 +98,8 @@ def test_the_next_turn_computes_what_is_new(engine: Engine) -> None:
     assert engine.prefill(PROMPT + list(range(40))) == 96
     assert engine.prefill(PROMPT[:56]) == 48  # seven whole blocks are stored
     assert engine.prefill([9, *PROMPT]) == 0
-    assert all(not one.guard.causes for one in (engine.scheduler, *engine.workers))
+    guards = [engine.scheduler.guard, *(worker.guard for worker in engine.workers)]
+    assert [guard.causes for guard in guards] == [{}] * 3
 
 
 def test_layer_groups_come_in_order(engine: Engine) -> None:

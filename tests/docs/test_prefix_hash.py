@@ -76,7 +76,7 @@ def test_namespaces_have_the_digest_that_is_specified(vector: dict[str, Any]) ->
     hashed = prefix_names.namespace_input(identity)
     assert hashed.hex() == vector["input"]
     shape = {name: identity[name] for name in ("dtype", "layout", *prefix_names.NUMBERS)}
-    named = {name: bytes.fromhex(identity[name]) for name in DIGESTS}
+    named: dict[str, Any] = {name: bytes.fromhex(identity[name]) for name in DIGESTS}
     named |= {name: identity[name] for name in ("shard", "domain")}
     ours = NamespaceIdentity(geometry=Geometry(**shape), **named)
     theirs = DaemonIdentity(geometry=DaemonGeometry(**shape), **named)
