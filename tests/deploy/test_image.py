@@ -111,7 +111,7 @@ def test_the_package_is_built_from_the_context_alone(tmp_path: Path) -> None:
             target = context / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    [step] = [rest for word, rest in instructions() if word == "RUN" and " wheel " in rest]
+    [step] = [rest for word, rest in instructions() if word == "RUN" and " pip wheel " in rest]
     options = step.split(" wheel ")[1].split("&&")[0].replace("/wheels", str(tmp_path / "wheels")).split()
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", *options]
     built = subprocess.run(command, cwd=context, capture_output=True, text=True, check=False)
