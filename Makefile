@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm test-web compiled pictures check bench proto sim docs docs-site clean
+.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures check bench proto sim docs docs-site clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -99,6 +99,15 @@ $(HELM)/.ready: requirements.txt requirements-helm.txt pyproject.toml
 
 test-helm: $(HELM)/.ready
 	$(HELM)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/helm tests/deploy)
+
+# The container image as an archive in dist/, for `docker load`. BASE=debian where no registry is reachable, BASE=REFERENCE
+# for another base. As root, with Debian's buildah (and mmdebstrap for BASE=debian).
+image:
+	$(PYTHON) deploy/docker/build_image.py $(if $(BASE),--base $(BASE)) dist
+
+# What that built, run by podman as the chart says: as root, with Debian's podman, runc and catatonit.
+test-image: $(HELM)/.ready image
+	KVTIER_IMAGE=$$(ls -t dist/kvtier-*-image.tar | head -1) $(HELM)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/image)
 
 # The page in a real browser: Debian's `chromium`, or the one that KVTIER_CHROMIUM names.
 WEB := .venv-web

@@ -2,12 +2,13 @@
 
     python3 deploy/docker/build_image.py [--base REFERENCE | --base debian] FOLDER
 
-writes FOLDER/kvtier-VERSION-image.tar, which `docker load`, `podman load` and `ctr images import` read. Without
---base the Dockerfile's own base is pulled; `debian` makes one from Debian packages, where no registry is reachable.
-Needs root, Debian's `buildah` and, for --base debian, `mmdebstrap`; nothing beside Python's standard library.
+writes FOLDER/kvtier-VERSION-image.tar, which `docker load`, `podman load` and `ctr images import` read.
+Without --base the Dockerfile's own base is pulled; `debian` makes one from Debian packages, where no registry
+is reachable. Needs root, Debian's `buildah` and, for --base debian, `mmdebstrap`; of Python the standard
+library only.
 
-`docker build -f deploy/docker/Dockerfile .` builds the same; this exists for machines without Docker, and so that
-what was built can be tested (`make test-image`).
+`docker build -f deploy/docker/Dockerfile .` builds the same; this exists for machines without Docker, and so
+that what was built can be tested (`make test-image`).
 """
 
 import argparse
@@ -30,7 +31,7 @@ STAND_IN = "localhost/kvtier-base:debian"
 ISOLATION = ("--isolation", "chroot")
 #: What the slim images of Debian leave out as well.
 LEFT_OUT = ("doc/*", "info/*", "locale/*", "man/*", "groff/*", "lintian/*")
-#: In the new root $1: what the official Python images have and Debian's packages do not, and no compiled files.
+#: Shapes the new root $1 as the official Python images: `python`, a pip of its own, no compiled files.
 LIKE_THE_OFFICIAL = (
     'ln -s python3 "$1/usr/bin/python"',
     'rm "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',
@@ -45,7 +46,9 @@ WHERE_FROM = ("cert", "extra-index-url", "find-links", "index-url", "no-index", 
 
 def main() -> None:
     """Build, write the archive, print its path. Exits with one line that names what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where the archive is written to")
     parser.add_argument("--base", default="", help="another base image; debian: made from Debian packages")
     given = parser.parse_args()
@@ -73,7 +76,7 @@ def what_is_missing(*programs: str) -> str:
 
 
 def make_stand_in() -> None:
-    """Make STAND_IN from Debian packages: the release that the Dockerfile's base names, shaped as that base is."""
+    """Make STAND_IN from packages of the Debian release that the Dockerfile's base names."""
     if not CACHE.exists() or CACHE.stat().st_mtime < Path(__file__).stat().st_mtime:
         release = re.findall(r"^ARG PYTHON_IMAGE=\S+-slim-(\w+)", DOCKERFILE.read_text(), re.M)[0]
         CACHE.parent.mkdir(exist_ok=True)
@@ -94,16 +97,18 @@ def make_stand_in() -> None:
 
 
 def pulled(base: str) -> list[str]:
-    """Return the build argument that names the base, which is on this machine now; none for the Dockerfile's own."""
+    """Pull the base; return the build argument that names it. Exits when it cannot be pulled."""
     if base == "debian":
         return ["--build-arg", f"PYTHON_IMAGE={STAND_IN}"]
     reference = base or re.findall(r"^ARG PYTHON_IMAGE=(\S+)", DOCKERFILE.read_text(), re.M)[0]
-    done = subprocess.run(["buildah", "pull", "--quiet", reference], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["buildah", "pull", "--quiet", reference], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "buildah does not say why"
         sys.exit(
-            f"{reference} cannot be pulled: {reason}\nmake image BASE=debian makes a base from Debian packages; "
-            "BASE=REFERENCE takes another one, e.g. that of a mirror"
+            f"{reference} cannot be pulled: {reason}\nmake image BASE=debian makes a base from Debian "
+            "packages; BASE=REFERENCE takes another one, e.g. that of a mirror"
         )
     return ["--build-arg", f"PYTHON_IMAGE={reference}"]
 
@@ -111,8 +116,8 @@ def pulled(base: str) -> list[str]:
 def build(tag: str, base: list[str]) -> None:
     """Build the Dockerfile under `tag`.
 
-    In two calls: folders that pip needs are mounted into the first stage only, whose layers the second call finds
-    cached, because a mount leaves its empty target behind in the image.
+    In two calls, because a mount leaves its empty target behind in the image: folders that pip needs are
+    mounted into the first stage only, whose layers the second call finds cached.
     """
     # Docker's format: OCI's has no HEALTHCHECK.
     common = ["buildah", "bud", "--quiet", "--layers", "--format", "docker", *ISOLATION, "--network", "host"]
@@ -132,8 +137,10 @@ def labels(tag: str) -> Iterator[str]:
 
 
 def pip_mounts(scratch: Path) -> list[str]:
-    """Return the options that let pip inside find packages where pip outside does: its configuration, written into
-    `scratch`, and the files and folders that it names."""
+    """Return the options that let pip inside find packages where pip outside does.
+
+    They mount its configuration, written into `scratch`, and the files and folders that it names.
+    """
     listed = run(sys.executable, "-m", "pip", "config", "list")
     found: dict[str, str] = {}
     for line in listed.splitlines():
