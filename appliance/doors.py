@@ -1,7 +1,8 @@
 """Doors: the addresses of the gRPC server, and who came in by which.
 
     unix:///path   gate.py tells whose process it is; gRPC itself listens behind it
-    host:port      TLS with client certificates (tls.py), or plain with access.insecure
+    host:port      TLS (tls.py) with client certificates, or without an authority for those with a token in
+    every call; or plain with access.insecure
 
 A bearer token in the metadata (`authorization: Bearer ...`) says who calls at either door, and goes before
 what the door says; one that nobody knows is refused, never overlooked.
@@ -80,9 +81,16 @@ class Doors:
                         "NOT_AUTHENTICATED", "authorization is not `Bearer TOKEN`; send that, or none"
                     )
                 return self._access.of_token(text[len(_BEARER) :].strip())
+        if principal is None:
+            raise error(
+                "NOT_AUTHENTICATED",
+                "this port takes bearer tokens, and none came; name a file with one in KVTIER_TOKEN_FILE",
+            )
         return principal
 
-    def _at_door(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
+    def _at_door(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal | None:
+        """Return who comes in by this door; None: any caller does, who must have a token. Raises "
+        "AccessError."""
         peer = context.peer()
         if peer.startswith("unix"):
             for gate in self._gates:
@@ -90,4 +98,7 @@ class Doors:
                     return principal
             raise error("NOT_AUTHENTICATED", "this socket is the daemon's own; leave the suffix away")
         names = names_of(context.auth_context())
-        return self._access.of_nobody() if names is None else self._access.of_certificate(names)
+        if names is None:
+            return self._access.of_nobody()
+        has_authority = self._tls is not None and self._tls.client_ca is not None
+        return self._access.of_certificate(names) if has_authority else None

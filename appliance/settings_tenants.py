@@ -82,15 +82,16 @@ class Tls(_Model):
     """The daemon's certificate and what leads to its authority, PEM."""
     key: File
     """The key of the certificate, PEM."""
-    client_ca: File
-    """Authorities whose client certificates are accepted, PEM."""
+    client_ca: File | None = None
+    """Authorities whose client certificates are accepted, PEM. Without it no certificate is asked for, and
+    every call over TCP needs a bearer token of `access.tokens`."""
 
 
 class Access(_Model):
     """How callers prove who they are."""
 
     tls: Tls | None = None
-    """Needed to listen on TCP: TLS 1.3 with client certificates."""
+    """Needed to listen on TCP: TLS 1.3 with client certificates, or with bearer tokens."""
     insecure: bool = False
     """Listen on TCP without TLS: everybody who reaches the port is a caller. For isolated networks only."""
     tokens: File | None = None
@@ -191,8 +192,16 @@ def check_access(access: Access, tenants: Mapping[str, Tenant], has_tcp: bool) -
     if has_tcp and access.tls is None and not access.insecure:
         refuse(
             "listen",
-            "a TCP address needs access.tls (certificate, key, client_ca), or access.insecure: true "
+            "a TCP address needs access.tls (certificate, key, and client_ca or access.tokens), or "
+            "access.insecure: true "
             "in a network where everybody may call",
+        )
+    if access.tls is not None and access.tls.client_ca is None and access.tokens is None:
+        refuse(
+            "access",
+            "without access.tls.client_ca callers over TCP prove themselves by tokens only; give "
+            "access.tokens, "
+            "or client_ca",
         )
     owner: dict[str, str] = {}
     for name, tenant in tenants.items():

@@ -1,6 +1,7 @@
 """TLS for TCP: the daemon's certificate, who signs its clients', and the names in a client's certificate.
 
-gRPC does the handshake, asks for a client certificate and verifies it. It cannot be told the lowest version
+gRPC does the handshake, asks for a client certificate and verifies it; without `client_ca` it asks for none,
+and the names in one that is shown all the same are worth nothing. It cannot be told the lowest version
 of TLS, but says with every call which one a connection has; `names_of` refuses calls over less than 1.3.
 Before each handshake gRPC asks for certificates anew, so a changed file needs no restart.
 """
@@ -29,15 +30,18 @@ class Certificates:
         except OSError as problem:
             raise StartError(f"access.tls: cannot read {problem.filename}: {problem.strerror}") from problem
         for setting, part in zip(("certificate", "key", "client_ca"), self._read_last, strict=True):
-            if b"-----BEGIN" not in part:
+            if part is not None and b"-----BEGIN" not in part:
                 raise StartError(f"access.tls.{setting} holds nothing in PEM format")
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return server credentials that follow the files and insist on a client certificate."""
+        """Return server credentials that follow the files and insist on a client certificate, if there is an
+        authority for those."""
         # None, for "as before", is missing in the stubs' type.
         changed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._changed)
         return grpc.dynamic_ssl_server_credentials(
-            _configuration(*self._read_last), changed, require_client_authentication=True
+            _configuration(*self._read_last),
+            changed,
+            require_client_authentication=self._files.client_ca is not None,
         )
 
     def _changed(self) -> "grpc.ServerCertificateConfiguration | None":
@@ -56,12 +60,15 @@ class Certificates:
         log.info("access.tls: certificates have changed")
         return _configuration(*now)
 
-    def _read(self) -> tuple[bytes, bytes, bytes]:
+    def _read(self) -> tuple[bytes, bytes, bytes | None]:
         files = self._files
-        return files.certificate.read_bytes(), files.key.read_bytes(), files.client_ca.read_bytes()
+        client_ca = files.client_ca.read_bytes() if files.client_ca is not None else None
+        return files.certificate.read_bytes(), files.key.read_bytes(), client_ca
 
 
-def _configuration(certificate: bytes, key: bytes, client_ca: bytes) -> grpc.ServerCertificateConfiguration:
+def _configuration(
+    certificate: bytes, key: bytes, client_ca: bytes | None
+) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=client_ca)
 
 

@@ -1,5 +1,12 @@
 """`kvtier tenant`: what an administrator does for a tenant that is no setting."""
 
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
 import click
 from rich.table import Table
 
@@ -8,7 +15,7 @@ from ..settings_tenants import check_name
 from ..tokens import hash_of, make_token
 from ..units import about_bytes
 from .output import console, plain, print_json, talk
-from .target import TIMEOUT_S, admin, json_option, resolve, target_option
+from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_option
 
 ERASE_TIMEOUT_S = 300.0  # a tenant may have a million blocks
 
@@ -19,7 +26,7 @@ def tenant() -> None:
 
     \b
     Example:
-      kvtier tenant token ci > ci.token 2>> /etc/kvtier/tokens
+      kvtier tenant token ci --out ci.token >> /etc/kvtier/tokens
       kvtier tenant list
       kvtier tenant erase acme
     """
@@ -27,20 +34,72 @@ def tenant() -> None:
 
 @tenant.command()
 @click.argument("name")
-def token(name: str) -> None:
-    """Make a bearer token called NAME: the token to stdout, what the daemon keeps to stderr.
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the token to a new file that only its owner can read.",
+)
+def token(name: str, out: Path | None) -> None:
+    """Make a bearer token called NAME. The line that the daemon keeps goes to stdout, the token into a file.
+
+    Without --out the token goes to stdout and the line to stderr; a file that others can read is refused
+    there.
 
     \b
     Example:
-      kvtier tenant token ci > ci.token 2>> /etc/kvtier/tokens
+      kvtier tenant token ci --out ci.token >> /etc/kvtier/tokens
     """
     try:
         check_name(name)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     made = make_token()
-    talk().print(f"{name} {hash_of(made)}", highlight=False, soft_wrap=True)
+    line = f"{name} {hash_of(made)}"
+    if out is not None:
+        _write_secret(out, made)
+        click.echo(line)
+        return
+    _refuse_shared(sys.stdout.fileno)
+    talk().print(line, highlight=False, soft_wrap=True)
     click.echo(made)
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Write `text` to a file of mode 0600 that is not there yet. Raises Failed."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        raise Failed(f"{path} is there already; remove it, or name another file") from None
+    except OSError as error:
+        raise Failed(f"cannot write {path}: {error.strerror}") from error
+    with open(descriptor, "w") as file:
+        file.write(f"{text}\n")
+
+
+class _Commented(Failed):
+    """Failed, on a line that the file of tokens takes for a comment: stderr may be appended to that."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"# {self.message}", file=file, err=file is None)
+
+
+def _refuse_shared(descriptor_of: Callable[[], int]) -> None:
+    """Raise Failed when stdout is a file that others can read.
+
+    Taking their rights away (fchmod) was rejected: a process that has opened the file already could still
+    read what is written after it, and the mode of a file is for its owner to change.
+    """
+    try:
+        status = os.fstat(descriptor_of())
+    except (OSError, ValueError):  # no descriptor: a stream inside this process
+        return
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+        raise _Commented(
+            f"stdout is a file of mode {stat.S_IMODE(status.st_mode):04o}: others could use the token that "
+            "is put "
+            "there; write `--out FILE` instead of `> FILE`, or call `umask 077` before"
+        )
 
 
 @tenant.command("list")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BLOCK = re.compile(r"(?:<!-- (not run|fails): ([^\n]+?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
-HTTP = "127.0.0.1:9464"
+HTTP, GRPC = "127.0.0.1:9464", "127.0.0.1:50051"  # a newcomer has ports of its own instead
 COMMAND_S = 180.0
 
 
@@ -74,7 +74,7 @@ class Newcomer:
     def __init__(self, folder: Path, programs: Path | None = None) -> None:
         self.folder = folder
         self._socket = folder / "run" / "kvtier.sock"
-        self._address = f"127.0.0.1:{_free_port()}"
+        self._ports = {GRPC: f"127.0.0.1:{_free_port()}", HTTP: f"127.0.0.1:{_free_port()}"}
         target = f"unix://{self._socket}"
         self._environment = {
             "PATH": f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -84,13 +84,13 @@ class Newcomer:
             **({} if programs else {"PYTHONPATH": os.pathsep.join(sys.path)}),
             "KVTIER_LISTEN": target,
             "KVTIER_TARGET": target,
-            "KVTIER_OBSERVE__HTTP": self._address,
+            "KVTIER_OBSERVE__HTTP": self._ports[HTTP],
         }
         self._groups: list[int] = []
 
     def run(self, command: Command) -> tuple[int, str]:
         """Run a block; return its status and all that was printed. Waits for daemons it starts or ends."""
-        text = "set -euo pipefail\n" + command.text.replace(HTTP, self._address)
+        text = f"set -euo pipefail\n{self.named(command.text)}"
         # A file for each block: a daemon goes on writing into that of the block it was started in.
         printed = self.folder / f"printed-{len(self._groups)}"
         with printed.open("wb") as out:
@@ -110,6 +110,12 @@ class Newcomer:
         if status == 0 and "--exit" in command.text:
             self._wait(is_up=False)
         return status, printed.read_text()
+
+    def named(self, text: str) -> str:
+        """Return `text` of a page with this newcomer's ports."""
+        for written, own in self._ports.items():
+            text = text.replace(written, own)
+        return text
 
     def close(self) -> None:
         """End what is left."""

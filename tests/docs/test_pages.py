@@ -18,7 +18,7 @@ RUN = (
     "reference/policies",
     *(
         f"operate/{page}"
-        for page in ("encryption", "health", "memory", "sizing", "troubleshooting", "upgrade")
+        for page in ("certificates", "encryption", "health", "memory", "sizing", "troubleshooting", "upgrade")
     ),
 )
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -43,7 +43,9 @@ def test_the_commands_of_a_page_do_what_it_says(name: str, newcomer: Newcomer) -
         status, printed = newcomer.run(command)
         assert status == command.status, f"{page.name}:\n{command.text}\nended with {status}:\n{printed}"
         for line in command.shown:
-            assert is_seen(line, printed), f"{page.name}:\n{command.text}\n{line!r} is not in:\n{printed}"
+            assert is_seen(newcomer.named(line), printed), (
+                f"{page.name}:\n{command.text}\n{line!r} is not in:\n{printed}"
+            )
 
 
 def test_what_must_be_seen_is_missed_when_it_is_not_there() -> None:

@@ -61,10 +61,13 @@ class Authority:
             ),
         )
 
-    def channel(self, address: str, pair: Pair | None) -> grpc.Channel:
-        """Return a channel that trusts this authority and shows `pair`."""
+    def channel(self, address: str, pair: Pair | None, token: str = "") -> grpc.Channel:
+        """Return a channel that trusts this authority and shows `pair`, and `token` with every call."""
         key, certificate = (pair.key, pair.certificate) if pair is not None else (None, None)
         credentials = grpc.ssl_channel_credentials(self.certificate, key, certificate)
+        if token:
+            call = grpc.access_token_call_credentials(token)
+            credentials = grpc.composite_channel_credentials(credentials, call)
         # A subchannel of its own, or a connection of another test might be used.
         return grpc.secure_channel(address, credentials, [("grpc.use_local_subchannel_pool", 1)])
 
@@ -89,10 +92,13 @@ class Authority:
         )
 
 
-def write_server_files(folder: Path, authority: Authority) -> dict[str, str]:
-    """Write what a daemon on 127.0.0.1 needs; return it as the section access.tls."""
+def write_server_files(folder: Path, authority: Authority, *, client_ca: bool = True) -> dict[str, str]:
+    """Write what a daemon on 127.0.0.1 needs; return it as the section access.tls, with its authority as that
+    of clients unless told otherwise."""
     pair = authority.sign("ip:127.0.0.1", "dns:localhost")
-    parts = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.certificate}
+    parts = {"certificate": pair.certificate, "key": pair.key}
+    if client_ca:
+        parts["client_ca"] = authority.certificate
     for name, content in parts.items():
         (folder / f"{name}.pem").write_bytes(content)
     return {name: str(folder / f"{name}.pem") for name in parts}

@@ -218,7 +218,10 @@ def test_nobody_is_more_urgent_than_its_tenant_may_be() -> None:
 MEMORY = {"tiers": {"dram": {"capacity": "8MiB", "extent": "2MiB"}}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "TCP without TLS": ({"listen": ["0.0.0.0:5000"]}, "needs access.tls"),
-    "TLS without an authority": ({"access": {"tls": {"certificate": "/a", "key": "/b"}}}, "client_ca"),
+    "TLS without authority and tokens": (
+        {"access": {"tls": {"certificate": "/a", "key": "/b"}}},
+        "give access.tokens, or client_ca",
+    ),
     "one user, two tenants": (
         {"tenants": {"a": {"uids": [1]}, "b": {"uids": [1]}}},
         "uid:1 belongs to a and",

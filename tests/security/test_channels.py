@@ -1,6 +1,10 @@
 """What clients and the command line show of themselves, at a daemon that asks for it."""
 
 import asyncio
+import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +112,38 @@ def test_what_cannot_be_used_is_refused_before_anything_is_sent(
         asyncio.run(_aio_version("127.0.0.1:1"))
     code, output = status("127.0.0.1:1")
     assert (code, "open to readers" in output) == (1, True)
+
+
+@pytest.mark.parametrize(("mode", "is_written"), [(0o644, False), (0o640, False), (0o600, True)])
+def test_a_token_is_not_put_where_others_can_read(tmp_path: Path, mode: int, is_written: bool) -> None:
+    target = tmp_path / "ci.token"
+    target.touch()
+    target.chmod(mode)
+    with target.open("wb") as out:
+        command = [sys.executable, "-m", "kvtier.appliance.cli", "tenant", "token", "ci"]
+        ran = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert target.read_text().startswith("kvt_") == is_written
+    assert ran.returncode == (0 if is_written else 1)
+    assert is_written or "--out FILE" in ran.stderr
+    assert list(parse(ran.stderr)) == ["ci"] * is_written, "stderr may be appended to the daemon's file"
+
+
+def test_a_token_in_a_file_of_its_own(tmp_path: Path) -> None:
+    target = tmp_path / "ci.token"
+    before = os.umask(0)  # the mode must not depend on it
+    try:
+        result = CliRunner().invoke(cli, ["tenant", "token", "ci", "--out", str(target)])
+    finally:
+        os.umask(before)
+    token = target.read_text().strip()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert parse(result.stdout) == {"ci": hash_of(token)}
+    assert token not in result.output
+    again = CliRunner().invoke(cli, ["tenant", "token", "ci", "--out", str(target)])
+    assert (again.exit_code, target.read_text().strip()) == (1, token)
+    assert "is there already" in again.stderr
+    nowhere = CliRunner().invoke(cli, ["tenant", "token", "ci", "--out", str(tmp_path / "no" / "file")])
+    assert "cannot write" in nowhere.stderr
 
 
 def test_the_command_that_makes_a_token_says_each_part_once() -> None:

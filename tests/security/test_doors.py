@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvtier.appliance.tokens import hash_of, make_token
 from kvtier.v1 import admin_pb2
@@ -144,6 +145,32 @@ def test_a_local_connection_of_no_tenant_is_refused(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------- tokens
+
+
+def test_without_a_client_authority_only_a_token_proves_who_calls(tmp_path: Path) -> None:
+    """Also where there are no tenants, and everybody who gets in would be the common one."""
+    token, authority = make_token(), Authority("ours")
+    (tmp_path / "tokens").write_text(f"rt {hash_of(token)}\n")
+    tls = write_server_files(tmp_path, authority, client_ca=False)
+    settings = small_settings(tmp_path, access={"tls": tls, "tokens": str(tmp_path / "tokens")}).model_copy(
+        update={"listen": ["127.0.0.1:0"]}
+    )
+    with DaemonThread(settings) as served:
+        address = served.daemon.grpc.addresses[0]
+        pairs = (None, authority.sign("dns:rt"))
+        for channel in (authority.channel(address, pair) for pair in pairs):
+            with channel:
+                assert code_of(lambda channel=channel: open_client(channel)) == "UNAUTHENTICATED"
+                assert code_of(lambda channel=channel: get_status(channel)) == "UNAUTHENTICATED"
+                health = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=60
+                )
+                assert health.status == health.SERVING, "as docs/security.md says"
+        with authority.channel(address, None, token) as channel:
+            assert code_of(lambda: open_client(channel)) == "answered"
+            assert code_of(lambda: get_status(channel)) == "PERMISSION_DENIED", "nobody over TCP is root"
+        with grpc.insecure_channel(address) as channel:
+            assert code_of(lambda: open_client(channel)) == "UNAVAILABLE"
 
 
 def test_a_token_goes_before_the_door_and_a_wrong_one_is_never_overlooked(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""Every call times every kind of caller, over real gRPC with real certificates, as docs/security.md says."""
+"""Every call times every kind of caller, over real gRPC with real certificates or tokens, as docs/security.md
+says."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from kvtier.appliance.errors import DETAIL_KEY, REASONS
 from kvtier.appliance.grpc_server import SERVICES
 from kvtier.appliance.rights import RIGHTS, Role
+from kvtier.appliance.tokens import hash_of, make_token
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
@@ -32,13 +35,16 @@ BLOCK_BYTES = 16384
 TIMEOUT_S = 60.0
 SILENCE_S = 0.3  # who waits for events and was not refused by then is served
 #: In this order: the administrator's row ends with a drain.
-CALLERS = ("no certificate", "wrong authority", "other tenant", "tenant", "admin")
+CALLERS = ("no proof", "wrong proof", "other tenant", "tenant", "admin")
+#: How a daemon knows its callers over TCP: by their certificates, or by tokens alone.
+PROOFS = ("certificate", "token")
 
 
 @dataclass
 class World:
     """A daemon with two tenants and an administrator, and a channel for each kind of caller."""
 
+    proof: str
     served: DaemonThread
     channels: dict[str, grpc.Channel]
 
@@ -57,9 +63,16 @@ class Victim:
     session: str = "conversation"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@pytest.fixture(scope="module", params=PROOFS)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder: Path = tmp_path_factory.mktemp("matrix")
+    make = _with_certificates if request.param == "certificate" else _with_tokens
+    with make(folder) as made:
+        yield made
+
+
+@contextmanager
+def _with_certificates(folder: Path) -> Iterator[World]:
     authority, stranger = Authority("ours"), Authority("theirs")
     settings = small_settings(
         folder,
@@ -69,14 +82,49 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with DaemonThread(settings) as served:
         address = served.daemon.grpc.addresses[1]
         pairs = {
-            "no certificate": None,
-            "wrong authority": stranger.sign("dns:rt.acme.example"),
+            "no proof": None,
+            "wrong proof": stranger.sign("dns:rt.acme.example"),
             "other tenant": authority.sign("uri:spiffe://kv/bolt/rt"),
             "tenant": authority.sign("dns:rt.acme.example"),
             "admin": authority.sign("dns:ops.example"),
         }
         channels = {caller: authority.channel(address, pair) for caller, pair in pairs.items()}
-        yield World(served, channels)
+        yield World("certificate", served, channels)
+        for channel in channels.values():
+            channel.close()
+
+
+@contextmanager
+def _with_tokens(folder: Path) -> Iterator[World]:
+    """A daemon that asks for no certificates: who calls follows from the token alone."""
+    authority = Authority("ours")
+    tokens = {name: make_token() for name in ("ops", "acme", "bolt")}
+    lines = [f"{name} {hash_of(token)}\n" for name, token in tokens.items()]
+    (folder / "tokens").write_text("".join(lines))
+    settings = small_settings(
+        folder,
+        access={
+            "tls": write_server_files(folder, authority, client_ca=False),
+            "tokens": str(folder / "tokens"),
+            "admin": {"tokens": ["ops"]},
+        },
+        tenants={
+            "acme": {"tokens": ["acme"], "sans": ["dns:*.acme.example"]},
+            "bolt": {"tokens": ["bolt"]},
+        },
+    ).model_copy(update={"listen": [f"unix://{folder}/k.sock", "127.0.0.1:0"]})
+    with DaemonThread(settings) as served:
+        address = served.daemon.grpc.addresses[1]
+        # A certificate that would be acme's is worth nothing here, whoever signed it.
+        pair = authority.sign("dns:rt.acme.example")
+        channels = {
+            "no proof": authority.channel(address, pair),
+            "wrong proof": authority.channel(address, None, make_token()),
+            "other tenant": authority.channel(address, None, tokens["bolt"]),
+            "tenant": authority.channel(address, None, tokens["acme"]),
+            "admin": authority.channel(address, None, tokens["ops"]),
+        }
+        yield World("token", served, channels)
         for channel in channels.values():
             channel.close()
 
@@ -178,10 +226,10 @@ def outcome(stub: Any, method: str, request: Any, timeout_s: float = TIMEOUT_S) 
     return "answered"
 
 
-def expected(caller: str, name: str) -> str:
+def expected(proof: str, caller: str, name: str) -> str:
     right = RIGHTS[name]
-    if caller in ("no certificate", "wrong authority"):
-        return "UNAVAILABLE"
+    if caller in ("no proof", "wrong proof"):
+        return "UNAVAILABLE" if proof == "certificate" else "NOT_AUTHENTICATED"
     if caller == "admin":
         reached = "BAD_POLICY" if name.endswith("ApplyPolicy") else "answered"  # an empty one
         return "NO_TENANT" if right.role is Role.TENANT else reached
@@ -204,13 +252,15 @@ def test_call(world: World, request: pytest.FixtureRequest, caller: str, name: s
     service, _, method = name.partition("/")
     is_draining = world.served.daemon.service.draining
     victim = Victim(1, 1, 1, 1) if is_draining else request.getfixturevalue("victim")
-    is_silent = method == "Watch" and expected(caller, name) == "answered"  # a refusal is waited for
+    is_silent = (
+        method == "Watch" and expected(world.proof, caller, name) == "answered"
+    )  # a refusal is waited for
     timeout_s = SILENCE_S if is_silent else TIMEOUT_S
     found = outcome(world.stub(caller, service), method, requests(victim)[method](), timeout_s)
     if is_draining and method in ("Inspect", "GetStory", "Watch"):
         assert found in ("answered", "NOTHING_THERE")
         return
-    assert found == expected(caller, name)
+    assert found == expected(world.proof, caller, name)
     if caller not in ("tenant", "admin"):
         assert_unharmed(world, victim)
     assert world.served.call(world.served.daemon.check_integrity) == []
