@@ -73,7 +73,8 @@ class BlockFacts(Protocol):
 
     @property
     def urgency(self) -> Sequence[int]:
-        """Urgency of the session that used it last."""
+        """Urgency of the session that used it last; `NO_SESSION` (6) when the last use came without a
+        session, or was before the daemon's start."""
         ...
 
     def block_bytes(self, row: int) -> int:

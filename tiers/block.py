@@ -7,6 +7,7 @@ policies, which are pure, can use the same words as the code that moves bytes.
 import hashlib
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 HASH_BYTES = 32
 NO_PLACE = -1  # a place is a non-negative number whose meaning belongs to its tier
@@ -45,6 +46,10 @@ class Urgency(IntEnum):
     WAITING = 3
     IDLE = 4
     ENDED = 5
+
+
+#: Stands in place of an urgency for blocks that were last used without a session, or before the start.
+NO_SESSION: Final = len(Urgency)
 
 
 def tenant_of(domain: str) -> str:

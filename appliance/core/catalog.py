@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...policies.base import DEFAULT_PRIORITY
-from ...tiers.block import NO_PLACE, FragmentLabel, NamespaceIdentity, Tier, Urgency
+from ...tiers.block import NO_PLACE, NO_SESSION, FragmentLabel, NamespaceIdentity, Tier
 from .encodings import AS_IT_IS, Encodings
 from .states import State
 from .table import BlockTable
@@ -63,8 +63,6 @@ class Catalog:
     """Columns of blocks and fragments. Public columns are read by everyone in the core and written by
     `Catalog` and `Residency` only."""
 
-    NEW_URGENCY: Final = Urgency.QUEUED
-
     def __init__(self) -> None:
         self.namespaces: dict[int, Namespace] = {}
         self.encodings = Encodings()
@@ -82,7 +80,7 @@ class Catalog:
         self.last_used = array("d")  # seconds
         self.num_uses = array("Q")  # what every prompt begins with is used a thousand times a second
         self.num_keepers = array("I")  # decoding sessions, puts being admitted: never evict while > 0
-        self.urgency = array("B")  # of the session that used it last
+        self.urgency = array("B")  # of the session that used it last, or NO_SESSION
         # Per tier: fragments with a place, fragments readable, holds on fragments, children with a place.
         self.num_placed = [array("H") for _ in TIERS]
         self.num_resident = [array("H") for _ in TIERS]
@@ -135,7 +133,7 @@ class Catalog:
             self.checksum_low[fragment] = self.checksum_high[fragment] = 0
         self.last_used[row] = now
         self.num_uses[row] = 0
-        self.urgency[row] = self.NEW_URGENCY
+        self.urgency[row] = NO_SESSION
         self.position[row] = self.position[parent] + 1 if parent != NO_ROW else 0
         self.link(row, parent)
         return row

@@ -16,7 +16,7 @@ from enum import Enum
 from ...policies.admission import AdmitAll
 from ...policies.base import AdmissionPolicy, Newcomer, Victim
 from ...tiers.base import Room
-from ...tiers.block import Tier, Urgency
+from ...tiers.block import NO_SESSION, Tier, Urgency
 from .catalog import NO_ROW, TIERS
 from .cold_quota import BEYOND_QUOTA, ColdQuota
 from .copies import Copies, Move
@@ -330,7 +330,7 @@ class Pressure:
             catalog.position[row],
             num_blocks=1,
             session=0,
-            urgency=catalog.urgency[row],
+            urgency=catalog.urgency[row] if catalog.urgency[row] != NO_SESSION else Urgency.QUEUED,
             prefix_hashes=(self._residency.facts.prefix_hash[row],),
             row=row,
             priority=catalog.retention(row, self._residency.now),

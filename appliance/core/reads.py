@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from ...policies.base import Expected, Use
 from ...policies.costs import Advice, CostModel
-from ...tiers.block import Tier, Urgency
+from ...tiers.block import NO_SESSION, Tier, Urgency
 from .catalog import NO_ROW, TIERS, Catalog, Namespace
 from .desk import Desk
 from .events import (
@@ -185,7 +185,7 @@ class Reads:
         applies = urgency if urgency is not None else Urgency.QUEUED
         number = session.number if session is not None else 0
         residency.audience.used(rows, Use(residency.now, number, num_asked, applies, deadline_at))
-        touch_run(residency, rows, applies)
+        touch_run(residency, rows, NO_SESSION if session is None else session.urgency)
         residency.story.count("blocks_used", len(rows))
         return applies
 

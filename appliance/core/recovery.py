@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...tiers.block import NO_PLACE, Tier
+from ...tiers.block import NO_PLACE, NO_SESSION, Tier
 from ...tiers.log import SegmentLog
 from .catalog import NO_ROW, TIERS, Catalog, Namespace
 from .encodings import AS_IT_IS, Encoding
@@ -143,8 +143,9 @@ def _extend_blocks(
     _extend(catalog.namespace_id, np.full(num_rows, namespace.id))
     _extend(catalog.position, positions)
     _extend(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
-    for column in (catalog.serial, catalog.num_uses, catalog.num_keepers, catalog.urgency, catalog.last_used):
+    for column in (catalog.serial, catalog.num_uses, catalog.num_keepers, catalog.last_used):
         _extend(column, np.zeros(num_rows))
+    _extend(catalog.urgency, np.full(num_rows, NO_SESSION))
     for tier in TIERS:
         for columns in (
             catalog.num_placed,

@@ -244,13 +244,6 @@ class Residency(Rules):
                     self.offer(row, tier)
             self.forget_if_nowhere(row)
 
-    def touch(self, row: int, urgency: int) -> None:
-        """A block was used."""
-        catalog = self.catalog
-        catalog.last_used[row] = self.now
-        catalog.num_uses[row] += 1
-        catalog.urgency[row] = urgency
-
     def adopt_child(self, row: int, parent: int | None) -> None:
         """Link a block found at start without its parent, now that the parent is known again.
 

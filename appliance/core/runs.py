@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...tiers.block import Tier
+from ...tiers.block import NO_SESSION, Tier
 from .catalog import NO_ROW, Catalog, Namespace
 from .fresh import FreshRun
 from .instructions import BlockChange, Notify, PublishRun
@@ -82,7 +82,7 @@ def admit_run(
 
 def _fill_rows(residency: Residency, run: FreshRun) -> None:
     """Fill the block columns of free rows that follow one another in a chain. The first is to be linked."""
-    catalog, now, urgency = residency.catalog, residency.now, int(residency.catalog.NEW_URGENCY)
+    catalog, now = residency.catalog, residency.now
     shards, names, number = run.namespace.rows.shards, catalog.prefix_hash, run.namespace.id
     namespace_ids, positions = catalog.namespace_id, catalog.position
     last_used, num_uses, urgencies = catalog.last_used, catalog.num_uses, catalog.urgency
@@ -97,7 +97,7 @@ def _fill_rows(residency: Residency, run: FreshRun) -> None:
         positions[row] = position
         last_used[row] = now
         num_uses[row] = 0
-        urgencies[row] = urgency
+        urgencies[row] = NO_SESSION
         keepers[row] = 1
         num_placed[row] = num_holds[row] = num_groups
         if before >= 0:
@@ -155,7 +155,7 @@ def refresh_run(residency: Residency, rows: Sequence[int]) -> None:
 
 
 def touch_run(residency: Residency, rows: Sequence[int], urgency: int) -> None:
-    """Note that a request used these blocks."""
+    """Note that a request used these blocks. `urgency`: of its session, or NO_SESSION."""
     catalog, now = residency.catalog, residency.now
     last_used, num_uses, urgencies = catalog.last_used, catalog.num_uses, catalog.urgency
     for row in rows:

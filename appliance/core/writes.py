@@ -203,6 +203,8 @@ class Writes:
         if job.request.session_id and self._desk.is_open(job.client):
             session = self._sessions.open(job.request.session_id, job.client.id)
             self._sessions.attach(session, readable)
+            for row in new:
+                self._residency.catalog.urgency[row] = session.urgency
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
         self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
         self._pressure.dirty.put(new)

@@ -1,4 +1,4 @@
-"""Census: the bytes of a tier by the urgency of whoever used them last.
+"""Census: the bytes of a tier by the urgency of the session that used them last.
 
 Counted when somebody asks, in vectors over the catalog's columns, instead of kept: a change of urgency
 touches thousands of rows, and books for that would cost every request for a picture that is looked at
@@ -21,7 +21,10 @@ from ..core.states import State
 FRESH_S = 0.5
 MAX_SHARE = 0.005  # of the time, spent on counting
 
-Count = dict[Tier, dict[Urgency, int]]
+#: Names of the classes, by their number in the catalog's column. `none`: no session since the daemon's start.
+CLASSES = (*[urgency.name.lower() for urgency in Urgency], "none")
+
+Count = dict[Tier, dict[str, int]]
 
 
 class Census:
@@ -35,7 +38,7 @@ class Census:
         self._good_until = float("-inf")
 
     def take(self) -> Count:
-        """Return bytes by tier and urgency, as they were a moment ago."""
+        """Return bytes by tier and class of CLASSES, as they were a moment ago."""
         began_at = self._clock()
         if began_at >= self._good_until:
             self._count = {tier: bytes_by_urgency(self._catalog, tier) for tier in self._tiers}
@@ -44,10 +47,11 @@ class Census:
         return self._count
 
 
-def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[Urgency, int]:
-    """Return the readable bytes of a tier by urgency. They sum to its used bytes, exactly.
+def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[str, int]:
+    """Return the readable bytes of a tier by class, a key for each of CLASSES. They sum to its used bytes,
+    exactly.
 
-    Blocks that are complete are counted by (namespace, urgency) and multiplied; of the others, and where
+    Blocks that are complete are counted by (namespace, class) and multiplied; of the others, and where
     fragments are encoded, each fragment is looked at.
     """
     namespaces = catalog.namespaces
@@ -59,14 +63,13 @@ def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[Urgency, int]:
     ids, urgencies = column(catalog.namespace_id)[rows], column(catalog.urgency)[rows]
     is_plain = tier is not Tier.NVME or len(catalog.encodings) == 1
     is_complete = (resident[rows] == num_groups.astype(resident.dtype)[ids]) & is_plain
-    num_urgencies = len(Urgency)
-    kinds = ids[is_complete].astype(np.intp) * num_urgencies + urgencies[is_complete]
-    counts = np.bincount(kinds, minlength=len(num_groups) * num_urgencies).reshape(-1, num_urgencies)
+    kinds = ids[is_complete].astype(np.intp) * len(CLASSES) + urgencies[is_complete]
+    counts = np.bincount(kinds, minlength=len(num_groups) * len(CLASSES)).reshape(-1, len(CLASSES))
     totals = block_bytes @ counts
     if len(kinds) < len(rows):
         others = ~is_complete
         _add_fragments(catalog, tier, rows[others], urgencies[others], ids[others], totals)
-    return {urgency: int(totals[urgency]) for urgency in Urgency}
+    return dict(zip(CLASSES, totals.tolist(), strict=True))
 
 
 def _add_fragments(
@@ -77,7 +80,7 @@ def _add_fragments(
     ids: "npt.NDArray[np.uint16]",
     totals: "npt.NDArray[np.int64]",
 ) -> None:
-    """Add the readable bytes of blocks to `totals`, by urgency, fragment by fragment."""
+    """Add the readable bytes of blocks to `totals`, by class, fragment by fragment."""
     encodings = catalog.encodings
     stored = np.array([encodings.stored_bytes(number, 0) for number in range(len(encodings))], np.int64)
     for number in np.unique(ids).tolist():

@@ -83,9 +83,9 @@ def tier_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
 
 def urgency_bytes(eyes: Eyes) -> Pairs:
     return [
-        ((tier.label, urgency.name.lower()), num_bytes)
-        for tier, urgencies in eyes.census.take().items()
-        for urgency, num_bytes in urgencies.items()
+        ((tier.label, name), num_bytes)
+        for tier, classes in eyes.census.take().items()
+        for name, num_bytes in classes.items()
     ]
 
 

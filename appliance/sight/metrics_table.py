@@ -26,7 +26,7 @@ LABELS = {
     "tenant": "domains of the tenants in the policy; `common:`, and `other:` for everybody else",
     "tier": "`hbm`, `dram`, `nvme`",
     "transport": "`local`, `grpc`",
-    "urgency": "`decoding`, `prefill`, `queued`, `waiting`, `idle`, `ended`",
+    "urgency": "`decoding`, `prefill`, `queued`, `waiting`, `idle`, `ended`; of bytes also `none`",
     "version": "the one that runs",
 }
 
@@ -69,7 +69,8 @@ TIERS = (
            "How full a tier is, and of what.", sources.tier_bytes,
            "the sum over `state` is at most `kvtier_tier_capacity_bytes`"),
     Metric("kvtier_tier_urgency_bytes", "gauge", ("tier", "urgency"),
-           "Readable bytes by the urgency of the session that used them last.",
+           "Readable bytes by the urgency of the session that used them last; none: used without a session, "
+           "or not since the start.",
            "Whether the fast tiers hold what is needed soon.", sources.urgency_bytes,
            "the sum over `urgency` is `kvtier_tier_bytes{state=\"resident\"}`, as counted last"),
     _tier("pinned_bytes", "Bytes that pins keep at or above a tier.", "Pins that crowd out the rest.",

@@ -92,14 +92,13 @@ class Snapshots:
         census = eyes.census.take()
         tiers = []
         for tier, numbers in books["tiers"].items():
-            urgencies = census[tier]
             tiers.append(
                 {
                     "tier": tier.label,
                     "backend": eyes.backend(tier),
                     "is_offline": tier in eyes.planner.residency.offline,
                     **numbers,
-                    "bytes_by_urgency": {urgency.name.lower(): n for urgency, n in urgencies.items()},
+                    "bytes_by_urgency": census[tier],
                 }
             )
         return tiers

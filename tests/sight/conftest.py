@@ -4,6 +4,8 @@ import hashlib
 import http.client
 import itertools
 import json
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +67,13 @@ class Shown:
         """Return the value of /api/snapshot."""
         return json.loads(self.get("/api/snapshot"))
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds: what is shown is counted every half second at most."""
+        pause, deadline_at = threading.Event(), time.monotonic() + 60.0
+        while not condition():
+            assert time.monotonic() < deadline_at, "never true"
+            pause.wait(0.05)
+
     def audit(self) -> list[str]:
         """Audit the daemon."""
         return self.served.call(self.daemon.check_integrity)
@@ -75,14 +84,19 @@ Start = Callable[..., Shown]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start daemons: hbm none, dram 2 MiB (32 blocks), nvme 16 MiB unless `nvme=False`."""
+    """Start daemons: hbm none, dram 2 MiB (32 blocks), nvme 16 MiB unless `nvme=False`. `again=True`: end the
+    last one, and start another on its cold store."""
     running: list[DaemonThread] = []
 
     folders = itertools.count()
 
-    def make(nvme: bool = True, **observe: object) -> Shown:
-        folder = tmp_path / str(next(folders))
-        folder.mkdir()
+    def make(nvme: bool = True, again: bool = False, **observe: object) -> Shown:
+        if again:
+            running.pop().__exit__(None, None, None)
+            folder = max(tmp_path.iterdir(), key=lambda path: int(path.name))
+        else:
+            folder = tmp_path / str(next(folders))
+            folder.mkdir()
         tiers: dict[str, object] = {"dram": {"capacity": "2MiB", "extent": "2MiB"}}
         if nvme:
             tiers["nvme"] = {"path": str(folder / "data"), "capacity": "16MiB", "segment": "2MiB"}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from kvtier.appliance.core.catalog import NO_ROW, TIERS, Catalog
 from kvtier.appliance.core.encodings import Encoding
 from kvtier.appliance.core.states import State
-from kvtier.appliance.sight.census import MAX_SHARE, Census, bytes_by_urgency
-from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier, Urgency
+from kvtier.appliance.sight.census import CLASSES, MAX_SHARE, Census, bytes_by_urgency
+from kvtier.tiers.block import NO_SESSION, Geometry, NamespaceIdentity, Tier, Urgency
 
 SHAPES = [
     Geometry(num_layers=5, num_kv_heads=1, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2),
@@ -28,7 +28,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
     numbers = [0, *([catalog.encodings.number_of(Encoding(1, 12_345))] if is_encoded else [])]
     for number in range(draw(st.integers(0, 12))):
         row = catalog.add(draw(st.sampled_from(namespaces)), number.to_bytes(32, "big"), NO_ROW, 0.0)
-        catalog.urgency[row] = draw(st.sampled_from(Urgency))
+        catalog.urgency[row] = draw(st.integers(0, NO_SESSION))
         for fragment in catalog.fragments(row):
             for tier in TIERS:
                 state = catalog.state[tier][fragment] = draw(st.sampled_from(State))
@@ -41,13 +41,18 @@ def catalogs(draw: st.DrawFn) -> Catalog:
 @given(catalogs())
 def test_it_counts_what_is_there(catalog: Catalog) -> None:
     for tier in TIERS:
-        by_hand: Counter[Urgency] = Counter()
+        by_hand: Counter[str] = Counter()
         for namespace in catalog.namespaces.values():
             for row in namespace.rows.values():
                 for fragment in catalog.fragments(row):
                     if catalog.state[tier][fragment] == State.RESIDENT:
-                        by_hand[Urgency(catalog.urgency[row])] += catalog.stored_length(fragment, tier)
-        assert bytes_by_urgency(catalog, tier) == {urgency: by_hand[urgency] for urgency in Urgency}
+                        by_hand[CLASSES[catalog.urgency[row]]] += catalog.stored_length(fragment, tier)
+        assert bytes_by_urgency(catalog, tier) == {name: by_hand[name] for name in CLASSES}
+
+
+def test_every_urgency_has_its_name_and_blocks_without_a_session_have_another() -> None:
+    assert [CLASSES[urgency] for urgency in Urgency] == [urgency.name.lower() for urgency in Urgency]
+    assert CLASSES[NO_SESSION:] == ("none",)
 
 
 def test_it_counts_no_more_often_than_it_is_worth() -> None:

@@ -12,14 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvtier.appliance.errors import REASONS
 from kvtier.appliance.histogram import BOUNDS_S, Histogram
 from kvtier.appliance.sight.metrics_table import LABELS, METRICS
+from kvtier.clients import Client
 from kvtier.tiers.codecs.registry import BY_NAME
 from kvtier.v1 import admin_pb2, events_pb2, kvcache_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 
-from .conftest import Shown, Start, use
+from .conftest import IDENTITY, Shown, Start, names, use
 
 MAX_SERIES = 3000  # of one daemon, whatever is done to it
-URGENCIES = {"decoding", "prefill", "queued", "waiting", "idle", "ended"}
+URGENCIES = {"decoding", "prefill", "queued", "waiting", "idle", "ended", "none"}
 TIERS = {"hbm", "dram", "nvme"}
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
@@ -80,6 +81,34 @@ def test_what_is_asked_is_accounted_for(start: Start) -> None:
     assert 0 < total(samples, "kvtier_codec_bytes_total", codec="zstd", form="stored") < raw
     assert total(samples, "kvtier_codec_fragments_total", codec="zstd", outcome="decoded") > 0
     assert shown.audit() == []
+
+
+def bytes_by_class(shown: Shown) -> dict[str, float]:
+    """Return the readable bytes of all tiers by class, without the classes that have none."""
+    series = scrape(shown)["kvtier_tier_urgency_bytes"]
+    found: dict[str, float] = defaultdict(float)
+    for labels, value in series.items():
+        found[dict(labels)["urgency"]] += value
+    return {name: value for name, value in found.items() if value}
+
+
+def test_blocks_are_of_the_class_of_the_session_that_used_them_last(start: Start) -> None:
+    shown = start()
+    use(shown, session_id="s")
+    shown.until(lambda: bytes_by_class(shown).keys() == {"idle"})  # its client is gone
+    with Client(shown.target) as client:
+        client.get(client.register(IDENTITY), names("2"))
+    shown.until(lambda: bytes_by_class(shown).keys() == {"idle", "none"})
+
+
+def test_what_a_start_finds_belongs_to_no_session(start: Start) -> None:
+    """Before any session says something: in the metric, on the page, in `kvtier top`."""
+    use(start())
+    shown = start(again=True)
+    found = bytes_by_class(shown)
+    assert found.keys() == {"none"}
+    assert found["none"] == total(scrape(shown), "kvtier_tier_bytes", state="resident") > 0
+    assert total(scrape(shown), "kvtier_sessions") == 0
 
 
 def test_every_call_is_timed_on_both_transports(start: Start) -> None:
