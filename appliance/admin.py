@@ -166,7 +166,8 @@ class Admin:
             raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
         since = self._started_at
         return pb.GetStoryResponse(
-            lines=[pb.StoryLine(at_s=line.at - since, what=line.what, why=line.why) for line in lines]
+            lines=[pb.StoryLine(at_s=line.at - since, what=line.what, why=line.why) for line in lines],
+            uptime_s=self._service.appliance.clock() - since,
         )
 
     def explain(self, caller: Caller, request: pb.ExplainRequest) -> pb.ExplainResponse:
@@ -179,7 +180,7 @@ class Admin:
             raise error("BAD_REQUEST", "name a block or a session")
         if found is None:
             raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
-        return found.message(self._started_at)
+        return found.message(self._started_at, self._service.appliance.clock())
 
     def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
         return pb.GetSnapshotResponse(json=json.dumps(self._sight.snapshot(request.num_samples)))

@@ -93,6 +93,13 @@ def format_duration(seconds: float) -> str:
     return text or "0s"
 
 
+def about_duration(seconds: float) -> str:
+    """Return a duration in three digits and the unit that suits it, for people only: `4.2 s`, `1m35s`."""
+    if seconds >= 60:
+        return format_duration(round(seconds))
+    return f"{seconds:.3g} s" if seconds >= 1 or not seconds else f"{seconds * 1e3:.3g} ms"
+
+
 def parse_fraction(value: object) -> float:
     """Return a share between 0 and 1 from `90%` or 0.9. Raises ValueError, saying how to write it."""
     share = math.nan

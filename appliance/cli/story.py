@@ -3,6 +3,7 @@
 import click
 
 from ...v1 import admin_pb2
+from ..units import about_duration
 from .names import parse_block
 from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
@@ -35,9 +36,11 @@ def story(kind: str, name: str, target: str | None, as_json: bool) -> None:
         print_json(plain(answer))
         return
     screen = console()
-    for line in answer.lines:
+    ages = [f"{about_duration(max(0.0, answer.uptime_s - line.at_s))} ago" for line in answer.lines]
+    width = max(map(len, ages), default=0)
+    for age, line in zip(ages, answer.lines, strict=True):
         why = f"  [dim]{_escape(line.why)}[/dim]" if line.why else ""
-        screen.print(f"[bold]{line.at_s:12.3f} s[/bold]  {_escape(line.what)}{why}", soft_wrap=True)
+        screen.print(f"[bold]{age:>{width}}[/bold]  {_escape(line.what)}{why}", soft_wrap=True)
 
 
 def _escape(text: str) -> str:

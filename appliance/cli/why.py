@@ -1,9 +1,10 @@
-"""`kvtier why`: who left which tier, and over whom it was chosen, with both prices."""
+"""`kvtier why`: which blocks left which tier and when, and the block that was next, with both prices."""
 
 import click
 from rich.table import Table
 
 from ...v1 import admin_pb2
+from ..units import about_duration
 from .names import parse_block
 from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
@@ -21,8 +22,8 @@ def why(kind: str, name: str, target: str | None, as_json: bool) -> None:
     """Say why a block, or the blocks of a session, are where they are.
 
     NAME is a session's id, or NAMESPACE:HASH for a block, with the first 8 hex digits of its prefix
-    hash or more. Answers from the decision log: who left which tier, why, at which price, and which
-    block would have been next at which price. Small prices leave first.
+    hash or more. Answers from the decision log: which blocks left which tier, how long ago, why, at
+    which price, and which block would have been next at which price. Small prices leave first.
 
     \b
     Example:
@@ -70,13 +71,13 @@ def _plain(answer: admin_pb2.ExplainResponse) -> dict[str, object]:
 
 def _table(answer: admin_pb2.ExplainResponse) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name, justify in (("at", "right"), ("blocks", "right"), ("left", "left"), ("because", "left")):
+    for name, justify in (("ago", "right"), ("blocks", "right"), ("left", "left"), ("because", "left")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("price", justify="right", no_wrap=True)
     table.add_column("chosen over", no_wrap=True)
     for exit_ in answer.exits:
         table.add_row(
-            f"{exit_.at_s:.3f} s",
+            about_duration(max(0.0, answer.uptime_s - exit_.at_s)),
             f"{exit_.num_blocks:,}",
             exit_.tier,
             exit_.why.replace("[", r"\["),
@@ -91,5 +92,5 @@ def _over(exit_: admin_pb2.Exit) -> str:
     if not exit_.HasField("price"):
         return "–"
     if not exit_.HasField("next_price"):
-        return "nobody else could go"
+        return "no other block could leave"
     return f"{exit_.next_hash[:SHORT_BYTES].hex() or 'another'} at {exit_.next_price:.4g}"

@@ -33,9 +33,11 @@ class Answer:
     exits: Sequence[Decision]
     prefix_hash: bytes = b""
 
-    def message(self, started_at: float) -> pb.ExplainResponse:
+    def message(self, started_at: float, now: float) -> pb.ExplainResponse:
         """Return it for the wire; times count from the start of the daemon."""
-        answer = pb.ExplainResponse(num_blocks=self.num_blocks, prefix_hash=self.prefix_hash)
+        answer = pb.ExplainResponse(
+            num_blocks=self.num_blocks, prefix_hash=self.prefix_hash, uptime_s=now - started_at
+        )
         for line, num_blocks in self.exits:
             price, next_price, next_block = line.verdict
             assert isinstance(line.subject, bytes)

@@ -2,12 +2,14 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from kvtier.appliance.cli.top import SPARKS, about_duration, picture, sparks, spread, tier_cells
+from kvtier.appliance.cli.top import SPARKS, picture, sparks, spread, tier_cells
+from kvtier.appliance.units import about_duration
 from kvtier.clients import Client
 
 from ..cli.conftest import run
@@ -31,6 +33,7 @@ def test_why_a_session_lost_its_blocks_and_over_whom(start: Start) -> None:
     assert answer["num_blocks"] == {"gone": CHAIN_BLOCKS}
     assert sum(exit_["num_blocks"] for exit_ in answer["exits"]) == CHAIN_BLOCKS
     others = {name.hex() for chain in "012" for name in names(chain)}
+    assert 0 <= max(exit_["at_s"] for exit_ in answer["exits"]) <= answer["uptime_s"]
     for exit_ in answer["exits"]:
         assert exit_["tier"] == "dram"
         assert exit_["why"] == "coldest, no slower tier"
@@ -44,6 +47,8 @@ def test_why_a_session_lost_its_blocks_and_over_whom(start: Start) -> None:
     assert (kept["num_blocks"], kept["exits"]) == ({"dram": CHAIN_BLOCKS}, [])
     text = run("why", "session", "agent-0", target=shown.target).stdout
     assert f"of the {CHAIN_BLOCKS} blocks of its last chain, {CHAIN_BLOCKS} gone" in text
+    assert re.search(r"^ +ago +blocks", text, re.M)
+    assert re.search(r"^ *[\d.]+ (ms|s) +\d+ +dram", text, re.M)
     over = [exit_ for exit_ in answer["exits"] if exit_["next_hash"]]
     assert over
     for exit_ in over:
@@ -61,6 +66,7 @@ def test_why_a_block_that_is_forgotten_left(start: Start) -> None:
     assert left["num_blocks"] == 1
     story = run("story", "block", f"1:{victim.hex()}", target=shown.target).stdout
     assert left["next_hash"][:8] in story
+    assert re.match(r" *[\d.]+ (ms|s) ago ", story)
     assert "is in no tier any more" in run("why", "block", f"1:{victim.hex()}", target=shown.target).stdout
     here = run("why", "block", f"1:{names('2')[0].hex()}", target=shown.target).stdout
     assert "is in dram; nothing is remembered" in here

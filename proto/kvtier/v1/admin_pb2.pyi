@@ -428,16 +428,20 @@ class GetStoryResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LINES_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    uptime_s: _builtins.float
+    """of the daemon: less `at_s`, that is how long ago a line was written"""
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoryLine]: ...
     def __init__(
         self,
         *,
         lines: _abc.Iterable[Global___StoryLine] | None = ...,
+        uptime_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,8 +557,11 @@ class ExplainResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     EXITS_FIELD_NUMBER: _builtins.int
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
     prefix_hash: _builtins.bytes
     """of the block that was asked about"""
+    uptime_s: _builtins.float
+    """of the daemon: less `at_s`, that is how long ago an exit was"""
     @_builtins.property
     def num_blocks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by the fastest tier that has all of a block, or "gone" """
@@ -569,10 +576,11 @@ class ExplainResponse(_message.Message):
         num_blocks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         exits: _abc.Iterable[Global___Exit] | None = ...,
         prefix_hash: _builtins.bytes = ...,
+        uptime_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exits", b"exits", "num_blocks", b"num_blocks", "prefix_hash", b"prefix_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exits", b"exits", "num_blocks", b"num_blocks", "prefix_hash", b"prefix_hash", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -644,19 +652,49 @@ Global___EvictRequest: _TypeAlias = EvictRequest  # noqa: Y015
 class EvictResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NumKeptEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    NUM_READABLE_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     bytes: _builtins.int
+    num_readable: _builtins.int
+    """of them: still readable, from other tiers"""
+    @_builtins.property
+    def num_kept(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """blocks that stayed though their room was wanted, by reason"""
+
     def __init__(
         self,
         *,
         num_blocks: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        num_readable: _builtins.int = ...,
+        num_kept: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "num_blocks", b"num_blocks", "num_kept", b"num_kept", "num_readable", b"num_readable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

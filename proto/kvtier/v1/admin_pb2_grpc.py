@@ -135,7 +135,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Drops unpinned blocks of a tier, coldest first, until `bytes` are free.
+        """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
+        Blocks that leave nvme are not found again by a restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

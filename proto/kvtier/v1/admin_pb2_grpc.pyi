@@ -42,7 +42,9 @@ class AdminServiceStub:
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
     """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]
-    """Drops unpinned blocks of a tier, coldest first, until `bytes` are free."""
+    """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
+    Blocks that leave nvme are not found again by a restart.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
@@ -74,7 +76,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]  # type: ignore[assignment]
     """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _aio.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]  # type: ignore[assignment]
-    """Drops unpinned blocks of a tier, coldest first, until `bytes` are free."""
+    """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
+    Blocks that leave nvme are not found again by a restart.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Refuses new work, ends leases, flushes, seals, and exits when `exit` is set. Idempotent."""
     GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
@@ -139,7 +143,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.EvictRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.EvictResponse, _abc.Awaitable[_admin_pb2.EvictResponse]]:
-        """Drops unpinned blocks of a tier, coldest first, until `bytes` are free."""
+        """Drops unpinned blocks of a tier, coldest first, until `bytes` were freed; of nvme whole segments, oldest first.
+        Blocks that leave nvme are not found again by a restart.
+        """
 
     @_abc_1.abstractmethod
     def Drain(
