@@ -4,10 +4,19 @@ Asks for a snapshot over the admin API once an interval and draws it: the same v
 browser (docs/web-api.md), so both say the same. What does not fit the screen is cut, never scrolled.
 """
 
+import contextlib
 import json
 import math
+import os
+import select
+import signal
+import sys
+import termios
 import threading
-from typing import Any
+import time
+import tty
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 import click
 from rich.console import Console, Group
@@ -16,12 +25,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ...v1 import admin_pb2
-from ..units import about_bytes, format_duration
+from ..units import about_bytes, about_duration, format_duration
 from .output import console, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.2, 3600.0
 HISTORY = 60  # samples shown, one a second
+LEAVING = ("q", "Q")
 BAR_CELLS, MIN_TIER_CELLS, FLOW_CELLS = 48, 6, 12
 SPARKS = "▁▂▃▄▅▆▇█"
 #: What stands for bytes in a tier's bar, told apart by mark and by colour.
@@ -32,6 +42,7 @@ PARTS = {
     "waiting": ("░", "cyan"),
     "idle": ("▪", "blue"),
     "ended": ("▫", "bright_black"),
+    "none": ("▧", "white"),
     "moving": ("▞", "magenta"),
 }
 
@@ -43,7 +54,7 @@ PARTS = {
 @target_option
 @json_option
 def top(interval: float, once: bool, target: str | None, as_json: bool) -> None:
-    """Watch tiers, traffic, sessions and decisions as they happen. Ctrl-C leaves.
+    """Watch tiers, traffic, sessions and decisions as they happen. `q` or Ctrl-C leaves.
 
     \b
     Example:
@@ -68,14 +79,57 @@ def top(interval: float, once: bool, target: str | None, as_json: bool) -> None:
 
 
 def _watch(screen: Console, look: Any, interval_s: float) -> None:
-    """Draw until somebody presses Ctrl-C."""
-    pause = threading.Event()
-    try:
-        with Live(picture(look(), screen.width), console=screen, screen=True, auto_refresh=False) as live:
-            while not pause.wait(interval_s):
+    """Draw until `q` or Ctrl-C is pressed, or SIGTERM comes; then the terminal is as it was before."""
+    with contextlib.suppress(KeyboardInterrupt), leaving_at_sigterm(), keys(sys.stdin) as wait:
+        live = Live(picture(look(), screen.width), console=screen, screen=True, auto_refresh=False)
+        try:  # not `with live`: interrupted while it starts, that would leave its screen behind
+            live.start(refresh=True)
+            while wait(interval_s) not in LEAVING:
                 live.update(picture(look(), screen.width), refresh=True)
-    except KeyboardInterrupt:
+        finally:
+            live.stop()
+
+
+@contextlib.contextmanager
+def keys(terminal: TextIO) -> Iterator[Callable[[float], str]]:
+    """Have keys arrive without Return. Yields a function that waits so many seconds, or until one of LEAVING
+    was pressed, which it returns; else "". Where input is no terminal it only waits."""
+    if not terminal.isatty():
+        pause = threading.Event()
+
+        def only_wait(seconds: float) -> str:
+            pause.wait(seconds)
+            return ""
+
+        yield only_wait
         return
+    number = terminal.fileno()
+
+    def wait(seconds: float) -> str:
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            if select.select([number], [], [], left_s)[0]:
+                key = os.read(number, 1).decode("ascii", "replace")
+                if not key or key in LEAVING:  # nothing: the terminal is gone
+                    return key or LEAVING[0]
+        return ""
+
+    before = termios.tcgetattr(number)
+    try:
+        tty.setcbreak(number, termios.TCSADRAIN)
+        yield wait
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def leaving_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this the way Ctrl-C does, so that the terminal is restored."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def picture(snapshot: dict[str, Any], width: int) -> Group:
@@ -110,13 +164,6 @@ def spread(sizes: list[int], capacity: int, cells: int) -> list[int]:
 def sparks(values: list[float | None]) -> str:
     """Return shares of 0 to 1 as a line of small bars; a space where there is none."""
     return "".join(" " if v is None else SPARKS[min(len(SPARKS) - 1, int(v * len(SPARKS)))] for v in values)
-
-
-def about_duration(seconds: float) -> str:
-    """Return a duration in three digits and the unit that suits it."""
-    if seconds >= 60:
-        return format_duration(round(seconds))
-    return f"{seconds:.3g} s" if seconds >= 1 or not seconds else f"{seconds * 1e3:.3g} ms"
 
 
 def _headline(snapshot: dict[str, Any]) -> Text:
@@ -163,7 +210,7 @@ def _tiers(tiers: list[dict[str, Any]], cells: int) -> Table:
 def _legend() -> Text:
     text = Text("      ")
     for name, (mark, style) in PARTS.items():
-        text.append(mark, style).append(f" {name}  ")
+        text.append(mark, style).append(f" {'no session' if name == 'none' else name}  ")
     return text.append("·", "dim").append(" free")
 
 
