@@ -61,6 +61,7 @@ class Chats:
     num_chats: int = 28
     seed: int = 7
     names: tuple[str, ...] = ()  # of the first chats, instead of made-up ones
+    fastest: Tier = Tier.HBM
     num_turns: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -91,7 +92,7 @@ class Chats:
                 self.num_turns += 1
                 pause_s = self._pause(rng)
                 if self._part(rng, session, pause_s) is Urgency.DECODING:
-                    client.prefetch(namespace, chat.chain, target=Tier.HBM)
+                    client.prefetch(namespace, chat.chain, target=self.fastest)
                 if len(chat.chain) + TURN_BLOCKS > MAX_BLOCKS or rng.random() < 0.04:
                     session.end(archive=rng.random() < 0.7)
                     chat, count = self._begin(rng, count), count + 1

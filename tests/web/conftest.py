@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from kvtier.clients import Tier
+
 from ..daemon import Daemon
 from .chats import SETTINGS, Chats
 
@@ -22,6 +24,7 @@ BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
 HOSTILE = '<img src=x onerror="window.wasHarmed=1"><script>window.wasHarmed=1</script>'
 NAMES = (HOSTILE, "&lt;b&gt;שלום", "a-name-that-does-not-end-" + "x" * 200)
 PACE = 6.0
+TIERS = ("hbm", "dram", "nvme")
 
 
 def chromium() -> str | None:
@@ -30,22 +33,38 @@ def chromium() -> str | None:
 
 
 class Site:
-    """A daemon with a page, busy with conversations."""
+    """A daemon of `tiers` with a page, busy with conversations."""
 
-    def __init__(self, folder: Path, names: tuple[str, ...] = NAMES, pace: float = PACE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: tuple[str, ...] = NAMES,
+        pace: float = PACE,
+        tiers: tuple[str, ...] = TIERS,
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = int(probe.getsockname()[1])
-        values = SETTINGS | {"tiers.nvme.path": str(folder / "nvme"), "observe.names": "true"}
-        values["observe.http"] = f"127.0.0.1:{self.port}"
+        values = {
+            **SETTINGS,
+            "tiers.nvme.path": str(folder / "nvme"),
+            "observe.names": "true",
+            "observe.http": f"127.0.0.1:{self.port}",
+        }
+        left_out = tuple(f"tiers.{tier}." for tier in TIERS if tier not in tiers)
+        values = {key: value for key, value in values.items() if not key.startswith(left_out)}
         words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         self.daemon = Daemon(folder, arguments=tuple(words))
         self.url = f"http://127.0.0.1:{self.port}/"
-        self.chats = Chats(self.daemon.target, names=names, pace=pace)
+        self.chats = Chats(self.daemon.target, names=names, pace=pace, fastest=Tier[tiers[0].upper()])
         self._player: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the daemon, and conversations."""
         self.daemon.start()
+        self.play()
+
+    def play(self) -> None:
+        """Start conversations."""
         self.chats.stop.clear()
         self._player = threading.Thread(target=self.chats.play)
         self._player.start()

@@ -4,11 +4,20 @@ import { ANSWERS, KEPT, TIERS, WINDOW, answered } from "./lately.js";
 import { put, show, svg, swatch, text } from "./nodes.js";
 import { count, percent, seconds } from "./numbers.js";
 
-const PLOT = { left: 46, top: 8, width: 1150, height: 190 };
+const PLOT = { left: 46, top: 8, right: 4, height: 190 };
+const WIDEST = 1200; // units are pixels in a window narrower than that
+
+/** Return the width of the drawing, and of the plot in it. */
+function widths(drawing) {
+  const all = Math.max(280, Math.min(WIDEST, drawing.parentElement.clientWidth));
+  return [all, all - PLOT.left - PLOT.right];
+}
 
 export function drawHistory(history, looksAt) {
   const num = history.asked.length;
-  const x = (i) => PLOT.left + PLOT.width * (1 - (num - i) / KEPT);
+  const drawing = document.getElementById("history");
+  const [all, width] = widths(drawing);
+  const x = (i) => PLOT.left + width * (1 - (num - i) / KEPT);
   const y = (share) => PLOT.top + PLOT.height * (1 - share);
   const shares = Array.from({ length: num }, (_, i) => {
     const { by, asked } = answered(history, i + 1);
@@ -34,8 +43,7 @@ export function drawHistory(history, looksAt) {
       })
       .join(" ");
   const seen = looksAt === null ? null : Math.max(0, Math.min(num - 1, looksAt));
-  const drawing = document.getElementById("history");
-  drawing.setAttribute("viewBox", "0 0 1200 224");
+  drawing.setAttribute("viewBox", `0 0 ${all} 224`);
   show(
     drawing,
     svg(
@@ -48,13 +56,13 @@ export function drawHistory(history, looksAt) {
       { class: "mark" },
       [0, 0.25, 0.5, 0.75, 1]
         .map((share) => [
-          svg("line", { x1: PLOT.left, x2: PLOT.left + PLOT.width, y1: y(share), y2: y(share) }),
+          svg("line", { x1: PLOT.left, x2: PLOT.left + width, y1: y(share), y2: y(share) }),
           text(PLOT.left - 6, y(share) + 4, `${share * 100} %`, "quiet end"),
         ])
         .flat(),
-      [5, 4, 3, 2, 1, 0].map((minutes) =>
+      (width < 400 ? [4, 2, 0] : [5, 4, 3, 2, 1, 0]).map((minutes) =>
         text(
-          PLOT.left + PLOT.width * (1 - minutes / 5),
+          PLOT.left + width * (1 - minutes / 5),
           218,
           minutes ? `−${minutes} min` : "now",
           minutes === 5 ? "quiet" : minutes ? "quiet middle" : "quiet end",
@@ -72,7 +80,11 @@ export function drawHistory(history, looksAt) {
         }),
   );
   put("reading", num ? reading(history, seen ?? num - 1) : "nothing yet");
-  put("answers", ...ANSWERS.map((word) => swatch(word, TIERS.includes(word) ? `found in ${word}` : word)));
+  const isThere = (word) => !TIERS.includes(word) || word in history.used_bytes;
+  put(
+    "answers",
+    ...ANSWERS.filter(isThere).map((word) => swatch(word, TIERS.includes(word) ? `found in ${word}` : word)),
+  );
 }
 
 function reading(history, i) {
@@ -89,6 +101,7 @@ function reading(history, i) {
 /** Return which sample is under the pointer. */
 export function sampleAt(event, drawing, num) {
   const box = drawing.getBoundingClientRect();
-  const x = ((event.clientX - box.left) * 1200) / box.width;
-  return Math.floor(num - KEPT * (1 - (x - PLOT.left) / PLOT.width));
+  const [all, width] = widths(drawing);
+  const x = ((event.clientX - box.left) * all) / box.width;
+  return Math.floor(num - KEPT * (1 - (x - PLOT.left) / width));
 }

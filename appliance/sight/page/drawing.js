@@ -4,10 +4,11 @@
 // somewhere to end when a tier is a thousandth of the next.
 
 import { ANSWERS, WINDOW, answered, foundOf, mean } from "./lately.js";
-import { bar, html, put, show, svg, swatch, text } from "./nodes.js";
-import { bytes, count, percent, sum } from "./numbers.js";
+import { html, put, show, svg, swatch, text } from "./nodes.js";
+import { bytes, count, percent } from "./numbers.js";
+import { STACKED_BELOW, stacked } from "./stacked.js";
+import { CLASSES, arrow, cut, named, ruler, taken, tierBar, tierShare, tierWords } from "./tiers.js";
 
-export const URGENCIES = ["decoding", "prefill", "queued", "waiting", "idle", "ended"];
 const LATELY = 20; // samples the widest arrow is chosen from
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -21,90 +22,37 @@ const AT = {
   barWidth: 584,
   row: 82,
   gap: 76,
+  bottom: 34, // for what stands under the marks
 };
-const rowTop = (row) => 4 + row * (AT.row + AT.gap);
+const MIN_HEIGHT = 172; // of the runtimes' words
+const MIN_STACK = 40;
 
-/** Return [length of a capacity in the drawing, capacities to mark]. */
-function ruler(capacities, isLinear) {
-  const [low, high] = [Math.min(...capacities), Math.max(...capacities)];
-  if (isLinear) {
-    const step = 2 ** Math.floor(Math.log2(high / 3));
-    return [
-      (n) => (AT.barWidth * n) / high,
-      Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step),
-    ];
-  }
-  const from = Math.floor(Math.log2(low)) - 2;
-  const span = Math.log2(high) - from;
-  const step = Math.ceil(span / 7);
-  const marks = Array.from({ length: Math.floor(span / step) + 1 }, (_, i) => 2 ** (from + i * step));
-  return [(n) => (AT.barWidth * Math.max(0, Math.log2(n) - from)) / span, marks];
+/** Return [height of the drawing without its marks, top of a row]: few tiers stand in the middle. */
+function layout(numTiers) {
+  const needed = 4 + numTiers * (AT.row + AT.gap) - AT.gap;
+  const height = Math.max(needed, MIN_HEIGHT);
+  return [height, (row) => 4 + (height - needed) / 2 + row * (AT.row + AT.gap)];
 }
 
-function drawnTier(tier, row, length, ownRate) {
-  const taken = tier.used_bytes + tier.reserved_bytes + tier.condemned_bytes;
-  const share = tier.capacity_bytes ? taken / tier.capacity_bytes : 0;
-  const urgencies = URGENCIES.map((word) => [word, tier.bytes_by_urgency[word]]);
-  const parts = urgencies.map(([word, n]) => [word, n, `${word}: ${bytes(n)}`]);
-  parts.push(["reserved", tier.reserved_bytes, `arriving: ${bytes(tier.reserved_bytes)}`]);
-  parts.push(["condemned", tier.condemned_bytes, `condemned: ${bytes(tier.condemned_bytes)}`]);
-  const words = urgencies
-    .filter(([, n]) => n > 0)
-    .sort((a, b) => b[1] - a[1])
-    .slice(0, 3)
-    .map(([word, n]) => `${word} ${bytes(n)}`);
-  words.unshift(`${count(tier.num_fragments)} fragments`);
-  if (tier.pinned_bytes) words.push(`pinned ${bytes(tier.pinned_bytes)}`);
+function drawnTier(tier, top, length, within) {
   return svg(
     "g",
-    { transform: `translate(0 ${rowTop(row)})`, class: tier.is_offline ? "tier offline" : "tier" },
+    { transform: `translate(0 ${top})`, class: tier.is_offline ? "tier offline" : "tier" },
     svg("rect", { x: AT.card, width: AT.cardWidth, height: AT.row, rx: 9, class: "plate" }),
     text(AT.card + 14, 27, tier.tier, "name"),
-    text(AT.card + AT.cardWidth - 14, 27, tier.is_offline ? "offline" : percent(share), "share end"),
-    text(AT.card + 14, 49, `${bytes(taken)} of ${bytes(tier.capacity_bytes)}`),
-    text(
-      AT.card + 14,
-      68,
-      ownRate > 0 ? `${tier.backend} · ${bytes(ownRate)}/s within` : tier.backend,
-      "quiet",
-    ),
+    text(AT.card + AT.cardWidth - 14, 27, tierShare(tier), "share end"),
+    text(AT.card + 14, 49, `${bytes(taken(tier))} of ${bytes(tier.capacity_bytes)}`),
+    text(AT.card + 14, 68, cut(tier.backend, AT.cardWidth - 28), "quiet"),
     svg(
       "g",
       { transform: `translate(${AT.bar} 6)` },
-      svg("rect", { width: length.toFixed(1), height: 44, rx: 5, class: "track" }),
-      bar(parts, Math.max(tier.capacity_bytes, sum(parts.map(([, n]) => n))), length, 44),
-      svg("rect", { width: length.toFixed(1), height: 44, rx: 5, class: "outline" }),
-      text(0, 64, words.join("  ·  "), "quiet"),
+      tierBar(tier, length, 44),
+      text(0, 64, tierWords(tier, within, AT.barWidth), "quiet"),
     ),
   );
 }
 
-/** An arrow from [x, y] to [x, y], as wide as its traffic; `bend` pushes its middle to the left. */
-function arrow(kind, from, to, rate, peak, bend = 0) {
-  const width = rate > 0 ? Math.max(2, (22 * rate) / peak) : 1;
-  const head = rate > 0 ? Math.max(7, width * 0.9) : 5;
-  const length = Math.hypot(to[0] - from[0], to[1] - from[1]);
-  const [dx, dy] = bend ? [1, 0] : [(to[0] - from[0]) / length, (to[1] - from[1]) / length];
-  const tip = [to[0] - dx * head, to[1] - dy * head];
-  const path = bend
-    ? `M${from} C${from[0] - bend},${from[1]} ${to[0] - bend},${to[1]} ${tip}`
-    : `M${from} L${tip}`;
-  const side = (sign) => `${tip[0] - sign * dy * head * 0.8},${tip[1] + sign * dx * head * 0.8}`;
-  return svg(
-    "g",
-    { class: `edge ${kind} ${rate > 0 ? "busy" : "still"}` },
-    svg("path", { d: path, class: "body", "stroke-width": width.toFixed(1) }),
-    svg("path", {
-      d: path,
-      class: "flow",
-      "stroke-width": Math.max(1.5, width * 0.4).toFixed(1),
-      "data-rate": rate > 0 ? (0.4 + 1.6 * Math.sqrt(rate / peak)).toFixed(2) : 0,
-    }),
-    svg("polygon", { points: `${to} ${side(1)} ${side(-1)}`, class: "head" }),
-  );
-}
-
-function drawnEdge(edge, rows, history, peak) {
+function drawnEdge(edge, rows, rowTop, history, peak) {
   const rate = mean(history.edge_bytes_per_s[`${edge.source}>${edge.target}`]);
   const [source, target] = [rows.indexOf(edge.source), rows.indexOf(edge.target)];
   const title = svg(
@@ -152,8 +100,8 @@ function drawnEdge(edge, rows, history, peak) {
   );
 }
 
-function drawnReads(tier, row, rate, peak) {
-  const y = rowTop(row) + 60;
+function drawnReads(tier, top, rate, peak) {
+  const y = top + 60;
   return svg(
     "g",
     {},
@@ -167,13 +115,14 @@ function drawnRuntimes(counts, history, height) {
   const { by, asked } = answered(history, history.asked.length);
   let y = 104;
   const tall = height - y - 84;
-  const stack = ANSWERS.filter((word) => by[word] > 0).map((word) => {
+  const isDrawn = (word) => by[word] > 0 && tall >= MIN_STACK;
+  const stack = ANSWERS.filter(isDrawn).map((word) => {
     const part = (tall * by[word]) / asked;
     const middle = y + part / 2;
     y += part;
     return [
       svg("rect", { x: 16, y: (y - part).toFixed(1), width: 30, height: part.toFixed(1), class: word }),
-      part > 13 ? text(56, middle + 4, `${word} ${percent(by[word] / asked)}`, "quiet") : null,
+      part > 17 ? text(56, middle + 4, `${word} ${percent(by[word] / asked)}`, "quiet") : null,
     ];
   });
   return svg(
@@ -182,38 +131,41 @@ function drawnRuntimes(counts, history, height) {
     svg("rect", { x: AT.runtime, y: 4, width: AT.runtimeWidth, height: height - 4, rx: 9, class: "plate" }),
     text(16, 31, "runtimes", "name"),
     text(16, 53, `${count(counts.clients)} connected`),
-    text(
-      16,
-      84,
-      asked ? `${count(asked / Math.min(WINDOW, history.asked.length))} blocks/s asked` : "nothing asked",
-      "quiet",
-    ),
+    text(16, 84, askedWords(history), "quiet"),
     stack.flat(),
-    text(16, height - 54, `${count(counts.leases)} leases`, "quiet"),
-    text(16, height - 36, `${count(counts.pins)} pins`, "quiet"),
+    text(16, height - 54, named(counts.leases, "lease"), "quiet"),
+    text(16, height - 36, named(counts.pins, "pin"), "quiet"),
     text(16, height - 18, `${count(counts.waiting)} waiting`, "quiet"),
   );
 }
 
-export function drawTiers(snapshot, history, isLinear) {
-  const { tiers, edges, totals, counts } = snapshot;
+/** Blocks that runtimes ask for, per second. */
+function askedWords(history) {
+  const { asked } = answered(history, history.asked.length);
+  return asked ? `${count(asked / Math.min(WINDOW, history.asked.length))} blocks/s asked` : "nothing asked";
+}
+
+/** What the drawing shows beside the tiers: bytes per second by reader and edge, and the most there was. */
+function traffic(snapshot, history) {
+  const { tiers, totals } = snapshot;
+  const perBlock = foundOf(totals) ? totals.read_bytes / foundOf(totals) : 0;
+  const reads = Object.fromEntries(
+    tiers.map(({ tier }) => [tier, (mean(history.found[tier]) / history.interval_s) * perBlock]),
+  );
+  const columns = Object.values(history.edge_bytes_per_s);
+  const peak = Math.max(1, ...Object.values(reads), ...columns.flatMap((column) => column.slice(-LATELY)));
+  return { reads, peak, rate: (source, target) => mean(history.edge_bytes_per_s[`${source}>${target}`]) };
+}
+
+function wide(snapshot, history, isLinear, { reads, peak, rate }) {
+  const { tiers, edges, counts } = snapshot;
   const rows = tiers.map((tier) => tier.tier);
-  const height = rowTop(tiers.length - 1) + AT.row;
+  const [height, rowTop] = layout(tiers.length);
   const [length, marks] = ruler(
     tiers.map((tier) => tier.capacity_bytes),
     isLinear,
+    AT.barWidth,
   );
-  const perBlock = foundOf(totals) ? totals.read_bytes / foundOf(totals) : 0;
-  const reads = Object.fromEntries(
-    rows.map((tier) => [tier, (mean(history.found[tier]) / history.interval_s) * perBlock]),
-  );
-  const peak = Math.max(
-    1,
-    ...Object.values(reads),
-    ...Object.values(history.edge_bytes_per_s).flatMap((column) => column.slice(-LATELY)),
-  );
-  const drawing = document.getElementById("drawing");
-  drawing.setAttribute("viewBox", `0 0 1200 ${height + 34}`);
   const mark = (n) =>
     svg(
       "g",
@@ -226,6 +178,40 @@ export function drawTiers(snapshot, history, isLinear) {
         n && length(n) > AT.barWidth - 30 ? "quiet end" : "quiet middle",
       ),
     );
+  const nodes = [
+    svg("g", {}, marks.map(mark)),
+    drawnRuntimes(counts, history, height),
+    svg(
+      "g",
+      {},
+      tiers.map(({ tier }, row) => drawnReads(tier, rowTop(row), reads[tier], peak)),
+    ),
+    svg(
+      "g",
+      {},
+      edges.map((edge) => drawnEdge(edge, rows, rowTop, history, peak)),
+    ),
+    svg(
+      "g",
+      {},
+      tiers.map((tier, row) =>
+        drawnTier(tier, rowTop(row), length(tier.capacity_bytes), rate(tier.tier, tier.tier)),
+      ),
+    ),
+  ];
+  return [1200, height + AT.bottom, nodes];
+}
+
+export function drawTiers(snapshot, history, isLinear) {
+  const { tiers } = snapshot;
+  const flows = traffic(snapshot, history);
+  const drawing = document.getElementById("drawing");
+  const room = drawing.parentElement.clientWidth;
+  const [width, height, nodes] =
+    room < STACKED_BELOW
+      ? stacked(snapshot, askedWords(history), isLinear, flows, room)
+      : wide(snapshot, history, isLinear, flows);
+  drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
   show(
     drawing,
     svg(
@@ -243,30 +229,7 @@ export function drawTiers(snapshot, history, isLinear) {
         svg("rect", { width: 3, height: 6, class: "stripe" }),
       ),
     ),
-    svg("g", {}, marks.map(mark)),
-    drawnRuntimes(counts, history, height),
-    svg(
-      "g",
-      {},
-      tiers.map((tier, row) => drawnReads(tier.tier, row, reads[tier.tier], peak)),
-    ),
-    svg(
-      "g",
-      {},
-      edges.map((edge) => drawnEdge(edge, rows, history, peak)),
-    ),
-    svg(
-      "g",
-      {},
-      tiers.map((tier, row) =>
-        drawnTier(
-          tier,
-          row,
-          length(tier.capacity_bytes),
-          mean(history.edge_bytes_per_s[`${tier.tier}>${tier.tier}`]),
-        ),
-      ),
-    ),
+    nodes,
   );
   put(
     "drawing-words",
@@ -274,16 +237,17 @@ export function drawTiers(snapshot, history, isLinear) {
       .map((tier) => `${tier.tier}: ${bytes(tier.used_bytes)} of ${bytes(tier.capacity_bytes)} used.`)
       .join(" "),
   );
+  const { peak } = flows;
+  const moves = tiers.length > 1 ? [swatch("line promote", "promote"), swatch("line demote", "demote")] : [];
   put(
     "legend",
-    ...URGENCIES.map((word) => swatch(word, word)),
+    ...CLASSES.map((word) => swatch(word, word === "none" ? "no session" : word)),
     swatch("reserved", "arriving"),
     swatch("condemned", "condemned"),
     swatch("track", "free"),
-    swatch("line put", "put"),
-    swatch("line promote", "promote"),
-    swatch("line demote", "demote"),
-    swatch("line read", "found, and read by a runtime"),
+    ...(room < STACKED_BELOW ? [] : [swatch("line put", "put")]),
+    ...moves,
+    ...(room < STACKED_BELOW ? [] : [swatch("line read", "found, and read by a runtime")]),
     html(
       "li",
       { class: "quiet" },

@@ -48,7 +48,7 @@ function draw() {
   panels.drawSessions(snapshot.sessions);
   panels.drawDecisions(snapshot.decisions, snapshot.uptime_s);
   panels.drawPrefetch(snapshot.prefetch, snapshot.policy);
-  panels.drawCodecs(snapshot.codecs);
+  panels.drawCodecs(snapshot.codecs, snapshot.tiers);
   panels.drawPolicy(snapshot.policy);
   panels.drawEdges(snapshot.edges, history);
 }
@@ -116,6 +116,7 @@ function listen() {
     lookAt(Math.max(0, Math.min(last(), (now.looksAt ?? last()) + step)));
   });
   matchMedia("(prefers-reduced-motion: reduce)").addEventListener("change", draw);
+  addEventListener("resize", draw); // drawings have other units then
   setInterval(tell, 1000);
   connect();
 }

@@ -1,9 +1,9 @@
 // Panels: figures, tables and short bars; each a function from its part of the snapshot to what is shown.
 
-import { URGENCIES } from "./drawing.js";
 import { ANSWERS, KEPT, TIERS, answered, foundOf } from "./lately.js";
 import { cell, html, put, show, smallBar, svg, swatch } from "./nodes.js";
 import { age, bytes, count, percent, price, seconds, sum } from "./numbers.js";
+import { URGENCIES } from "./tiers.js";
 
 const WORDS = {
   evicted_hbm: "evicted from hbm",
@@ -178,7 +178,7 @@ export function drawPrefetch(prefetch, policy) {
   );
 }
 
-export function drawCodecs(codecs) {
+export function drawCodecs(codecs, tiers) {
   const each = (codec) => {
     const share = codec.raw_bytes ? codec.stored_bytes / codec.raw_bytes : 1;
     const pace = codec.encode_s > 0 ? `${bytes(codec.raw_bytes / codec.encode_s)}/s encoding` : "";
@@ -208,7 +208,8 @@ export function drawCodecs(codecs) {
       ),
     );
   };
-  put("codecs", codecs.length ? codecs.map(each) : html("p", { class: "quiet" }, "nothing was encoded yet"));
+  const hasNvme = tiers.some((tier) => tier.tier === "nvme");
+  put("codecs", codecs.length ? codecs.map(each) : html("p", { class: "quiet" }, hasNvme ? "nothing was encoded yet" : "there is no nvme"));
 }
 
 export function drawPolicy(policy) {
@@ -227,9 +228,9 @@ export function drawPolicy(policy) {
       "dl",
       {},
       entry("generation", count(policy.generation)),
-      entry("who leaves", names(policy.eviction)),
-      entry("who enters", names(policy.admission)),
-      entry("who comes up", policy.prefetch ?? "nobody unasked"),
+      entry("eviction", names(policy.eviction)),
+      entry("admission", names(policy.admission)),
+      entry("prefetch", policy.prefetch ?? "none"),
     ),
   );
 }
