@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures check bench proto sim docs docs-site clean
+.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -108,6 +108,10 @@ image:
 # What that built, run by podman as the chart says: as root, with Debian's podman, runc and catatonit.
 test-image: $(HELM)/.ready image
 	KVTIER_IMAGE=$$(ls -t dist/kvtier-*-image.tar | head -1) $(HELM)/bin/python -m pytest -q $(if $(ARGS),$(ARGS),tests/image)
+
+# Wheel, source archive, chart package, and the image where its tools are: into dist/, each of it tried.
+dist: $(HELM)/.ready
+	$(HELM)/bin/python -m deploy.release
 
 # The page in a real browser: Debian's `chromium`, or the one that KVTIER_CHROMIUM names.
 WEB := .venv-web

@@ -29,11 +29,17 @@ def why_not() -> str:
 class Daemon:
     """`kvtier serve` on `folder/kvtier.sock`; `policy` is the path of a policy file or None."""
 
-    def __init__(self, folder: Path, policy: Path | None = None, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Path | None = None,
+        arguments: tuple[str, ...] = (),
+        python: str = sys.executable,
+    ) -> None:
         self.path = folder / "kvtier.sock"
         self.target = f"unix://{self.path}"
         self.log = folder / "daemon.log"
-        command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
+        command = [python, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
         command += ["--policy", str(policy)] if policy else []
         self._command = [*command, *arguments]
         self._process: subprocess.Popen[bytes] | None = None

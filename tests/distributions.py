@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 ROOT = Path(__file__).resolve().parent.parent
 OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-index", "--no-deps")
@@ -56,6 +59,21 @@ def build_sdist(clone: Path, out: Path) -> Path:
     return found
 
 
+def metadata_of(archive: Path) -> Metadata:
+    """Return what a wheel or a source archive says of itself.
+
+    Raises ExceptionGroup with everything that an index of packages would refuse.
+    """
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+            return Metadata.from_email(wheel.read(name))
+    with tarfile.open(archive) as packed:
+        found = packed.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert found is not None
+        return Metadata.from_email(found.read())
+
+
 def all_libraries() -> list[str]:
     """Return what stands in this interpreter's site-packages, less kvtier and what starts by itself."""
     names = (path.name for path in Path(sysconfig.get_path("purelib")).iterdir())
@@ -87,9 +105,14 @@ class Environment:
         return run([str(self.python), *arguments], cwd)
 
 
-def run(command: list[str], cwd: Path | None = None) -> str:
-    """Run a command without this process's PYTHON* settings; return its output. Fails with its errors."""
+def run(command: list[str], cwd: Path | None = None, more: Mapping[str, str] | None = None) -> str:
+    """Run a command without this process's PYTHON* settings; return its output.
+
+    `more` is added to the environment. Raises RuntimeError with all output when the command fails.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment.update(more or {})
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .distributions import ROOT, Environment, build_wheel, copy_clone, tracked
+from .distributions import ROOT, Environment, build_wheel, copy_clone, metadata_of, tracked
 
 CLIENT_PACKAGES = ("grpc", "google", "numpy", "numpy.libs", "typing_extensions.py")  # what a runtime has
 HEAVY = ("torch", "xxhash", "pydantic", "click", "kvtier.appliance", "kvtier.tiers", "kvtier.policies")
@@ -48,6 +48,18 @@ def test_only_kvtier_is_in_it_and_all_of_it(wheel: Path) -> None:
         stem = proto.stem
         wanted = [f"{stem}.proto", f"{stem}_pb2.py", f"{stem}_pb2.pyi", f"{stem}_pb2_grpc.py"]
         assert {f"kvtier/v1/{name}" for name in wanted} <= set(names)
+
+
+def test_an_index_would_take_what_it_says_of_itself(wheel: Path) -> None:
+    found = metadata_of(wheel)
+    assert (found.license_expression, found.license_files) == ("Apache-2.0", ["LICENSE"])
+    assert found.description_content_type == "text/markdown"
+    assert found.requires_dist is not None
+    always = [wanted.name for wanted in found.requires_dist if wanted.marker is None]
+    assert always == ["grpcio", "protobuf", "numpy"], "what a runtime installs"
+    with zipfile.ZipFile(wheel) as opened:
+        [name] = [name for name in opened.namelist() if name.endswith("/licenses/LICENSE")]
+        assert opened.read(name) == (ROOT / "LICENSE").read_bytes()
 
 
 def test_an_installed_client_works_anywhere_and_imports_no_server(wheel: Path, tmp_path: Path) -> None:
