@@ -6,6 +6,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted((DOCS / "reference").glob("*.md"))
+#: Pages elsewhere that have sessions.
+OTHERS = [DOCS / "prefix-hash.md"]
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.M)
 SESSION = re.compile(r"^```pycon\n(.*?)^```$", re.M | re.S)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL

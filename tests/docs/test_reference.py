@@ -18,7 +18,7 @@ import kvtier.clients
 import kvtier.policies
 import kvtier.testing
 
-from .reference import PAGES, SESSION, described, failures
+from .reference import OTHERS, PAGES, SESSION, described, failures
 
 #: Imported here. The other packages need a runtime; what they export is read from their `__all__`.
 IMPORTED = (kvtier, kvtier.clients, kvtier.testing, kvtier.policies)
@@ -89,7 +89,7 @@ def test_every_name_has_an_example(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem != NEEDS_TORCH], ids=lambda one: one.stem
+    "page", [page for page in (*PAGES, *OTHERS) if page.stem != NEEDS_TORCH], ids=lambda one: one.stem
 )
 def test_the_examples_of_a_page_run(page: Path) -> None:
     assert failures(page.name, page.read_text()) == []
