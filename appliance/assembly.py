@@ -33,7 +33,6 @@ from ..v1.shm import MIN_SLOT_BYTES
 from .dictionaries import read_zstd
 from .errors import StartError
 from .forward import ForwardCopier
-from .host_memory import require_memory
 from .hot_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from .lanes import Edge, Route
 from .learned_file import read_learned
@@ -117,11 +116,8 @@ def assemble(
 ) -> Assembly:
     """Build the tiers that `settings` ask for; hbm in the memory of `device`, when one is given, with `peers`
     beside it. Blocks. Raises StartError, naming the setting to change."""
-    require_memory(settings)
     tiers = settings.tiers
     memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
-    if len({part.extent_bytes for part in memory.values()}) > 1:
-        raise StartError("tiers.hbm.extent must equal tiers.dram.extent: clients learn one size for both")
     num_places = sum(part.num_extents * part.extent_bytes // MIN_SLOT_BYTES for part in memory.values())
     num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
     threads = make_pool(num_threads)

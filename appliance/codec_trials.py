@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape
+from ..tiers.codecs.base import Codec, CodecError, CodecMissing, DoesNotFit, Shape
 from ..tiers.codecs.registry import codec_named
 from ..tiers.codecs.trial import trial_payload
 from ..v1.threads import make_way
@@ -71,8 +71,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def decode_speed(name: str, dtype: str) -> float:
-    """Return the bytes of payload a second that one thread decodes of values like KV; 0 when it cannot, or
-    when they do not fit. Compiles what has to be."""
+    """Return the bytes of payload a second that one thread decodes of values like KV; 0 when it cannot, when
+    its library is not installed (the checks before the start say so), or when they do not fit. Compiles what
+    has to be."""
     if not _accepts(name, dtype):
         return 0.0
     codec, shape = codec_named(name), Shape(*TRIAL_SHAPE, dtype)
@@ -81,6 +82,8 @@ def decode_speed(name: str, dtype: str) -> float:
     try:
         codec.encode(shape, payload, memoryview(stored))
         return shape.raw_bytes / min(_seconds_to_decode(codec, shape, stored, target) for _ in range(4))
+    except CodecMissing:
+        return 0.0
     except (CodecError, DoesNotFit) as problem:
         log.warning("codec %s is left out for %s: %s", name, dtype, problem or "values like KV do not fit")
         return 0.0

@@ -195,7 +195,8 @@ class Compressing:
         for dtype, name in sorted(new):
             self._speeds[dtype, name] = await measured_speed(name, dtype)
             self._measured.add((dtype, name))
-            log.info("codec %s decodes %s at %.1f GB/s", name, dtype, self._speeds[dtype, name] / 1e9)
+            if speed := self._speeds[dtype, name]:
+                log.info("codec %s decodes %s at %.1f GB/s", name, dtype, speed / 1e9)
         if new:
             await self._keep()
         for books in self._codecs.statistics():

@@ -42,6 +42,7 @@ from .key_rotation import KeyRotation
 from .learned_file import LearnedFile
 from .local_server import LocalOptions, LocalServer
 from .policy_watch import watch
+from .preflight.table import require
 from .profiles import read_profiles_again
 from .reload import Reload
 from .service import Service
@@ -193,6 +194,9 @@ class Daemon:
         loaded = Loaded(source) if isinstance(source, Settings) else source
         settings, origin = loaded.settings, loaded.origin
         epoch = secrets.randbits(63) | 1
+        for warning in await asyncio.to_thread(require, settings):
+            if warning.setting:  # of the host the doctor tells more
+                log.warning("%s", str(warning))
         assembly = await asyncio.to_thread(assemble, settings, epoch, device, peers)
         daemon = cls(loaded, assembly, epoch)
         try:

@@ -346,8 +346,13 @@ def remove_stale_socket(path: Path) -> None:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as problem:
+                raise StartError(f"cannot remove the dead socket {path}: {problem.strerror}") from problem
             return
+        except PermissionError as problem:
+            raise StartError(f"{path} is another user's socket; change `listen`") from problem
     raise StartError(f"another daemon listens at {path}; stop it, or change `listen`")
 
 

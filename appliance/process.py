@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import resource
 import signal
 import sys
 
@@ -40,6 +41,7 @@ def run(source: Settings | Loaded) -> int:
     # Another process of the same user could otherwise write our memory through /proc.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _keep_freed_memory()
+    _raise_descriptor_limit()
     return asyncio.run(serve(source))
 
 
@@ -133,6 +135,13 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow this process as many open files as it may have. Extents, segments and clients are descriptors;
+    the usual soft limit, 1024, protects programs that call select(), and 64 GiB of nvme are beyond it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tame_garbage_collector() -> None:

@@ -20,13 +20,15 @@ from typing import NamedTuple
 from ..tiers.block import Tier
 from ..tiers.ownership import ColdStoreError
 from ..v1.shm import extent_file_bytes
-from . import units
 from .appliance import Appliance
-from .cli.probes import available_bytes
 from .core.events import PolicyChanged
 from .core.planner import Planner
 from .errors import ApplianceError, error
 from .key_rotation import KeyRotation
+from .preflight.checks_host import check_memory
+from .preflight.facts import Facts, gather_host
+from .preflight.table import RELOAD, examine, failed, sentence
+from .preflight.verdicts import Verdict
 from .settings import Settings
 from .settings_live import Change, changes, needing_restart
 from .settings_origin import Loaded, Origin
@@ -152,12 +154,16 @@ class Reload:
             raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {', '.join(words)}")
         if self.rotation is not None:  # before the planner is asked: things go on meanwhile
             await self.rotation.refresh(is_dry_run=is_dry_run)
-        change = self._event(loaded.settings)
-        self._check(change)
+        wanted = loaded.settings
+        checks = await asyncio.to_thread(examine, Facts(wanted), wanted, RELOAD)
+        if wrong := failed(checks):
+            raise error("BAD_POLICY", sentence(wrong))
+        change = self._event(wanted)
+        self._check(change, wanted)
         if is_dry_run:
             return Applied(status.generation, found)
         if Tier.NVME in change.num_units:
-            await self._resize_store(change)
+            await self._resize_store(change, wanted)
         if found:
             self._appliance.step(change)
             for part in self.parts:
@@ -193,7 +199,7 @@ class Reload:
         resized = {tier: count for tier, count in sizes.items() if count != now.num_units(tier)}
         return PolicyChanged(settings.planner_options(), settings.policy.choice(), resized)
 
-    def _check(self, change: PolicyChanged) -> None:
+    def _check(self, change: PolicyChanged, settings: Settings) -> None:
         """Refuse what the planner or the host cannot do. Raises ApplianceError."""
         problems = self._planner.changes.objections(change)
         fixed = [tier for tier in change.num_units if not hasattr(self._appliance.engines[tier], "give_back")]
@@ -202,26 +208,23 @@ class Reload:
             raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {names}")
         if problems:
             raise error("BAD_POLICY", "; ".join(problems))
-        needed = self._new_bytes(change)
-        if needed > 0 and needed > (free := available_bytes()):
-            wanted, there = units.about_bytes(needed), units.about_bytes(free)
-            message = (
-                f"the memory tiers would take {wanted} more, {there} are available; lower their capacity"
-            )
-            raise error("TIER_FULL", message)
+        memory = check_memory(gather_host(), settings, running=False, held_bytes=self._held_bytes())
+        if memory.verdict is Verdict.FAIL:
+            raise error("TIER_FULL", str(memory))
 
-    def _new_bytes(self, change: PolicyChanged) -> int:
-        """Return how much more memory the memory tiers would take."""
-        dram = self.loaded.settings.tiers.dram
-        now = self._planner.changes
-        more = sum(n - now.num_units(tier) for tier, n in change.num_units.items() if tier is not Tier.NVME)
-        return more * extent_file_bytes(dram.extent_bytes)
+    def _held_bytes(self) -> int:
+        """Return how much host memory the memory tiers have."""
+        tiers, now = self.loaded.settings.tiers, self._planner.changes
+        num_extents = now.num_units(Tier.DRAM)
+        if tiers.hbm is not None and tiers.hbm.backend == "host":
+            num_extents += now.num_units(Tier.HBM)
+        return num_extents * extent_file_bytes(tiers.dram.extent_bytes)
 
-    async def _resize_store(self, change: PolicyChanged) -> None:
+    async def _resize_store(self, change: PolicyChanged, settings: Settings) -> None:
         """See that the files of new segments are there. Raises ApplianceError."""
         try:
             await self._appliance.resize_store(change.num_units[Tier.NVME])
-            self._check(change)  # things went on meanwhile
+            self._check(change, settings)  # things went on meanwhile
         except ColdStoreError as problem:
             raise error("TIER_FULL", f"tiers.nvme.capacity: {problem}") from problem
         except ApplianceError:

@@ -55,6 +55,20 @@ class Daemon:
             assert time.monotonic() < deadline_at, f"not up after {START_S} s:\n{self.log.read_text()}"
             pause.wait(0.02)
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def wait_for_log(self, words: str) -> None:
+        """Wait until it has said something."""
+        deadline_at = time.monotonic() + START_S
+        pause = threading.Event()
+        while words not in self.log.read_text():
+            assert time.monotonic() < deadline_at, f"not said:\n{self.log.read_text()}"
+            pause.wait(0.05)
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Stop it; return its exit status."""
         assert self._process is not None

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import grpc
 
+from ...v1 import admin_pb2, types_pb2
+from ...v1.admin_pb2_grpc import AdminServiceStub
+from ..preflight.facts import Daemon, Facts
+from ..preflight.table import examine
+from ..preflight.verdicts import Check, Verdict
 from . import EXIT_FAILED, EXIT_OK
-from .checks import examine
-from .facts import gather
 from .output import console, print_json
 from .settings_options import load, settings_options
-from .target import json_option, resolve, target_option
-from .verdicts import Check, Verdict
+from .target import TIMEOUT_S, connect, failure, json_option, resolve, target_option
 
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
@@ -35,12 +38,33 @@ def doctor(policy: Path | None, overrides: Sequence[str], target: str | None, as
     settings = load(policy, overrides)
     # An address in the settings is the better guess: the daemon in question listens there.
     address = resolve(target) if target or policy is None else settings.listen[0]
-    checks = examine(gather(settings, address, was_named=target is not None), settings)
+    checks = examine(Facts(settings, ask_daemon(address, was_named=target is not None)), settings)
     if as_json:
         print_json(report(checks))
     else:
         show(checks)
     raise SystemExit(EXIT_FAILED if any(c.verdict is Verdict.FAIL for c in checks) else EXIT_OK)
+
+
+def ask_daemon(target: str, was_named: bool) -> Daemon:
+    """Ask a daemon for its status and its audits."""
+    with connect(target) as channel:
+        stub = AdminServiceStub(channel)
+        try:
+            status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+            audit = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
+        except grpc.RpcError as error:
+            return Daemon(target, was_named, error=failure(error, target).message)
+    backends = {types_pb2.Tier.Name(t.tier).removeprefix("TIER_").lower(): t.backend for t in status.tiers}
+    return Daemon(
+        target,
+        was_named,
+        reachable=True,
+        version=status.version,
+        draining=status.draining,
+        problems=tuple(audit.problems),
+        backends=backends,
+    )
 
 
 def report(checks: Sequence[Check]) -> dict[str, object]:
@@ -51,7 +75,14 @@ def report(checks: Sequence[Check]) -> dict[str, object]:
         "num_warn": verdicts[Verdict.WARN],
         "num_fail": verdicts[Verdict.FAIL],
         "checks": [
-            {"name": c.name, "verdict": c.verdict.value, "detail": c.detail, "fix": c.fix} for c in checks
+            {
+                "name": c.name,
+                "verdict": c.verdict.value,
+                "detail": c.detail,
+                "fix": c.fix,
+                "setting": c.setting,
+            }
+            for c in checks
         ],
     }
 

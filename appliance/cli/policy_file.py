@@ -1,8 +1,8 @@
 """The verbs of `kvtier policy` about one file, or about what a daemon runs with: validate, show, apply,
 migrate, schema.
 
-Exit codes: 0 fine, 1 the daemon refused it, 2 the file is wrong (one line a problem, with file, line, key and
-fix), 3 nobody answers.
+Exit codes: 0 fine, 1 the daemon refused it, or would for what is on this machine, 2 the file is wrong (one
+line a problem, with file, line, key and fix), 3 no daemon answers.
 """
 
 import json
@@ -14,12 +14,14 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from ...v1 import admin_pb2
+from ..preflight.verdicts import Verdict
 from ..settings import Settings, SettingsError
 from ..settings_live import Change, is_live
 from ..settings_migrations import CannotMigrate, YamlError
 from ..settings_migrations import migrate as migrate_text
 from ..settings_origin import DEFAULT
 from ..settings_sources import Problem
+from . import EXIT_FAILED, EXIT_OK
 from .output import console, print_json
 from .settings_options import Refused, load_traced, settings_options
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
@@ -31,28 +33,52 @@ Row = tuple[str, object, str]  # key, value, source
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--no-files", is_flag=True, help="Do not look at the files FILE names; they are elsewhere.")
 @json_option
-def validate(file: Path, as_json: bool) -> None:
+def validate(file: Path, no_files: bool, as_json: bool) -> None:
     """Check FILE without a daemon; print nothing when it is right.
 
-    Every problem is one line: file, line, key, what is wrong and what to write instead. What the environment
-    says does not count here.
+    The checks are those that the daemon makes at its start: of the settings, and of certificates, tokens,
+    keys and profiles that FILE names, as they are on this machine. Every problem is one line: file, line,
+    key, what is wrong and what to write instead. What the environment says does not count here.
+
+    Exit code 2 when FILE is wrong, 1 when a file that it names is, 0 with or without warnings.
 
     \b
     Example:
       kvtier policy validate /etc/kvtier/policy.yaml && kvtier policy apply /etc/kvtier/policy.yaml
+      kvtier policy validate --no-files policy.yaml
     """
+    from ..preflight.facts import Facts  # late: other verbs need none of it
+    from ..preflight.table import Scope, examine
+
     try:
         written, settings = Settings.load_traced(file, {})
-        if objection := settings.policy.objection():
-            raise SettingsError([Problem(written.source_of(("policy",)), "policy", objection)])
     except SettingsError as error:
-        if not as_json:
-            raise Refused(str(error)) from error
-        print_json({"valid": False, "problems": [problem._asdict() for problem in error.problems]})
+        _tell(error.problems, [], as_json)
         raise SystemExit(Refused.exit_code) from error
+    verdicts: dict[Verdict, list[Problem]] = {verdict: [] for verdict in Verdict}
+    facts, code = Facts(settings), EXIT_OK
+    for scope in (Scope.SETTINGS,) if no_files else (Scope.SETTINGS, Scope.FILES):
+        for check in examine(facts, settings, [scope]):
+            source = written.source_of(tuple(check.setting.split(".")) if check.setting else ())
+            verdicts[check.verdict].append(Problem(source, check.setting, check.advice))
+            if check.verdict is Verdict.FAIL and code != Refused.exit_code:
+                code = Refused.exit_code if scope is Scope.SETTINGS else EXIT_FAILED
+    _tell(verdicts[Verdict.FAIL], verdicts[Verdict.WARN], as_json)
+    raise SystemExit(code)
+
+
+def _tell(problems: Sequence[Problem], warnings: Sequence[Problem], as_json: bool) -> None:
+    """Print what validating found: problems and warnings to stderr, or both as JSON."""
     if as_json:
-        print_json({"valid": True, "problems": []})
+        plain = {"problems": [one._asdict() for one in problems], "warnings": [w._asdict() for w in warnings]}
+        print_json({"valid": not problems, **plain})
+        return
+    for problem in problems:
+        click.echo(f"Error: {problem}", err=True)
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
 
 
 @click.command()

@@ -13,6 +13,7 @@ import yaml
 from bench.reload import play
 from kvtier.appliance import reload as reload_module
 from kvtier.appliance.errors import ApplianceError
+from kvtier.appliance.preflight import probes
 from kvtier.appliance.reload import Applied
 from kvtier.appliance.settings_origin import Origin
 from kvtier.clients import Client, Geometry, NamespaceIdentity
@@ -130,7 +131,7 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
         ({"tiers": {"nvme": {"path": "/elsewhere"}}}, "NEEDS_RESTART", r"tiers\.nvme\.path"),
         ({"policy": {"allowed_modules": ["os"], "eviction": "os:path"}}, "NEEDS_RESTART", "at the start"),
         ({"tiers": {"dram": {"capacity": "15TiB", "extent": "2MiB"}}}, "BAD_POLICY", "limit 16384"),
-        ({"tiers": {"dram": {"capacity": "32GiB"}}}, "TIER_FULL", "are available; lower their capacity"),
+        ({"tiers": {"dram": {"capacity": "32GiB"}}}, "TIER_FULL", "are available; lower tiers"),
         (
             {"tiers": {"nvme": {"capacity": "32GiB"}}},
             "TIER_FULL",
@@ -141,7 +142,7 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
 def test_what_is_refused_changes_nothing(
     scene: Scene, sections: dict[str, Any], reason: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reload_module, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(probes, "available_bytes", lambda: 1 << 30)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 9, 9, 9, 9, 9, 9, 9, 9)))
     if sections.get("tiers", {}).get("nvme", {}).get("capacity"):
         monkeypatch.setattr(type(scene.thread.daemon.assembly.store._io), "allocate", no_space)  # type: ignore[union-attr]

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvtier import __version__
-from kvtier.appliance.cli import checks, checks_gpu, checks_places, facts, probes
-from kvtier.appliance.cli.checks_places import check_master_keys
-from kvtier.appliance.cli.verdicts import Verdict
+from kvtier.appliance.preflight import checks_gpu, checks_host, checks_places, facts, probes, table
+from kvtier.appliance.preflight.checks_files import judge_master_keys
+from kvtier.appliance.preflight.checks_settings import check_tcp_address
+from kvtier.appliance.preflight.verdicts import Verdict
 from kvtier.appliance.settings import Settings
+from kvtier.appliance.settings_tenants import Access, Tls
 from kvtier.tiers.gpu.topology import GpuPlace
 from kvtier.tiers.keyring import Keyring
 from kvtier.tiers.master_keys import MasterKeys, key_id
@@ -34,6 +36,7 @@ HOST = facts.Host(
     shm_bytes=64 << 20,
     clock_source="tsc",
 )
+POOR = replace(HOST, num_huge_pages=0, num_free_huge_pages=0)
 VERSIONS = facts.Versions(__version__, (3, 11, 7), "1.85.1", "7.36.2")
 DIRECTORY = facts.Directory(
     path=Path("/data"),
@@ -50,6 +53,7 @@ CUDA = ("tiers.hbm.capacity=1GiB", "tiers.hbm.backend=cuda")
 GPU = facts.Gpu("570.1", ("NVIDIA H200",), "2.9", "14.2.0")
 FAR = replace(GPU, places=(GpuPlace("0000:ca:00.0", 1, 32.0, 16, 16),))
 NARROW = replace(GPU, places=(GpuPlace("0000:ca:00.0", 1, 32.0, 8, 16),))
+TLS = Tls(certificate=Path("/c.pem"), key=Path("/k.pem"), client_ca=Path("/ca.pem"))
 ADDRESS = "unix:///run/k/k.sock"
 LISTEN = facts.Listen(ADDRESS, Path("/run/k/k.sock"), Path("/run/k"))
 DAEMON = facts.Daemon(ADDRESS, reachable=True, version=__version__, backends={"nvme": "direct"})
@@ -68,8 +72,10 @@ KEYS = facts.MasterKeyFile(Path("/etc/m.key"), "", False, ("aaaa", "bbbb"), {"aa
 
 
 def test_a_good_host_is_all_ok() -> None:
-    everything = facts.Facts(VERSIONS, HOST, facts.Gpu(), (LISTEN,), DIRECTORY, DAEMON)
-    assert {check.verdict for check in checks.examine(everything, nvme())} == {Verdict.OK}
+    known = {"versions": VERSIONS, "host": HOST, "gpu": facts.Gpu(), "listens": (LISTEN,)}
+    known |= {"directory": DIRECTORY, "missing_modules": frozenset()}
+    everything = facts.Facts(nvme(), DAEMON, **known)
+    assert {check.verdict for check in table.examine(everything, nvme())} == {Verdict.OK}
 
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
@@ -97,7 +103,7 @@ KEY_CASES = {
 @pytest.mark.parametrize("case", KEY_CASES)
 def test_what_the_master_keys_come_to(case: str) -> None:
     file, verdict, words = KEY_CASES[case]
-    check = check_master_keys(file)
+    check = judge_master_keys(file)
     assert check.verdict is verdict
     assert words in check.detail
     assert bool(check.fix) is (verdict is not OK)
@@ -116,80 +122,105 @@ def test_the_master_keys_of_a_store_are_looked_at(tmp_path: Path) -> None:
     path.chmod(0o644)
     found = facts.gather_master_keys(chosen)
     assert found is not None
-    assert "chmod 600" in check_master_keys(found).fix
+    assert "chmod 600" in judge_master_keys(found).fix
     assert facts.gather_master_keys(settings()) is None
 
 
 HOST_CASES = {
-    "no pidfd": (checks.check_kernel(replace(HOST, has_pidfd=False)), FAIL, "Linux 5.4"),
-    "no seals": (checks.check_shared_memory(replace(HOST, seal_error="refused")), FAIL, "seccomp"),
-    "python": (checks.check_python(replace(VERSIONS, python=(3, 10, 1))), FAIL, "Python 3.11"),
-    "grpc": (checks.check_grpc(replace(VERSIONS, grpc="1.62.0")), FAIL, "pip install 'grpcio>=1.70'"),
+    "no pidfd": (checks_host.check_kernel(replace(HOST, has_pidfd=False)), FAIL, "Linux 5.4"),
+    "no seals": (checks_host.check_shared_memory(replace(HOST, seal_error="refused")), FAIL, "seccomp"),
+    "python": (checks_host.check_python(replace(VERSIONS, python=(3, 10, 1))), FAIL, "Python 3.11"),
+    "grpc": (checks_host.check_grpc(replace(VERSIONS, grpc="1.62.0")), FAIL, "pip install 'grpcio>=1.70'"),
     "little memory": (
-        checks.check_memory(replace(HOST, available_bytes=GIB), settings(), False),
+        checks_host.check_memory(replace(POOR, available_bytes=GIB), settings(), False),
         FAIL,
         "lower tiers.dram.capacity",
     ),
     "tight memory": (
-        checks.check_memory(replace(HOST, available_bytes=1100 << 20), settings(), False),
+        checks_host.check_memory(replace(POOR, available_bytes=1100 << 20), settings(), False),
         WARN,
         "to leave room",
     ),
+    "huge pages come on top": (
+        checks_host.check_memory(
+            replace(HOST, available_bytes=GIB, num_free_huge_pages=512),
+            settings("tiers.dram.capacity=1.5GiB"),
+            False,
+        ),
+        OK,
+        "",
+    ),
+    "huge pages that are not taken": (
+        checks_host.check_memory(
+            replace(HOST, available_bytes=GIB, num_free_huge_pages=512),
+            settings("tiers.dram.capacity=1.5GiB", "tiers.dram.hugepages=off"),
+            False,
+        ),
+        FAIL,
+        "lower tiers.dram.capacity",
+    ),
     "memory taken by the daemon": (
-        checks.check_memory(replace(HOST, available_bytes=0), settings(), True),
+        checks_host.check_memory(replace(HOST, available_bytes=0), settings(), True),
         OK,
         "",
     ),
     "no huge pages, auto": (
-        checks.check_huge_pages(replace(HOST, num_free_huge_pages=0, num_huge_pages=8), settings(), False),
+        checks_host.check_huge_pages(
+            replace(HOST, num_free_huge_pages=0, num_huge_pages=8), settings(), False
+        ),
         WARN,
         "sysctl -w vm.nr_hugepages=536",  # 8 taken by others, 528 of ours
     ),
     "no huge pages, on": (
-        checks.check_huge_pages(replace(HOST, num_free_huge_pages=527), settings(ON), False),
+        checks_host.check_huge_pages(replace(HOST, num_free_huge_pages=527), settings(ON), False),
         FAIL,
         "set tiers.dram.hugepages to auto",
     ),
     "just enough huge pages": (
-        checks.check_huge_pages(replace(HOST, num_free_huge_pages=528), settings(ON), False),
+        checks_host.check_huge_pages(replace(HOST, num_free_huge_pages=528), settings(ON), False),
         OK,
         "",
     ),
     "no huge pages, off": (
-        checks.check_huge_pages(
+        checks_host.check_huge_pages(
             replace(HOST, num_free_huge_pages=0), settings("tiers.dram.hugepages=off"), False
         ),
         OK,
         "",
     ),
     "memlock too low": (
-        checks.check_memlock(replace(HOST, memlock_bytes=8 << 20), settings(LOCK)),
+        checks_host.check_memlock(replace(HOST, memlock_bytes=8 << 20), settings(LOCK)),
         FAIL,
         "LimitMEMLOCK=infinity",
     ),
-    "memlock not needed": (checks.check_memlock(replace(HOST, memlock_bytes=0), settings()), OK, ""),
+    "memlock not needed": (checks_host.check_memlock(replace(HOST, memlock_bytes=0), settings()), OK, ""),
     "memlock by capability": (
-        checks.check_memlock(replace(HOST, memlock_bytes=0, can_lock_anything=True), settings(LOCK)),
+        checks_host.check_memlock(replace(HOST, memlock_bytes=0, can_lock_anything=True), settings(LOCK)),
         OK,
         "",
     ),
     "descriptors": (
-        checks.check_descriptors(replace(HOST, max_descriptors=1024), settings()),
+        checks_host.check_descriptors(replace(HOST, max_descriptors=100), settings()),
         FAIL,
         "LimitNOFILE=1168",
     ),
+    "descriptors of many clients": (
+        checks_host.check_descriptors(replace(HOST, max_descriptors=1024), settings()),
+        WARN,
+        "LimitNOFILE=1168",
+    ),
     "no such node": (
-        checks.check_numa(HOST, settings("tiers.dram.numa_nodes=[0, 3]")),
+        checks_host.check_numa(HOST, settings("tiers.dram.numa_nodes=[0, 3]")),
         FAIL,
-        "numa_nodes to nodes that exist",
+        "write nodes that exist",
     ),
     "two nodes": (
-        checks.check_numa(replace(HOST, nodes=(*HOST.nodes, probes.Node(1, False, GIB))), settings()),
+        checks_host.check_numa(replace(HOST, nodes=(*HOST.nodes, probes.Node(1, False, GIB))), settings()),
         WARN,
         "numa_nodes",
     ),
-    "slow clock": (checks.check_clock(replace(HOST, clock_source="hpet")), WARN, "clocksource=tsc"),
-    "small /dev/shm": (checks.check_dev_shm(replace(HOST, shm_bytes=0)), OK, ""),
+    "slow clock": (checks_host.check_clock(replace(HOST, clock_source="hpet")), WARN, "clocksource=tsc"),
+    "small /dev/shm": (checks_host.check_dev_shm(replace(HOST, shm_bytes=0)), OK, ""),
     "far from the gpu": (
         checks_gpu.check_topology(FAR, settings(*CUDA)),
         WARN,
@@ -199,23 +230,31 @@ HOST_CASES = {
     "half the lanes": (checks_gpu.check_topology(NARROW, settings(*CUDA)), WARN, "reseat"),
     "no gpu on the bus": (checks_gpu.check_topology(facts.Gpu(), settings(*CUDA)), OK, ""),
     "no gds": (checks_gpu.check_gds(facts.Gpu(), DIRECTORY, nvme(*CUDA)), OK, ""),
-    "no gpu": (checks.check_gpu(facts.Gpu(), settings()), OK, ""),
-    "no driver": (checks.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
-    "no cupy": (checks.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu-cuda12]"),
+    "no gpu": (checks_gpu.check_gpu(facts.Gpu(), settings()), OK, ""),
+    "no driver": (checks_gpu.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
+    "no cupy": (checks_gpu.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu-cuda12]"),
     "no such gpu": (
-        checks.check_gpu(replace(GPU, names=()), settings(*CUDA)),
+        checks_gpu.check_gpu(replace(GPU, names=()), settings(*CUDA)),
         FAIL,
         "tiers.hbm.device",
     ),
-    "gpu": (checks.check_gpu(GPU, settings(*CUDA)), OK, ""),
-    "pinned": (checks.check_pinning(GPU, settings(*CUDA)), OK, ""),
+    "gpu": (checks_gpu.check_gpu(GPU, settings(*CUDA)), OK, ""),
+    "pinned": (checks_gpu.check_pinning(GPU, settings(*CUDA)), OK, ""),
     "pinned up to a limit": (
-        checks.check_pinning(replace(GPU, pin_limits=("memlock limit 64 MiB",)), settings(*CUDA)),
+        checks_gpu.check_pinning(replace(GPU, pin_limits=("memlock limit 64 MiB",)), settings(*CUDA)),
         WARN,
         "tiers.dram.capacity",
     ),
-    "open port": (checks_places.check_listen(facts.Listen("0.0.0.0:1"), NOBODY), WARN, "firewall"),
-    "loopback": (checks_places.check_listen(facts.Listen("[::1]:1", is_loopback=True), NOBODY), OK, ""),
+    "open port": (check_tcp_address("0.0.0.0:1", Access(insecure=True)), WARN, "firewall"),
+    "loopback": (check_tcp_address("[::1]:1", Access(insecure=True)), OK, ""),
+    "open port with certificates": (check_tcp_address("0.0.0.0:1", Access(tls=TLS)), OK, ""),
+    "another daemon's": (
+        checks_places.check_listen(replace(LISTEN, kind="live"), NOBODY),
+        FAIL,
+        "kvtier drain --exit --target unix:///run/k/k.sock",
+    ),
+    "the daemon's": (checks_places.check_listen(replace(LISTEN, kind="live"), DAEMON), OK, ""),
+    "another user's": (checks_places.check_listen(replace(LISTEN, kind="closed"), NOBODY), FAIL, "listen"),
     "file in the way": (
         checks_places.check_listen(replace(LISTEN, kind="other"), NOBODY),
         FAIL,
@@ -291,7 +330,7 @@ def test_the_command_on_this_host_with_and_without_a_daemon(
     result = run(*arguments, target=target)
     report = json.loads(result.stdout)
     assert list(report) == ["num_ok", "num_warn", "num_fail", "checks"]
-    assert all(list(check) == ["name", "verdict", "detail", "fix"] for check in report["checks"])
+    assert all(list(check) == ["name", "verdict", "detail", "fix", "setting"] for check in report["checks"])
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     for name in ("kernel", "shared memory", "daemon", "daemon integrity", "daemon nvme", "nvme lock"):
         assert verdicts[name] == "ok"

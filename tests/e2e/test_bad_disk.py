@@ -259,7 +259,7 @@ def test_a_disk_that_is_too_small_is_refused_at_start_and_left_as_it_was(disk: P
         refused.start()
     message = refused.log.read_text()
     assert refused.stop() == process.EXIT_CANNOT_START
-    assert "cannot hold 64 segments of 1048576 bytes" in message
+    assert f"tiers.nvme.capacity: {disk}/nvme: 64 MiB wanted, " in message
     assert "make room" in message
     assert "Traceback" not in message
     assert list((disk / "nvme").glob("segment-*")) == []

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from helm.values import DEFAULT_POLICY
-from kvtier.appliance.cli.checks import wanted_memory_bytes
+from kvtier.appliance.preflight.checks_host import wanted_memory_bytes
 from kvtier.appliance.settings import Settings
 from kvtier.v1.shm import extent_file_bytes
 from tests.helm import crds

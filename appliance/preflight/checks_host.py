@@ -1,16 +1,12 @@
-"""What `kvtier doctor` thinks of what it found: pure functions from facts to verdicts.
+"""Checks of the host: versions, kernel, memory, limits, GPU. Pure functions from facts to findings."""
 
-Each check says what is, and when something is wrong, what to do: `fix` is a command or a setting to change.
-They read facts only (facts.py gathers them), so that every verdict can be tested on any machine.
-`warn` means slower or riskier than it could be; `fail` means the daemon will not start, or not work.
-"""
+from collections.abc import Iterable, Iterator
 
+from ...v1.addresses import socket_path
 from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
 from ..settings import Settings
 from ..units import about_bytes, format_bytes
-from .checks_gpu import check_gds, check_topology
-from .checks_places import check_daemon, check_directory, check_listen, check_master_keys
-from .facts import Facts, Gpu, Host, Versions
+from .facts import Facts, Host, Versions
 from .verdicts import Check, fail, ok, warn
 
 MIN_PYTHON = (3, 11)
@@ -20,32 +16,65 @@ DESCRIPTORS_PER_CLIENT = 4
 SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "pit"}
 
 
-def examine(facts: Facts, settings: Settings) -> list[Check]:
-    """Return all checks, in the order in which they matter to somebody setting up a host."""
+def check_software(facts: Facts, settings: Settings) -> Iterable[Check]:
+    """Python and its packages."""
+    return check_python(facts.versions), check_grpc(facts.versions)
+
+
+def check_kernel_features(facts: Facts, settings: Settings) -> Iterable[Check]:
+    """What the kernel must offer."""
+    return check_kernel(facts.host), check_shared_memory(facts.host)
+
+
+def check_memory_tiers(facts: Facts, settings: Settings) -> Iterable[Check]:
+    """The memory that the tiers take, and how it is taken."""
     host, running = facts.host, facts.daemon.reachable
-    checks = [
-        check_python(facts.versions),
-        check_grpc(facts.versions),
-        check_kernel(host),
-        check_shared_memory(host),
+    return (
         check_memory(host, settings, running),
         check_huge_pages(host, settings, running),
         check_memlock(host, settings),
-        check_descriptors(host, settings),
         check_numa(host, settings),
-        check_dev_shm(host),
-        check_clock(host),
-        check_gpu(facts.gpu, settings),
-        check_pinning(facts.gpu, settings),
-        check_topology(facts.gpu, settings),
-        check_gds(facts.gpu, facts.directory, settings),
-    ]
-    checks += [check_listen(listen, facts.daemon) for listen in facts.listens]
-    if facts.directory is not None:
-        checks += check_directory(facts.directory, settings, running)
-    if facts.master_keys is not None:
-        checks.append(check_master_keys(facts.master_keys))
-    return checks + check_daemon(facts.daemon, facts.versions)
+    )
+
+
+def check_limits(facts: Facts, settings: Settings) -> Iterable[Check]:
+    """What the kernel lets this process have."""
+    return (check_descriptors(facts.host, settings),)
+
+
+def check_surroundings(facts: Facts, settings: Settings) -> Iterable[Check]:
+    """What is worth knowing about the host and stops nothing."""
+    return check_dev_shm(facts.host), check_clock(facts.host)
+
+
+def check_libraries(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """The optional libraries that the settings need are installed."""
+    observe, missing = settings.observe, facts.missing_modules
+    needs = {
+        ("cryptography", "encryption", "encryption.master_key"): settings.encryption.master_key is not None,
+        ("opentelemetry.sdk", "otel", "observe.traces"): observe.traces != "off",
+        ("zmq", "events", "observe.kv_events"): observe.kv_events != "off",
+        ("msgpack", "events", "observe.kv_events"): observe.kv_events != "off",
+    }
+    for (module, extra, setting), is_needed in needs.items():
+        if is_needed and module in missing:
+            yield fail("libraries", f"{module} is not installed", f"pip install 'kvtier[{extra}]'", setting)
+    if uses_fast_codec(settings) and "numba" in missing:
+        what = "numba is not installed: blocks on nvme and the network are packed at a fifth of the speed"
+        fix = "pip install 'kvtier[codecs]', or write codec: planes"
+        yield warn("libraries", what, fix, "compression.codec")
+
+
+def uses_fast_codec(settings: Settings) -> bool:
+    """Whether blocks may be encoded by the codec that numba compiles."""
+    compression = settings.compression
+    remote = any(socket_path(address) is None for address in settings.listen)
+    edges = {"nvme": settings.tiers.nvme is not None, "remote": remote}
+    named = {"nvme": [compression.codec], "remote": [compression.remote]}
+    for rule in compression.rules:
+        named[rule.edge].append(rule.codec)
+    is_named = any(edges[edge] and {"auto", "exponents"} & {*names} for edge, names in named.items())
+    return is_named or (edges["nvme"] and compression.profiles is not None)
 
 
 # ------------------------------------------------------------------------------------------ software
@@ -89,16 +118,22 @@ def check_shared_memory(host: Host) -> Check:
     return ok("shared memory", "memfds can be sealed read-only")
 
 
-def check_memory(host: Host, settings: Settings, running: bool) -> Check:
-    """There is as much memory as the tiers want to take."""
-    wanted = wanted_memory_bytes(settings)
-    detail = f"{about_bytes(wanted)} wanted, {about_bytes(host.available_bytes)} available"
+def check_memory(host: Host, settings: Settings, running: bool, held_bytes: int = 0) -> Check:
+    """There is as much memory as the tiers want to take. Huge pages were set aside for them, and are no part
+    of what the kernel calls available. `held_bytes` of it are taken already."""
+    wanted = max(0, wanted_memory_bytes(settings) - held_bytes)
+    there = host.available_bytes
+    if settings.tiers.dram.hugepages != "off":
+        there += host.num_free_huge_pages * HUGE_PAGE_BYTES
+    more, fix = " more" if held_bytes else "", "or raise the container's memory limit"
+    detail = f"the memory tiers take {about_bytes(wanted)}{more}, {about_bytes(there)} are available"
     if running:
         return ok("memory", f"{detail} beside the running daemon")
-    if wanted > host.available_bytes:
-        return fail("memory", detail, "lower tiers.dram.capacity, or raise the container's memory limit")
-    if wanted > 0.9 * host.available_bytes:
-        return warn("memory", detail, "lower tiers.dram.capacity to leave room for everything else")
+    setting = "tiers.dram.capacity"
+    if wanted > there:
+        return fail("memory", detail, f"lower tiers.dram.capacity (or tiers.hbm.capacity), {fix}", setting)
+    if wanted > 0.9 * there:
+        return warn("memory", detail, "lower tiers.dram.capacity to leave room for everything else", setting)
     return ok("memory", detail)
 
 
@@ -112,7 +147,8 @@ def check_huge_pages(host: Host, settings: Settings, running: bool) -> Check:
     total = host.num_huge_pages - host.num_free_huge_pages + needed
     fix = f"sysctl -w vm.nr_hugepages={total}, best at boot"
     if mode == "on":
-        return fail("huge pages", detail, f"{fix}, or set tiers.dram.hugepages to auto")
+        fix += ", or set tiers.dram.hugepages to auto"
+        return fail("huge pages", detail, fix, "tiers.dram.hugepages")
     return warn("huge pages", detail, f"{fix}; without them copies cost more TLB misses")
 
 
@@ -128,6 +164,7 @@ def check_memlock(host: Host, settings: Settings) -> Check:
         "memlock",
         f"limit {text}, {about_bytes(wanted_memory_bytes(settings))} to lock",
         "LimitMEMLOCK=infinity in the systemd unit, `ulimit -l unlimited`, or CAP_IPC_LOCK in a container",
+        "tiers.dram.lock",
     )
 
 
@@ -137,15 +174,13 @@ def check_descriptors(host: Host, settings: Settings) -> Check:
     needed = tiers.dram.num_extents + SPARE_DESCRIPTORS
     needed += tiers.hbm.num_extents if tiers.hbm else 0
     needed += tiers.nvme.num_segments if tiers.nvme else 0
-    needed += DESCRIPTORS_PER_CLIENT * settings.limits.max_clients
-    detail = f"limit {host.max_descriptors}, up to {needed} needed"
-    if host.max_descriptors < needed:
-        return fail(
-            "open files",
-            detail,
-            f"LimitNOFILE={needed} in the systemd unit, `ulimit -n {needed}`, or larger extents and segments",
-        )
-    return ok("open files", detail)
+    most = needed + DESCRIPTORS_PER_CLIENT * settings.limits.max_clients
+    detail = f"limit {host.max_descriptors}, {needed} needed, up to {most} with limits.max_clients"
+    if host.max_descriptors >= most:
+        return ok("open files", detail)
+    fix = f"LimitNOFILE={most} in the systemd unit, `ulimit -Hn {most}`, or larger extents and segments"
+    verdict = fail if host.max_descriptors < needed else warn
+    return verdict("open files", detail, fix)
 
 
 def check_numa(host: Host, settings: Settings) -> Check:
@@ -159,7 +194,7 @@ def check_numa(host: Host, settings: Settings) -> Check:
     missing = [n for n in wanted if n not in {node.number for node in host.nodes}]
     if missing:
         nodes = ", ".join(map(str, missing))
-        return fail("numa", f"{detail}; no node {nodes}", "set tiers.dram.numa_nodes to nodes that exist")
+        return fail("numa", f"{detail}; no node {nodes}", "write nodes that exist", "tiers.dram.numa_nodes")
     if wanted:
         return ok("numa", f"{detail}; dram is taken from {wanted}")
     if len(host.nodes) > 1:
@@ -181,37 +216,6 @@ def check_clock(host: Host) -> Check:
             "boot with clocksource=tsc, if the processor's is stable",
         )
     return ok("clock", host.clock_source or "not shown by the kernel")
-
-
-def check_gpu(gpu: Gpu, settings: Settings) -> Check:
-    """There is a GPU where hbm is to be one's memory; else says what there is."""
-    driver = f"driver {gpu.driver}, {', '.join(gpu.names)}" if gpu.driver else "no NVIDIA driver"
-    libraries = [
-        f"{name} {version}" if version else f"no {name}"
-        for name, version in (("torch", gpu.torch), ("cupy", gpu.cupy))
-    ]
-    detail = f"{driver}; {', '.join(libraries)}"
-    hbm = settings.tiers.hbm
-    if hbm is None or hbm.backend == "host":
-        return ok("gpu", f"{detail}; not used (tiers.hbm{'.backend is host' if hbm else ' is not set'})")
-    if not gpu.driver:
-        return fail("gpu", detail, "install the NVIDIA driver, or run the container with the NVIDIA runtime")
-    if not gpu.cupy:
-        return fail("gpu", detail, "pip install 'kvtier[gpu-cuda12]', or gpu-cuda13 with a driver for it")
-    if hbm.device >= len(gpu.names):
-        return fail("gpu", f"{detail}; no device {hbm.device}", "set tiers.hbm.device to one that exists")
-    return ok("gpu", f"{detail}; hbm is memory of device {hbm.device}")
-
-
-def check_pinning(gpu: Gpu, settings: Settings) -> Check:
-    """What limits the memory that a GPU's copies reach."""
-    limits = "; ".join(gpu.pin_limits) or "nothing found that limits it"
-    if settings.tiers.hbm is None or settings.tiers.hbm.backend == "host":
-        return ok("pinned memory", f"{limits}; not needed")
-    if gpu.pin_limits:
-        fix = "see that the limit is above tiers.dram.capacity; the daemon logs what it could not pin"
-        return warn("pinned memory", limits, fix)
-    return ok("pinned memory", limits)
 
 
 def wanted_memory_bytes(settings: Settings) -> int:

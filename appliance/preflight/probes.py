@@ -1,8 +1,11 @@
 """How the facts are found: one small question to the kernel each, answered without leaving a trace."""
 
 import importlib.metadata
+import importlib.util
 import mmap
 import os
+import socket
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,8 @@ from ...v1.shm import PAGE_BYTES
 
 CAP_IPC_LOCK = 14
 HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+#: Optional libraries, by what is imported.
+OPTIONAL_MODULES = ("cryptography", "msgpack", "numba", "opentelemetry.sdk", "zmq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,50 @@ def available_bytes() -> int:
         folders += [own, *own.parents]
     limit = memory_limit(folder for folder in dict.fromkeys(folders) if folder.is_relative_to(root))
     return available if limit is None else min(available, limit)
+
+
+def missing_modules() -> frozenset[str]:
+    """Return those of OPTIONAL_MODULES that are not installed. Imports none of them."""
+    return frozenset(name for name in OPTIONAL_MODULES if not _is_installed(name))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent is missing; somebody took it out of sys.modules
+        return False
+
+
+def may_listen(host: str, port: int) -> bool:
+    """Whether a TCP port is free at an address of this host."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def kind_at(path: Path) -> str:
+    """Return what is at the path of a Unix socket: "", "socket" (nothing listens), "live" (something does),
+    "closed" (this user may not connect) or "other"."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return "other"
+    except OSError:
+        return ""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return "socket"
+        except PermissionError:
+            return "closed"
+        except OSError:  # a full backlog is alive, too
+            return "live"
+    return "live"
 
 
 def numa_nodes(folder: Path) -> tuple[Node, ...]:

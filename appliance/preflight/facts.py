@@ -1,4 +1,4 @@
-"""What `kvtier doctor` looks at: the host, the files, the running daemon. It judges nothing (checks.py does).
+"""What the checks look at: the host, the files, the running daemon. Nothing is judged here (table.py).
 
 Everything is read, or tried on something nameless and at once gone: an anonymous memfd, an unlinked
 temporary file. The cold store's lock is read from /proc/locks rather than tried, because trying it, even
@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import grpc
@@ -25,13 +26,11 @@ from ...tiers.keyring import FILE_NAME as KEYS_FILE
 from ...tiers.keyring import count_wraps
 from ...tiers.master_keys import KeyringError, known_ids, read_master_keys
 from ...tiers.mounts import filesystem_of
-from ...v1 import admin_pb2, types_pb2
 from ...v1.addresses import socket_path
-from ...v1.admin_pb2_grpc import AdminServiceStub
 from ..settings import Settings
 from . import probes
+from .certificates import TlsFiles, gather_tls
 from .probes import Node
-from .target import TIMEOUT_S, connect, failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Host:
     num_free_huge_pages: int
     memlock_bytes: int | None  # None: unlimited
     can_lock_anything: bool  # CAP_IPC_LOCK
-    max_descriptors: int
+    max_descriptors: int  # that this process may raise its own limit to
     nodes: tuple[Node, ...]
     shm_bytes: int
     clock_source: str
@@ -83,10 +82,9 @@ class Listen:
     address: str
     path: Path | None = None
     folder: Path | None = None
-    kind: str = ""  # what is at the path: "", "socket" or "other"
+    kind: str = ""  # what is at the path, as probes.kind_at says
     is_writable: bool = True  # the folder, or where it would be created
     is_shared_folder: bool = False  # others may replace what is in it
-    is_loopback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +127,64 @@ class Daemon:
     backends: dict[str, str] = field(default_factory=dict)  # by tier
 
 
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything the checks look at."""
+    """Everything the checks look at. Each attribute is looked up when a check first reads it.
 
-    versions: Versions
-    host: Host
-    gpu: Gpu
-    listens: tuple[Listen, ...]
-    directory: Directory | None
-    daemon: Daemon
-    master_keys: MasterKeyFile | None = None
+    `daemon` is the one that runs, as the caller found it. `known`: attributes that are given instead of
+    looked up; for tests.
+    """
 
+    def __init__(self, settings: Settings, daemon: Daemon | None = None, **known: object) -> None:
+        self.daemon = daemon or Daemon("")
+        self._settings = settings
+        vars(self).update(known)  # where cached_property looks first
 
-def gather(settings: Settings, target: str, was_named: bool) -> Facts:
-    """Look at everything. Takes a second at most, a few more when a daemon hangs."""
-    nvme = settings.tiers.nvme
-    return Facts(
-        gather_versions(),
-        gather_host(),
-        gather_gpu(),
-        tuple(gather_listen(address) for address in settings.listen),
-        gather_directory(nvme.path) if nvme else None,
-        gather_daemon(target, was_named),
-        gather_master_keys(settings),
-    )
+    @cached_property
+    def versions(self) -> Versions:
+        """Versions of what runs this program."""
+        return gather_versions()
+
+    @cached_property
+    def host(self) -> Host:
+        """Kernel, memory, limits."""
+        return gather_host()
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        """NVIDIA driver, GPUs, and the libraries that use them."""
+        return gather_gpu()
+
+    @cached_property
+    def listens(self) -> tuple[Listen, ...]:
+        """The addresses of the settings."""
+        return tuple(gather_listen(address) for address in self._settings.listen)
+
+    @cached_property
+    def directory(self) -> Directory | None:
+        """The cold store's directory; None without one."""
+        nvme = self._settings.tiers.nvme
+        return gather_directory(nvme.path) if nvme else None
+
+    @cached_property
+    def master_keys(self) -> MasterKeyFile | None:
+        """The file of master keys; None without one."""
+        return gather_master_keys(self._settings)
+
+    @cached_property
+    def tls(self) -> TlsFiles | None:
+        """The certificates of the settings; None without any."""
+        return gather_tls(self._settings.access.tls)
+
+    @cached_property
+    def missing_modules(self) -> frozenset[str]:
+        """Which optional libraries of probes.OPTIONAL_MODULES are not installed."""
+        return probes.missing_modules()
+
+    @cached_property
+    def is_http_free(self) -> bool:
+        """Whether the address of `observe.http` can be listened at."""
+        address = self._settings.observe.http_address
+        return address is None or probes.may_listen(address.host, address.port)
 
 
 def gather_versions() -> Versions:
@@ -167,7 +198,7 @@ def gather_versions() -> Versions:
 def gather_host() -> Host:
     """Read /proc and /sys, and try a memfd and a pidfd."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Host(
         kernel=platform.release(),
         machine=platform.machine(),
@@ -222,14 +253,9 @@ def gather_listen(address: str) -> Listen:
     """Look at where a socket would be."""
     path = socket_path(address)
     if path is None:
-        host = address.rpartition(":")[0].strip("[]")
-        return Listen(address, is_loopback=host in ("localhost", "::1") or host.startswith("127."))
+        return Listen(address)
     folder = path.parent
-    try:
-        mode = path.stat().st_mode
-        kind = "socket" if stat.S_ISSOCK(mode) else "other"
-    except OSError:
-        kind = ""
+    kind = probes.kind_at(path)
     existing = probes.nearest_existing(folder)
     status = existing.stat()
     shared = existing == folder and bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
@@ -279,24 +305,3 @@ def _is_closed(path: Path) -> bool:
     except OSError as problem:
         return isinstance(problem, PermissionError)
     return not os.access(path, os.R_OK)
-
-
-def gather_daemon(target: str, was_named: bool) -> Daemon:
-    """Ask a daemon for its status and its audits."""
-    with connect(target) as channel:
-        stub = AdminServiceStub(channel)
-        try:
-            status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
-            audit = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
-        except grpc.RpcError as error:
-            return Daemon(target, was_named, error=failure(error, target).message)
-    backends = {types_pb2.Tier.Name(t.tier).removeprefix("TIER_").lower(): t.backend for t in status.tiers}
-    return Daemon(
-        target,
-        was_named,
-        reachable=True,
-        version=status.version,
-        draining=status.draining,
-        problems=tuple(audit.problems),
-        backends=backends,
-    )

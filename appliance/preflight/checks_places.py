@@ -1,42 +1,70 @@
-"""The doctor's checks of places and of the daemon: sockets, the cold store's directory, who answers there.
+"""Checks of places and of the daemon: sockets, ports, the cold store's directory, a daemon that runs."""
 
-Pure, as in checks.py.
-"""
+from collections.abc import Iterator
 
 from ..settings import Settings
 from ..units import about_bytes
-from .facts import Daemon, Directory, Listen, MasterKeyFile, Versions
+from .facts import Daemon, Directory, Facts, Listen, Versions
 from .verdicts import Check, fail, ok, warn
 
 MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
+PATH, CAPACITY = "tiers.nvme.path", "tiers.nvme.capacity"
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse", "virtiofs", "lustre"}
 
 
-def check_listen(listen: Listen, daemon: Daemon) -> Check:
+def check_listens(facts: Facts, settings: Settings) -> Iterator[Check]:
     """The daemon may listen where it is told to."""
+    for listen in facts.listens:
+        if listen.folder is not None:
+            yield check_listen(listen, facts.daemon)
+
+
+def check_listen(listen: Listen, daemon: Daemon) -> Check:
+    """Return whether a Unix socket can be made."""
     name = f"listen {listen.address}"
-    if listen.folder is None:
-        if listen.is_loopback:
-            return ok(name, "loopback")
-        return warn(
-            name,
-            "anybody who reaches this port can read and drop blocks",
-            "listen on unix:///... or firewall it",
-        )
     if listen.kind == "other":
-        return fail(name, "something that is no socket is in the way", f"remove {listen.path}")
+        return fail(name, "something that is no socket is in the way", f"remove {listen.path}", "listen")
+    if listen.kind == "live" and not daemon.reachable:
+        fix = f"stop it (`kvtier drain --exit --target {listen.address}`), or change `listen`"
+        return fail(name, f"another daemon listens at {listen.path}", fix, "listen")
+    if listen.kind == "closed":
+        fix = "change `listen`, or remove it as that user when no daemon runs"
+        return fail(name, f"{listen.path} is another user's socket", fix, "listen")
     if not listen.is_writable:
-        return fail(name, f"{listen.folder} is not writable", f"install -d -m 0700 -o $USER {listen.folder}")
+        fix = f"install -d -m 0700 -o $USER {listen.folder}, or change `listen`"
+        return fail(name, f"{listen.folder} is not writable", fix, "listen")
     if listen.is_shared_folder:
         return warn(
             name,
             f"others may write to {listen.folder}",
             f"chmod 0700 {listen.folder}, or listen in a folder of the daemon's own",
+            "listen",
         )
-    if listen.kind == "socket":
-        is_it = daemon.reachable and daemon.target == listen.address
-        return ok(name, "the running daemon's" if is_it else "a socket is there; a dead one is replaced")
+    if listen.kind:
+        return ok(name, "the running daemon's" if listen.kind == "live" else "a dead socket is replaced")
     return ok(name, "may be created")
+
+
+def check_http(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """The port of metrics and page is free."""
+    address = settings.observe.http_address
+    if address is None or facts.daemon.reachable:
+        return
+    name, where = "http", f"{address.host}:{address.port}"
+    if facts.is_http_free:
+        yield ok(name, f"{where} is free")
+        return
+    fix = "set observe.http to another port, or off"
+    if address.is_wanted:
+        yield fail(name, f"{where} cannot be listened at", fix, "observe.http")
+    else:
+        yield warn(name, f"{where} cannot be listened at: no metrics and page", fix)
+
+
+def check_cold_store(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """The cold store's directory can be used, by one daemon."""
+    if facts.directory is not None:
+        yield from check_directory(facts.directory, settings, facts.daemon.reachable)
 
 
 def check_directory(directory: Directory, settings: Settings, running: bool) -> list[Check]:
@@ -45,9 +73,10 @@ def check_directory(directory: Directory, settings: Settings, running: bool) -> 
     assert nvme is not None
     name = f"nvme {directory.path}"
     if directory.is_something_else:
-        return [fail(name, "is no directory", "set tiers.nvme.path to a directory")]
+        return [fail(name, "is no directory", "set tiers.nvme.path to a directory", PATH)]
     if not directory.is_writable:
-        return [fail(name, "is not writable", "chown it to the daemon's user, or change tiers.nvme.path")]
+        fix = "chown it to the daemon's user, or change tiers.nvme.path"
+        return [fail(name, f"{directory.path} is not writable", fix, PATH)]
     checks = [ok(name, f"{directory.filesystem}, {'exists' if directory.exists else 'will be created'}")]
     if directory.filesystem in MEMORY_FILESYSTEMS:
         checks[0] = warn(
@@ -70,17 +99,26 @@ def check_directory(directory: Directory, settings: Settings, running: bool) -> 
     else:
         checks.append(ok("nvme direct I/O", "accepted"))
     room = directory.free_bytes + directory.own_bytes
-    detail = f"{about_bytes(nvme.num_segments * nvme.segment_bytes)} wanted, {about_bytes(room)} there"
+    wanted = about_bytes(nvme.num_segments * nvme.segment_bytes)
+    detail = f"{wanted} wanted, {about_bytes(room)} there"
     if nvme.num_segments * nvme.segment_bytes > room:
-        checks.append(fail("nvme space", detail, "lower tiers.nvme.capacity, or make room"))
+        checks.append(
+            fail(
+                "nvme space",
+                f"{directory.path}: {detail}",
+                "lower tiers.nvme.capacity, or make room",
+                CAPACITY,
+            )
+        )
     else:
         checks.append(ok("nvme space", detail))
     if directory.lock_holder and not running:
         checks.append(
             fail(
                 "nvme lock",
-                f"held by {directory.lock_holder}, and no daemon answers",
+                f"{directory.path} belongs to {directory.lock_holder}",
                 "stop that process, or set tiers.nvme.path to another directory",
+                PATH,
             )
         )
     else:
@@ -90,36 +128,12 @@ def check_directory(directory: Directory, settings: Settings, running: bool) -> 
     return checks
 
 
-def check_master_keys(file: MasterKeyFile) -> Check:
-    """The file of master keys opens what is stored; says which of its lines are not needed any more."""
-    name = "master keys"
-    if file.error:
-        what, _, fix = file.error.partition("; ")
-        return fail(name, what, fix or "mend the file")
-    if file.is_unreadable:
-        fix = "run doctor as the daemon's user or root; the store's owner must be able to read it"
-        return warn(name, f"{file.path} cannot be read by this user", fix)
-    current, *older = file.ids
-    missing = sorted(file.wraps.keys() - {"", *file.ids})
-    if missing:
-        num_lost = sum(file.wraps[one] for one in missing)
-        detail = f"{', '.join(missing)} wraps {num_lost} tenants' keys and is not in {file.path}"
-        return fail(name, detail, "put its line back below the others, or the daemon will not start")
-    detail = f"{current} in force, wraps {file.wraps.get(current, 0)}"
-    needed = [one for one in older if file.wraps.get(one)]
-    unnamed = file.wraps.get("", 0)
-    if needed or unnamed:
-        words = [f"{one} wraps {file.wraps[one]}" for one in needed]
-        words += [f"{unnamed} wrapped by an older version"] if unnamed else []
-        fix = "SIGHUP (`systemctl reload kvtier`) or a restart wraps them anew; keep every line until then"
-        return warn(name, f"{detail}; {', '.join(words)}", fix)
-    if older:
-        fix = "remove their lines when no other node or backup needs them"
-        return warn(name, f"{detail}; not needed by this store any more: {', '.join(older)}", fix)
-    return ok(name, detail)
-
-
 # --------------------------------------------------------------------------------------------- daemon
+
+
+def check_running(facts: Facts, settings: Settings) -> list[Check]:
+    """What a running daemon says of itself."""
+    return check_daemon(facts.daemon, facts.versions)
 
 
 def check_daemon(daemon: Daemon, versions: Versions) -> list[Check]:

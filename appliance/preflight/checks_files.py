@@ -1,0 +1,158 @@
+"""Checks of files that the settings name: certificates, tokens, master keys, profiles, dictionaries.
+
+The files are those of this machine: what is missing here may be there where the daemon runs, and each line
+says so with the path. `kvtier policy validate --no-files` leaves these checks out.
+"""
+
+import stat
+import time
+from collections.abc import Iterator
+
+from ..errors import StartError
+from ..settings import Settings
+from ..units import format_duration
+from .certificates import TlsFiles
+from .facts import Facts, MasterKeyFile
+from .verdicts import Check, fail, ok, warn
+
+SOON_S = 14 * 86_400.0  # before a certificate ends
+HERE = "put it there, or check with --no-files where the daemon's files are not"
+
+
+def check_tls(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """The certificates can be read, fit together and hold today."""
+    files = facts.tls
+    if files is None:
+        return
+    for key, why in files.unusable.items():
+        yield fail("tls", why, f"mend access.tls.{key}, or {HERE}", f"access.tls.{key}")
+    if files.invalid:
+        yield warn(
+            "tls",
+            f"clients refuse the certificate: {files.invalid}",
+            "renew it; a new file needs no restart",
+            "access.tls.certificate",
+        )
+    yield from _soon("access.tls.certificate", files.not_after, files)
+    if files.is_key_public:
+        fix = f"chmod o= {settings.access.tls.key}" if settings.access.tls else ""
+        yield warn("tls", "every user of this machine can read the key", fix, "access.tls.key")
+    if files.has_client_ca and "client_ca" not in files.unusable:
+        if not files.num_authorities:
+            what = "holds no certificate of an authority, so no client's is accepted"
+            yield warn("tls", what, "name the authority that signs the clients", "access.tls.client_ca")
+        yield from _soon("access.tls.client_ca", files.authorities_not_after, files)
+    if files.not_after is not None and not files.unusable:
+        left = format_duration(round((files.not_after - files.read_at) / 3600) * 3600.0)
+        yield ok("tls", f"certificate, key and authorities fit; valid for {left}")
+
+
+def _soon(setting: str, not_after: float | None, files: TlsFiles) -> Iterator[Check]:
+    """Say of a certificate that it ends soon, or has ended."""
+    if not_after is None or not_after > files.read_at + SOON_S:
+        return
+    day = time.strftime("%Y-%m-%d", time.gmtime(not_after))
+    said = "ended" if not_after <= files.read_at else "ends"
+    yield warn("tls", f"{said} on {day}", "renew it; a new file needs no restart", setting)
+
+
+def check_tokens(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """The token file can be read, has a line for every name in the settings, and only its owner writes it."""
+    from ..tokens import parse
+
+    path, setting = settings.access.tokens, "access.tokens"
+    if path is None:
+        return
+    try:
+        known, mode = parse(path.read_text()), path.stat().st_mode
+    except OSError as problem:
+        fix = f"`kvtier tenant token NAME` makes its lines; {HERE}"
+        yield fail("tokens", f"cannot read {path} on this machine: {problem.strerror}", fix, setting)
+        return
+    except ValueError as problem:
+        yield fail("tokens", f"{path}: {problem}", "mend that line", setting)
+        return
+    for where, name in _named_tokens(settings):
+        if name not in known:
+            yield warn(
+                "tokens",
+                f"token {name} is named, and {path} has no line for it: it lets nobody in",
+                f"add the line that `kvtier tenant token {name}` prints",
+                where,
+            )
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield warn("tokens", f"others can add tokens to {path}", f"chmod go-w {path}", setting)
+    if mode & stat.S_IROTH:
+        what = f"every user of this machine can read the names and hashes in {path}"
+        yield warn("tokens", what, f"chmod o= {path}", setting)
+    yield ok("tokens", f"{len(known)} in {path}")
+
+
+def _named_tokens(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield (setting, name) of every token that the settings name."""
+    for name in settings.access.admin.tokens:
+        yield "access.admin.tokens", name
+    for name in sorted(settings.observe.reader_tokens):
+        yield "observe.readers", name
+    for tenant, identities in settings.tenants.items():
+        for name in identities.tokens:
+            yield f"tenants.{tenant}.tokens", name
+
+
+def check_master_keys(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """The file of master keys opens what is stored; says which of its lines are not needed any more."""
+    if facts.master_keys is not None:
+        yield judge_master_keys(facts.master_keys)
+
+
+def judge_master_keys(file: MasterKeyFile) -> Check:
+    """Return what a file of master keys comes to."""
+    name, setting = "master keys", "encryption.master_key"
+    if file.error:
+        what, _, fix = file.error.removeprefix(f"{setting}: ").partition("; ")
+        return fail(name, what, fix or "mend the file", setting)
+    if file.is_unreadable:
+        fix = "run doctor as the daemon's user or root; the store's owner must be able to read it"
+        return warn(name, f"{file.path} cannot be read by this user", fix, setting)
+    current, *older = file.ids
+    missing = sorted(file.wraps.keys() - {"", *file.ids})
+    if missing:
+        num_lost = sum(file.wraps[one] for one in missing)
+        detail = f"{', '.join(missing)} wraps {num_lost} tenants' keys and is not in {file.path}"
+        fix = "put its line back below the others, or the daemon will not start"
+        return fail(name, detail, fix, setting)
+    detail = f"{current} in force, wraps {file.wraps.get(current, 0)}"
+    needed = [one for one in older if file.wraps.get(one)]
+    unnamed = file.wraps.get("", 0)
+    if needed or unnamed:
+        words = [f"{one} wraps {file.wraps[one]}" for one in needed]
+        words += [f"{unnamed} wrapped by an older version"] if unnamed else []
+        fix = "SIGHUP (`systemctl reload kvtier`) or a restart wraps them anew; keep every line until then"
+        return warn(name, f"{detail}; {', '.join(words)}", fix, setting)
+    if older:
+        fix = "remove their lines when no other node or backup needs them"
+        return warn(name, f"{detail}; not needed by this store any more: {', '.join(older)}", fix, setting)
+    return ok(name, detail)
+
+
+def check_compression_files(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """Profiles and dictionaries can be read and are trusted."""
+    from ..dictionaries import read_zstd  # late: the codecs take half a second
+    from ..profiles import read_profiles
+
+    compression = settings.compression
+    wanted = {
+        "profiles": (read_profiles, compression.profiles is not None),
+        "dictionaries": (read_zstd, bool(compression.dictionaries or compression.zstd_dictionary)),
+    }
+    for key, (read, is_wanted) in wanted.items():
+        if not is_wanted:
+            continue
+        try:
+            read(compression)
+        except StartError as problem:
+            setting, _, rest = str(problem).partition(": ")
+            what, _, fix = rest.partition("; ")
+            yield fail(key, what, fix, setting)
+        else:
+            yield ok(key, str(getattr(compression, key)))

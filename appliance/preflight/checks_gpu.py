@@ -1,0 +1,90 @@
+"""Checks of GPUs: that one is there where one is needed, and how it hangs in this host."""
+
+from collections.abc import Iterable
+
+from ...tiers.gpu.gds import why_not
+from ...tiers.gpu.topology import describe
+from ..settings import Settings
+from .facts import Directory, Facts, Gpu
+from .verdicts import Check, fail, ok, warn
+
+
+def check_gpus(facts: Facts, settings: Settings) -> Iterable[Check]:
+    """GPUs, what reaches their memory, and from where."""
+    return (
+        check_gpu(facts.gpu, settings),
+        check_pinning(facts.gpu, settings),
+        check_topology(facts.gpu, settings),
+        check_gds(facts.gpu, facts.directory, settings),
+    )
+
+
+def check_gpu(gpu: Gpu, settings: Settings) -> Check:
+    """There is a GPU where hbm is to be one's memory; else says what there is."""
+    driver = f"driver {gpu.driver}, {', '.join(gpu.names)}" if gpu.driver else "no NVIDIA driver"
+    libraries = [
+        f"{name} {version}" if version else f"no {name}"
+        for name, version in (("torch", gpu.torch), ("cupy", gpu.cupy))
+    ]
+    detail = f"{driver}; {', '.join(libraries)}"
+    hbm = settings.tiers.hbm
+    if hbm is None or hbm.backend == "host":
+        return ok("gpu", f"{detail}; not used (tiers.hbm{'.backend is host' if hbm else ' is not set'})")
+    if not gpu.driver:
+        return fail("gpu", detail, "install the NVIDIA driver, or run the container with the NVIDIA runtime")
+    if not gpu.cupy:
+        return fail("gpu", detail, "pip install 'kvtier[gpu-cuda12]', or gpu-cuda13 with a driver for it")
+    if hbm.device >= len(gpu.names):
+        return fail("gpu", f"{detail}; no device {hbm.device}", "set tiers.hbm.device to one that exists")
+    return ok("gpu", f"{detail}; hbm is memory of device {hbm.device}")
+
+
+def check_pinning(gpu: Gpu, settings: Settings) -> Check:
+    """What limits the memory that a GPU's copies reach."""
+    limits = "; ".join(gpu.pin_limits) or "nothing found that limits it"
+    if settings.tiers.hbm is None or settings.tiers.hbm.backend == "host":
+        return ok("pinned memory", f"{limits}; not needed")
+    if gpu.pin_limits:
+        fix = "see that the limit is above tiers.dram.capacity; the daemon logs what it could not pin"
+        return warn("pinned memory", limits, fix)
+    return ok("pinned memory", limits)
+
+
+def check_topology(gpu: Gpu, settings: Settings) -> Check:
+    """The warm pool is taken from the GPU's NUMA node, and its slot has all its lanes.
+
+    The device of the settings is taken to be that one by PCI address, which it is unless CUDA_VISIBLE_DEVICES
+    or CUDA_DEVICE_ORDER say otherwise.
+    """
+    detail = "; ".join(map(describe, gpu.places)) or "no NVIDIA GPU on the PCI bus"
+    hbm = settings.tiers.hbm
+    if hbm is None or hbm.backend == "host" or not gpu.places:
+        return ok("gpu topology", detail)
+    place = gpu.places[min(hbm.device, len(gpu.places) - 1)]
+    if place.pcie_width < place.max_pcie_width:
+        return warn(
+            "gpu topology",
+            f"{detail}; {place.bus_id} has {place.pcie_width} of its {place.max_pcie_width} lanes",
+            "reseat the card, or look at how the slot is wired or split: copies are that much slower",
+        )
+    near = place.numa_node
+    if near is not None and settings.tiers.dram.numa_nodes != [near]:
+        others = settings.tiers.dram.numa_nodes or "wherever the kernel likes"
+        return warn(
+            "gpu topology",
+            f"{detail}; dram is taken from {others}, device {hbm.device} hangs on node {near}",
+            f"set tiers.dram.numa_nodes: [{near}]",
+        )
+    return ok("gpu topology", detail)
+
+
+def check_gds(gpu: Gpu, directory: Directory | None, settings: Settings) -> Check:
+    """Whether GPUDirect Storage could be used at all: said, never required."""
+    hbm = settings.tiers.hbm
+    if hbm is None or hbm.backend == "host" or directory is None:
+        return ok("gpudirect storage", "not needed: it joins a cold store to a GPU's memory")
+    reasons = why_not(gpu.gds, directory.filesystem)
+    if reasons:
+        return ok("gpudirect storage", f"not possible: {'; '.join(reasons)}; the host reads nvme for hbm")
+    kvikio = gpu.gds.kvikio
+    return ok("gpudirect storage", f"possible (kvikio {kvikio}): tried at start, taken where it is quicker")

@@ -1,0 +1,81 @@
+"""Checks of the settings alone: what no single field shows, and no host changes."""
+
+from collections.abc import Iterator
+
+from ...tiers.block import Tier
+from ...v1.addresses import socket_path
+from ..settings import Settings
+from ..settings_tenants import Access
+from ..units import format_bytes
+from .facts import Facts
+from .verdicts import Check, fail, ok, warn
+
+_LOOPBACK = ("localhost", "::1")
+
+
+def check_policies(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """The policies can be built, options included. Runs the code of `policy.allowed_modules`."""
+    if why := settings.policy.objection():
+        what, _, fix = why.partition("; ")
+        yield fail("policies", what, fix, "policy")
+
+
+def check_extents(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """Both memory tiers have extents of one size."""
+    hbm, dram = settings.tiers.hbm, settings.tiers.dram
+    if hbm is not None and hbm.extent_bytes != dram.extent_bytes:
+        sizes = f"is {format_bytes(hbm.extent_bytes)}, tiers.dram.extent {format_bytes(dram.extent_bytes)}"
+        yield fail("extents", sizes, "make them equal: clients learn one size for both", "tiers.hbm.extent")
+
+
+def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """What tenants may take is there, and enough to store something."""
+    tiers, owners = settings.tiers, [name for name, t in settings.tenants.items() if t.sharing == "tenant"]
+    capacities = {
+        Tier.HBM: tiers.hbm.capacity_bytes if tiers.hbm else 0,
+        Tier.DRAM: tiers.dram.capacity_bytes,
+        Tier.NVME: tiers.nvme.capacity_bytes if tiers.nvme else 0,
+    }
+    for tier, capacity in capacities.items():
+        given = {name: getattr(settings.tenants[name].quota, f"{tier.label}_bytes") for name in owners}
+        quotas = {name: num_bytes for name, num_bytes in given.items() if num_bytes is not None}
+        for name, num_bytes in quotas.items():
+            setting, extent = f"tenants.{name}.quota.{tier.label}", tiers.dram.extent_bytes
+            if tier is not Tier.NVME and num_bytes < extent:
+                what = f"{format_bytes(num_bytes)} is less than one extent: it can store nothing there"
+                yield warn("tenants", what, f"write {format_bytes(extent)} or more", setting)
+            if num_bytes > capacity:
+                what = f"{format_bytes(num_bytes)} is more than the tier has, {format_bytes(capacity)}"
+                yield warn("tenants", what, f"lower it, or raise tiers.{tier.label}.capacity", setting)
+        if len(quotas) > 1 and sum(quotas.values()) > capacity >= max(quotas.values()):
+            what = f"quotas of {tier.label} are {format_bytes(sum(quotas.values()))} together, the tier has "
+            fix = "lower quotas, or raise the capacity: now tenants evict each other below their quotas"
+            yield warn("tenants", f"{what}{format_bytes(capacity)}", fix, f"tiers.{tier.label}.capacity")
+    domains = {tenant.domain(name) for name, tenant in settings.tenants.items()}
+    if len(domains) > tiers.dram.num_extents:
+        what = f"{tiers.dram.num_extents} extents for {len(domains)} tenants, and none is shared by two"
+        fix = "raise tiers.dram.capacity, or lower tiers.dram.extent and tiers.hbm.extent"
+        yield warn("tenants", what, fix, "tiers.dram.capacity")
+
+
+def check_tcp(facts: Facts, settings: Settings) -> Iterator[Check]:
+    """Who may call at the TCP addresses."""
+    for address in settings.listen:
+        if socket_path(address) is None:
+            yield check_tcp_address(address, settings.access)
+
+
+def check_tcp_address(address: str, access: Access) -> Check:
+    """Return what a caller at a TCP address has to prove."""
+    name = f"listen {address}"
+    host = address.rpartition(":")[0].strip("[]")
+    if access.tls is not None:
+        return ok(name, "TLS: callers prove who they are")
+    if host in _LOOPBACK or host.startswith("127."):
+        return ok(name, "no TLS, loopback: users of this machine")
+    return warn(
+        name,
+        "without TLS: whoever reaches this port reads and drops blocks",
+        "set access.tls, listen on unix:///..., or firewall the port",
+        "access.insecure",
+    )
