@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -328,3 +329,28 @@ def test_a_second_daemon_is_refused_before_it_takes_anything(tmp_path: Path) -> 
     assert first.startswith(f"listen: another daemon listens at {tmp_path}/k.sock; stop it (`kvtier drain")
     assert second.startswith("tiers.nvme.path: ")
     assert "belongs to pid" in second
+
+
+def test_a_port_is_told_to_be_open_only_when_it_is(tmp_path: Path, tls: dict[str, str]) -> None:
+    def lines(access: dict[str, Any]) -> list[tuple[Verdict, str]]:
+        plain = small_settings(tmp_path).model_dump(by_alias=True)
+        settings = Settings.model_validate({**plain, "listen": ["0.0.0.0:1"], "access": access})
+        return [(c.verdict, c.setting) for c in table.examine(Facts(settings), settings, [Scope.SETTINGS])]
+
+    assert lines({"tls": tls}) == [(Verdict.OK, "")]
+    assert lines({"insecure": True}) == [(Verdict.WARN, "access.insecure")]
+
+
+def test_too_few_descriptors_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    with pytest.raises(StartError, match=r"open files: limit 64, 132 needed, .*; LimitNOFILE=1156"):
+        table.require(small_settings(tmp_path))
+
+
+def test_a_master_key_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"encryption": {"master_key": str(tmp_path / "master.key")}}
+    settings = small_settings(tmp_path, nvme=True, **sections)
+    with pytest.raises(
+        StartError, match=r"^encryption\.master_key: .*master\.key: No such file .*openssl rand"
+    ):
+        table.require(settings)
