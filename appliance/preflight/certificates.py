@@ -13,8 +13,6 @@ from pathlib import Path
 
 from ..settings_tenants import Tls
 
-FILES = ("certificate", "key", "client_ca")
-
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
@@ -34,7 +32,7 @@ def gather_tls(tls: Tls | None) -> TlsFiles | None:
     """Look at the files; None where the settings name none."""
     if tls is None:
         return None
-    paths: dict[str, Path | None] = {name: getattr(tls, name) for name in FILES}
+    paths = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
     unusable = {name: why for name, path in paths.items() if path is not None and (why := _unusable(path))}
     invalid, not_after = "", None
     if not unusable.keys() & {"certificate", "key"}:
@@ -43,7 +41,7 @@ def gather_tls(tls: Tls | None) -> TlsFiles | None:
         except ssl.SSLError as problem:
             name, why = _misfit(problem, tls.certificate)
             unusable[name] = why
-    authority = paths["client_ca"]
+    authority = tls.client_ca
     ends: list[float] = []
     if authority is not None and "client_ca" not in unusable:
         try:

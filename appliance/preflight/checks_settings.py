@@ -70,7 +70,8 @@ def check_tcp_address(address: str, access: Access) -> Check:
     name = f"listen {address}"
     host = address.rpartition(":")[0].strip("[]")
     if access.tls is not None:
-        return ok(name, "TLS: callers prove who they are")
+        proof = "a certificate" if access.tls.client_ca is not None else "a token"
+        return ok(name, f"TLS, and every caller needs {proof}")
     if host in _LOOPBACK or host.startswith("127."):
         return ok(name, "no TLS, loopback: users of this machine")
     return warn(

@@ -290,7 +290,7 @@ def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
     if _is_closed(path) or _is_closed(nvme.path / KEYS_FILE):
         return MasterKeyFile(path, "", True, (), {})
     try:
-        owner_uid = (nvme.path if nvme.path.is_dir() else path).stat().st_uid
+        owner_uid = next((p.stat().st_uid for p in (nvme.path, path) if p.exists()), None)
         may_group = settings.encryption.group_may_read
         ids = known_ids(read_master_keys(path, group_may_read=may_group, owner_uid=owner_uid))
         return MasterKeyFile(path, "", False, ids, count_wraps(nvme.path))

@@ -232,7 +232,11 @@ HOST_CASES = {
     "no gds": (checks_gpu.check_gds(facts.Gpu(), DIRECTORY, nvme(*CUDA)), OK, ""),
     "no gpu": (checks_gpu.check_gpu(facts.Gpu(), settings()), OK, ""),
     "no driver": (checks_gpu.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
-    "no cupy": (checks_gpu.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)), FAIL, "kvtier[gpu-cuda12]"),
+    "no cupy": (
+        checks_gpu.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)),
+        FAIL,
+        "kvtier[gpu-cuda12]",
+    ),
     "no such gpu": (
         checks_gpu.check_gpu(replace(GPU, names=()), settings(*CUDA)),
         FAIL,
@@ -248,6 +252,11 @@ HOST_CASES = {
     "open port": (check_tcp_address("0.0.0.0:1", Access(insecure=True)), WARN, "firewall"),
     "loopback": (check_tcp_address("[::1]:1", Access(insecure=True)), OK, ""),
     "open port with certificates": (check_tcp_address("0.0.0.0:1", Access(tls=TLS)), OK, ""),
+    "open port with tokens": (
+        check_tcp_address("0.0.0.0:1", Access(tls=TLS.model_copy(update={"client_ca": None}))),
+        OK,
+        "",
+    ),
     "another daemon's": (
         checks_places.check_listen(replace(LISTEN, kind="live"), NOBODY),
         FAIL,
