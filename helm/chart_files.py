@@ -27,7 +27,7 @@ One daemon per node that has runtimes on it: a DaemonSet, a Unix socket in a hos
 tells runtimes where it is. [docs/operate/kubernetes.md](../../docs/operate/kubernetes.md) is the guide.
 
     helm install kvtier helm/kvtier --namespace kvtier --create-namespace \\
-      --set image.repository=REGISTRY/kvtier
+      --set image.repository=REGISTRY/kvtier --set-string 'nodeSelector.nvidia\\.com/gpu\\.present=true'
 
 Generated from `helm/values.py` by `make docs`. `values.schema.json` holds all of this, the policy included:
 a misspelt value is refused before anything is installed. `ci/` has whole examples.

@@ -117,7 +117,9 @@ class NodeShape(_Model):
     changes what is live; else the pods are replaced. listen, observe.http, tiers.nvme.path,
     tiers.dram.hugepages, access.tls, access.tokens and encryption are the chart's to fill in."""
     node_selector: Strings = {}
-    """Labels of the nodes to run on."""
+    """Labels of the nodes to run on; must be set, here or in every node group, unless `affinity` requires some.
+    Nodes with NVIDIA GPUs where GPU feature discovery runs: {nvidia.com/gpu.present: "true"}. Every Linux node:
+    {kubernetes.io/os: linux}."""
     affinity: Kubernetes = {}
     """Affinity, as in a pod."""
     tolerations: list[Kubernetes] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -199,6 +201,9 @@ class Security(_Model):
     chgrp and chmod. false: who owns the nodes does that, e.g. by tmpfiles.d."""
     seccomp_profile: Kubernetes = {"type": "RuntimeDefault"}
     """Seccomp profile, as in a pod."""
+    se_linux_options: Kubernetes = {}
+    """SELinux label, as in a pod. {level: s0} on nodes in enforcing mode (OpenShift): without it runtimes of
+    other namespaces cannot open the socket (docs/operate/kubernetes.md)."""
 
 
 class Probes(_Model):

@@ -12,7 +12,6 @@ that what was built can be tested (`make test-image`).
 """
 
 import argparse
-import ast
 import os
 import re
 import shutil
@@ -41,7 +40,15 @@ LIKE_THE_OFFICIAL = (
     'find "$1/usr" -depth -type d -name __pycache__ -exec rm -r {} +',
 )
 #: Options of pip that say where packages come from.
-WHERE_FROM = ("cert", "extra-index-url", "find-links", "index-url", "no-index", "timeout", "trusted-host")
+WHERE_FROM = (
+    "cert",
+    "default-timeout",
+    "extra-index-url",
+    "find-links",
+    "index-url",
+    "no-index",
+    "trusted-host",
+)
 
 
 def main() -> None:
@@ -141,14 +148,7 @@ def pip_mounts(scratch: Path) -> list[str]:
 
     They mount its configuration, written into `scratch`, and the files and folders that it names.
     """
-    listed = run(sys.executable, "-m", "pip", "config", "list")
-    found: dict[str, str] = {}
-    for line in listed.splitlines():
-        name, _, value = line.partition("=")
-        section, _, option = name.rpartition(".")
-        option = option.removeprefix("default-")
-        if option in WHERE_FROM and (section == ":env:" or option not in found):
-            found[option] = str(ast.literal_eval(value))
+    found = {option: value for option in WHERE_FROM if (value := pip_option(option))}
     config = scratch / "pip.conf"
     lines = [f"{option} = " + "\n    ".join(value.split()) for option, value in found.items()]
     config.write_text("\n".join(["[global]", *lines, ""]))
@@ -160,6 +160,17 @@ def pip_mounts(scratch: Path) -> list[str]:
     return [option for path in sorted(paths) for option in ("--volume", f"{path}:{path}:ro")] + [
         *("--volume", f"{config}:/etc/pip.conf:ro")
     ]
+
+
+def pip_option(option: str) -> str:
+    """Return the value of an option of pip, of the environment or of its files; empty when it has none."""
+    if value := os.environ.get(f"PIP_{option.upper().replace('-', '_')}"):
+        return value
+    command = [sys.executable, "-m", "pip", "config", "get", f"global.{option}"]
+    environment = {**os.environ, "PIP_QUIET": "0"}
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+    ).stdout.strip()
 
 
 def run(*command: str) -> str:

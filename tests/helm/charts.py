@@ -11,6 +11,8 @@ import yaml
 CHART = Path(__file__).resolve().parents[2] / "helm" / "kvtier"
 VALUE_SETS = sorted((CHART / "ci").glob("*-values.yaml"))
 
+NODES = {"nodeSelector": {"kubernetes.io/os": "linux"}}
+
 Manifest = dict[str, Any]
 
 
@@ -22,7 +24,8 @@ def values_of(path: Path) -> dict[str, Any]:
 
 
 def render(values: dict[str, Any]) -> list[Manifest]:
-    """Return every manifest. Raises helm_python.HelmError as `helm template` would refuse."""
+    """Return every manifest; on every node where `values` do not name some. Raises helm_python.HelmError as
+    `helm template` would refuse."""
     texts = rendered_texts(values)
     documents = (yaml.safe_load_all(text) for name, text in texts.items() if name.endswith(".yaml"))
     return [document for texts_of in documents for document in texts_of if document]
@@ -30,7 +33,7 @@ def render(values: dict[str, Any]) -> list[Manifest]:
 
 def rendered_texts(values: dict[str, Any]) -> dict[str, str]:
     """Return what every template becomes, by path."""
-    return _rendered(json.dumps(values, sort_keys=True))
+    return _rendered(json.dumps({**NODES, **values}, sort_keys=True))
 
 
 @cache

@@ -1,5 +1,6 @@
 """The chart: rendered, linted, checked against the schemas of Kubernetes and kvtier's own settings."""
 
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,7 @@ def test_memory_is_computed_as_the_daemon_does(capacity: str | int, extent: str)
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "no nodes": ({"nodeSelector": {}}, "set nodeSelector"),
     "listen": ({"policy": {"listen": ["unix:///x"]}}, "set socket.hostPath"),
     "http": ({"policy": {"observe": {"http": "off"}}}, "set http.port"),
     "tls": (
@@ -310,6 +312,32 @@ def test_the_master_key_is_a_file_of_the_pods_that_store_and_of_nobody_else() ->
 def test_a_contradiction_is_refused_with_the_fix(name: str) -> None:
     values, fix = CONTRADICTIONS[name]
     assert fix in refusal(values)
+
+
+def test_what_the_refusal_says_to_type_chooses_nodes() -> None:
+    helm = pytest.importorskip("helm_python", reason="make test-helm installs it")
+    options = re.findall(r"--set-string '([^']+)'", refusal({"nodeSelector": {}}))
+    chosen = [helm.parse_set_string_values(option) for option in options]
+    assert chosen == [
+        {"nodeSelector": {"nvidia.com/gpu.present": "true"}},
+        {"nodeSelector": {"kubernetes.io/os": "linux"}},
+    ]
+    for values in chosen:
+        for manifest in render(values):
+            if manifest["kind"] in ("DaemonSet", "Pod"):
+                pod = manifest["spec"].get("template", manifest)["spec"]
+                assert pod["nodeSelector"] == values["nodeSelector"]
+
+
+def test_nodes_are_chosen_in_every_group_or_by_a_required_affinity() -> None:
+    group = {"name": "a", "nodeSelector": {}}
+    nodes = {"nodeSelector": {}, "nodeGroups": [group, {"name": "b", "nodeSelector": {"x": "1"}}]}
+    assert "nodeGroups a: no nodes are chosen" in refusal(nodes)
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}
+    assert "set nodeSelector" in refusal({"nodeSelector": {}, "affinity": {"nodeAffinity": preferred}})
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/os", "operator": "Exists"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    assert of_kind(render({"nodeSelector": {}, "affinity": {"nodeAffinity": required}}), "DaemonSet")
 
 
 def test_every_sentence_of_the_validation_was_provoked() -> None:
