@@ -124,6 +124,18 @@ def test_by_default_one_read_only_listener_and_nobody_is_administrator_by_being_
     assert of_kind(manifests, "NetworkPolicy")
 
 
+def test_daemon_and_check_run_at_the_selinux_level_and_under_the_account_that_are_named() -> None:
+    level = {"level": "s0"}
+    manifests = render(
+        {"security": {"seLinuxOptions": level}, "serviceAccount": {"create": False, "name": "a"}}
+    )
+    [daemonset], [check] = of_kind(manifests, "DaemonSet"), of_kind(manifests, "Pod")
+    for pod in (daemonset["spec"]["template"]["spec"], check["spec"]):
+        assert pod["securityContext"]["seLinuxOptions"] == level
+        assert pod["serviceAccountName"] == "a"
+    assert "seLinuxOptions" not in str(render({}))
+
+
 def test_a_pod_lives_longer_than_its_drain() -> None:
     [daemonset] = of_kind(render({"drain": {"graceSeconds": 90}}), "DaemonSet")
     assert daemon(daemonset)["lifecycle"]["preStop"]["exec"]["command"] == [

@@ -9,6 +9,7 @@ fsGroup is ignored, and the pod has the network of the host.
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class Engine:
         # podman asks for a million of each, which a machine that is itself confined may not give. The lower
         # of both: podman 4 takes the limit of files for its own limit of processes.
         limits = {resource.getrlimit(which)[1] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)}
-        most = min(limits - {resource.RLIM_INFINITY}, default=1 << 20)
+        self.most = most = min(limits - {resource.RLIM_INFINITY}, default=1 << 20)
         config = folder / "containers.conf"
         # runc: crun of Debian 12 refuses hosts with both versions of cgroups.
         config.write_text(
@@ -63,6 +64,11 @@ class Engine:
         )
         assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done
+
+    def as_a_program(self) -> str:
+        """Return a shell script that is this podman."""
+        config = self._environment["CONTAINERS_CONF"]
+        return f'#!/bin/sh\nCONTAINERS_CONF={shlex.quote(config)} exec {shlex.join(self._command)} "$@"\n'
 
     def inspect(self, kind: str, name: str) -> dict[str, Any]:
         """Return what podman says of an image or container."""
