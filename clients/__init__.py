@@ -21,10 +21,10 @@ from .errors import (
     ServerBug,
     Unavailable,
 )
+from .fragments import Fragment
 from .guard import Guard
 from .handles import Lease, Pin, Session
 from .keys import prefix_hashes
-from .leases import Fragment
 from .namespace import Geometry, Namespace, NamespaceIdentity
 from .opaque import opaque_geometry
 from .options import Limits, Retry, Timeout

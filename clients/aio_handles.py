@@ -1,11 +1,14 @@
 """What calls of AsyncClient return and one holds on to. Twins of handles.py."""
 
+import warnings
 from collections.abc import AsyncIterator
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .leases import Fragment, LeaseState
+from .errors import PreconditionFailed
+from .fragments import Fragment
+from .leases import LeaseState
 from .words import Tier, Urgency
 
 if TYPE_CHECKING:
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 class AsyncLease:
     """Blocks pinned and readable in place. Ends with its `async with`, by `release`, or when its TTL passes.
 
-    Iterating yields fragments as they become readable, in layer order. All views die with the lease.
+    Iterating yields fragments as they become readable, in layer order. All views die with the lease; what
+    was made from them has to be gone before.
     """
 
     def __init__(self, client: "AsyncClient", state: LeaseState) -> None:
@@ -71,9 +75,15 @@ class AsyncLease:
         await self._client.run(partial(self._state.extend, ttl_s), repeat=False)
 
     async def release(self) -> None:
-        """End the lease. Idempotent."""
+        """End the lease. Idempotent. Raises PreconditionFailed (VIEWS_IN_USE), with the lease ended, when an
+        array or tensor made from a view is still referenced."""
+        await self._end()
+
+    async def _end(self) -> None:
         if not self._state.released:
             await self._client.run(self._state.close, repeat=False)
+            if self._state.warning:
+                warnings.warn(self._state.warning, RuntimeWarning, stacklevel=3)
 
     async def __aenter__(self) -> "AsyncLease":
         return self
@@ -81,7 +91,11 @@ class AsyncLease:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.release()
+        try:
+            await self._end()
+        except PreconditionFailed:
+            if value is None:  # what is raised refers to everything that its frames do
+                raise
 
 
 class AsyncPin:

@@ -41,7 +41,7 @@ class Extent:
     def __init__(self, memory: U8, data_bytes: int) -> None:
         num_slots = data_bytes // MIN_SLOT_BYTES
         table = memory[data_bytes : data_bytes + num_slots * HEADER_BYTES]
-        self.data = memory.data[:data_bytes].toreadonly()
+        self.data = memory[:data_bytes]
         self.data_bytes = data_bytes
         self.headers: U64 = table.view("<u8").reshape(num_slots, HEADER_BYTES // 8)
         self.header_bytes = table.data  # slicing it costs a tenth of indexing the array

@@ -1,11 +1,14 @@
 """What calls of Client return and one holds on to: Lease, Pin, Session."""
 
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .leases import Fragment, LeaseState
+from .errors import PreconditionFailed
+from .fragments import Fragment
+from .leases import LeaseState
 from .words import Tier, Urgency
 
 if TYPE_CHECKING:
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 class Lease:
     """Blocks pinned and readable in place. Ends with its `with`, by `release`, or when its TTL passes.
 
-    Iterating yields fragments as they become readable, in layer order. All views die with the lease.
+    Iterating yields fragments as they become readable, in layer order. All views die with the lease; what
+    was made from them has to be gone before.
     """
 
     def __init__(self, client: "Client", state: LeaseState) -> None:
@@ -65,9 +69,15 @@ class Lease:
         self._client.run(partial(self._state.extend, ttl_s), repeat=False)
 
     def release(self) -> None:
-        """End the lease. Idempotent."""
+        """End the lease. Idempotent. Raises PreconditionFailed (VIEWS_IN_USE), with the lease ended, when an
+        array or tensor made from a view is still referenced."""
+        self._end()
+
+    def _end(self) -> None:
         if not self._state.released:
             self._client.run(self._state.close, repeat=False)
+            if self._state.warning:
+                warnings.warn(self._state.warning, RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> "Lease":
         return self
@@ -75,7 +85,11 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self._end()
+        except PreconditionFailed:
+            if value is None:  # what is raised refers to everything that its frames do
+                raise
 
 
 class Pin:

@@ -3,14 +3,13 @@
 A lease is filled by the stream that Acquire opened: fragments are reported as they become readable,
 layer order first, so a runtime can start on the first layers while later ones still come from NVMe.
 
-Views are read-only and point into the daemon's own memory. They are released when the lease ends, so that
-using one later raises ValueError instead of reading what the slot holds next. An array made from a view
-(np.frombuffer) keeps it from being released; drop such arrays before the lease ends.
+Views are read-only and point into the daemon's own memory (fragments.py). Nothing made from one may outlive
+the lease; whoever ends it is told so by PreconditionFailed.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +18,13 @@ from ..v1.shm import HASH_BYTES, extent_of
 from .base import Operations, milliseconds
 from .buffers import copy_bytes
 from .effects import Attach, Attachment, Forget, Operation, Receive
-from .errors import KvtierError, NotFound
+from .errors import KvtierError, NotFound, PreconditionFailed
 from .extents import U8, Wanted
+from .fragments import Fragment, Readable, end_all
 from .gets import Chain, check_first_block, map_extents, release, wanted_of
 from .keys import pack
 from .namespace import Namespace
 from .words import Retention, Tier, Urgency, tiers_of
-
-
-class Fragment(NamedTuple):
-    """One readable fragment: which block of the chain, which layer group, and its bytes in place."""
-
-    block: int
-    group: int
-    view: memoryview
 
 
 class LeaseState:
@@ -48,6 +40,7 @@ class LeaseState:
         self.reason = ""  # why not all that is stored is loaded
         self.finished = False  # no more fragments will come
         self.released = False
+        self.warning = ""  # when it was released
         self.chain = chain
         self.attachment = attachment
         self._views = views  # False: the bytes are read by somebody else
@@ -56,7 +49,7 @@ class LeaseState:
         self._streamed: dict[tuple[int, int], U8] = {}  # gRPC: bytes of fragments not yet whole
         self._missing: dict[tuple[int, int], int] = {}
         self._wanted: list[Wanted] = []  # what must still be in the slots; empty over gRPC
-        self._fragments: dict[tuple[int, int], memoryview] = {}
+        self._fragments: dict[tuple[int, int], Readable] = {}
         self._fresh: list[Fragment] = []  # readable, not iterated yet
 
     # ------------------------------------------------------------------------------- operations
@@ -112,22 +105,37 @@ class LeaseState:
             )
 
     def close(self) -> Operation[None]:
-        """Release: views first, then the pin. Idempotent; never raises for a daemon that is gone."""
+        """Release: views first, then the pin. Idempotent; never raises for a daemon that is gone. Raises
+        PreconditionFailed, with the lease released, when something made from a fragment is still
+        referenced."""
         if self.released:
             return
         self.released = True
-        self._release_views()
+        problem, self.warning = end_all(self._fragments)
+        self._fresh.clear()
         if (yield from self._is_attached()):
             with suppress(KvtierError):
                 if not self.finished:
                     yield Forget(self._ticket)
                 if self.lease_id:
                     yield from release(self.attachment, self.lease_id)
+        if problem:
+            raise PreconditionFailed(problem, reason="VIEWS_IN_USE")
 
     # ---------------------------------------------------------------------------------- reading
 
     def view(self, block: int, group: int) -> memoryview:
         """Return a fragment's bytes. Raises NotFound when it has not arrived or the lease has ended."""
+        return self.readable(block, group).view()
+
+    @property
+    def dtype(self) -> str:
+        """Name of the elements' type."""
+        return self.chain.namespace.geometry.dtype
+
+    def readable(self, block: int, group: int) -> Readable:
+        """Return where a fragment's bytes are. Raises NotFound when it has not arrived or the lease has "
+        "ended."""
         found = None if self.released else self._fragments.get((block, group))
         if found is None:
             raise NotFound(
@@ -198,21 +206,14 @@ class LeaseState:
             copy_bytes(address, message.chunk, len(message.chunk))
             self._missing[key] = self._missing.get(key, length) - len(message.chunk)
             if self._missing[key] == 0:
-                self._arrived(*key, self._streamed.pop(key).data.toreadonly())
+                self._arrived(*key, self._streamed.pop(key)[:])
         if message.last:
             self.finished = True
             self.num_blocks = min(self.num_blocks, message.num_blocks)
 
-    def _arrived(self, block: int, group: int, view: memoryview) -> None:
-        self._fragments[block, group] = view
-        self._fresh.append(Fragment(block, group, view))
-
-    def _release_views(self) -> None:
-        for view in self._fragments.values():
-            with suppress(BufferError):  # an array was made from it: the memory stays mapped for that
-                view.release()
-        self._fragments.clear()
-        self._fresh.clear()
+    def _arrived(self, block: int, group: int, memory: U8) -> None:
+        self._fragments[block, group] = Readable(memory)
+        self._fresh.append(Fragment(block, group, self))
 
 
 def acquire(

@@ -114,8 +114,9 @@ class WorkerSide:
         with self._client.acquire(
             namespace, chain, session=request.session, urgency=Urgency.PREFILL, deadline_s=CALL_S
         ) as lease:
-            for block, group, view in lease:  # first layers first
-                layers = np.frombuffer(view, np.uint8).reshape(-1, self.pages.shape[2])
+            for fragment in lease:  # first layers first
+                block, group = fragment.block, fragment.group
+                layers = np.frombuffer(fragment.view, np.uint8).reshape(-1, self.pages.shape[2])
                 self.pages[group * step : group * step + len(layers), table[block]] = layers
                 del layers  # it points into the appliance's memory
                 num_missing[group] -= 1
