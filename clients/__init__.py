@@ -5,8 +5,9 @@ order: words, namespace, keys · effects, base, puts, gets, leases (what is said
 staging (shared memory) · local, link, remote, aio_link, remote_aio (connections) · sync, aio (the face).
 """
 
-from .aio import AsyncClient
-from .aio_handles import AsyncLease, AsyncPin, AsyncSession
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from .breaker import Breaker
 from .buffers import Pieces
 from .errors import (
@@ -43,6 +44,10 @@ from .words import (
     Tier,
     Urgency,
 )
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient
+    from .aio_handles import AsyncLease, AsyncPin, AsyncSession
 
 __all__ = [
     "AsyncClient",
@@ -89,3 +94,18 @@ __all__ = [
     "opaque_geometry",
     "prefix_hashes",
 ]
+
+#: Imported on first use: asyncio is a tenth of what importing the clients costs, and few runtimes need it.
+_ON_DEMAND = {
+    "AsyncClient": ".aio",
+    "AsyncLease": ".aio_handles",
+    "AsyncPin": ".aio_handles",
+    "AsyncSession": ".aio_handles",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of the asyncio client on first use."""
+    if name in _ON_DEMAND:
+        return getattr(import_module(_ON_DEMAND[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
