@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.ports import free_port
+
 BLOCK = re.compile(r"(?:<!-- (not run|fails): ([^\n]+?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
 HTTP, GRPC = "127.0.0.1:9464", "127.0.0.1:50051"  # a newcomer has ports of its own instead
 COMMAND_S = 180.0
@@ -74,7 +76,7 @@ class Newcomer:
     def __init__(self, folder: Path, programs: Path | None = None) -> None:
         self.folder = folder
         self._socket = folder / "run" / "kvtier.sock"
-        self._ports = {GRPC: f"127.0.0.1:{_free_port()}", HTTP: f"127.0.0.1:{_free_port()}"}
+        self._ports = {GRPC: f"127.0.0.1:{free_port()}", HTTP: f"127.0.0.1:{free_port()}"}
         target = f"unix://{self._socket}"
         self._environment = {
             "PATH": f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -136,9 +138,3 @@ class Newcomer:
 def _listens(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(path) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 from kvtier.tiers.master_keys import key_id
 from tests.helm.charts import of_kind, policies, render
 from tests.helm.pods import Container, why_not
+from tests.ports import free_port
 
 pytest.importorskip("helm_python", reason="make test-helm installs it")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -34,9 +34,7 @@ class Node:
     """One release on one node: the folders its volumes stand for, and its containers."""
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self.values = {**VALUES, **values, "http": {"port": self.port}}
         self.folder = folder
         self.volumes = {name: folder / name for name in ("policy", "socket", "cold", "tmp", "master-key")}
