@@ -188,13 +188,19 @@ class Admin:
     async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
         tier = checks.tier("tier", request.tier)
         if tier not in self._service.appliance.engines:
-            raise error("BAD_TIER", f"this daemon has no tier {tier.label}")
+            tiers = ", ".join(one.label for one in sorted(self._service.appliance.engines))
+            raise error("BAD_TIER", f"this daemon has no tier {tier.label}; it has {tiers}")
         answer = self._service.appliance.ask(lambda call: events.EvictRequested(call, tier, request.bytes))
         result = await answer if isinstance(answer, asyncio.Future) else answer
         if isinstance(result, events.Refusal):
             raise from_refusal(result)
         assert isinstance(result, events.EvictResult)
-        return pb.EvictResponse(num_blocks=result.num_blocks, bytes=result.num_bytes)
+        return pb.EvictResponse(
+            num_blocks=result.num_blocks,
+            bytes=result.num_bytes,
+            num_readable=result.num_readable,
+            num_kept=result.num_kept,
+        )
 
     async def drain(self, caller: Caller, request: pb.DrainRequest) -> pb.DrainResponse:
         drained = await self._drain(request.grace_ms / 1000, request.exit)

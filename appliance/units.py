@@ -65,6 +65,11 @@ def about_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number of things, for people only: `1 block`, `4,096 blocks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def parse_duration(value: object) -> float:
     """Return seconds: a number is taken as it is, text needs units: `30s`, `500ms`, `1h30m`, `7d`.
 

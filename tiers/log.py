@@ -130,6 +130,16 @@ class SegmentLog:
         for forward in list(self._open):
             self._close(forward)
 
+    def close_open_segment(self, *, forward: bool) -> None:
+        """Stop appending to one of the open segments. The one for copies forward may only be closed while
+        another segment is free: what is reclaimed must find room somewhere."""
+        if forward in self._open and (not forward or self._free):
+            self._close(forward)
+
+    def open_segment(self, *, forward: bool) -> int | None:
+        """Return the segment that is being filled."""
+        return self._open.get(forward)
+
     def take_segments_to_seal(self) -> list[int]:
         """Return the segments that became ready to seal since the last call; they count as sealed."""
         ready, self._to_seal = self._to_seal, []

@@ -3,11 +3,11 @@
 import click
 
 from ...v1 import admin_pb2, types_pb2
-from ..units import about_bytes, parse_bytes
+from ..units import about_bytes, count, parse_bytes
 from .output import console, plain, print_json
 from .target import admin, json_option, resolve, target_option
 
-TIMEOUT_S = 60.0  # evicting may have to wait for copies
+TIMEOUT_S = 600.0  # a large cold store is emptied segment by segment
 
 
 @click.command()
@@ -16,7 +16,11 @@ TIMEOUT_S = 60.0  # evicting may have to wait for copies
 @target_option
 @json_option
 def evict(tier: str, size: str, target: str | None, as_json: bool) -> None:
-    """Drop unpinned blocks of TIER, coldest first, until SIZE bytes are free.
+    """Drop unpinned blocks of TIER, coldest first, until SIZE bytes were freed.
+
+    What is being read, pinned, of a decoding session, or needed by blocks that continue it stays, and is
+    counted by reason. Of nvme whole segments are emptied, oldest first, and stay empty over a restart;
+    blocks that memory also holds stay readable there, and are written to nvme again before they leave it.
 
     \b
     Example:
@@ -35,4 +39,16 @@ def evict(tier: str, size: str, target: str | None, as_json: bool) -> None:
     if as_json:
         print_json(plain(answer))
     else:
-        console().print(f"evicted {answer.num_blocks:,} blocks, {about_bytes(answer.bytes)}, from {tier}")
+        console().print(words(answer, tier), soft_wrap=True)
+
+
+def words(answer: admin_pb2.EvictResponse, tier: str) -> str:
+    """Return what left, what of it can still be read, and what stayed and why."""
+    text = f"evicted {count(answer.num_blocks, 'block')}, {about_bytes(answer.bytes)}, from {tier}"
+    if answer.num_readable:
+        text += f"; {answer.num_readable:,} of them are still readable from other tiers"
+    if answer.num_kept:
+        reasons = sorted(answer.num_kept.items(), key=lambda pair: -pair[1])
+        kept = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
+        text += f"\nkept {count(sum(answer.num_kept.values()), 'block')}: {kept}"
+    return text

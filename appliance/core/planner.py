@@ -29,6 +29,7 @@ from .copies import Copies
 from .desk import Desk, unknown_namespace
 from .encodings import Compression
 from .erasing import Erasing
+from .evicting import Evicting
 from .inspection import Inspection
 from .leases import Leases
 from .loads import Loads
@@ -124,6 +125,7 @@ class Planner:
         self._answer_requests(tuple(tier for tier in shared if tier in rooms))
         self.resizing = Resizing(self.residency, self.copies, self.pressure)
         self.erasing = Erasing(self.desk, self.residency, self.copies)
+        self.evicting = Evicting(self.desk, self.residency, self.pressure, self.reclaim)
         self.changes = Changes(self)
         self._handlers = self._handler_table()
         self._is_half_done = False  # an event was answered, and nothing followed from it yet
@@ -176,7 +178,7 @@ class Planner:
             ev.SessionUpdated: self._session_updated,
             ev.SessionForked: self._session_forked,
             ev.SessionEnded: self._session_ended,
-            ev.EvictRequested: self._evict,
+            ev.EvictRequested: self.evicting.begin,
             ev.TenantErased: self.erasing.begin,
             ev.CopyFinished: self._copy_finished,
             ev.SegmentFreed: self._segment_freed,
@@ -225,6 +227,7 @@ class Planner:
         if self.resizing.is_active:
             self.resizing.run()
         self.erasing.run()
+        self.evicting.run()
         is_crowded = len(self.waiting) > 0
         if is_crowded:
             self.waiting.retry(self._is_tick)
@@ -263,7 +266,7 @@ class Planner:
     @property
     def is_busy(self) -> bool:
         """Whether work was left over only because there was much of it: a Tick is due at once."""
-        parts = (self.reclaim, self.pressure, self.resizing, self.erasing)
+        parts = (self.reclaim, self.pressure, self.resizing, self.erasing, self.evicting)
         return any(part.is_busy for part in parts) or self.waiting.wants_turn
 
     def next_deadline(self) -> float | None:
@@ -278,6 +281,7 @@ class Planner:
             self.writes.next_deadline(),
             self.reclaim.next_deadline(),
             self.resizing.next_deadline(),
+            self.evicting.next_deadline(),
             self.residency.now if self.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]
@@ -401,13 +405,6 @@ class Planner:
 
     def _cold_edge_opened(self, event: ev.ColdEdgeOpened) -> None:
         self.loads.hot_room.straight_codecs = event.codecs
-
-    def _evict(self, event: ev.EvictRequested) -> None:
-        if event.tier not in self.residency.evictions:
-            message = "only memory tiers are evicted by hand; the cold store reclaims whole segments"
-            return self.desk.refuse(event.call, "BAD_TIER", message)
-        num_blocks, freed = self.pressure.evict(event.tier, event.num_bytes)
-        return self.desk.reply(event.call, ev.EvictResult(num_blocks, freed))
 
     def _drain_started(self, event: ev.DrainStarted) -> None:
         self.writes.is_closed = True

@@ -188,26 +188,6 @@ class Pressure:
         rows = [row for ns in catalog.namespaces.values() for row in ns.rows.values()]
         return sum(self.archive(row) for row in rows)
 
-    def evict(self, tier: Tier, num_bytes: int) -> tuple[int, int]:
-        """Give up unpinned blocks of a tier, coldest first, until `num_bytes` are free (0: all).
-
-        Returns (blocks, bytes). Dirty blocks go too: an administrator asked for it.
-        """
-        num_blocks = freed = 0
-        stayed = []  # somebody below continues them: whoever needs their room spills them first
-        while (num_bytes == 0 or freed < num_bytes) and (
-            victim := self.victims.choose(tier, domain=None)
-        ) is not None:
-            row = victim.row
-            if self._residency.may_leave(row, tier):
-                freed += self._residency.evict(row, tier, "administrator")
-                num_blocks += 1
-            else:
-                stayed.append(row)
-        for row in stayed:
-            self._residency.offer(row, tier)
-        return num_blocks, freed
-
     # ------------------------------------------------------------------------------------ internals
 
     def _lower(self, tier: Tier) -> Tier | None:

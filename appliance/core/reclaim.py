@@ -44,6 +44,8 @@ class Reclaim:
         self._copies = copies
         self._log = log
         self.options = options
+        #: Segments to be emptied and freed whether room is short or not; evicting.py.
+        self.to_empty: set[int] = set()
         self._segment: int | None = None  # being emptied
         self._rows: deque[int] = deque()  # handles of blocks still to decide, most recently used first
         self._forward_bytes = 0
@@ -91,6 +93,8 @@ class Reclaim:
             return
         is_short = self._log.num_free < self.options.min_free_segments
         short = self._is_wanted or is_short or self._log.is_shrinking
+        if self._segment is None and self.to_empty:
+            self._begin(self.to_empty)
         if short and self._segment is None and self._residency.now >= self._not_before:
             self._begin()
         if self._segment is not None:
@@ -103,8 +107,10 @@ class Reclaim:
         self._log.finish_reclaim(segment)
         self._residency.in_segment.pop(segment, None)
         self._segment, self._is_freeing, self._is_wanted = None, False, False
-        is_leaving = segment >= self._log.num_segments  # of those there are ever fewer
-        if not is_leaving and self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
+        # Of segments that leave, or that an administrator empties, there are ever fewer.
+        is_needed = segment < self._log.num_segments and segment not in self.to_empty
+        self.to_empty.discard(segment)
+        if is_needed and self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
             self._not_before = self._residency.now + FRUITLESS_PAUSE_S
             self._num_in_vain += 1
             if self._num_in_vain >= self._log.num_segments:
@@ -115,11 +121,12 @@ class Reclaim:
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _begin(self) -> None:
+    def _begin(self, chosen: set[int] | None = None) -> None:
+        """Begin with the oldest segment that may be emptied, of those that were chosen if some were."""
         assert self._log is not None
         catalog = self._residency.catalog
         for segment in self._log.sealed_segments():
-            if segment in self._copies.num_reads_of_segment:
+            if segment in self._copies.num_reads_of_segment or (chosen is not None and segment not in chosen):
                 continue
             self._log.begin_reclaim(segment)
             self._segment = segment

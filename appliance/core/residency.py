@@ -24,7 +24,7 @@ from .catalog import NO_ROW, TIERS, Catalog
 from .encodings import AS_IT_IS
 from .instructions import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
 from .policy_facts import PolicyFacts
-from .rules import MEMORY_TIERS, Rules
+from .rules import ADMINISTRATOR, MEMORY_TIERS, Rules
 from .states import NEXT, InvalidTransition, State, Step
 from .story import NO_VERDICT, Story, Verdict
 
@@ -130,12 +130,15 @@ class Residency(Rules):
         self.offer(row, tier)  # its other fragments, if any: this copy was the last thing to hold it
 
     def evict(self, row: int, tier: Tier, reason: str, victim: Victim | None = None) -> int:
-        """A block leaves a tier. `may_leave` must hold. Returns the bytes freed.
+        """A block leaves a tier. `may_leave` must hold, or of the cold store `why_in_store` be empty. Returns
+        the bytes freed.
 
         `victim`: what the policy said of it, when a policy chose. `reason`: another one is told of a block
         that could not be read any more.
         """
-        assert self.may_leave(row, tier), self.story.words(self.catalog.prefix_hash[row])
+        is_asked = tier is Tier.NVME and reason == ADMINISTRATOR
+        may_leave = not self.why_in_store(row) if is_asked else self.may_leave(row, tier)
+        assert may_leave, self.story.words(self.catalog.prefix_hash[row])
         if self.catalog.tier_of(row) is None:
             reason = INCOMPLETE
         freed = 0

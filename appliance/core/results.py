@@ -110,6 +110,8 @@ class CountResult:
 class EvictResult:
     num_blocks: int
     num_bytes: int
+    num_readable: int  # of the blocks: still readable, from other tiers
+    num_kept: dict[str, int]  # blocks that stayed though their room was wanted, by reason
 
 
 Result: TypeAlias = (

@@ -15,6 +15,8 @@ from .catalog import NO_ROW, TIERS, Catalog
 from .states import State
 
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
+#: Why a block left, when it was asked for by hand.
+ADMINISTRATOR = "administrator"
 
 
 class Rules:
@@ -55,6 +57,27 @@ class Rules:
             or self.catalog.tier_of(row) is None
             or Tier.NVME in self.offline
         )
+
+    def why_in_store(self, row: int) -> str:
+        """Return why a block has to stay in the cold store when an administrator empties it; empty: it may
+        leave.
+
+        Less is protected than by `may_leave`: what memory has whole may leave although a block in memory
+        continues it. After a restart neither would be found.
+        """
+        catalog, tier = self.catalog, Tier.NVME
+        if catalog.num_keepers[row]:
+            return "of decoding sessions or puts"
+        if catalog.num_holds[tier][row] or not catalog.num_resident[tier][row]:
+            return "read or written now"
+        if row in self.floors and not self._above_floor_without(row, tier):
+            return "pinned"
+        if catalog.num_children_placed[tier][row]:
+            return "needed by blocks that continue them"
+        if self.is_elsewhere(row, tier) or catalog.tier_of(row) is None:
+            return ""
+        is_continued = any(catalog.num_children_placed[faster][row] for faster in MEMORY_TIERS)
+        return "needed by blocks that continue them" if is_continued else ""
 
     def is_elsewhere(self, row: int, tier: Tier) -> bool:
         """Whether every fragment of a block can also be read from another tier; not all from the same."""

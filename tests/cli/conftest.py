@@ -63,6 +63,7 @@ class ScriptedAdmin(AdminServiceServicer):
         self.status = status()
         self.inspected = '{"lease": 17, "blocks": [{"prefix": "5f3a9c01", "pinned": true}], "owner": null}'
         self.problems: list[str] = []
+        self.evicted = admin_pb2.EvictResponse(num_blocks=3, bytes=3 << 20)
         self.refusal: types_pb2.ErrorDetail | None = None
         self.requests: list[Any] = []
 
@@ -82,7 +83,7 @@ class ScriptedAdmin(AdminServiceServicer):
 
     async def GetStory(self, request: Any, context: Any) -> Any:  # noqa: N802
         line = admin_pb2.StoryLine(at_s=1.5, what="evicted from [dram]", why="watermark")
-        return await self._answer(request, context, admin_pb2.GetStoryResponse(lines=[line]))
+        return await self._answer(request, context, admin_pb2.GetStoryResponse(lines=[line], uptime_s=97.0))
 
     async def Explain(self, request: Any, context: Any) -> Any:  # noqa: N802
         return await self._answer(request, context, admin_pb2.ExplainResponse(num_blocks={"dram": 1}))
@@ -97,7 +98,7 @@ class ScriptedAdmin(AdminServiceServicer):
         return await self._answer(request, context, admin_pb2.ApplyPolicyResponse())
 
     async def Evict(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return await self._answer(request, context, admin_pb2.EvictResponse(num_blocks=3, bytes=3 << 20))
+        return await self._answer(request, context, self.evicted)
 
     async def ListTenants(self, request: Any, context: Any) -> Any:  # noqa: N802
         acme = admin_pb2.TenantStatus(

@@ -137,10 +137,13 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
     assert answer["edges"][0]["bandwidth_bytes_per_s"] == 2.5e9
     assert answer["counters"] == {"evicted_dram": 12, "stored_dram": 4096}
     story = json.loads(run("story", "session", "s", "--json", target=target).stdout)
-    assert story == {"lines": [{"at_s": 1.5, "what": "evicted from [dram]", "why": "watermark"}]}
+    line = {"at_s": 1.5, "what": "evicted from [dram]", "why": "watermark"}
+    assert story == {"lines": [line], "uptime_s": 97.0}
     assert json.loads(run("evict", "dram", "all", "--json", target=target).stdout) == {
         "num_blocks": 3,
         "bytes": 3 << 20,
+        "num_readable": 0,
+        "num_kept": {},
     }
 
 
@@ -165,7 +168,19 @@ def test_a_bar_is_always_as_wide_as_it_should_be(width: int) -> None:
 
 
 def test_a_story_is_printed_as_it_is(scripted: ScriptedAdmin, target: str) -> None:
-    assert "evicted from [dram]  watermark" in run("story", "session", "s", target=target).stdout
+    shown = run("story", "session", "s", target=target).stdout
+    assert shown == "1m36s ago  evicted from [dram]  watermark\n"
+
+
+def test_evict_says_what_stayed_and_what_can_still_be_read(scripted: ScriptedAdmin, target: str) -> None:
+    assert run("evict", "dram", "all", target=target).stdout == "evicted 3 blocks, 3 MiB, from dram\n"
+    scripted.evicted = admin_pb2.EvictResponse(
+        num_blocks=4096, bytes=GIB, num_readable=96, num_kept={"pinned": 1, "read or written now": 20}
+    )
+    assert run("evict", "nvme", "all", target=target).stdout == (
+        "evicted 4,096 blocks, 1 GiB, from nvme; 96 of them are still readable from other tiers\n"
+        "kept 21 blocks: 20 read or written now, 1 pinned\n"
+    )
 
 
 def test_outline_nests_lists_of_mappings() -> None:

@@ -260,7 +260,8 @@ class Crowd:
     def _evict(self, client: Client) -> None:
         tier = self.world.rng.choice((Tier.HBM, Tier.DRAM, Tier.NVME))
         num_bytes = self.world.rng.choice((0, 1, 65536))
-        call = self._call(client, lambda result: None)
+        due = NEVER if tier is Tier.NVME else 0.0  # its segments' readers and copies are waited for
+        call = self._call(client, lambda result: None, due)
         self.daemon.step(ev.EvictRequested(call, tier, num_bytes))
 
     def _die(self, client: Client) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvtier.appliance.core.catalog import NO_ROW, TIERS
 from kvtier.appliance.core.events import Event, PrefetchRequested
 from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
+from kvtier.appliance.core.rules import ADMINISTRATOR
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier, Urgency
 
@@ -236,7 +237,8 @@ class Oracle:
                 self._check_spare_half(row, was_whole)
                 continue
             for child in catalog.children(row):
-                if any(catalog.num_resident[tier][child] for tier in self._protected_tiers(row, notice.tier)):
+                protected = self._protected_tiers(row, notice)
+                if any(catalog.num_resident[tier][child] for tier in protected):
                     what = f"left {notice.tier.label} ({notice.reason}) before its child"
                     raise Violation("parent before child", f"{prefix_hash.hex()[:8]} {what}")
                 if not readable and catalog.tier_of(child) is not None and not self._is_offline():
@@ -263,10 +265,13 @@ class Oracle:
                 "parent before child", f"row {row} left nvme before its child, and was no spare half"
             )
 
-    def _protected_tiers(self, row: int, left: Tier) -> list[Tier]:
+    def _protected_tiers(self, row: int, notice: Notify) -> list[Tier]:
         """Return where nothing may continue a block that left a tier: there, and in every faster one; in hbm
-        something may, if the block is there, too, and only left dram."""
-        catalog = self._daemon.planner.catalog
+        something may, if the block is there, too, and only left dram. What an administrator takes out of the
+        cold store may be continued in memory, if it is there, too."""
+        catalog, left = self._daemon.planner.catalog, notice.tier
+        if left is Tier.NVME and notice.reason == ADMINISTRATOR and catalog.tier_of(row) is not None:
+            return [Tier.NVME]
         is_hot = catalog.num_resident[Tier.HBM][row] == catalog.namespace_of(row).num_groups
         return [tier for tier in TIERS[: left + 1] if not (tier < left is Tier.DRAM and is_hot)]
 
@@ -360,6 +365,8 @@ class Oracle:
             "pins": len(planner.pins),
             "reservations": len(planner.writes._jobs),
             "acquires": len(planner.reads._jobs),
+            "evictions": len(planner.evicting._jobs),
+            "segments to empty": len(planner.reclaim.to_empty),
             "reads of segments": len(planner.copies.num_reads_of_segment),
             "holds": sum(sum(holds) for holds in catalog.holds),
             "keepers": sum(catalog.num_keepers),
