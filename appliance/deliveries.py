@@ -1,7 +1,8 @@
 """Delivery: one get straight into a runtime's pages, from the lease to the device's word that it is done.
 
-    acquire (the registration's own client) -> fragments as they become readable, first layers first ->
-    scatter on the registration's stream, an event per whole layer group -> last event done -> release, reply
+    acquire (the registration's own client) -> the runtime's event, if it named one -> fragments as they
+    become readable, first layers first -> scatter on the registration's stream, an event per whole layer
+    group -> last event done -> release, reply
 
 The lease ends when the device says so and not before: not when the copies were enqueued, not when the runtime
 cancels, dies or is silent. A cancelled delivery enqueues nothing more and waits for what it has enqueued;
@@ -25,6 +26,7 @@ from ..tiers.base import CopyError
 from ..tiers.block import Tier
 from ..tiers.gpu.device import DeviceError, DeviceFault, Event, Pieces
 from ..tiers.gpu.gather import AddressesOf
+from ..tiers.gpu.kernels import Way
 from ..tiers.gpu.pages import I64
 from ..v1 import direct_pb2
 from . import checks
@@ -35,10 +37,11 @@ from .core.results import AcquireResult, ReadyFragment
 from .errors import ApplianceError
 from .registrations import Registration
 from .replies import Replies
+from .runtime_events import has_happened
 
 log = logging.getLogger(__name__)
 
-CANCELLED, DEVICE_FAILED = "cancelled", "device_failed"
+CANCELLED, DEVICE_FAILED, EVENT_LATE = "cancelled", "device_failed", "event_late"
 
 
 class Delivery:
@@ -78,6 +81,7 @@ class Delivery:
         self._arrived = np.zeros((len(ids), registration.geometry.num_groups), bool)
         self._num_announced = 0  # layer groups
         self._done: Event | None = None  # taken before the stream gets work of ours
+        self._may_write = after is None  # whether the runtime is done with the pages
         self._has_lease = False  # fragments were reported under it
         self._failure = ""
         self.task = self._loop.create_task(self._run())
@@ -99,6 +103,9 @@ class Delivery:
         refusal: ApplianceError | None = None
         try:
             while (result := await self._next()) is not None:
+                self._note(result)
+                if not await self._pages_are_free():
+                    break
                 await self._take(result)
         except ApplianceError as problem:
             refusal = problem
@@ -144,6 +151,16 @@ class Delivery:
             return None
         return reply.result()
 
+    async def _pages_are_free(self) -> bool:
+        """Wait for the event that the runtime named; whether it has happened. Raises DeviceError."""
+        if not self._may_write:
+            assert self._after is not None
+            device = self._registration.mapping.device
+            self._may_write = await has_happened(device, self._after, self._cancelled)
+            if not self._may_write and not self._cancelled.done():
+                self._failure = EVENT_LATE
+        return self._may_write
+
     def _note(self, result: AcquireResult | None) -> None:
         if result is not None:
             self._result = result
@@ -152,7 +169,6 @@ class Delivery:
 
     async def _take(self, result: AcquireResult) -> None:
         """Enqueue what became readable, tell which layer groups are under way as a whole."""
-        self._note(result)
         for part in result.ready:
             self._arrived[part.block - self._first_block, part.group] = True
         wanted = self._arrived[: max(0, result.num_blocks - self._first_block)]
@@ -177,17 +193,16 @@ class Delivery:
         stream = mapping.loads
         in_layer_order = sorted(ready, key=lambda part: (part.group, part.tier))
         runs = groupby(in_layer_order, lambda part: (part.group, part.tier))
-        copies = [(group, self._pieces(group, tier, list(run))) for (group, tier), run in runs]
+        copies = [(group, tier, self._pieces(group, tier, list(run))) for (group, tier), run in runs]
         if self._done is None:
             self._done = self._registration.events.take()
-            if self._after is not None:
-                stream.wait(self._after)
         events = mapping.event_sets[self.event_set] if self.event_set is not None else []
         waiting = list(complete) if events else []
-        for group, pieces in copies:
+        for group, tier, pieces in copies:
             while waiting and waiting[0] < group:
                 stream.record(events[waiting.pop(0)])
-            self._registration.copier.copy(stream, pieces)
+            way = Way.WITHIN if tier is Tier.HBM else Way.UP
+            self._registration.copier.copy(stream, pieces, way)
         for group in waiting:
             stream.record(events[group])
 

@@ -30,6 +30,7 @@ from ..tiers.gpu.layouts import LayoutError, check_layout
 from ..tiers.gpu.own_events import OwnEvents
 from ..tiers.gpu.pages import I64, PageIdError
 from ..v1 import direct_pb2, kvcache_pb2
+from . import runtime_events
 from .answers import Answers
 from .callers import Caller
 from .clients import Client
@@ -37,7 +38,16 @@ from .core import events, results
 from .deliveries import Delivery
 from .errors import ApplianceError, error, from_refusal
 from .lanes import Route
-from .registrations import CountedCopier, DeviceOccupied, Registration, find, layout_of, map_pages
+from .registrations import (
+    CountedCopier,
+    DeviceOccupied,
+    Registration,
+    apart,
+    find,
+    layout_of,
+    map_pages,
+)
+from .runtime_events import has_happened
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -135,16 +145,16 @@ class DirectPath:
         for earlier in [one for one in self._registrations if one.is_ending and one.pid == client.pid]:
             await asyncio.shield(earlier.ended)
         geometry, layout = identity.geometry, layout_of(request)
-        make = self._loop.run_in_executor(lane.enqueuer, map_pages, lane.device, layout, geometry, request)
+        copier = await asyncio.wrap_future(lane.copier)
+        make = apart(lambda: map_pages(lane.device, layout, geometry, request), f"kvtier-map-{client.id}")
         try:
-            mapping = await make
+            mapping = await asyncio.wrap_future(make)
         except DeviceOccupied:
             message = "all streams of the device are taken; close another runtime's pages"
             raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0) from None
         except DeviceError as problem:
             self.counters[f"direct_register_{problem.fault.value}"] += 1
             raise error("NO_DEVICE", f"the pages cannot be opened: {problem}") from None
-        copier = await asyncio.wrap_future(lane.copier)
         own_events = OwnEvents(lane.device)
         dram = self._service.memory(Tier.DRAM)
         gather = GatherCopier(
@@ -160,12 +170,12 @@ class DirectPath:
             self._on_trouble,
         )
         try:
-            if self._service.clients.get(client.id) is not client:
+            if self._is_closed or self._service.clients.get(client.id) is not client:
                 raise error("UNKNOWN_CLIENT", "the client is gone")
             counted = CountedCopier(gather, lambda by: self._gathering(gather, by))
             own = self._service.clients.open_pages(client, {Tier.DRAM: Route(counted)})
         except ApplianceError:
-            await self._loop.run_in_executor(lane.enqueuer, mapping.give_back)
+            apart(mapping.give_back, f"kvtier-unmap-{client.id}")
             raise
         registration = Registration(
             next(self._numbers), client.id, client.pid, own, geometry, mapping, gather, copier, own_events
@@ -262,14 +272,54 @@ class DirectPath:
             raise error("TOO_LARGE", f"{num_blocks} blocks of {block_bytes} bytes; split the put")
         ids = self._ids(registration, request.page_ids, num_blocks, is_target=False)
         after = self._event(registration, request.after_event)
+        if after is None:
+            return self._start_put(caller, registration, reserve, ids)
+        return self._loop.create_task(self._put_after(after, caller, registration, reserve, ids))
+
+    async def _put_after(
+        self,
+        after: Event,
+        caller: Caller,
+        registration: Registration,
+        reserve: kvcache_pb2.ReserveRequest,
+        ids: I64,
+    ) -> direct_pb2.PutPagesResponse:
+        await self._happened(registration, after)
+        return await self._start_put(caller, registration, reserve, ids)
+
+    def _start_put(
+        self, caller: Caller, registration: Registration, reserve: kvcache_pb2.ReserveRequest, ids: I64
+    ) -> "asyncio.Future[direct_pb2.PutPagesResponse]":
+        """Let the planner decide, and copy. Raises CallerError."""
+        block_bytes = registration.geometry.block_bytes
         build = self._service.reservation(caller, registration.client, reserve)
-        first = registration.gather.open_put(ids, after)
-        spans = [(first + block * block_bytes, block_bytes) for block in range(num_blocks)]
+        first = registration.gather.open_put(ids)
+        spans = [(first + block * block_bytes, block_bytes) for block in range(len(ids))]
         client, request_id = registration.client.id, reserve.request_id
         answer = self._service.appliance.ask(
             lambda call: events.CommitRequested(call, client, request_id, 0, spans, build(call))
         )
         return self._loop.create_task(self._put_done(registration, first, answer))
+
+    async def _happened(self, registration: Registration, event: Event) -> None:
+        """Wait until the runtime is done with the pages of a put. Raises ApplianceError when it does not say
+        so."""
+        registration.num_waiting += 1
+        try:
+            is_free = await has_happened(registration.mapping.device, event, registration.ending)
+        except DeviceError as problem:
+            self._on_trouble(problem)
+            raise error("NO_DEVICE", f"the event of this put cannot be asked: {problem}") from None
+        finally:
+            registration.num_waiting -= 1
+            self._look(registration)
+        if registration.is_ending:
+            raise error("UNKNOWN_PAGES", "the pages were unregistered while the put waited for its event")
+        if not is_free:
+            self.counters["direct_puts_event_late"] += 1
+            raise error(
+                "BAD_PAGES", f"the event of this put has not happened within {runtime_events.EVENT_S:g} s"
+            )
 
     async def _put_done(
         self,
@@ -300,6 +350,7 @@ class DirectPath:
     def _end(self, registration: Registration) -> None:
         """Start nothing new; what is under way decides when it is over."""
         registration.is_ending = True
+        registration.ending.set_result(None)
         registration.gather.is_closed = True
         for delivery in list(registration.deliveries.values()):
             delivery.cancel()
@@ -317,7 +368,7 @@ class DirectPath:
             registration.events.close()
             mapping.give_back()
 
-        work = self._lanes[mapping.device.uuid].enqueuer.submit(give_back)
+        work = apart(give_back, f"kvtier-unmap-{registration.owner}")
         work.add_done_callback(
             lambda work: self._loop.call_soon_threadsafe(self._gave_back, registration, work)
         )

@@ -5,16 +5,21 @@ waits for a save) and a client of its own in the planner. That client is why lea
 daemon's: the runtime may die at any moment, and what a device is reading is held until the *device* says that
 it is done (I-6). It also counts against the same limits as any other client's.
 
-Streams are a registration's own for its life. Shared streams were rejected: work waits there for events of
-the runtime, and one whose kernel hangs would stop everybody's.
+Streams are a registration's own for its life: copies into the pages of one runtime do not queue behind those
+of another. No stream waits for an event of a runtime (runtime_events.py).
+
+Opening another process's memory or event, and closing it, may block for as long as that process, or any
+other, keeps the device busy; closing reportedly waits for the device. Each registration is therefore opened,
+and closed, on a thread of its own (`apart`).
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..tiers.base import Copier, CopyItem, CopyOutcome
 from ..tiers.gpu.device import Device, DeviceError, DeviceMemory, Event, Stream
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     from ..tiers.block import Geometry
     from .deliveries import Delivery
 
+R = TypeVar("R")
+
 MAX_EXPORTED_EVENTS = 256  # of one registration
 
 
@@ -42,7 +49,7 @@ class Mapping:
     memories: list[DeviceMemory]
     loads: Stream
     saves: Stream
-    runtime_events: list[Event]  # recorded by the runtime, waited for by us
+    runtime_events: list[Event]  # recorded by the runtime; we ask whether they have happened
     event_sets: list[list[Event]]  # recorded by us, one event per layer group
     event_handles: list[bytes]
 
@@ -71,14 +78,16 @@ class Registration:
     events: OwnEvents  # by which its deliveries and puts learn that the device is done
     deliveries: dict[str, "Delivery"] = field(default_factory=dict)  # by request id
     num_gathering: int = 0  # batches of puts under way
+    num_waiting: int = 0  # puts whose event has not happened yet
     free_sets: list[int] = field(default_factory=list)  # event sets that no delivery uses
     is_ending: bool = False
+    ending: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ended: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def is_quiet(self) -> bool:
         """Whether no stream touches the pages on our behalf."""
-        return not self.deliveries and not self.num_gathering
+        return not self.deliveries and not self.num_gathering and not self.num_waiting
 
 
 def layout_of(request: direct_pb2.RegisterPagesRequest) -> PageLayout:
@@ -145,6 +154,23 @@ def map_pages(
         raise
     pages = Pages(page_table(layout, geometry, [memory.address for memory in memories]))
     return Mapping(device, pages, memories, streams[0], streams[1], events, sets, handles)
+
+
+def apart(call: Callable[[], R], name: str) -> "Future[R]":
+    """Run `call` on a daemon thread of its own, which keeps neither others nor the process's end waiting."""
+    future: Future[R] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as problem:
+            future.set_exception(problem)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 class CountedCopier:

@@ -7,7 +7,9 @@ What is asked of both is a value (Fetch, Store); a road adds where the bytes go,
 
 On a device "the step has written its blocks" is a place in a stream, not a moment: `mark` records an event
 there, on the engine's thread, and the daemon waits for it before it touches a page. Events are made with the
-road and not when it registers: a step may be marked before the daemon is there.
+road and not when it registers: a step may be marked before the daemon is there. They are used in turn: the
+daemon can only ask for an event as it was recorded last, and an engine that enqueues one step after another
+would record a single event again before it was ever done.
 
 The engine reuses a block when its load or save is over. A call that was never answered leaves its pages in
 doubt, so a DeviceRoad does not come back from it before the daemon has let go of them, or is gone.
@@ -31,6 +33,7 @@ from .identity import salted
 from .pages import PagedGroup
 
 PRESET = "vllm"
+NUM_MARKS = 4  # steps that an engine enqueues ahead of its device, and some that wait for the daemon
 DOUBT_PERIOD_S = 0.5  # between two questions whether the daemon has let go of pages
 LAST_COPIES_S = 0.5  # for what a daemon that has just died had given its device to do
 
@@ -116,16 +119,17 @@ class Road(ABC):
         return self._namespaces[key]
 
     @abstractmethod
-    def mark(self) -> None:
-        """On the engine's thread: what it has enqueued so far comes before what is handed over now."""
+    def mark(self) -> int:
+        """On the engine's thread: what it has enqueued so far comes before what is handed over now. Returns
+        the number that names this moment in `get` and `put`."""
 
     @abstractmethod
-    def get(self, fetch: Fetch) -> Got:
-        """Fill blocks of the engine. Raises KvtierError."""
+    def get(self, fetch: Fetch, mark: int) -> Got:
+        """Fill blocks of the engine, not before `mark`. Raises KvtierError."""
 
     @abstractmethod
-    def put(self, store: Store) -> PutReport:
-        """Store blocks of the engine. Raises KvtierError."""
+    def put(self, store: Store, mark: int) -> PutReport:
+        """Store blocks of the engine, not before `mark`. Raises KvtierError."""
 
     def close(self) -> None:
         """Give everything back."""
@@ -141,14 +145,14 @@ class HostRoad(Road):
         super().__init__(client, identities)
         self._groups = list(groups)
 
-    def mark(self) -> None:
-        return  # what a step has written in host memory is there when it ends
+    def mark(self) -> int:
+        return 0  # what a step has written in host memory is there when it ends
 
-    def get(self, fetch: Fetch) -> Got:
+    def get(self, fetch: Fetch, mark: int) -> Got:
         report = fetch.through(self.client.get, self._groups[fetch.group].pieces(fetch.block_ids))
         return Got(report.num_loaded, report.num_one_sided < len(fetch.block_ids))
 
-    def put(self, store: Store) -> PutReport:
+    def put(self, store: Store, mark: int) -> PutReport:
         return store.through(self.client.put, self._groups[store.group].pieces(store.block_ids))
 
 
@@ -182,7 +186,8 @@ class DeviceRoad(Road):
     def __init__(self, client: Client, identities: Sequence[NamespaceIdentity], device: DevicePages) -> None:
         super().__init__(client, identities)
         self._device = device
-        self._marks = [device.exporter.new_event() for _ in device.tensors]
+        self._marks = [[device.exporter.new_event() for _ in range(NUM_MARKS)] for _ in device.tensors]
+        self._num_marked = 0
         self._pages: dict[int, Pages] = {}
 
     def connect(self) -> None:
@@ -190,18 +195,21 @@ class DeviceRoad(Road):
         for group in range(len(self._identities)):
             self._pages_of(group)
 
-    def mark(self) -> None:
-        for event, _ in self._marks:
-            self._device.record(event)
+    def mark(self) -> int:
+        number = self._num_marked % NUM_MARKS
+        self._num_marked += 1
+        for marks in self._marks:
+            self._device.record(marks[number][0])
+        return number
 
-    def get(self, fetch: Fetch) -> Got:
+    def get(self, fetch: Fetch, mark: int) -> Got:
         with self._settled(fetch.group) as pages:
-            report = fetch.through(pages.get, fetch.block_ids, after=pages.events[0])
+            report = fetch.through(pages.get, fetch.block_ids, after=pages.events[mark])
         return Got(report.num_loaded, True)
 
-    def put(self, store: Store) -> PutReport:
+    def put(self, store: Store, mark: int) -> PutReport:
         with self._settled(store.group) as pages:
-            return store.through(pages.put, store.block_ids, after=pages.events[0])
+            return store.through(pages.put, store.block_ids, after=pages.events[mark])
 
     def close(self) -> None:
         for pages in self._pages.values():
@@ -215,7 +223,7 @@ class DeviceRoad(Road):
                 PRESET,
                 self._device.tensors[group],
                 _Marked(self._device.exporter, self._marks[group]),
-                num_events=1,
+                num_events=NUM_MARKS,
             )
         return self._pages[group]
 
@@ -247,18 +255,18 @@ def _settle(pages: Pages) -> None:
 
 
 class _Marked:
-    """An exporter with an event that exists already."""
+    """An exporter with events that exist already."""
 
-    def __init__(self, exporter: Exporter, mark: tuple[Any, bytes]) -> None:
+    def __init__(self, exporter: Exporter, marks: Sequence[tuple[Any, bytes]]) -> None:
         self.device_uuid = exporter.device_uuid
         self._exporter = exporter
-        self._mark = mark
+        self._marks = iter(marks)
 
     def export(self, address: int) -> Exported:
         return self._exporter.export(address)
 
     def new_event(self) -> tuple[Any, bytes]:
-        return self._mark
+        return next(self._marks)
 
     def open_event(self, handle: bytes) -> Any:
         return self._exporter.open_event(handle)

@@ -64,9 +64,9 @@ class WorkerSide:
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._acks = Acks()
-        self._loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
-        self._arriving_loads: queue.SimpleQueue[tuple[Load, str] | None] = queue.SimpleQueue()
-        self._saves: queue.SimpleQueue[tuple[Save, str, float] | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[tuple[Load, str, int] | None] = queue.SimpleQueue()
+        self._arriving_loads: queue.SimpleQueue[tuple[Load, str, int] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[Save, str, int, float] | None] = queue.SimpleQueue()
         self._save_road = self._road(options.staging_bytes)
         self._threads = [run("kvtier-save", self._serve_saves, True)]
         loading = [self._loads] * options.num_load_threads
@@ -87,19 +87,20 @@ class WorkerSide:
 
     def start_loads(self, plan: StepPlan) -> None:
         """Start the loads of a step."""
-        if plan.loads:
-            for road in self._load_roads:
-                road.mark()
+        if not plan.loads:
+            return
+        (mark,) = {road.mark() for road in self._load_roads}  # always together: one number
         for load in plan.loads:
             waits_apart = load.is_arriving and self._options.max_arriving_loads
-            (self._arriving_loads if waits_apart else self._loads).put((load, plan.salt))
+            (self._arriving_loads if waits_apart else self._loads).put((load, plan.salt, mark))
 
     def start_saves(self, plan: StepPlan, step_s: float = 0.0) -> None:
         """Start the saves of a step; its blocks are complete. `step_s` is what computing it took."""
-        if plan.saves:
-            self._save_road.mark()
+        if not plan.saves:
+            return
+        mark = self._save_road.mark()
         for save in plan.saves:
-            self._saves.put((save, plan.salt, save.prefill_share * step_s))
+            self._saves.put((save, plan.salt, mark, save.prefill_share * step_s))
 
     def fail_loads(self, plan: StepPlan) -> None:
         """Report the loads of a step as over and failed, without trying."""
@@ -137,14 +138,14 @@ class WorkerSide:
 
     # ------------------------------------------------------------------------------------- loads
 
-    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str] | None]", road: Road) -> None:
+    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str, int] | None]", road: Road) -> None:
         self._connect(road)
         while (item := source.get()) is not None:
-            load, salt = item
+            load, salt, mark = item
             started_at = time.monotonic()
             is_right = False
             try:
-                is_right = self._load_all(road, load, salt)
+                is_right = self._load_all(road, load, salt, mark)
             except Exception as problem:  # whatever it is, the engine waits for the word "over"
                 self._failed_call(problem)
             self._counters.add("loads")
@@ -156,11 +157,11 @@ class WorkerSide:
                     self._counters.add("load_failures")
         road.close()
 
-    def _load_all(self, road: Road, load: Load, salt: str) -> bool:
+    def _load_all(self, road: Road, load: Load, salt: str, mark: int) -> bool:
         """Whether all blocks came; a load without any is one that failed on its way here."""
-        return bool(load.parts) and all(self._load(road, load, part, salt) for part in load.parts)
+        return bool(load.parts) and all(self._load(road, load, part, salt, mark) for part in load.parts)
 
-    def _load(self, road: Road, load: Load, part: Part, salt: str) -> bool:
+    def _load(self, road: Road, load: Load, part: Part, salt: str, mark: int) -> bool:
         """Copy one group's blocks; whether all of them came, proven right."""
         group = self._groups[part.group]
         namespace = road.namespace(part.group, salt, load.adapter)
@@ -172,7 +173,8 @@ class WorkerSide:
             end = min(start + MAX_BLOCKS, num_named)
             ids = part.block_ids[done - part.first_block : end - part.first_block]
             hashes = part.hashes[start * HASH_BYTES : end * HASH_BYTES]
-            got = road.get(Fetch(part.group, namespace, hashes, ids, done - start, load.session, timeout_s))
+            fetch = Fetch(part.group, namespace, hashes, ids, done - start, load.session, timeout_s)
+            got = road.get(fetch, mark)
             if got.was_asked:
                 self.breaker.succeeded()
             if got.num_loaded < len(ids):
@@ -188,12 +190,12 @@ class WorkerSide:
         road = self._save_road
         self._connect(road)
         while (item := self._saves.get()) is not None:
-            save, salt, prefill_s = item
+            save, salt, mark, prefill_s = item
             started_at = time.monotonic()
             ack = Ack(1, 0)
             if self.breaker.allows():
                 try:
-                    ack = self._save(road, save, salt, prefill_s)
+                    ack = self._save(road, save, salt, mark, prefill_s)
                     self.breaker.succeeded()
                 except Exception as problem:  # whatever it is, the blocks must be given back
                     self._failed_call(problem)
@@ -206,7 +208,7 @@ class WorkerSide:
                 self._acks.by_job[save.job] = ack
         road.close()
 
-    def _save(self, road: Road, save: Save, salt: str, prefill_s: float) -> Ack:
+    def _save(self, road: Road, save: Save, salt: str, mark: int, prefill_s: float) -> Ack:
         """Store blocks; return how many from the start are stored, and what to try again."""
         group = self._groups[save.group]
         report = road.put(
@@ -219,7 +221,8 @@ class WorkerSide:
                 save.session,
                 self._options.save_timeout_s,
                 prefill_s if self._options.report_prefill else 0.0,
-            )
+            ),
+            mark,
         )
         self._counters.add("save_blocks", len(save.block_ids))
         self._counters.add("save_bytes", len(save.block_ids) * group.block_bytes)

@@ -26,6 +26,12 @@ class DeviceCase:
 
     def finish(self, event: Event) -> DeviceError | None:
         """Wait until `event` is done; give it back. Returns what `when_done` said."""
+        error = self.wait(event)
+        self.device.recycle(event)
+        return error
+
+    def wait(self, event: Event) -> DeviceError | None:
+        """Wait until `event` is done. Returns what `when_done` said."""
         told: list[DeviceError | None] = []
         is_told = threading.Event()
 
@@ -40,7 +46,6 @@ class DeviceCase:
             if self.kind == "fake":  # its time passes here only; another process may have to come first
                 assert isinstance(self.device, FakeDevice)
                 self.device.run()
-        self.device.recycle(event)
         return told[0]
 
 

@@ -178,6 +178,22 @@ def test_memory_is_registered_once(case: DeviceCase, hosts: tuple[Host, Host]) -
     assert caught.value.fault is DeviceFault.REFUSED
 
 
+def test_memory_that_may_only_be_read(case: DeviceCase, stream: Stream, hosts: tuple[Host, Host]) -> None:
+    """Refused where the device cannot; everything else works all the same."""
+    mapping = mmap.mmap(-1, SIZE)
+    np.frombuffer(mapping, np.uint8)[:] = np.arange(SIZE, dtype=np.uint8)
+    try:
+        source = case.device.register_host(memoryview(mapping), is_read_only=True)
+    except DeviceError as error:
+        if case.kind != "cuda" or error.fault is not DeviceFault.REFUSED:
+            raise
+        pytest.skip(str(error))
+    stream.copy(pieces((source, hosts[0].address, SIZE)))
+    assert case.finish(stream.record()) is None
+    np.testing.assert_array_equal(hosts[0].bytes, np.arange(SIZE, dtype=np.uint8))
+    case.device.unregister_host(source)
+
+
 @pytest.mark.parametrize("handle", [b"", b"short", b"\xff" * 64])
 def test_a_forged_handle_is_refused(case: DeviceCase, handle: bytes) -> None:
     with pytest.raises(DeviceError) as caught:
@@ -200,7 +216,7 @@ def test_another_process_writes_our_memory_and_says_when(
         assert child.stdout is not None
         assert child.stdin is not None
         event = case.device.open_event(bytes.fromhex(child.stdout.readline()))
-        stream.wait(event)
+        case.wait(event)
         stream.copy(pieces((memory.address, hosts[0].address, SIZE)))
         assert case.finish(stream.record()) is None
         np.testing.assert_array_equal(hosts[0].bytes, np.arange(SIZE, dtype=np.uint8))

@@ -21,7 +21,7 @@ from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.direct_handles import Pages
 from kvtier.clients.options import Timeout
 from kvtier.tiers.block import Tier
-from kvtier.tiers.gpu.device import DeviceMemory, Pieces
+from kvtier.tiers.gpu.device import DeviceMemory, Pieces, Stream
 from kvtier.tiers.gpu.fake import FakeDevice
 
 from ..appliance.loops import DaemonThread
@@ -101,6 +101,11 @@ class Served:
         """Whether a stream of the device has a copy to do, now or later."""
         return any(type(item).__name__ == "Copying" for s in self.device._streams for item in s.work)
 
+    @property
+    def waits_for_a_runtime(self) -> bool:
+        """Whether a call waits for an event of a runtime."""
+        return any(entry.event.is_foreign for entry in self.device._calls)
+
     def count(self, name: str) -> int:
         return int(self.thread.call(self.daemon.counters)[name])
 
@@ -134,6 +139,9 @@ class Served:
 
     def __enter__(self) -> "Served":
         self.thread.__enter__()
+        loop = self.thread.call(threading.get_ident)
+        for device in (*self.peers, self.device):
+            device.no_calls_on = loop
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -153,7 +161,7 @@ class Runtime:
         self, target: str, *, is_live: bool = True, call_s: float = WAIT_S, gpu: int = 0, **options: Any
     ) -> None:
         self.client = Client(target, name="runtime", timeout=Timeout(call_s, WAIT_S, grace_s=0.2))
-        self.device = FakeDevice(gpu, is_live=is_live, seed=2)
+        self.device = FakeDevice(gpu, is_live=is_live, seed=2, may_wait_abroad=True)
         self.exporter = FakeExporter(self.device)
         shape = (GEOMETRY.num_layers, NUM_PAGES, 4, 2, 32)  # NHD: token before head
         self.whole = self.exporter.tensor(int(np.prod(shape)) * 2).view(np.uint16).reshape(shape)
@@ -168,6 +176,7 @@ class Runtime:
             self.device.shut_down()
             raise
         self._caller = ThreadPoolExecutor(1)
+        self._compute: Stream | None = None
 
     def fill(self, seed: int) -> None:
         """Put random bytes into all pages."""
@@ -187,7 +196,7 @@ class Runtime:
         source: DeviceMemory = self.device.allocate(self.whole.nbytes)
         wanted = np.random.default_rng(seed).integers(0, 256, self.whole.nbytes, np.uint8)
         self.device.poke(source.address, wanted.tobytes())
-        stream = self.device.take_stream()
+        stream = self._compute = self._compute or self.device.take_stream()
         assert stream is not None
         columns = ([source.address], [self.exporter.memories[0].address], [self.whole.nbytes])
         stream.copy(Pieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from kvtier.appliance.registrations import Mapping, Registration
 from kvtier.clients import AsyncClient, Client, PutOutcome
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
 from kvtier.tiers.gpu import kernels
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault
+from kvtier.tiers.gpu.device import DeviceError, DeviceFault, Event
 from kvtier.tiers.gpu.fake import FakeDevice
+from kvtier.tiers.gpu.kernels import Way
 from kvtier.v1 import direct_pb2
 from kvtier.v1.local import Method
 
@@ -109,7 +110,9 @@ def test_small_pieces_go_by_the_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     device = FakeDevice(is_live=True, num_streams=NUM_STREAMS)
     launch = HostLaunch(device)
     monkeypatch.setattr(direct, "load", lambda _: launch)
-    monkeypatch.setattr(kernels, "_measure", lambda device, kernel: 64)  # pieces here have 32 bytes
+    monkeypatch.setattr(
+        kernels, "_measure", lambda device, kernel: dict.fromkeys(Way, 64)
+    )  # pieces here have 32 bytes
     with Served(tmp_path, device=device) as served:
         with runtime_at(served.target) as one:
             one.fill(1)
@@ -191,8 +194,9 @@ def test_a_put_reads_what_the_kernel_before_its_event_wrote(stalled: Served) -> 
         event = one.pages.events[0]
         one.kernel(6, event)
         put = one.start(one.pages.put, one.namespace, CHAIN, IDS, after=event)
-        stalled.until(lambda: stalled.has_copies)
+        stalled.until(lambda: stalled.waits_for_a_runtime)
         stalled.device.run()  # all that may be done before the event: nothing
+        assert not stalled.has_copies
         one.device.run()
         written = one.read(IDS)
         assert stalled.let_finish(put).num_stored == 8
@@ -208,8 +212,9 @@ def test_a_get_does_not_write_pages_that_a_kernel_before_its_event_still_uses(st
         event = one.pages.events[0]
         one.kernel(8, event)
         get = one.start(one.pages.get, one.namespace, CHAIN, OTHERS, after=event)
-        stalled.until(lambda: stalled.has_copies)
+        stalled.until(lambda: stalled.waits_for_a_runtime)
         stalled.device.run()
+        assert not stalled.has_copies
         one.device.run()  # the kernel overwrites everything; had the get been before it, it would be lost
         assert stalled.let_finish(get).num_loaded == 8
         assert one.read(OTHERS) == stored
@@ -344,8 +349,6 @@ def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(
     stalled.until(lambda: len(asked) == 2)
     for _ in range(5):
         stalled.thread.call(lambda: None)
-    for lane in stalled.daemon.direct._lanes.values():
-        lane.enqueuer.submit(lambda: None).result()
     assert opened == [0]  # asked to register, and not before the device is done
     assert stalled.let_finish(again).num_loaded == 1
     assert one.read(OTHERS[:1]) == one.read(IDS[:1])
@@ -382,11 +385,11 @@ class Mute(FakeDevice):
 
     is_mute = False
 
-    def when_done(self, event: object, call: object) -> None:
-        if self.is_mute:
-            call(DeviceError(DeviceFault.REFUSED, "no"))  # type: ignore[operator]
-        else:
-            super().when_done(event, call)  # type: ignore[arg-type]
+    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
+        if not self.is_mute:
+            return super().when_done(event, call)
+        call(DeviceError(DeviceFault.REFUSED, "no"))
+        return lambda: None
 
 
 def test_memory_that_a_device_may_still_touch_is_kept_until_it_is_shut_down(

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtier.appliance import direct, runtime_events
 from kvtier.clients import Client, Tier
+from kvtier.clients.errors import InvalidRequest, KvtierError
 from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.segment_files import segment_path
 
@@ -60,6 +62,13 @@ def child_at(target: str) -> Iterator[Child]:
 
 def text(ids: list[int]) -> str:
     return ",".join(map(str, ids))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path) as running:
+        yield running
+        running.assert_at_rest()
 
 
 @pytest.fixture
@@ -171,24 +180,86 @@ def test_a_runtime_killed_while_its_pages_are_copied(stalled: Served, call: str)
 
 
 def test_a_runtime_that_leaves_before_its_event(stalled: Served) -> None:
-    """The daemon lives, others are served; what waits for an event that never comes stays held, and
-    mapped."""
+    """Its event never happens, as that of a killed one; its get touches nothing, and everything goes back."""
     with runtime_at(stalled.target) as other:
         other.fill(1)
         stalled.let_finish(other.start(other.pages.put, other.namespace, names("a", 4), [0, 1, 2, 3]))
         stuck = Runtime(stalled.target, is_live=False, num_events=1)
-        stuck.kernel(2, stuck.pages.events[0])
         event = stuck.pages.events[0]
+        stuck.kernel(2, event)
         get = stuck.start(
             stuck.pages.get, stuck.namespace, names("a", 4), [4, 5, 6, 7], after=event, deadline_s=1.0
         )
         assert get.exception(WAIT_S) is not None  # gave up, and with it the connection
-        stalled.until(lambda: any(one.is_ending for one in stalled.daemon.direct._registrations))
-        stalled.device.run()
-        get = other.start(other.pages.get, other.namespace, names("a", 4), [4, 5, 6, 7])
-        assert stalled.let_finish(get).num_loaded == 4
-        assert stalled.opened() == 2
-        assert stalled.thread.call(stalled.num_leases) == 1
-        stuck.device.run()  # its event, after all
         stalled.pump(lambda: stalled.opened() == 1)
+        assert not event.is_done()
+        assert stalled.thread.call(stalled.num_leases) == 0
+        again = other.start(other.pages.get, other.namespace, names("a", 4), [4, 5, 6, 7])
+        assert stalled.let_finish(again).num_loaded == 4
         stuck.client.close()
+        stuck.device.shut_down()
+
+
+def test_a_runtime_that_lives_and_whose_event_does_not_happen(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls end with a reason, and its pages are untouched; when the event comes it is served again."""
+    monkeypatch.setattr(runtime_events, "EVENT_S", 0.01)
+    with runtime_at(served.target) as other, runtime_at(served.target, is_live=False, num_events=1) as stuck:
+        other.fill(1)
+        other.pages.put(other.namespace, names("a", 4), [0, 1, 2, 3])
+        before, event = stuck.whole.copy(), stuck.pages.events[0]
+        stuck.kernel(2, event)
+        report = stuck.pages.get(stuck.namespace, names("a", 4), [4, 5, 6, 7], after=event)
+        assert (report.num_loaded, report.reason) == (0, "event_late")
+        with pytest.raises(InvalidRequest, match="has not happened within"):
+            stuck.pages.put(stuck.namespace, names("b", 4), [4, 5, 6, 7], after=event)
+        assert (stuck.whole == before).all()
+        assert other.pages.get(other.namespace, names("a", 4), [4, 5, 6, 7]).num_loaded == 4
+        assert served.count("direct_gets_event_late") == served.count("direct_puts_event_late") == 1
+        stuck.device.run()
+        assert stuck.pages.get(stuck.namespace, names("a", 4), [4, 5, 6, 7], after=event).num_loaded == 4
+        assert stuck.read([4, 5, 6, 7]) == other.read([0, 1, 2, 3])
+
+
+def test_closing_one_runtimes_memory_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Closing waits for the device, which somebody keeps busy; gets and registrations go on."""
+    device = FakeDevice(is_live=True, num_streams=NUM_STREAMS, seed=1, may_wait_abroad=True)
+    with Served(tmp_path, device=device) as served, runtime_at(served.target) as one:
+        one.fill(1)
+        one.pages.put(one.namespace, names("a", 4), [0, 1, 2, 3])
+        leaving, elsewhere, busy = Runtime(served.target), FakeDevice(5), device.take_stream()
+        event, handle = elsewhere.export_event()
+        stream = elsewhere.take_stream()
+        assert busy is not None
+        assert stream is not None
+        stream.record(event)
+        opened = device.open_event(handle)
+        busy.wait(opened)
+        ended = leaving.start(leaving.close)
+        served.until(lambda: len(served.daemon.direct._registrations) == 1)
+        assert one.pages.get(one.namespace, names("a", 4), [4, 5, 6, 7]).num_loaded == 4
+        newcomer = Runtime(served.target)
+        assert newcomer.pages.get(newcomer.namespace, names("a", 4), [4, 5, 6, 7]).num_loaded == 4
+        assert not ended.done()
+        elsewhere.run()
+        ended.result(WAIT_S)
+        newcomer.close()
+        device.recycle(opened)
+        device.give_stream(busy)
+        elsewhere.shut_down()
+
+
+def test_a_registration_that_fails_takes_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(device: object) -> None:
+        raise RuntimeError("a defect while kernels are loaded")
+
+    monkeypatch.setattr(direct, "load", defect)
+    device = FakeDevice(is_live=True, num_streams=NUM_STREAMS)
+    with Served(tmp_path, device=device) as served:
+        free = len(device._free_streams)
+        for _ in range(2):
+            with pytest.raises(KvtierError):
+                Runtime(served.target)
+        assert len(device._free_streams) == free
+        assert served.opened() == 0

@@ -381,9 +381,9 @@ class CudaDevice:
         else:
             self._give_back("cuEventDestroy_v2", mine.pointer)
 
-    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> None:
+    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
         """See Device.when_done."""
-        self._watcher.watch(event, call)
+        return self._watcher.watch(event, call)
 
     # --------------------------------------------------------------------------------------------- end
 

@@ -77,8 +77,11 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """What is enqueued from now on happens after `event` as it was recorded last, by whichever stream or
-        process. No effect when it never was. The event may be recycled or recorded again at once."""
+        """What is enqueued from now on happens after `event` as it was recorded last, by whichever stream of
+        this process. No effect when it never was. The event may be recycled or recorded again at once.
+
+        A stream must not wait for an event of another process: where that process is killed, nothing on this
+        stream ever happens again. `Device.when_done` has an end."""
         ...
 
     def record(self, event: Event | None = None) -> Event:
@@ -111,7 +114,9 @@ class Device(Protocol):
     def register_host(self, buffer: Buffer, *, is_read_only: bool) -> int:
         """Pin host memory and return its address for `Pieces`, of this device and of every other that this
         process has opened. Raises DeviceError (REFUSED), saying which limit stands in the way. Registering
-        takes milliseconds per gigabyte: not on the event loop."""
+        takes milliseconds per gigabyte: not on the event loop.
+
+        `is_read_only`: for memory that is mapped so, which not every device can register."""
         ...
 
     def unregister_host(self, address: int) -> None:
@@ -157,9 +162,13 @@ class Device(Protocol):
         """Put a recorded event back into the pool. One of `export_event` or `open_event` ends with this."""
         ...
 
-    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> None:
+    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
         """Call `call(None)` once `event` is done, or `call(error)` when that will never be known. On a thread
-        of the device's; it must be short."""
+        of the device's; it must be short. An event that is recorded again meanwhile is done when that
+        recording is.
+
+        Returns what ends the wait: then `call` is called soon, with an error (REFUSED) where the event is not
+        done. An event of another process may need it: it is never done when that process was killed."""
         ...
 
     def shut_down(self) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from ..base import Buffer
 from .device import Device, DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
 from .fake_memory import FakeMemory, move
-from .fake_order import Clock, OrderAudit
+from .fake_order import OrderAudit
 from .fake_streams import DONE, RECORDED, Calling, Copying, FakeEvent, FakeStream, Recording, Waiting
 from .launching import Launch
 
@@ -39,9 +39,13 @@ class _Call:
     """Somebody who wants to know when an event is done."""
 
     event: FakeEvent
-    recording: int
-    clock: Clock
     call: Callable[[DeviceError | None], Any]
+    is_given_up: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the event is, as it was recorded last: that is what a device can be asked."""
+        return self.event.has_reached(self.event.last_recording)
 
 
 class FakeDevice:
@@ -50,6 +54,10 @@ class FakeDevice:
     `capacity_bytes` bounds allocations, `max_registered_bytes` host memory, `num_streams` and `num_events`
     the pools. The same `seed` and the same calls give the same schedule (not when live: threads have their
     own mind). `compiler` makes launches of kernels' source; without it there are no kernels.
+
+    As CUDA reportedly does, `close` of a live device waits until its streams are idle. What a killed process
+    had recorded is never done, so a stream that waits for another process's event is a violation, unless
+    the device `may_wait_abroad`, as a runtime's. So is a call of the driver on the thread `no_calls_on`.
 
     `beside` names another device of the same process: host memory registered with either is both's, the
     order of both's copies is audited together, and `reach` lets one read the other, if the later of the two
@@ -69,8 +77,11 @@ class FakeDevice:
         compiler: Callable[[str, Sequence[str]], Launch] | None = None,
         beside: "FakeDevice | None" = None,
         has_peer_access: bool = True,
+        may_wait_abroad: bool = False,
     ) -> None:
         self.index = index
+        self.may_wait_abroad = may_wait_abroad
+        self.no_calls_on: int | None = None  # a thread's number: an event loop's
         self.compiler = compiler
         self.name = "fake"
         self.uuid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"kvtier fake device {index}"))
@@ -100,7 +111,7 @@ class FakeDevice:
 
     def allocate(self, num_bytes: int) -> DeviceMemory:
         """See Device.allocate."""
-        with self._working():
+        with self._working("allocate"):
             return self.memory.allocate(num_bytes)
 
     def free(self, memory: DeviceMemory) -> None:
@@ -109,7 +120,7 @@ class FakeDevice:
 
     def register_host(self, buffer: Buffer, *, is_read_only: bool) -> int:
         """See Device.register_host."""
-        with self._working():
+        with self._working("register_host"):
             return self.memory.register(buffer, is_read_only)
 
     def unregister_host(self, address: int) -> None:
@@ -120,7 +131,7 @@ class FakeDevice:
 
     def reach(self, peer: Device) -> bool:
         """See Device.reach."""
-        with self._working():
+        with self._working("reach"):
             assert isinstance(peer, FakeDevice)
             if self.has_peer_access and peer.has_peer_access:
                 self.memory.reach(peer.memory)
@@ -128,20 +139,25 @@ class FakeDevice:
 
     def export(self, memory: DeviceMemory) -> bytes:
         """See Device.export."""
-        with self._working():
+        with self._working("export"):
             return self.memory.export(memory)
 
     def open(self, handle: bytes, num_bytes: int) -> DeviceMemory:
         """See Device.open."""
-        with self._working():
+        with self._working("open"):
             return self.memory.open(handle, num_bytes)
 
     def close(self, memory: DeviceMemory) -> None:
         """See Device.close."""
+        with self._changed:
+            self._check_thread("close")
+            if self._thread is not None:
+                self._changed.wait_for(lambda: self._lost or not any(one.work for one in self._streams))
         self._give_back(memory.address, "opened", "closed")
 
     def _give_back(self, address: int, kind: str, verb: str) -> None:
         with self._changed:
+            self._check_thread(verb)
             region = self.memory.regions.get(address)
             if region is None or region.kind != kind:
                 if self._is_shut_down:
@@ -166,18 +182,19 @@ class FakeDevice:
 
     def export_event(self) -> tuple[Event, bytes]:
         """See Device.export_event."""
-        with self._working():
+        with self._working("export_event"):
             event = FakeEvent.shared(self)
             return event, event.handle
 
     def open_event(self, handle: bytes) -> Event:
         """See Device.open_event."""
-        with self._working():
+        with self._working("open_event"):
             return FakeEvent.opened(self, handle)
 
     def recycle(self, event: Event) -> None:
         """See Device.recycle. Doing it twice is a violation."""
         with self._changed:
+            self._check_thread("recycle")
             mine = cast(FakeEvent, event)
             if mine.is_recycled:
                 raise self._violation("an event was recycled twice")
@@ -186,7 +203,7 @@ class FakeDevice:
 
     def enqueue_copy(self, stream: FakeStream, pieces: Pieces) -> None:
         """Take over a copy, whose arrays may change afterwards. Refuses what a GPU would trip over."""
-        with self._working():
+        with self._working("enqueue_copy"):
             own = Pieces(pieces.sources.copy(), pieces.targets.copy(), pieces.lengths.copy())
             if self.memory.names_lost(own):
                 raise DeviceError(DeviceFault.REFUSED, "a peer is lost, and its memory with it")
@@ -199,19 +216,21 @@ class FakeDevice:
 
     def enqueue_call(self, stream: FakeStream, run: Callable[[], None]) -> None:
         """Take over a kernel's stand-in."""
-        with self._working():
+        with self._working("enqueue_call"):
             stream.work.append(Calling(run))
 
     def enqueue_wait(self, stream: FakeStream, event: FakeEvent) -> None:
         """Take over a wait for an event as it stands recorded now."""
-        with self._working():
+        with self._working("wait"):
             self._check_event(event)
+            if event.is_foreign and not self.may_wait_abroad:
+                raise self._violation("a stream waits for an event of another process, which may be killed")
             self._order.wait(stream.number, event.clock)
             stream.work.append(Waiting(event, event.last_recording))
 
     def enqueue_record(self, stream: FakeStream, event: FakeEvent | None) -> FakeEvent:
         """Take over a mark in a stream's work."""
-        with self._working():
+        with self._working("enqueue_record"):
             if event is None:
                 if self._num_free_events == 0:
                     raise DeviceError(DeviceFault.REFUSED, "all events are in use; recycle some")
@@ -225,19 +244,27 @@ class FakeDevice:
 
     def has_seen_done(self, event: FakeEvent) -> bool:
         """Whether an event is done; the host has then learned of it."""
-        with self._working():
+        with self._working("has_seen_done"):
             self._check_event(event)
             is_done = event.has_reached(event.last_recording)
             if is_done:
                 self._order.learn(event.clock)
             return is_done
 
-    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> None:
+    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
         """See Device.when_done. Called by `step`, or by the device's thread."""
         with self._working():
             mine = cast(FakeEvent, event)
             self._check_event(mine)
-            self._calls.append(_Call(mine, mine.last_recording, dict(mine.clock), call))
+            entry = _Call(mine, call)
+            self._calls.append(entry)
+
+        def give_up() -> None:
+            with self._changed:
+                entry.is_given_up = True
+                self._changed.notify_all()
+
+        return give_up
 
     # ---------------------------------------------------------------------------------------- its time
 
@@ -246,7 +273,7 @@ class FakeDevice:
         nothing."""
         with self._changed:
             streams = [stream for stream in self._streams if stream.can_go_on]
-            calls = [entry for entry in self._calls if self._lost or entry.event.has_reached(entry.recording)]
+            calls = [one for one in self._calls if self._lost or one.is_given_up or one.is_done]
             number_of_choices = len(streams) + len(calls)
             if not number_of_choices:
                 return False
@@ -256,9 +283,13 @@ class FakeDevice:
                 return True
             entry = calls[choice - len(streams)]
             self._calls.remove(entry)
-            if not self._lost:
-                self._order.learn(entry.clock)
-            error = DeviceError(DeviceFault.LOST, self._lost) if self._lost else None
+            error = None
+            if self._lost:
+                error = DeviceError(DeviceFault.LOST, self._lost)
+            elif not entry.is_done:
+                error = DeviceError(DeviceFault.REFUSED, "the event was given up")
+            else:
+                self._order.learn(entry.event.clock)
         entry.call(error)
         return True
 
@@ -281,6 +312,7 @@ class FakeDevice:
             stream.work.popleft()
         if isinstance(head, Recording) and not head.event.has_reached(head.recording):
             head.event.cells[DONE] = head.recording
+        if is_over:
             self._changed.notify_all()
 
     def _move(self, pieces: Pieces, piece: int) -> None:
@@ -337,10 +369,17 @@ class FakeDevice:
         if event.is_recycled:
             raise self._violation("an event was used after it was recycled")
 
+    def _check_thread(self, call: str) -> None:
+        if threading.get_ident() == self.no_calls_on:
+            raise self._violation(f"{call} on an event loop's thread, which a driver's lock may block")
+
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Hold the lock; wake the thread at the end. Raises DeviceError (LOST)."""
+    def _working(self, call: str = "") -> Iterator[None]:
+        """Hold the lock; wake the thread at the end. `call` is one of the driver's. Raises DeviceError
+        (LOST)."""
         with self._changed:
+            if call:
+                self._check_thread(call)
             if self._lost:
                 raise DeviceError(DeviceFault.LOST, self._lost)
             yield

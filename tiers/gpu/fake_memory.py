@@ -51,12 +51,6 @@ def pack_handle(descriptor: int, num_bytes: int) -> bytes:
     return packed.ljust(HANDLE_BYTES, b"\0")
 
 
-def owner_of(handle: bytes) -> int:
-    """Return the process that made `handle`."""
-    pid: int = _HANDLE.unpack_from(handle)[1]
-    return pid
-
-
 def open_handle(handle: bytes) -> tuple[int, mmap.mmap]:
     """Return (descriptor, mapping) of the file that `handle` names. Raises DeviceError (REFUSED)."""
     if len(handle) != HANDLE_BYTES or not handle.startswith(_MAGIC):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...v1.shm import PAGE_BYTES
 from .. import memfd
 from .device import Event, Pieces
-from .fake_memory import open_handle, owner_of, pack_handle
+from .fake_memory import open_handle, pack_handle
 from .fake_order import Clock
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class FakeEvent:
         self.clock: Clock = {}
         self.is_pooled = mapping is None
         self.is_recycled = False
-        self._owner_pid = 0  # of one that was opened
+        self.is_foreign = False  # of another process
 
     @classmethod
     def shared(cls, device: "FakeDevice") -> "FakeEvent":
@@ -52,7 +52,7 @@ class FakeEvent:
     def opened(cls, device: "FakeDevice", handle: bytes) -> "FakeEvent":
         """Return another process's event. Raises DeviceError (REFUSED)."""
         event = cls(device, *open_handle(handle))
-        event._owner_pid = owner_of(handle)
+        event.is_foreign = True
         return event
 
     @property
@@ -66,10 +66,8 @@ class FakeEvent:
         return int(self.cells[RECORDED])
 
     def has_reached(self, recording: int) -> bool:
-        """Whether that recording is done. The work of a process that died is over, whatever became of it."""
-        if int(self.cells[DONE]) >= recording:
-            return True
-        return self._owner_pid > 0 and not os.path.exists(f"/proc/{self._owner_pid}")
+        """Whether that recording is done. What a killed process had recorded and not done never is."""
+        return int(self.cells[DONE]) >= recording
 
     def is_done(self) -> bool:
         """See Event.is_done."""

@@ -23,7 +23,7 @@ import numpy as np
 from ..base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
 from ..payload import checksum
 from .device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
-from .kernels import PieceCopier
+from .kernels import PieceCopier, Way
 from .own_events import OwnEvents
 from .pages import I64, Pages
 
@@ -74,13 +74,11 @@ class GatherCopier:
         self._in_doubt: list[tuple[Sequence[CopyItem], Future[list[CopyOutcome]]]] = []
         self.is_closed = False
 
-    def open_put(self, ids: I64, after: Event | None) -> int:
-        """Return the source of byte 0 of a put from pages `ids` (blocks, pages per block), which are not read
-        before `after`. End it with `close_put`."""
+    def open_put(self, ids: I64) -> int:
+        """Return the source of byte 0 of a put from pages `ids` (blocks, pages per block), which may be read
+        from now on. End it with `close_put`."""
         number = next(self._numbers)
         self._puts[number] = ids
-        if after is not None:
-            self._enqueuer.submit(self._wait, after)
         return number * PUT_BYTES
 
     def close_put(self, source: int) -> None:
@@ -107,13 +105,6 @@ class GatherCopier:
 
     # ---------------------------------------------------------------------------- the enqueuer's thread
 
-    def _wait(self, event: Event) -> None:
-        try:
-            self._stream.wait(event)
-        except DeviceError as error:
-            self.is_closed = True  # without that order nothing may be read
-            self._on_trouble(error)
-
     def _enqueue(
         self, items: Sequence[CopyItem], ids: dict[int, I64], future: "Future[list[CopyOutcome]]"
     ) -> None:
@@ -127,7 +118,7 @@ class GatherCopier:
             event = self._events.take()
             is_under_way = True
             for pieces in copies:
-                self._copier.copy(self._stream, pieces)
+                self._copier.copy(self._stream, pieces, Way.DOWN)
             self._stream.record(event)
             self._device.when_done(event, partial(self._landed, items, event, future))
         except DeviceError as error:

@@ -4,7 +4,7 @@ A copy engine is given each piece by the driver, which costs it a fixed time how
 kernel costs one launch, and then the device's own threads read pinned host memory and write pages, or the
 other way round. Heads-outermost pages lie in runs of a few hundred bytes, where nothing but a kernel comes
 near the link's speed; a page that is one run of 64 KiB is better left to the engines, which take no
-multiprocessor from the runtime. Where the two meet depends on device, link and driver, so `crossover` times
+multiprocessor from the runtime. Where the two meet depends on device, driver and Way, so `measured` times
 both at start.
 
 One warp takes one piece, 16 bytes a lane where everything is aligned so. The columns (24 bytes a piece) are
@@ -17,8 +17,10 @@ The source is compiled for the host and run, block by block, by the tests; on a 
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Protocol
 
@@ -61,6 +63,7 @@ MAX_BLOCKS = 64  # eight multiprocessors' worth of loads in flight; the rest are
 SLAB_PIECES = 1 << 16
 NUM_SLABS = 4
 MEASURED_BYTES = 8 << 20
+MEASURED_PIECES = 4096
 SIZES = (256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10)
 
 
@@ -132,17 +135,30 @@ class PieceKernel:
         self._device.unregister_host(self._address)
 
 
+class Way(Enum):
+    """Between which memories a copy goes. Small pieces have a crossover of its own on each: across the link a
+    batch hides behind the link's speed, within the device nothing does."""
+
+    UP = "pinned to device"
+    DOWN = "device to pinned"
+    WITHIN = "device to device"
+
+
 class PieceCopier:
-    """Copies pieces the quicker way: by the kernel below `kernel_below_bytes` a piece, else as a batch."""
+    """Copies pieces the quicker way: by the kernel below `kernel_below_bytes[way]` a piece, else as a
+    batch."""
 
-    def __init__(self, kernel: PieceKernel | None = None, kernel_below_bytes: int = 0) -> None:
+    def __init__(
+        self, kernel: PieceKernel | None = None, kernel_below_bytes: Mapping[Way, int] | None = None
+    ) -> None:
         self.kernel = kernel
-        self.kernel_below_bytes = kernel_below_bytes
+        self.kernel_below_bytes = dict(kernel_below_bytes or {})
 
-    def copy(self, stream: Stream, pieces: Pieces) -> None:
-        """Enqueue `pieces` on `stream`. Raises DeviceError."""
+    def copy(self, stream: Stream, pieces: Pieces, way: Way) -> None:
+        """Enqueue `pieces`, which all go one way, on `stream`. Raises DeviceError."""
         num_pieces = len(pieces.lengths)
-        is_small = num_pieces and int(pieces.lengths.sum()) < self.kernel_below_bytes * num_pieces
+        below_bytes = self.kernel_below_bytes.get(way, 0)
+        is_small = num_pieces and int(pieces.lengths.sum()) < below_bytes * num_pieces
         if self.kernel is not None and is_small:
             self.kernel.copy(stream, pieces)
         else:
@@ -173,52 +189,76 @@ def crossover(
 
 
 def measured(device: Device, launch: Launch | None) -> PieceCopier:
-    """Return the copier for `device`, its two ways timed from pinned memory to the device's. Takes some
-    milliseconds, without waiting for anything but the device. Where that fails: batches only."""
+    """Return the copier for `device`, batch and kernel timed on each Way. Takes a part of a second, without
+    waiting for anything but the device. Where that fails: batches only."""
     if launch is None:
         return PieceCopier()
+    kernel = None
     try:
         kernel = PieceKernel(device, launch)
-        limit = _measure(device, kernel)
+        limits = _measure(device, kernel)
     except DeviceError as problem:
         log.warning("small pieces are copied without a kernel: %s", problem)
+        if kernel is not None:
+            kernel.close()
         return PieceCopier()
-    log.info("device %d: pieces below %d bytes are copied by the kernel", device.index, limit)
-    return PieceCopier(kernel, limit)
+    words = ", ".join(f"{way.value} below {limit} bytes" for way, limit in limits.items())
+    log.info("device %d: pieces are copied by the kernel %s", device.index, words)
+    return PieceCopier(kernel, limits)
 
 
-def _measure(device: Device, kernel: PieceKernel) -> int:
-    """Return the crossover on this device. Raises DeviceError."""
-    host = np.zeros(MEASURED_BYTES, np.uint8)
-    source = device.register_host(host.data, is_read_only=False)
-    target = device.allocate(MEASURED_BYTES)
-    stream = device.take_stream()
-    if stream is None:
-        raise DeviceError(DeviceFault.REFUSED, "no stream is free to measure with")
-    events = OwnEvents(device)
-    event = events.take()
+def _measure(device: Device, kernel: PieceKernel) -> dict[Way, int]:
+    """Return the crossover of each way on this device. Raises DeviceError."""
+    with ExitStack() as undo:
+        host = np.zeros(MEASURED_BYTES, np.uint8)
+        pinned = device.register_host(host.data, is_read_only=False)
+        undo.callback(device.unregister_host, pinned)
+        both = device.allocate(2 * MEASURED_BYTES)
+        undo.callback(device.free, both)
+        stream = device.take_stream()
+        if stream is None:
+            raise DeviceError(DeviceFault.REFUSED, "no stream is free to measure with")
+        undo.callback(device.give_stream, stream)
+        events = OwnEvents(device)
+        undo.callback(events.close)
+        event = events.take()
+        undo.callback(events.give, event)
+        ends = {
+            Way.UP: (pinned, both.address),
+            Way.DOWN: (both.address, pinned),
+            Way.WITHIN: (both.address, both.address + MEASURED_BYTES),
+        }
+        timer = _Timer(stream, event)
+        return {
+            way: crossover(
+                partial(timer.time_s, stream.copy, source, target),
+                partial(timer.time_s, partial(kernel.copy, stream), source, target),
+            )
+            for way, (source, target) in ends.items()
+        }
 
-    def time_s(copy: Callable[[Pieces], None], size: int) -> float:
-        offsets = np.arange(0, MEASURED_BYTES, size, dtype=np.uint64)
-        lengths = np.full(len(offsets), size, np.int64)
-        pieces = Pieces(np.uint64(source) + offsets, np.uint64(target.address) + offsets, lengths)
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    """Times copies on one stream."""
+
+    stream: Stream
+    event: Event
+
+    def time_s(self, copy: Callable[[Pieces], None], source: int, target: int, size: int) -> float:
+        """Return what `copy` takes for pieces of `size` bytes, MEASURED_BYTES or MEASURED_PIECES of them.
+        Raises DeviceError."""
+        num_pieces = min(MEASURED_PIECES, MEASURED_BYTES // size)
+        offsets = np.arange(num_pieces, dtype=np.uint64) * np.uint64(size)
+        pieces = Pieces(
+            np.uint64(source) + offsets, np.uint64(target) + offsets, np.full(num_pieces, size, np.int64)
+        )
         began_at = time.perf_counter()
         copy(pieces)
-        stream.record(event)
-        while not event.is_done():  # milliseconds, on a thread of its own
+        self.stream.record(self.event)
+        while not self.event.is_done():  # milliseconds, on a thread of its own
             continue
         return time.perf_counter() - began_at
-
-    try:
-        return crossover(
-            lambda size: time_s(stream.copy, size), lambda size: time_s(partial(kernel.copy, stream), size)
-        )
-    finally:
-        device.give_stream(stream)
-        events.give(event)
-        events.close()
-        device.free(target)
-        device.unregister_host(source)
 
 
 def load(device: Device) -> Launch | None:

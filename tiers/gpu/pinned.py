@@ -6,8 +6,9 @@ registering it holds up a thread for long. Registering the whole pool at once wa
 per few gigabytes before anything is served, and extents are made when they are first needed.
 
 Here they are registered for writing, because hbm is demoted into them; our mapping is older than the seal
-that keeps everybody else from writing. A client that pins the same extent in its own process can only map it
-read-only and must say so (`is_read_only`)."""
+that keeps everybody else from writing. A client can only map an extent read-only, and should not count on
+pinning it: that needs a device with cudaDevAttrHostRegisterReadOnlySupported, and x86 machines answer 801
+(vllm-project/vllm-omni#6240)."""
 
 import logging
 import resource

@@ -11,7 +11,8 @@ handing a completion to the event loop costs as much again."""
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from .device import DeviceError, DeviceFault, Event
 
@@ -22,9 +23,15 @@ MAX_PAUSE_S = 1e-3  # after a while of nothing: a stream that waits for another 
 PATIENCE = 100  # looks at the short pause before the pauses grow
 
 
-class _Watch(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Watch:
     event: Event
     call: Callable[[DeviceError | None], Any]
+    is_given_up: bool = False
+
+    def give_up(self) -> None:
+        """Let the watcher call at its next look, whatever it finds."""
+        self.is_given_up = True
 
 
 class Watcher:
@@ -37,14 +44,17 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def watch(self, event: Event, call: Callable[[DeviceError | None], Any]) -> None:
-        """Call `call(None)` when `event` is done, `call(error)` when that will never be known."""
+    def watch(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
+        """Call `call(None)` when `event` is done, `call(error)` when that will never be known. See
+        Device.when_done."""
+        watch = _Watch(event, call)
         with self._changed:
             if not self._is_closing:
-                self._open.append(_Watch(event, call))
+                self._open.append(watch)
                 self._changed.notify()
-                return
+                return watch.give_up
         call(DeviceError(DeviceFault.LOST, "the device was shut down"))
+        return watch.give_up
 
     def close(self, wait_s: float) -> bool:
         """Let what is open end, `wait_s` at most; tell the rest that it is not known. Idempotent. Returns
@@ -70,7 +80,7 @@ class Watcher:
                     growth = max(1, num_idle - PATIENCE)
                     self._changed.wait(min(PAUSE_S * growth, MAX_PAUSE_S))
                 watches = list(self._open)
-            ended = [(watch, error) for watch in watches for is_done, error in [_ask(watch.event)] if is_done]
+            ended = [(watch, error) for watch in watches for is_done, error in [_ask(watch)] if is_done]
             num_idle = 0 if ended else num_idle + 1
             for watch, error in ended:
                 _tell(watch, error)
@@ -83,12 +93,16 @@ class Watcher:
             _tell(watch, DeviceError(DeviceFault.LOST, "the device was shut down before this was done"))
 
 
-def _ask(event: Event) -> tuple[bool, DeviceError | None]:
-    """Return whether an event has ended, and how."""
+def _ask(watch: _Watch) -> tuple[bool, DeviceError | None]:
+    """Return whether a watch has ended, and how."""
+    is_given_up = watch.is_given_up  # before the event is asked: what is done counts
     try:
-        return event.is_done(), None
+        is_done = watch.event.is_done()
     except DeviceError as error:
         return True, error
+    if is_given_up and not is_done:
+        return True, DeviceError(DeviceFault.REFUSED, "the event was given up")
+    return is_done, None
 
 
 def _tell(watch: _Watch, error: DeviceError | None) -> None:

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -190,7 +191,7 @@ def test_a_lost_device_tells_everybody_and_takes_things_back(device: FakeDevice)
 
 
 def test_two_devices_of_one_process_share_memory_and_order() -> None:
-    ours, theirs = FakeDevice(0), FakeDevice(1)
+    ours, theirs = FakeDevice(0, may_wait_abroad=True), FakeDevice(1)
     memory = ours.allocate(SIZE)
     mapped = theirs.open(ours.export(memory), SIZE)
     event, handle = theirs.export_event()
@@ -221,7 +222,8 @@ def test_two_devices_of_one_process_share_memory_and_order() -> None:
     ours.shut_down()
 
 
-def test_nobody_waits_for_a_process_that_died(device: FakeDevice) -> None:
+def test_what_a_killed_process_had_recorded_is_never_done(device: FakeDevice) -> None:
+    """As CUDA reportedly leaves it. Whoever waits on the host can stop; a stream could not."""
     program = (
         "import sys; from kvtier.tiers.gpu.fake import FakeDevice; d = FakeDevice(); s = d.take_stream()\n"
         "event, handle = d.export_event(); s.record(event)\n"
@@ -231,16 +233,48 @@ def test_nobody_waits_for_a_process_that_died(device: FakeDevice) -> None:
     with child:
         assert child.stdout is not None
         event = device.open_event(bytes.fromhex(child.stdout.readline().decode()))
-        stream = take(device)
-        stream.wait(event)
-        last = stream.record()
-        device.run()
-        assert not last.is_done()
         child.kill()
+    told: list[DeviceError | None] = []
+    give_up = device.when_done(event, told.append)
     device.run()
-    assert last.is_done()
-    device.recycle(last)
+    assert not event.is_done()
+    assert told == []
+    give_up()
+    device.run()
+    assert [error.fault for error in told if error] == [DeviceFault.REFUSED]
+    give_up()  # again: no effect
     device.recycle(event)
+
+
+def test_a_stream_that_waits_for_another_process_is_a_violation() -> None:
+    ours, theirs = FakeDevice(), FakeDevice(1)
+    _, handle = theirs.export_event()
+    with pytest.raises(AssertionError, match="another process, which may be killed"):
+        take(ours).wait(ours.open_event(handle))
+
+
+def test_closing_waits_until_a_live_device_is_idle() -> None:
+    ours, theirs = FakeDevice(is_live=True, may_wait_abroad=True), FakeDevice(1)
+    mapped = ours.open(theirs.export(theirs.allocate(SIZE)), SIZE)
+    event, handle = theirs.export_event()
+    take(theirs).record(event)
+    take(ours).wait(ours.open_event(handle))  # and what is behind it
+    closing = threading.Thread(target=ours.close, args=(mapped,))
+    closing.start()
+    assert mapped.address in ours.memory.regions
+    theirs.run()
+    closing.join()
+    assert mapped.address not in ours.memory.regions
+    ours.shut_down()
+    assert ours.check_integrity() == []
+
+
+def test_a_call_on_an_event_loops_thread_is_a_violation() -> None:
+    device = FakeDevice()
+    device.no_calls_on = threading.get_ident()
+    take(device)  # the pool is ours, not the driver's
+    with pytest.raises(AssertionError, match="allocate on an event loop's thread"):
+        device.allocate(SIZE)
 
 
 NUM_CELLS = 6

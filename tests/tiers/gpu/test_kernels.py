@@ -14,11 +14,13 @@ import pytest
 from kvtier.tiers.gpu import kernels
 from kvtier.tiers.gpu.device import Pieces
 from kvtier.tiers.gpu.fake import FakeDevice
+from kvtier.tiers.gpu.fake_streams import FakeStream
 from kvtier.tiers.gpu.kernels import (
     NAME,
     SOURCE,
     PieceCopier,
     PieceKernel,
+    Way,
     crossover,
     load,
     measured,
@@ -131,16 +133,17 @@ def test_columns_are_not_reused_before_their_launch_is_done() -> None:
 def test_the_choice_follows_the_mean_piece() -> None:
     device = FakeDevice()
     launch = HostLaunch(device)
-    copier = PieceCopier(PieceKernel(device, launch), kernel_below_bytes=64)
+    copier = PieceCopier(PieceKernel(device, launch), {Way.UP: 64, Way.WITHIN: 32})
     stream = device.take_stream()
     assert stream is not None
-    for length, launches in ((16, 1), (63, 2), (64, 2), (4096, 2)):
-        copier.copy(stream, pieces_between(device, 4, length)[0])
+    ways = (Way.UP, 63, 2), (Way.UP, 64, 2), (Way.UP, 4096, 2), (Way.WITHIN, 63, 2), (Way.WITHIN, 31, 3)
+    for way, length, launches in ((Way.UP, 16, 1), *ways, (Way.DOWN, 16, 3)):
+        copier.copy(stream, pieces_between(device, 4, length)[0], way)
         device.run()
         assert len(launch.seen) == launches
     nothing = np.zeros(0, np.uint64)
-    PieceCopier().copy(stream, pieces_between(device, 4, 16)[0])
-    copier.copy(stream, Pieces(nothing, nothing, nothing.astype(np.int64)))
+    PieceCopier().copy(stream, pieces_between(device, 4, 16)[0], Way.UP)
+    copier.copy(stream, Pieces(nothing, nothing, nothing.astype(np.int64)), Way.UP)
     device.run()
     copier.close()
     assert device.check_integrity() == []
@@ -155,19 +158,68 @@ def test_the_crossover_is_where_a_batch_catches_up() -> None:
     assert crossover(lambda size: 2.0, lambda size: next(times), sizes) == 32768
 
 
-def test_both_ways_are_timed_at_start_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+class Slow(FakeDevice):
+    """A device whose batches take longer than a kernel on the ways named."""
+
+    def __init__(self, ways: set[Way]) -> None:
+        super().__init__(is_live=True)
+        self.ways, self.seen, self.largest = ways, set[Way](), 0
+        self.is_launching = False
+
+    def enqueue_copy(self, stream: FakeStream, pieces: Pieces) -> None:
+        kinds = [self.memory.first_touching(int(at[0]), int(at[0]) + 1) for at in pieces[:2]]
+        source, target = ("" if kind is None else kind.kind for kind in kinds)
+        way = {("host", "device"): Way.UP, ("device", "host"): Way.DOWN}.get((source, target), Way.WITHIN)
+        self.seen.add(way)
+        self.largest = max(self.largest, len(pieces.lengths))
+        if self.is_launching != (way in self.ways):
+            clock.now_s += 1.0
+        super().enqueue_copy(stream, pieces)
+
+
+class Clock:
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+clock = Clock()
+
+
+class Launching(HostLaunch):
+    def __call__(self, stream: Any, sources: int, targets: int, lengths: int, num_pieces: int) -> None:
+        self.device.is_launching = True  # type: ignore[attr-defined]
+        super().__call__(stream, sources, targets, lengths, num_pieces)
+        self.device.is_launching = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ways", [{Way.UP}, {Way.WITHIN}, {Way.UP, Way.DOWN}])
+def test_every_way_is_timed_by_itself_and_nothing_is_left(
+    ways: set[Way], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is quicker from pinned memory says nothing of copies within the device."""
     monkeypatch.setattr(kernels, "MEASURED_BYTES", 1 << 18)
-    device = FakeDevice(is_live=True)
-    launch = HostLaunch(device)
-    copier = measured(device, launch)
-    assert launch.seen
-    assert copier.kernel is not None
+    monkeypatch.setattr(kernels, "MEASURED_PIECES", 64)
+    monkeypatch.setattr(kernels, "time", clock)
+    device = Slow(ways)
+    copier = measured(device, Launching(device))
+    assert device.seen == set(Way)
+    assert device.largest == 64, "more than a driver is known to take at once would not be timed"
+    always = 2 * max(kernels.SIZES)
+    assert copier.kernel_below_bytes == {way: always if way in ways else 0 for way in Way}
     copier.close()
     assert not device.memory.regions
     device.shut_down()
     assert device.check_integrity() == []
+
+
+def test_what_cannot_be_measured_is_copied_in_batches_and_nothing_is_left() -> None:
     full = FakeDevice(max_registered_bytes=1 << 20)
     assert measured(full, HostLaunch(full)).kernel is None
+    full = FakeDevice(capacity_bytes=1 << 20)
+    assert measured(full, HostLaunch(full)).kernel is None
+    assert not full.memory.regions
 
 
 def test_without_cuda_there_is_no_kernel() -> None:

@@ -145,7 +145,7 @@ def test_the_daemon_waits_for_what_the_step_computes(served: Served) -> None:
         one.runtime.fill(1)
         before = one.runtime.read(FROM)
         one.save(FROM)
-        served.until(lambda: served.daemon.planner.statistics()["num_copies_in_flight"])
+        served.until(lambda: served.waits_for_a_runtime)
         acks = one.side.take_acks().by_job
         assert not acks
         wait_for(lambda: (one.runtime.device.run(), acks.update(one.side.take_acks().by_job)) and acks)
@@ -154,6 +154,24 @@ def test_the_daemon_waits_for_what_the_step_computes(served: Served) -> None:
         two.load(INTO)
         assert two.loaded() == ({"r"}, set())
         assert two.runtime.read(INTO) == one.runtime.read(FROM)
+
+
+def test_a_save_waits_for_its_own_step_and_not_for_later_ones(served: Served) -> None:
+    """An engine enqueues steps ahead: there is always one that is not done, and each hands something over."""
+    with rank_at(served, kernel=7) as rank:
+        device = rank.runtime.device
+        for job in (1, 2, 3):
+            rank.side.start_saves(
+                StepPlan(saves=[Save(job, 0, "s", b"", PACKED[: 32 * job], FROM[:job])]), 0.0
+            )
+        first = rank.marked[0]
+        wait_for(lambda: first.is_done() or not device.step())
+        assert [event.is_done() for event in rank.marked] == [True, False, False]
+        acks: dict[int, Ack] = {}
+        wait_for(lambda: acks.update(rank.side.take_acks().by_job) or acks)
+        assert acks == {1: Ack(1, 1)}
+        device.run()
+        wait_for(lambda: acks.update(rank.side.take_acks().by_job) or len(acks) == 3)
 
 
 def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
@@ -168,10 +186,11 @@ def test_a_load_without_an_answer_is_over_when_the_daemon_has_let_go(
 
     monkeypatch.setattr(Pages, "settle", noted)
     with Served(tmp_path, device=FakeDevice(num_streams=NUM_STREAMS, seed=3)) as stalled:
-        with rank_at(stalled, call_s=1.0) as rank:
+        with rank_at(stalled, call_s=3.0) as rank:
             with runtime_at(stalled.target) as other:
                 stalled.let_finish(other.start(other.pages.put, other.namespace, CHAIN, FROM))
             rank.load(INTO)
+            wait_for(stalled.device.step)  # sees that the step before the load is over, and copies nothing
             stalled.until(doubted.is_set)
             assert stalled.thread.call(lambda: stalled.has_copies)
             assert rank.side.take_loaded() == (set(), set())

@@ -462,9 +462,9 @@ def test_a_load_whose_blocks_still_arrive_holds_up_no_other(
     worker.save(save_of(1, 0, [3]))
     have_arrived, load_all = threading.Event(), worker.side._load_all
 
-    def load_when_arrived(link: Any, load: Load, salt: str) -> bool:
+    def load_when_arrived(link: Any, load: Load, salt: str, mark: int) -> bool:
         assert not load.is_arriving or have_arrived.wait(WAIT_S)
-        return load_all(link, load, salt)
+        return load_all(link, load, salt, mark)
 
     monkeypatch.setattr(worker.side, "_load_all", load_when_arrived)
     slow = load_of("slow", 0, [8])
