@@ -14,13 +14,16 @@ import signal
 import sys
 
 from .. import __version__
+from ..tiers.block import Geometry
 from .admin import Drained
 from .daemon import Daemon
 from .errors import StartError
+from .host_share import HostShare
 from .reload import Applied
-from .settings import Settings
+from .settings import Settings, Tiers
 from .settings_origin import Loaded
 from .sight.logs import configure
+from .units import about_bytes
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,12 @@ DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
 EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
 #: Of KV: how quick codecs are for them is known soon after the start, before anybody stores a block.
 USUAL_DTYPES = frozenset({"bfloat16", "float16"})
+#: What the ready line counts in: a model that many know, in bfloat16. A token's K and V in all its layers.
+MODEL_NAME = "Llama 3.1 8B"
+TOKEN_BYTES = Geometry(
+    num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=1, dtype="bfloat16"
+).block_bytes
+NVME_HINT = "--set tiers.nvme.path=/var/lib/kvtier --set tiers.nvme.capacity=100GiB"
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_DUMPABLE = 4
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -46,7 +55,8 @@ def run(source: Settings | Loaded) -> int:
 
 
 async def serve(source: Settings | Loaded) -> int:
-    """Run a daemon until it is told to leave; return the process's exit code. Prints one line when ready."""
+    """Run a daemon until it is told to leave; return the process's exit code. Prints one line when it is
+    ready."""
     heard = Signals(asyncio.ensure_future(Daemon.start(source)))
     try:
         daemon = await heard.starting
@@ -60,7 +70,8 @@ async def serve(source: Settings | Loaded) -> int:
     heard.obey(daemon)
     if daemon.compressing is not None:
         daemon.compressing.expect(USUAL_DTYPES)
-    print(f"kvtier {__version__} ready at {', '.join(daemon.grpc.addresses)}", flush=True)
+    addresses = ", ".join(daemon.grpc.addresses)
+    print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
     _tame_garbage_collector()
     await daemon.leaving.wait()
@@ -72,6 +83,20 @@ async def serve(source: Settings | Loaded) -> int:
     heard.close()
     log.info("ended")
     return EXIT_FAILED if failed else 0
+
+
+def holding(tiers: Tiers) -> str:
+    """Return how much the tiers hold, in tokens of a known model, and how to hold more where that was not
+    chosen."""
+    held = []
+    for name, tier in (("hbm", tiers.hbm), ("dram", tiers.dram), ("nvme", tiers.nvme)):
+        if tier is not None:
+            num_tokens = tier.capacity_bytes // TOKEN_BYTES
+            held.append(f"{name} {about_bytes(tier.capacity_bytes)} ({num_tokens:,} tokens)")
+    text = f"{', '.join(held)} of {MODEL_NAME} at {about_bytes(TOKEN_BYTES)} each"
+    more = ["--set tiers.dram.capacity=50%"] if isinstance(tiers.dram.capacity_bytes, HostShare) else []
+    more += [NVME_HINT] if tiers.nvme is None else []
+    return f"{text}; for more: {' '.join(more)}" if more else text
 
 
 class Signals:

@@ -26,6 +26,7 @@ from .settings_encryption import EncryptionSettings
 from .settings_fields import (
     Addresses,
     Bytes,
+    Capacity,
     Count,
     Devices,
     Directory,
@@ -118,6 +119,10 @@ class HbmTier(_MemoryTier):
 class DramTier(_MemoryTier):
     """The warm tier: sealed shared memory that clients read in place."""
 
+    capacity_bytes: Capacity = Field(default="auto", alias="capacity", validate_default=True)
+    """Memory to take at start: a size, or a share of the memory this process may use (the host's, or its
+    container's limit) such as `40%`. `auto`: a quarter, at most 32GiB and half of what is available, at least
+    256MiB. Whole extents are used; what is left over is not taken."""
     hugepages: Switch = "auto"
     """2MiB pages: `auto` takes them where the host has them free, `on` insists, `off` never."""
     lock: bool = False
@@ -167,7 +172,7 @@ class Tiers(_Model):
 
     hbm: HbmTier | None = None
     """The hot tier; null for none."""
-    dram: DramTier = DramTier()
+    dram: DramTier = Field(default_factory=DramTier)
     """The warm tier. There is always one: it is what clients read."""
     nvme: NvmeTier | None = None
     """The cold tier; null for none, then what leaves dram is gone."""
@@ -291,7 +296,7 @@ class Settings(_Model):
     """Version of this file's format."""
     listen: Addresses = Field(default_factory=lambda: [default_address(os.environ)])
     """Addresses to serve gRPC on: unix:///absolute/path or host:port."""
-    tiers: Tiers = Tiers()
+    tiers: Tiers = Field(default_factory=Tiers)
     """Where bytes live."""
     policy: Policy = Policy()
     """Who decides what moves."""

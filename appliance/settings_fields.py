@@ -7,11 +7,12 @@ says so too. Kept apart from settings.py, so that the settings read as the list 
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..v1.addresses import check_address
 from . import units
+from .host_share import format_capacity, parse_capacity
 
 # What editors are told: the same languages that units.py reads, as patterns. (tests/appliance compares them.)
 BYTES_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTtPp]([Ii][Bb]?|[Bb])|[Bb])?\s*$"
@@ -42,6 +43,22 @@ Fraction = Annotated[
     BeforeValidator(units.parse_fraction),
     PlainSerializer(units.format_fraction, return_type=str),
     _quantity(FRACTION_PATTERN, "number", "90%", maximum=1),
+]
+
+
+Capacity = Annotated[
+    int,
+    PlainValidator(parse_capacity),
+    PlainSerializer(format_capacity, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"{BYTES_PATTERN}|{FRACTION_PATTERN}|^auto$"},
+                {"type": "integer", "minimum": 0},
+            ],
+            "examples": ["auto", "256GiB", "40%"],
+        }
+    ),
 ]
 
 

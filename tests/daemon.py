@@ -40,7 +40,8 @@ class Daemon:
         self.target = f"unix://{self.path}"
         self.log = folder / "daemon.log"
         command = [python, "-m", "kvtier.appliance.cli", "serve", "--listen", self.target]
-        command += ["--policy", str(policy)] if policy else []
+        # The built-in capacity is a share of the machine: none of a test's business.
+        command += ["--policy", str(policy)] if policy else ["--set", "tiers.dram.capacity=1GiB"]
         self._command = [*command, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -6,9 +6,9 @@ import mmap
 import os
 import socket
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...tiers import memfd
 from ...v1.shm import PAGE_BYTES
@@ -38,28 +38,33 @@ def holder_in(locks: str, major: int, minor: int, inode: int) -> str:
     return ""
 
 
-def memory_limit(folders: Iterable[Path]) -> int | None:
-    """Return the bytes still free under the tightest cgroup limit in `folders`, None without one."""
-    rooms = []
-    for folder in folders:
+class Memory(NamedTuple):
+    """Memory that this process may use, in bytes."""
+
+    total_bytes: int  # the host's, or the tightest limit of its control groups
+    available_bytes: int  # of that, what nothing uses now
+
+
+def read_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
+    """Return the host's memory, less where a control group (version 1 or 2, or one around it) has a limit."""
+    fields = dict(line.split(":", 1) for line in read_text(proc / "meminfo").splitlines() if ":" in line)
+    total, available = (int(fields.get(f"Mem{w}", "0 kB").split()[0]) << 10 for w in ("Total", "Available"))
+    folders = [cgroup, cgroup / "memory"]
+    for line in read_text(proc / "self/cgroup").splitlines():
+        _, controllers, name = line.split(":", 2)
+        own = (cgroup / "memory" if controllers else cgroup) / name.lstrip("/")
+        folders += [own, *own.parents]
+    for folder in dict.fromkeys(folders):
         limit = read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes")
-        used = read_number(folder / "memory.current") or read_number(folder / "memory.usage_in_bytes")
-        if limit.isdigit() and int(limit) < 1 << 60:
-            rooms.append(max(0, int(limit) - used))
-    return min(rooms, default=None)
+        if folder.is_relative_to(cgroup) and limit.isdigit() and int(limit) < 1 << 60:
+            used = read_number(folder / "memory.current") or read_number(folder / "memory.usage_in_bytes")
+            total, available = min(total, int(limit)), min(available, max(0, int(limit) - used))
+    return Memory(total, available)
 
 
 def available_bytes() -> int:
-    fields = dict(line.split(":", 1) for line in read_text(Path("/proc/meminfo")).splitlines() if ":" in line)
-    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
-    root = Path("/sys/fs/cgroup")
-    folders = [root, root / "memory"]
-    for line in read_text(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, name = line.split(":", 2)
-        own = (root / "memory" if controllers else root) / name.lstrip("/")
-        folders += [own, *own.parents]
-    limit = memory_limit(folder for folder in dict.fromkeys(folders) if folder.is_relative_to(root))
-    return available if limit is None else min(available, limit)
+    """Return the memory that this process may still take."""
+    return read_memory().available_bytes
 
 
 def missing_modules() -> frozenset[str]:

@@ -61,7 +61,8 @@ NOBODY = facts.Daemon(ADDRESS, error="no daemon at unix:///run/k/k.sock")
 
 
 def settings(*overrides: str) -> Settings:
-    return Settings.load(env={}, overrides=overrides)
+    """Return settings of 1 GiB of dram, whatever this machine has."""
+    return Settings.load(env={}, overrides=["tiers.dram.capacity=1GiB", *overrides])
 
 
 def nvme(*overrides: str) -> Settings:
@@ -378,13 +379,25 @@ def test_the_holder_of_a_lock_is_read_from_the_kernels_list() -> None:
 
 
 def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
-    for name, limit, used in (("a", "1000", "100"), ("b", "max", "0"), ("c", "700", "800")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / name / "memory.current").write_text(f"{used}\n")
-    assert probes.memory_limit([tmp_path / "a", tmp_path / "b"]) == 900
-    assert probes.memory_limit([tmp_path / "a", tmp_path / "c"]) == 0
-    assert probes.memory_limit([tmp_path / "b", tmp_path / "absent"]) is None
+    """Of a hierarchy of version 2, or one of version 1; without a limit the host's memory does."""
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 8000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/pod/daemon\n9:name=systemd:/\n4:cpu,memory:/box\n")
+
+    def limit(group: str, names: tuple[str, str], most: str, used: str) -> probes.Memory:
+        (cgroup / group).mkdir(parents=True, exist_ok=True)
+        for name, value in zip(names, (most, used), strict=True):
+            (cgroup / group / name).write_text(f"{value}\n")
+        return probes.read_memory(proc, cgroup)
+
+    v1, v2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
+    assert probes.read_memory(proc, cgroup) == (9000 << 10, 8000 << 10)
+    assert limit("pod/daemon", v2, "max", "7") == (9000 << 10, 8000 << 10)
+    assert limit("memory/box", v1, str(0x7FFFFFFFFFFFF000), "7") == (9000 << 10, 8000 << 10)
+    assert limit("pod", v2, "1000000", "100") == (1_000_000, 999_900)
+    assert limit("memory/box", v1, "500000", "600000") == (500_000, 0)
+    assert limit("memory/other", v1, "1", "1") == (500_000, 0), "somebody else's"
 
 
 def test_a_held_lock_is_seen_and_not_disturbed(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 HEADS = 4  # fragments of 16 KiB: slots without waste
 BLOCK_BYTES = 32 << 10
+SERVE = (sys.executable, "-m", "kvtier.appliance.cli", "serve", "--set", "tiers.dram.capacity=64MiB")
 
 
 def read(client: RawClient, namespace: pb.RegisterNamespaceResponse, blocks: list[bytes]) -> bytes:
@@ -266,7 +267,7 @@ def test_a_signal_drains_and_the_next_life_remembers(tmp_path: Path) -> None:
             client.attach()
             assert read(client, client.register(heads=HEADS), chain(8)) == data
         with subprocess.Popen(
-            [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", running.target],
+            [*SERVE, "--listen", running.target],
             stderr=subprocess.PIPE,
             text=True,
         ) as second:
@@ -291,7 +292,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_signal_while_it_starts_is_no_violent_end(tmp_path: Path, times: int) -> None:
-    command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", f"unix://{tmp_path}/k.sock"]
+    command = [*SERVE, "--listen", f"unix://{tmp_path}/k.sock"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as starting:
         while not handles(starting.pid, signal.SIGTERM):
             assert starting.poll() is None

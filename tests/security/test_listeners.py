@@ -16,11 +16,11 @@ ACCEPTS = 0x10000  # __SO_ACCEPTCON in /proc/net/unix
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[int]:
-    """`kvtier serve` without a policy, an option or a setting; its process id."""
+    """`kvtier serve` without a policy, an option or a setting but its size; its process id."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("KVTIER_")}
     with subprocess.Popen(
         [sys.executable, "-m", "kvtier.appliance.cli", "serve"],
-        env={**inherited, "XDG_RUNTIME_DIR": str(tmp_path)},
+        env={**inherited, "KVTIER_TIERS__DRAM__CAPACITY": "64MiB", "XDG_RUNTIME_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -34,7 +34,7 @@ kvtier.io/node-group: {{ default "all" .shape.name }}
 {{- $unit := trimPrefix $number $text | trimSuffix "b" -}}
 {{- $factors := dict "" 1 "k" 1000 "m" 1000000 "g" 1000000000 "t" 1000000000000 "p" 1000000000000000
     "ki" 1024 "mi" 1048576 "gi" 1073741824 "ti" 1099511627776 "pi" 1125899906842624 -}}
-{{- if not (hasKey $factors $unit) }}{{ fail (printf "%q is not a size; write it like 512MiB, 64GiB or 3TiB" .) }}{{ end -}}
+{{- if not (hasKey $factors $unit) }}{{ fail (printf "%q is not a size; write it like 512MiB, 64GiB or 3TiB (not as a share: the pod's memory limit is computed from it)" .) }}{{ end -}}
 {{- if contains "." $number }}{{ mulf $number (index $factors $unit) | int64 }}{{ else }}{{ mul $number (index $factors $unit) }}{{ end -}}
 {{- end -}}
 
