@@ -2,8 +2,10 @@
 
 import datetime
 import json
+import re
 import resource
 import socket
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -354,3 +356,14 @@ def test_a_master_key_that_is_not_there_is_refused(tmp_path: Path) -> None:
         StartError, match=r"^encryption\.master_key: .*master\.key: No such file .*openssl rand"
     ):
         table.require(settings)
+
+
+def test_the_server_extra_brings_what_the_default_settings_need(tmp_path: Path) -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    brought = {re.split(r"[^\w.-]", line)[0] for line in project["optional-dependencies"]["server"]}
+    settings = Settings.load(
+        env={}, overrides=["tiers.dram.capacity=1GiB", "tiers.nvme={path: /data, capacity: 1GiB}"]
+    )
+    facts = Facts(settings, missing_modules=frozenset(probes.OPTIONAL_MODULES) - brought)
+    checks = [c for c in table.examine(facts, settings, [Scope.HOST]) if c.name == "libraries"]
+    assert checks == []
