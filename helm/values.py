@@ -117,9 +117,9 @@ class NodeShape(_Model):
     changes what is live; else the pods are replaced. listen, observe.http, tiers.nvme.path,
     tiers.dram.hugepages, access.tls, access.tokens and encryption are the chart's to fill in."""
     node_selector: Strings = {}
-    """Labels of the nodes to run on; must be set, here or in every node group, unless `affinity` requires some.
-    Nodes with NVIDIA GPUs where GPU feature discovery runs: {nvidia.com/gpu.present: "true"}. Every Linux node:
-    {kubernetes.io/os: linux}."""
+    """Labels of the nodes to run on; must be set, here or in every node group, unless `affinity` requires
+    some. Nodes with NVIDIA GPUs where GPU feature discovery runs: {nvidia.com/gpu.present: "true"}. Every
+    Linux node: {kubernetes.io/os: linux}."""
     affinity: Kubernetes = {}
     """Affinity, as in a pod."""
     tolerations: list[Kubernetes] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
