@@ -66,6 +66,10 @@ def validate(file: Path, no_files: bool, as_json: bool) -> None:
             if check.verdict is Verdict.FAIL and code != Refused.exit_code:
                 code = Refused.exit_code if scope is Scope.SETTINGS else EXIT_FAILED
     _tell(verdicts[Verdict.FAIL], verdicts[Verdict.WARN], as_json)
+    if code == EXIT_FAILED and not as_json:
+        click.echo(
+            "Files were looked for on this machine; --no-files where the daemon runs elsewhere.", err=True
+        )
     raise SystemExit(code)
 
 

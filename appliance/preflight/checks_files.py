@@ -16,7 +16,6 @@ from .facts import Facts, MasterKeyFile
 from .verdicts import Check, fail, ok, warn
 
 SOON_S = 14 * 86_400.0  # before a certificate ends
-HERE = "put it there, or check with --no-files where the daemon's files are not"
 
 
 def check_tls(facts: Facts, settings: Settings) -> Iterator[Check]:
@@ -25,7 +24,7 @@ def check_tls(facts: Facts, settings: Settings) -> Iterator[Check]:
     if files is None:
         return
     for key, why in files.unusable.items():
-        yield fail("tls", why, f"mend access.tls.{key}, or {HERE}", f"access.tls.{key}")
+        yield fail("tls", why, f"mend the file, or access.tls.{key}", f"access.tls.{key}")
     if files.invalid:
         yield warn(
             "tls",
@@ -66,7 +65,7 @@ def check_tokens(facts: Facts, settings: Settings) -> Iterator[Check]:
     try:
         known, mode = parse(path.read_text()), path.stat().st_mode
     except OSError as problem:
-        fix = f"`kvtier tenant token NAME` makes its lines; {HERE}"
+        fix = "`kvtier tenant token NAME` makes its lines"
         yield fail("tokens", f"cannot read {path} on this machine: {problem.strerror}", fix, setting)
         return
     except ValueError as problem:

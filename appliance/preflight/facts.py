@@ -269,6 +269,7 @@ def gather_directory(path: Path) -> Directory:
     is_directory = existing.is_dir()
     writable = is_directory and os.access(existing, os.W_OK | os.X_OK)
     space = os.statvfs(existing)
+    files = path.glob("segment-*") if writable and existing == path else ()
     return Directory(
         path=path,
         exists=existing == path,
@@ -276,7 +277,7 @@ def gather_directory(path: Path) -> Directory:
         is_writable=writable,
         filesystem=filesystem_of(existing, probes.read_text(Path("/proc/self/mountinfo"))),
         free_bytes=space.f_bavail * space.f_frsize,
-        own_bytes=sum(probes.allocated_bytes(file) for file in path.glob("segment-*")) if is_directory else 0,
+        own_bytes=sum(map(probes.allocated_bytes, files)),
         direct_error=probes.direct_error(existing) if writable else "",
         lock_holder=probes.lock_holder(path / "lock"),
     )

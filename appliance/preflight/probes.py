@@ -187,8 +187,8 @@ def allocated_bytes(file: Path) -> int:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return `path`, or the nearest thing above it that exists."""
-    while not path.exists() and path != path.parent:
+    """Return `path`, or the nearest thing above it that exists, as far as this user may know."""
+    while not os.path.exists(path) and path != path.parent:
         path = path.parent
     return path
 
