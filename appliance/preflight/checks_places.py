@@ -22,9 +22,11 @@ def check_listens(facts: Facts, settings: Settings) -> Iterator[Check]:
 def check_listen(listen: Listen, daemon: Daemon) -> Check:
     """Return whether a Unix socket can be made."""
     name = f"listen {listen.address}"
+    if listen.kind == "live" and daemon.reachable:
+        return ok(name, "the running daemon's")
     if listen.kind == "other":
         return fail(name, "something that is no socket is in the way", f"remove {listen.path}", "listen")
-    if listen.kind == "live" and not daemon.reachable:
+    if listen.kind == "live":
         fix = f"stop it (`kvtier drain --exit --target {listen.address}`), or change `listen`"
         return fail(name, f"another daemon listens at {listen.path}", fix, "listen")
     if listen.kind == "closed":
@@ -40,9 +42,7 @@ def check_listen(listen: Listen, daemon: Daemon) -> Check:
             f"chmod 0700 {listen.folder}, or listen in a folder of the daemon's own",
             "listen",
         )
-    if listen.kind:
-        return ok(name, "the running daemon's" if listen.kind == "live" else "a dead socket is replaced")
-    return ok(name, "may be created")
+    return ok(name, "a dead socket is replaced" if listen.kind else "may be created")
 
 
 def check_http(facts: Facts, settings: Settings) -> Iterator[Check]:
