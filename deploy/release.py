@@ -98,7 +98,9 @@ def build_chart(folder: Path, out: Path) -> Path:
         if not any(rendered[1].values()) or rendered[0] != rendered[1]:
             raise CannotRelease(f"{package.name} renders {path.name} otherwise than the folder")
     try:
-        from_package.render({"no such value": 1}, name="release", namespace="kvtier")
+        # With nodes chosen: without them the templates refuse, schema or not.
+        wrong = {"no such value": 1, "nodeSelector": {"kubernetes.io/os": "linux"}}
+        from_package.render(wrong, name="release", namespace="kvtier")
     except helm_python.HelmError:
         return package  # the schema is in it
     raise CannotRelease(f"{package.name} has no schema: it takes a value that does not exist")
