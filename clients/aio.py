@@ -157,7 +157,7 @@ class AsyncClient:
         link = self._link
         if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
             report = None
-            if namespace.block_bytes < THREAD_BYTES:
+            if isinstance(namespace, Namespace) and namespace.block_bytes < THREAD_BYTES:
                 report = gets.get_one(link.attachment, namespace, name, into, session)
             if report is not None:
                 if link.attachment.touches.are_due(self.operations.settings.limits):

@@ -14,6 +14,7 @@ from typing import Any
 from ..v1 import kvcache_pb2
 from ..v1.addresses import default_target
 from ..v1.shm import HASH_BYTES
+from .arguments import instance, member, number, text, whole
 from .effects import Answer, Attach, Attachment, Forget, Operation, Post, Receive, Send
 from .errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from .keys import pack
@@ -36,6 +37,12 @@ class Settings:
     retry: Retry = DEFAULT_RETRY
     limits: Limits = DEFAULT_LIMITS
     shared_memory: bool | None = None  # None: where the target allows it
+
+    def __post_init__(self) -> None:
+        for name in ("target", "name", "domain"):
+            text(name, getattr(self, name))
+        for name, kind in (("timeout", Timeout), ("retry", Retry), ("limits", Limits)):
+            instance(name, getattr(self, name), kind)
 
     @classmethod
     def from_env(cls) -> "Settings":
@@ -64,7 +71,7 @@ class Operations:
     def deadline(self, deadline_s: float | None) -> float:
         """Return how long a call may take, in seconds. One whose time is over takes what is there at once:
         nothing at all would mean the daemon's own limit."""
-        wanted_s = self.settings.timeout.call_s if deadline_s is None else deadline_s
+        wanted_s = self.settings.timeout.call_s if deadline_s is None else number("deadline_s", deadline_s)
         return min(max(wanted_s, _LEAST_S), _DAY_S)
 
     def should_repeat(self, problem: KvtierError, attempt: int) -> bool:
@@ -102,6 +109,7 @@ class Operations:
 
     def begin(self, namespace: Namespace) -> Operation[tuple[Attachment, int]]:
         """Connect, and register the namespace when this connection has not done so; return its id."""
+        instance("namespace", namespace, Namespace)
         attachment: Attachment = yield Attach()
         namespace_id = attachment.namespace_ids.get(namespace.digest)
         if namespace_id is None:
@@ -131,6 +139,9 @@ class Operations:
         self, identity: NamespaceIdentity, prefill: PrefillSpeed | None = None
     ) -> Operation[Namespace]:
         domain = self.settings.domain
+        instance("identity", identity, NamespaceIdentity)
+        if prefill is not None:
+            instance("prefill", prefill, PrefillSpeed)
         if identity.domain not in ("", domain):
             raise InvalidRequest(
                 f"the identity's domain is {identity.domain!r}, the client's is {domain!r}; "
@@ -174,7 +185,7 @@ class Operations:
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
             floor=_wire_tier(floor),
-            ttl_ms=milliseconds(ttl_s),
+            ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
         )
         response = yield from self.call(attachment, "Pin", request, self.deadline(None))
         return response.pin_id, response.num_blocks
@@ -193,7 +204,7 @@ class Operations:
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
             target=_wire_tier(target),
-            deadline_ms=milliseconds(deadline_s or 0.0),
+            deadline_ms=milliseconds("deadline_s", deadline_s),
         )
         response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
         return Prefetch(response.num_blocks, response.num_promoted)
@@ -209,18 +220,20 @@ class Operations:
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.UpdateSessionRequest(
             client_id=attachment.client_id,
-            session_id=session_id,
+            session_id=text("session_id", session_id),
             urgency=wire_urgency(urgency),
-            deadline_ms=milliseconds(deadline_s or 0.0),
-            back_in_ms=milliseconds(back_in_s or 0.0),
-            num_decoded_tokens=num_decoded_tokens,
+            deadline_ms=milliseconds("deadline_s", deadline_s),
+            back_in_ms=milliseconds("back_in_s", back_in_s),
+            num_decoded_tokens=whole("num_decoded_tokens", num_decoded_tokens),
         )
         yield from self.call(attachment, "UpdateSession", request, self.deadline(None))
 
     def fork_session(self, session_id: str, new_session_id: str) -> Operation[int]:
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.ForkSessionRequest(
-            client_id=attachment.client_id, session_id=session_id, new_session_id=new_session_id
+            client_id=attachment.client_id,
+            session_id=text("session_id", session_id),
+            new_session_id=text("new_session_id", new_session_id),
         )
         response = yield from self.call(attachment, "ForkSession", request, self.deadline(None))
         return int(response.num_blocks)
@@ -228,7 +241,7 @@ class Operations:
     def end_session(self, session_id: str, archive: bool) -> Operation[int]:
         attachment: Attachment = yield Attach()
         request = kvcache_pb2.EndSessionRequest(
-            client_id=attachment.client_id, session_id=session_id, archive=archive
+            client_id=attachment.client_id, session_id=text("session_id", session_id), archive=bool(archive)
         )
         response = yield from self.call(attachment, "EndSession", request, self.deadline(None))
         return int(response.num_archived)
@@ -268,15 +281,17 @@ def only_answer(ticket: int) -> Operation[Answer]:
     return answer
 
 
-def milliseconds(seconds: float) -> int:
-    """Return a duration as it travels; anything above zero is at least 1, and a century stands for ever."""
+def milliseconds(name: str, value: float | None, least: float = float("-inf")) -> int:
+    """Return a duration in seconds as it travels, None as 0; anything above zero is at least 1, and a century
+    stands for ever. Raises InvalidRequest for what is no number of at least `least`."""
+    seconds = 0.0 if value is None else number(name, value, least)
     return max(1, round(min(seconds, _CENTURY_S) * 1000)) if seconds > 0 else 0
 
 
 def wire_urgency(urgency: Urgency) -> Any:
     """Return the protobuf value, which has the same number."""
-    return int(urgency)
+    return int(member("urgency", urgency, Urgency))
 
 
 def _wire_tier(tier: Tier) -> Any:
-    return int(tier)
+    return int(member("tier", tier, Tier))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .arguments import whole
 from .errors import InvalidRequest
 
 copy_bytes = ctypes.memmove  # (target address, source address, number of bytes); releases the GIL
@@ -33,6 +34,8 @@ def target_span(buffer: Any) -> Span:
     if type(buffer) is np.ndarray:
         if not buffer.flags.c_contiguous or not buffer.flags.writeable:
             raise InvalidRequest("`into` must be writable and contiguous; use np.ascontiguousarray")
+        if buffer.dtype.hasobject:
+            raise _objects(buffer)
         if not buffer.nbytes:
             return Span(0, 0, buffer)
         return Span(_address_of_array(buffer), buffer.nbytes, buffer)
@@ -144,6 +147,10 @@ def blocks_of(data: Any, num_blocks: int, block_bytes: int, *, writable: bool) -
 
 def _blocks_in_pieces(pieces: Pieces, num_blocks: int, block_bytes: int) -> Blocks:
     addresses = pieces.addresses
+    if not isinstance(addresses, np.ndarray) or (addresses.size and addresses.dtype.kind not in "iu"):
+        raise InvalidRequest("addresses of Pieces must be an int64 array of shape (blocks, pieces)")
+    addresses = addresses.astype(np.int64, copy=False)
+    whole("piece_bytes", pieces.piece_bytes, 1)
     if addresses.ndim != 2 or len(addresses) != num_blocks:
         raise InvalidRequest(f"pieces of shape {addresses.shape} for {num_blocks} blocks; one row per block")
     if addresses.shape[1] * pieces.piece_bytes != block_bytes:
@@ -168,6 +175,8 @@ def _address_of_array(array: Any) -> int:
 
 
 def _memoryview(buffer: Any) -> memoryview:
+    if isinstance(buffer, np.ndarray) and buffer.dtype.hasobject:
+        raise _objects(buffer)
     if isinstance(buffer, np.ndarray) and buffer.flags.c_contiguous:
         buffer = buffer.reshape(-1).view(np.uint8)  # dtypes without a buffer format, e.g. ml_dtypes
     try:
@@ -179,6 +188,10 @@ def _memoryview(buffer: Any) -> memoryview:
     if not view.c_contiguous:
         raise InvalidRequest("the buffer must be contiguous; use np.ascontiguousarray or .contiguous()")
     return view
+
+
+def _objects(array: np.ndarray[Any, Any]) -> InvalidRequest:
+    return InvalidRequest(f"an array of {array.dtype} holds pointers, not bytes; convert it to numbers first")
 
 
 def _view_span(view: memoryview, owner: Any) -> Span:

@@ -8,7 +8,7 @@ is used: it costs a runtime 0.2 s at start.
 from collections.abc import Callable
 
 from ..v1.addresses import unix_path
-from ..v1.diagnosis import diagnose_socket
+from ..v1.diagnosis import diagnose_address, diagnose_socket
 from .base import Settings
 from .errors import NOT_RUNNING, Unavailable, from_diagnosis
 from .link import Link, LocalLink
@@ -34,6 +34,8 @@ def local_path(settings: Settings, ask: Callable[[Settings], str]) -> str | None
     `ask` calls GetServerInfo. Raises Unavailable when nobody listens at the target, PermissionDenied when
     this user may not open its socket.
     """
+    if (mistake := diagnose_address(settings.target)) is not None:
+        raise from_diagnosis(mistake)
     if not settings.target.startswith(UNIX) or settings.shared_memory is False:
         if settings.shared_memory:
             raise Unavailable(

@@ -17,11 +17,12 @@ import numpy as np
 
 from ..v1 import direct_pb2, kvcache_pb2
 from ..v1.shm import HASH_BYTES
+from .arguments import instances, number, text
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .errors import CONNECTION_LOST, InvalidRequest, KvtierError, PreconditionFailed, Unavailable
 from .gets import Chain, check_first_block
-from .keys import pack
+from .keys import pack, parent_hash
 from .namespace import Namespace
 from .page_layouts import PagesDescription
 from .words import PutOutcome, PutReport, Retention, Tier, Urgency, tiers_of
@@ -143,27 +144,27 @@ class PagesState:
         after: Any,
     ) -> Operation[PutReport]:
         """Store blocks from pages; see Pages.put."""
+        parent, session = parent_hash(parent), text("session", session)
+        prefill_s, retention = number("prefill_s", prefill_s), instances("retention", retention, Retention)
+        timeout_s = self.operations.deadline(deadline_s)
         packed = pack(hashes)
         num_blocks = len(packed) // HASH_BYTES
         if not num_blocks:
             return PutReport([])
-        if parent and len(parent) != HASH_BYTES:
-            raise InvalidRequest(f"parent must be empty or 32 bytes, is {len(parent)}", reason="BAD_KEY")
-        ids, number = self._packed_ids(page_ids, num_blocks), self._number_of(after)
+        ids, event = self._packed_ids(page_ids, num_blocks), self._number_of(after)
         attachment, namespace_id = yield from self.register(namespace)
-        timeout_s = self.operations.deadline(deadline_s)
         reserve = kvcache_pb2.ReserveRequest(
             request_id=self.operations.request_id(),
             namespace_id=namespace_id,
             parent_hash=parent,
             prefix_hashes=self.operations.chain(attachment, packed),
             session_id=session,
-            deadline_ms=milliseconds(timeout_s),
+            deadline_ms=milliseconds("deadline_s", timeout_s),
             prefill_s=prefill_s,
             retention=[hint.to_wire() for hint in retention],
         )
         request = direct_pb2.PutPagesRequest(
-            registration_id=self.registration_id, reserve=reserve, page_ids=ids, after_event=number
+            registration_id=self.registration_id, reserve=reserve, page_ids=ids, after_event=event
         )
         ticket = yield from self.operations.send(attachment, "PutPages", request, timeout_s)
         try:
@@ -232,9 +233,9 @@ class PagesState:
         """Return the number of one of `events` on the wire."""
         if after is None:
             return 0
-        for number, event in enumerate(self.events, 1):
+        for place, event in enumerate(self.events, 1):
             if event is after:
-                return number
+                return place
         raise InvalidRequest("`after` must be one of `events` of these pages", reason="BAD_PAGES")
 
 
@@ -267,7 +268,7 @@ class DeliveryState:
         num_named = len(packed) // HASH_BYTES
         check_first_block(self._first_block, num_named)
         ids = pages._packed_ids(page_ids, num_named - self._first_block)
-        number = pages._number_of(after)
+        event = pages._number_of(after)
         if self._first_block == num_named:
             self.report = PagesReport(num_named, self._first_block)
             return
@@ -287,7 +288,7 @@ class DeliveryState:
             registration_id=pages.registration_id,
             acquire=acquire,
             page_ids=ids,
-            after_event=number,
+            after_event=event,
             with_events=with_events,
         )
         self._attachment, self._request_id = attachment, acquire.request_id

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from ..v1 import types_pb2
 from ..v1.diagnosis import (
     BAD_CREDENTIALS,
+    BAD_TARGET,
     CONNECTION_LOST,
     NO_ANSWER,
     NOT_RUNNING,
@@ -30,6 +31,7 @@ from ..v1.diagnosis import (
 
 __all__ = [
     "BAD_CREDENTIALS",
+    "BAD_TARGET",
     "CONNECTION_LOST",
     "DETAIL_KEY",
     "NOT_RUNNING",
@@ -53,7 +55,7 @@ __all__ = [
 
 DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDetail
 #: Reasons that hold for every call of this process until somebody changes files, groups or the policy.
-REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, "NOT_AUTHENTICATED", "NO_TENANT"))
+REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, BAD_TARGET, "NOT_AUTHENTICATED", "NO_TENANT"))
 
 
 class KvtierError(Exception):
@@ -154,6 +156,7 @@ def from_diagnosis(diagnosis: Diagnosis) -> KvtierError:
     families: dict[str, type[KvtierError]] = {
         SOCKET_DENIED: PermissionDenied,
         BAD_CREDENTIALS: InvalidRequest,
+        BAD_TARGET: InvalidRequest,
     }
     return families.get(diagnosis.reason, Unavailable)(diagnosis.message, reason=diagnosis.reason)
 

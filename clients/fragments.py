@@ -144,6 +144,8 @@ class Fragment:
             torch = importlib.import_module("torch")
         except ModuleNotFoundError:
             raise InvalidRequest("fragment.tensor() needs torch; use fragment.copy() without it") from None
+        if not isinstance(dtype, torch.dtype | None):
+            raise InvalidRequest(f"dtype must be one of torch's, is {type(dtype).__name__} {dtype!r}")
         made = self.copy(torch.empty(self.num_bytes, dtype=torch.uint8))
         return made.view(getattr(torch, self._source.dtype) if dtype is None else dtype)
 

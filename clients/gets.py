@@ -18,6 +18,7 @@ import numpy as np
 from ..v1 import kvcache_pb2, local_pb2
 from ..v1.local import MAX_DESCRIPTORS
 from ..v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
+from .arguments import instance, instances, member, text, whole
 from .base import Operations, milliseconds, only_answer, wire_urgency
 from .buffers import Pieces, blocks_of, copy_bytes, target_span
 from .coded import CodedReader, readable_codecs
@@ -44,6 +45,12 @@ class Chain:
     load_anyway: bool = False
     retention: Sequence[Retention] = ()
 
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for arguments of the wrong type."""
+        text("session", self.session)
+        member("urgency", self.urgency, Urgency)
+        instances("retention", self.retention, Retention)
+
     @property
     def num_blocks(self) -> int:
         """Blocks named."""
@@ -60,10 +67,10 @@ class Chain:
             prefix_hashes=self.packed,
             session_id=self.session,
             urgency=wire_urgency(self.urgency),
-            ttl_ms=milliseconds(ttl_s),
-            deadline_ms=milliseconds(self.timeout_s),
+            ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
+            deadline_ms=milliseconds("deadline_s", self.timeout_s),
             first_block=first_block,
-            load_anyway=self.load_anyway,
+            load_anyway=bool(self.load_anyway),
             retention=[hint.to_wire() for hint in self.retention],
         )
 
@@ -80,6 +87,7 @@ def get(
     load_anyway: bool = False,
 ) -> Operation[GetReport]:
     """Fetch blocks; see Client.get."""
+    instance("namespace", namespace, Namespace)
     packed = pack(hashes)
     num_named = len(packed) // HASH_BYTES
     check_first_block(first_block, num_named)
@@ -117,8 +125,10 @@ def get_one(
     """Answer a get of one block from shared memory alone, without lock or generator: the way of least
     microseconds. None when that does not work, for whatever reason."""
     reader = attachment.reader
+    if reader is None or namespace.__class__ is not Namespace or session.__class__ is not str:
+        return None  # what is wrong is said where there is time
     namespace_id = attachment.namespace_ids.get(namespace.digest)
-    if reader is None or namespace_id is None or isinstance(into, list | tuple | Pieces):
+    if namespace_id is None or not session.isascii() or isinstance(into, list | tuple | Pieces):
         return None
     target = target_span(into)
     num_bytes = namespace.block_bytes
@@ -132,7 +142,7 @@ def get_one(
 
 def check_first_block(first_block: int, limit: int) -> None:
     """Raise InvalidRequest when `first_block` is not in the chain; at most `limit` is."""
-    if not 0 <= first_block <= limit:
+    if not 0 <= whole("first_block", first_block, -1 << 63) <= limit:
         raise InvalidRequest(f"first_block is {first_block}, the chain allows 0 to {limit}")
 
 

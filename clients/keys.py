@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..v1.shm import HASH_BYTES
+from .arguments import digest, instance, text
 from .errors import InvalidRequest
 from .namespace import Geometry, Namespace
 
@@ -33,15 +34,16 @@ def prefix_hashes(
     every block: what else the KV depends on (a salt, the digest of an image). docs/prefix-hash.md specifies
     the bytes. Raises InvalidRequest when `tokens` is not one row of integers from 0 to 2**64 - 1.
     """
-    block_tokens = where.block_tokens if isinstance(where, Geometry) else where.geometry.block_tokens
-    if parent and len(parent) != HASH_BYTES:
-        raise InvalidRequest(
-            f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}", reason="BAD_KEY"
-        )
-    if isinstance(extra_keys, str | bytes):
+    geometry = where if isinstance(where, Geometry) else instance("where", where, Namespace).geometry
+    block_tokens = geometry.block_tokens
+    parent = parent_hash(parent)
+    if isinstance(extra_keys, str | bytes) or not isinstance(extra_keys, Iterable):
         raise InvalidRequest(f"extra_keys is a list of keys, is {extra_keys!r}; pass [{extra_keys!r}]")
     numbers = _numbers(tokens)
-    keys = [key.encode() if isinstance(key, str) else key for key in extra_keys]
+    keys = [
+        text("extra_keys", key).encode() if isinstance(key, str) else digest("each of extra_keys", key)
+        for key in extra_keys
+    ]
     tail = b"".join([len(keys).to_bytes(4, "big"), *(len(key).to_bytes(4, "big") + key for key in keys)])
     head = _TAG + block_tokens.to_bytes(4, "big")
     hashes = []
@@ -69,15 +71,32 @@ def _numbers(tokens: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.
     )
 
 
+def parent_hash(parent: bytes) -> bytes:
+    """Return the prefix hash of the block before, or nothing. Raises InvalidRequest for other lengths."""
+    if len(digest("parent", parent)) not in (0, HASH_BYTES):
+        raise InvalidRequest(
+            f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}", reason="BAD_KEY"
+        )
+    return parent
+
+
 def pack(hashes: Sequence[bytes] | bytes) -> bytes:
-    """Return a chain as one bytes of 32-byte strides. Raises InvalidRequest for other lengths."""
+    """Return a chain as one bytes of 32-byte strides. Raises InvalidRequest for other lengths and types."""
     if isinstance(hashes, bytes):
         if len(hashes) % HASH_BYTES:
             raise _bad_length(len(hashes))
         return hashes
-    packed = b"".join(hashes)
-    if not set(map(len, hashes)) <= {HASH_BYTES}:
+    try:
+        packed = b"".join(hashes)
+        lengths, num_bytes = set(map(len, hashes)), HASH_BYTES * len(hashes)
+    except TypeError:
+        raise _bad_type(hashes) from None
+    if not lengths <= {HASH_BYTES}:
         raise _bad_length(next(len(one) for one in hashes if len(one) != HASH_BYTES))
+    if len(packed) != num_bytes or isinstance(
+        hashes, set
+    ):  # elements of more than a byte; or without an order
+        raise _bad_type(hashes)
     return packed
 
 
@@ -85,7 +104,17 @@ def only_hash(hashes: Sequence[bytes] | bytes) -> bytes | None:
     """Return the prefix hash of a chain of exactly one block, None for other chains."""
     if isinstance(hashes, bytes):
         return hashes if len(hashes) == HASH_BYTES else None
-    return hashes[0] if len(hashes) == 1 and len(hashes[0]) == HASH_BYTES else None
+    if not isinstance(hashes, list | tuple) or len(hashes) != 1 or not isinstance(hashes[0], bytes):
+        return None
+    return hashes[0] if len(hashes[0]) == HASH_BYTES else None
+
+
+def _bad_type(hashes: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"hashes must be a list of {HASH_BYTES}-byte hashes, or bytes of them one after another, not "
+        f"{type(hashes).__name__} or text; use prefix_hashes(), or bytes.fromhex() of hexadecimal digits",
+        reason="BAD_KEY",
+    )
 
 
 def _bad_length(length: int) -> InvalidRequest:

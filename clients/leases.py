@@ -15,6 +15,7 @@ import numpy as np
 
 from ..v1 import kvcache_pb2
 from ..v1.shm import HASH_BYTES, extent_of
+from .arguments import number, whole
 from .base import Operations, milliseconds
 from .buffers import copy_bytes
 from .effects import Attach, Attachment, Forget, Operation, Receive
@@ -93,7 +94,9 @@ class LeaseState:
         expired = not (yield from self._is_attached()) or self.released
         if not expired:
             request = kvcache_pb2.KeepAliveRequest(
-                client_id=self.attachment.client_id, lease_ids=[self.lease_id], ttl_ms=milliseconds(ttl_s)
+                client_id=self.attachment.client_id,
+                lease_ids=[self.lease_id],
+                ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
             )
             timeout_s = self._operations.deadline(None)
             response = yield from self._operations.call(self.attachment, "KeepAlive", request, timeout_s)
@@ -136,7 +139,8 @@ class LeaseState:
     def readable(self, block: int, group: int) -> Readable:
         """Return where a fragment's bytes are. Raises NotFound when it has not arrived or the lease has "
         "ended."""
-        found = None if self.released else self._fragments.get((block, group))
+        place = whole("block", block), whole("group", group)
+        found = None if self.released else self._fragments.get(place)
         if found is None:
             raise NotFound(
                 f"fragment ({block}, {group}) is not readable; iterate or wait() first",
@@ -230,6 +234,8 @@ def acquire(
     retention: Sequence[Retention] = (),
 ) -> Operation[LeaseState]:
     """Pin the stored prefix; see Client.acquire."""
+    if ttl_s is not None:
+        number("ttl_s", ttl_s, 0.0)
     check_first_block(first_block, len(pack(hashes)) // HASH_BYTES - 1)
     attachment, namespace_id = yield from operations.begin(namespace)
     packed = operations.chain(attachment, hashes)

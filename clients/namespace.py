@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ..v1 import types_pb2
+from .arguments import digest, instance, text, whole
 from .errors import InvalidRequest
 from .words import PrefillSpeed
 
@@ -43,6 +44,10 @@ class Geometry:
     num_planes: int = 2  # K and V; 1 for a joint latent (MLA)
 
     def __post_init__(self) -> None:
+        for name in (*_POSITIVE, "layers_per_group"):
+            whole(name, getattr(self, name))
+        for name in ("dtype", "layout"):
+            text(name, getattr(self, name))
         for name in _POSITIVE:
             if not 0 < getattr(self, name) <= 1 << 20:
                 raise _bad(f"{name} must be between 1 and 1048576, is {getattr(self, name)}")
@@ -96,6 +101,11 @@ class NamespaceIdentity:
     profile_digest: bytes = b""  # of a compression profile the daemon has
 
     def __post_init__(self) -> None:
+        instance("geometry", self.geometry, Geometry)
+        for name in ("shard", "domain"):
+            text(name, getattr(self, name))
+        for name in ("model_digest", "adapter_digest", "profile_digest"):
+            digest(name, getattr(self, name))
         if not 16 <= len(self.model_digest) <= 64:
             raise _bad(
                 f"model_digest must be 16 to 64 bytes, is {len(self.model_digest)}; "

@@ -3,6 +3,8 @@
 import json
 from dataclasses import dataclass
 
+from .arguments import number, whole
+
 SERVICE = "kvtier.v1.KVCacheService"
 IDEMPOTENT = (
     "GetServerInfo",
@@ -27,6 +29,10 @@ class Timeout:
     connect_s: float = 2.0
     grace_s: float = 1.0  # past the deadline, before a silent daemon counts as dead
 
+    def __post_init__(self) -> None:
+        for name in ("call_s", "connect_s", "grace_s"):
+            number(name, getattr(self, name), 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -35,6 +41,11 @@ class Retry:
     num_attempts: int = 2
     backoff_s: float = 0.02  # gRPC only: first pause; doubles each time
     max_backoff_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        whole("num_attempts", self.num_attempts)
+        for name in ("backoff_s", "max_backoff_s"):
+            number(name, getattr(self, name), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,12 @@ class Limits:
     piece_bytes: int = 8 << 20  # a larger put is cut, so that copying and committing overlap
     max_pending_touches: int = 256  # blocks read one-sidedly and not reported yet
     chunk_bytes: int = 1 << 20  # gRPC only: payload of one message of a stream
+
+    def __post_init__(self) -> None:
+        for name in ("staging_bytes", "max_pending_touches"):
+            whole(name, getattr(self, name))
+        for name in ("piece_bytes", "chunk_bytes"):
+            whole(name, getattr(self, name), 1)
 
 
 DEFAULT_TIMEOUT = Timeout()

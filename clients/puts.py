@@ -20,11 +20,12 @@ from typing import Any
 
 from ..v1 import kvcache_pb2, types_pb2
 from ..v1.shm import HASH_BYTES
+from .arguments import instance, instances, number, text
 from .base import Operations, milliseconds
 from .buffers import Blocks, blocks_of
 from .effects import Attachment, Operation, Receive, Send, Work
 from .errors import InvalidRequest, KvtierError, Overloaded
-from .keys import pack
+from .keys import pack, parent_hash
 from .namespace import Namespace
 from .staging import StagingArea
 from .words import PutOutcome, PutReport, Retention
@@ -200,16 +201,15 @@ def put(
     retention: Sequence[Retention] = (),
 ) -> Operation[PutReport]:
     """Store blocks; see Client.put."""
+    instance("namespace", namespace, Namespace)
     packed = pack(hashes)
     blocks = blocks_of(data, len(packed) // HASH_BYTES, namespace.block_bytes, writable=False)
-    if parent and len(parent) != HASH_BYTES:
-        raise InvalidRequest(
-            f"parent must be empty or {HASH_BYTES} bytes, is {len(parent)}", reason="BAD_KEY"
-        )
+    parent, session = parent_hash(parent), text("session", session)
+    prefill_s, retention = number("prefill_s", prefill_s), instances("retention", retention, Retention)
+    timeout_s = operations.deadline(deadline_s)
     if not len(blocks):
         return PutReport([])
     attachment, namespace_id = yield from operations.begin(namespace)
-    timeout_s = operations.deadline(deadline_s)
     header = kvcache_pb2.ReserveRequest(
         request_id=operations.request_id(),
         client_id=attachment.client_id,
@@ -217,7 +217,7 @@ def put(
         parent_hash=parent,
         prefix_hashes=packed,
         session_id=session,
-        deadline_ms=milliseconds(timeout_s),
+        deadline_ms=milliseconds("deadline_s", timeout_s),
         prefill_s=prefill_s,
         retention=[hint.to_wire() for hint in retention],
     )

@@ -10,6 +10,7 @@ from types import TracebackType
 
 import numpy as np
 
+from .arguments import whole
 from .buffers import address_of
 from .errors import Overloaded
 from .extents import U8
@@ -84,6 +85,7 @@ class StagingBuffer:
 
     def __init__(self, num_bytes: int, area: StagingArea | None) -> None:
         """Take `num_bytes` from `area`; ordinary memory when there is none. Raises Overloaded."""
+        num_bytes = whole("num_bytes", num_bytes)
         self._area = area
         self._offset: int | None = None
         if area is None:

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from ..v1 import types_pb2
+from .arguments import number, whole
 from .errors import InvalidRequest
 
 
@@ -74,6 +75,10 @@ class PrefillSpeed:
     tokens_per_s: float  # at the start of a context
     doubling_tokens: float = 0.0  # context at which a token takes twice as long; 0: let the daemon guess
 
+    def __post_init__(self) -> None:
+        number("tokens_per_s", self.tokens_per_s)
+        number("doubling_tokens", self.doubling_tokens)
+
     def to_wire(self) -> types_pb2.PrefillSpeed:
         """Return the message."""
         return types_pb2.PrefillSpeed(tokens_per_s=self.tokens_per_s, doubling_tokens=self.doubling_tokens)
@@ -94,6 +99,12 @@ class Retention:
     ttl_s: float | None = None  # None: until it is changed
 
     def __post_init__(self) -> None:
+        whole("priority", self.priority, -1 << 63)
+        whole("first_token", self.first_token, -1 << 63)
+        if self.end_token is not None:
+            whole("end_token", self.end_token, -1 << 63)
+        if self.ttl_s is not None:
+            number("ttl_s", self.ttl_s, 0.0)
         if not 0 <= self.priority <= 100:
             raise InvalidRequest(f"priority is 0 to 100, is {self.priority}", reason="BAD_REQUEST")
         if self.end_token is not None and not 0 <= self.first_token < self.end_token:

@@ -18,13 +18,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from .addresses import may, unix_path
+from .addresses import check_address, may, unix_path
 
 NOT_RUNNING = "NOT_RUNNING"
 SOCKET_DENIED = "SOCKET_DENIED"
 NO_ANSWER = "NO_ANSWER"
 CONNECTION_LOST = "CONNECTION_LOST"
 BAD_CREDENTIALS = "BAD_CREDENTIALS"
+BAD_TARGET = "BAD_TARGET"
 NOT_KVTIER = "NOT_KVTIER"
 UNKNOWN_HOST = "UNKNOWN_HOST"
 TLS_NEEDED = "TLS_NEEDED"
@@ -48,6 +49,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "treat as a miss; the next call connects anew",
     ),
     BAD_CREDENTIALS: ("a file named by KVTIER_TLS_* or KVTIER_TOKEN_FILE cannot be used", "fix that file"),
+    BAD_TARGET: ("the target is no address", "write unix:///path or host:port"),
     NOT_KVTIER: (
         "something else listens at the target",
         "name the daemon's gRPC address, an entry of `listen`",
@@ -81,6 +83,7 @@ REASONS: dict[str, tuple[str, str]] = {
 }
 
 _UNAVAILABLE, _DEADLINE_EXCEEDED, _UNIMPLEMENTED = 14, 4, 12  # gRPC status codes
+_OTHER_SCHEMES = ("dns", "ipv4", "ipv6", "vsock", "xds")  # what gRPC resolves itself
 
 
 class Diagnosis(NamedTuple):
@@ -118,12 +121,25 @@ def diagnose(
     """
     if (path := unix_path(target)) is not None:
         return diagnose_socket(path, timeout_s)
-    host, _, port = target.rpartition(":")
-    if not port.isdecimal():
+    if target.partition(":")[0] in _OTHER_SCHEMES:
         return None
+    if (wrong := diagnose_address(target)) is not None:
+        return wrong
     from .port_diagnosis import Port  # it imports ssl, which a client on this host never needs
 
+    host, _, port = target.rpartition(":")
     return Port(target, host.strip("[]"), int(port), timeout_s).diagnose(environment)
+
+
+def diagnose_address(target: str) -> Diagnosis | None:
+    """Return what is wrong with a target as it is written, None when nothing is."""
+    if target.partition(":")[0] in ("unix", *_OTHER_SCHEMES):
+        return None
+    try:
+        check_address(target)
+    except ValueError as error:
+        return Diagnosis(BAD_TARGET, f"the target {error}")
+    return None
 
 
 # --------------------------------------------------------------------------------------- Unix sockets
