@@ -18,7 +18,7 @@ import grpc_tools
 from grpc_tools import protoc
 
 from helm.chart_files import chart_files
-from kvtier.appliance.cli.reference import cli_markdown
+from kvtier.appliance.cli.reference import cli_markdown, completion_json
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
 from kvtier.appliance.rights import matrix_markdown
@@ -110,8 +110,9 @@ def api_reference() -> Iterator[tuple[Path, bytes]]:
 
 
 def cli_reference() -> Iterator[tuple[Path, bytes]]:
-    """Yield docs/cli.md: the help of every command."""
+    """Yield docs/cli.md: the help of every command; and what completion knows of them."""
     yield ROOT / "docs" / "cli.md", cli_markdown().encode()
+    yield ROOT / "appliance" / "cli" / "commands.json", completion_json().encode()
 
 
 def metrics_reference() -> Iterator[tuple[Path, bytes]]:

@@ -1,28 +1,49 @@
-"""The group of all commands."""
+"""The group of all commands. A command's module is imported when the command is called, and no other."""
+
+from importlib import import_module
 
 import click
 
 from ... import __version__
-from .bench import bench
-from .calibrate import calibrate
-from .dictionary import dictionary
-from .doctor import doctor
-from .drain import drain
-from .evict import evict
-from .inspect import inspect
-from .policy import policy
-from .profile import profile
-from .record import record
-from .replay import replay
-from .serve import serve
-from .status import status
-from .story import story
-from .tenant import tenant
-from .top import top
-from .why import why
+
+COMMANDS = (
+    "bench",
+    "calibrate",
+    "dictionary",
+    "doctor",
+    "drain",
+    "evict",
+    "inspect",
+    "policy",
+    "profile",
+    "record",
+    "replay",
+    "serve",
+    "status",
+    "story",
+    "tenant",
+    "top",
+    "why",
+)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Commands(click.Group):
+    """Finds a command in the module of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="kvtier")
 def cli() -> None:
     """Keep the KV cache of language models in tiers, and know what is kept.
@@ -36,25 +57,3 @@ def cli() -> None:
       kvtier doctor
       kvtier status
     """
-
-
-for command in (
-    serve,
-    status,
-    inspect,
-    doctor,
-    bench,
-    calibrate,
-    evict,
-    drain,
-    story,
-    why,
-    top,
-    record,
-    replay,
-    policy,
-    profile,
-    dictionary,
-    tenant,
-):
-    cli.add_command(command)

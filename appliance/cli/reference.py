@@ -1,10 +1,12 @@
-"""docs/cli.md: every command as its --help has it, printed from click."""
+"""docs/cli.md and commands.json: every command, as its --help has it and as completion needs it."""
 
+import json
 from collections.abc import Iterator
 
 import click
 
 from kvtier.appliance.cli.app import cli
+from kvtier.appliance.cli.completion import describe
 
 _INTRO = """# Commands
 
@@ -25,8 +27,15 @@ def _below(name: str, command: click.Command, parent: click.Context | None) -> I
     with click.Context(command, info_name=name, parent=parent, **settings) as context:
         yield context.command_path, command.get_help(context)
         if isinstance(command, click.Group):
-            for child in sorted(command.commands):
-                yield from _below(child, command.commands[child], context)
+            for child in sorted(command.list_commands(context)):
+                below = command.get_command(context, child)
+                assert below is not None
+                yield from _below(child, below, context)
+
+
+def completion_json() -> str:
+    """Return commands.json, which completion reads."""
+    return json.dumps(describe(cli), indent=1, ensure_ascii=False) + "\n"
 
 
 def cli_markdown() -> str:
