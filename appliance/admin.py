@@ -150,7 +150,8 @@ class Admin:
         else:
             raise error("BAD_REQUEST", "name a block, a session, a lease or a segment")
         if found is None:
-            raise error("NOTHING_THERE", f"no such {what.removesuffix('_id')}")
+            name = request.block.prefix_hash.hex() if what == "block" else getattr(request, what)
+            raise error("NOTHING_THERE", f"there is no {what.removesuffix('_id')} {name}")
         return pb.InspectResponse(json=json.dumps(found, sort_keys=True))
 
     def get_story(self, caller: Caller, request: pb.GetStoryRequest) -> pb.GetStoryResponse:
@@ -190,7 +191,10 @@ class Admin:
         if tier not in self._service.appliance.engines:
             tiers = ", ".join(one.label for one in sorted(self._service.appliance.engines))
             raise error("BAD_TIER", f"this daemon has no tier {tier.label}; it has {tiers}")
-        answer = self._service.appliance.ask(lambda call: events.EvictRequested(call, tier, request.bytes))
+        if request.bytes and request.namespace_id:
+            raise error("BAD_REQUEST", "name a namespace or a number of bytes, not both")
+        wanted = (tier, request.bytes, request.namespace_id)
+        answer = self._service.appliance.ask(lambda call: events.EvictRequested(call, *wanted))
         result = await answer if isinstance(answer, asyncio.Future) else answer
         if isinstance(result, events.Refusal):
             raise from_refusal(result)

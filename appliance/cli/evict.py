@@ -3,8 +3,9 @@
 import click
 
 from ...v1 import admin_pb2, types_pb2
-from ..units import about_bytes, count, parse_bytes
+from ..units import about_bytes, count
 from .output import console, plain, print_json
+from .quantities import SIZE
 from .target import admin, json_option, resolve, target_option
 
 TIMEOUT_S = 600.0  # a large cold store is emptied segment by segment
@@ -13,9 +14,12 @@ TIMEOUT_S = 600.0  # a large cold store is emptied segment by segment
 @click.command()
 @click.argument("tier", type=click.Choice(["hbm", "dram", "nvme"]))
 @click.argument("size", metavar="SIZE|all")
+@click.option(
+    "--namespace", type=click.IntRange(1), metavar="ID", help="Only blocks of this namespace; goes with all."
+)
 @target_option
 @json_option
-def evict(tier: str, size: str, target: str | None, as_json: bool) -> None:
+def evict(tier: str, size: str, namespace: int | None, target: str | None, as_json: bool) -> None:
     """Drop unpinned blocks of TIER, coldest first, until SIZE bytes were freed.
 
     What is being read, pinned, of a decoding session, or needed by blocks that continue it stays, and is
@@ -26,14 +30,16 @@ def evict(tier: str, size: str, target: str | None, as_json: bool) -> None:
     Example:
       kvtier evict dram 4GiB
       kvtier evict nvme all
+      kvtier evict dram all --namespace 3
     """
-    try:
-        num_bytes = 0 if size == "all" else parse_bytes(int(size) if size.isdigit() else size)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    num_bytes = 0 if size == "all" else SIZE.convert(size, None, None)
     if num_bytes == 0 and size != "all":
         raise click.UsageError("nothing to evict; write a size such as 4GiB, or all")
-    request = admin_pb2.EvictRequest(tier=types_pb2.Tier.Value(f"TIER_{tier.upper()}"), bytes=num_bytes)
+    if num_bytes and namespace:
+        raise click.UsageError("--namespace goes with all: the whole of it leaves the tier")
+    request = admin_pb2.EvictRequest(
+        tier=types_pb2.Tier.Value(f"TIER_{tier.upper()}"), bytes=num_bytes, namespace_id=namespace or 0
+    )
     with admin(resolve(target)) as stub:
         answer = stub.Evict(request, timeout=TIMEOUT_S)
     if as_json:

@@ -315,6 +315,7 @@ class EvictRequested:
     call: int
     tier: Tier
     num_bytes: int  # 0: all that can go
+    namespace_id: int = 0  # only blocks of this namespace, and then all of them; 0: of any
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
 """Evicting: blocks leave a tier because an administrator asks for it.
 
-Memory gives up its coldest blocks in one step. The cold store gives up whole segments, oldest first, because
-space there comes back by the segment, and because a start finds every record whose segment is still there. So
-all that may leave of the blocks in those segments leaves, ends of chains first; what has to stay is copied
-forward and the segments are freed by reclaim (reclaim.py). The answer waits until the segments are forgotten
-durably: what left is not found again by a restart.
+Memory gives up its coldest blocks in one step, or all of a namespace in many. The cold store gives up whole
+segments, oldest first, because space there comes back by the segment, and because a start finds every record
+whose segment is still there. So all that may leave of the blocks in those segments leaves, ends of chains
+first; what has to stay is copied forward and the segments are freed by reclaim (reclaim.py). The answer waits
+until the segments are forgotten durably: what left is not found again by a restart. (Of a namespace only the
+segments in which nothing lives any more are freed: what it shared one with may be found again.)
 
 A block in memory stays there, and is readable from there. It is dirty again: it is written to the cold store
 once more before it leaves memory, or by a drain.
@@ -30,7 +31,7 @@ from .pressure import Pressure
 from .reclaim import Reclaim
 from .residency import INCOMPLETE, Residency
 from .results import EvictResult
-from .rules import ADMINISTRATOR, MEMORY_TIERS
+from .rules import ADMINISTRATOR, CONTINUED, KEPT, MEMORY_TIERS, PINNED, READ
 from .runs import column
 
 EMPTY = (SegmentState.FREE, SegmentState.GONE)
@@ -42,10 +43,12 @@ STEP_BLOCKS = 256
 
 @dataclass(slots=True)
 class _Job:
-    """One request to empty segments of the cold store."""
+    """One request that takes many steps: segments of the cold store, or a namespace's blocks in a tier."""
 
     call: int
+    tier: Tier
     num_bytes: int  # to be freed; 0: all
+    namespace_id: int = 0
     segments: frozenset[int] | None = None  # None: not begun
     #: The segment that takes what is copied forward when this begins: emptied after all others.
     last_segment: int | None = None
@@ -83,8 +86,11 @@ class Evicting:
         """Evict from memory at once; queue what the cold store has to do."""
         if event.tier not in self._residency.rooms:
             self._desk.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.tier.label}")
-        elif event.tier is Tier.NVME:
-            self._jobs.append(_Job(event.call, event.num_bytes))
+        elif event.namespace_id and event.namespace_id not in self._residency.catalog.namespaces:
+            message = f"there is no namespace {event.namespace_id}"
+            self._desk.refuse(event.call, "UNKNOWN_NAMESPACE", message)
+        elif event.tier is Tier.NVME or event.namespace_id:
+            self._jobs.append(_Job(event.call, event.tier, event.num_bytes, event.namespace_id))
         else:
             self._desk.reply(event.call, self._from_memory(event.tier, event.num_bytes))
 
@@ -93,20 +99,20 @@ class Evicting:
         if not self._jobs:
             return
         job = self._jobs[0]
-        if Tier.NVME in self._residency.offline:
+        if job.tier in self._residency.offline:
             self._reclaim.to_empty.clear()
             self._jobs.popleft()
-            self._desk.refuse(job.call, "BAD_TIER", "nvme is offline: nothing can be evicted from it")
+            self._desk.refuse(job.call, "BAD_TIER", f"{job.tier.label} is offline: nothing can leave it")
             return
         if job.segments is None:
             self._choose(job)
         for _ in range(min(STEP_BLOCKS, len(job.handles))):
             row = self._residency.catalog.row_of(job.handles.popleft())
             if row != NO_ROW:
-                self._from_store(job, row)
+                self._leave(job, row)
         if not job.handles and not job.is_swept:
             job.is_swept = True
-            self._reclaim.to_empty |= job.segments or set()
+            self._reclaim.to_empty |= self._dead_segments() if job.namespace_id else job.segments or set()
             self._reclaim.keep_free_segments()
         if job.is_swept and not self._reclaim.to_empty and not self._begin_last(job):
             self._desk.reply(job.call, job.result())
@@ -150,10 +156,10 @@ class Evicting:
         is_open = np.ones(len(rows), bool)
         is_pinned = np.isin(rows, np.fromiter(self._residency.floors, np.int64))
         reasons = (
-            ("read or written now", column(catalog.num_holds[tier])[rows] > 0),
-            ("of decoding sessions or puts", column(catalog.num_keepers)[rows] > 0),
-            ("pinned", is_pinned),
-            ("needed by blocks that continue them", is_open),
+            (READ, column(catalog.num_holds[tier])[rows] > 0),
+            (KEPT, column(catalog.num_keepers)[rows] > 0),
+            (PINNED, is_pinned),
+            (CONTINUED, is_open),
         )
         counts = {}
         for reason, applies in reasons:
@@ -161,6 +167,17 @@ class Evicting:
                 counts[reason] = count
             is_open = is_open & ~applies
         return counts
+
+    def _why_in_memory(self, row: int, tier: Tier) -> str:
+        """Return why a block has to stay in a memory tier; empty: it may leave."""
+        residency, catalog = self._residency, self._residency.catalog
+        if residency.may_leave(row, tier):
+            return ""
+        if catalog.num_holds[tier][row]:
+            return READ
+        if catalog.num_keepers[row]:
+            return KEPT
+        return PINNED if row in residency.floors else CONTINUED
 
     def _is_readable(self, handle: int) -> bool:
         catalog = self._residency.catalog
@@ -170,8 +187,15 @@ class Evicting:
     # ---------------------------------------------------------------------------------- cold store
 
     def _choose(self, job: _Job) -> None:
-        """Choose the segments, oldest first, and the blocks that would have to leave with them."""
-        log, catalog = self._residency.rooms[Tier.NVME], self._residency.catalog
+        """Choose the segments, oldest first, and the blocks that would have to leave with them; or those of a
+        namespace."""
+        log, catalog = self._residency.rooms.get(Tier.NVME), self._residency.catalog
+        if job.namespace_id:
+            job.segments = frozenset()
+            known = catalog.namespaces[job.namespace_id].rows.values()
+            ends_first = sorted(known, key=catalog.position.__getitem__, reverse=True)
+            job.handles.extend(catalog.handle(row) for row in ends_first)
+            return
         assert isinstance(log, SegmentLog)
         chosen: list[int] = []
         found_bytes = 0
@@ -206,11 +230,11 @@ class Evicting:
     def _begin_last(self, job: _Job) -> bool:
         """Empty the segment that took what was copied forward. False: there is none, or it must stay because
         no other one is free."""
-        log, number = self._residency.rooms[Tier.NVME], job.last_segment
-        assert isinstance(log, SegmentLog)
+        log, number = self._residency.rooms.get(Tier.NVME), job.last_segment
         job.last_segment = None
         if number is None:
             return False
+        assert isinstance(log, SegmentLog)
         if log.open_segment(forward=True) == number:
             log.close_open_segment(forward=True)
             self._residency.seal_full_segments(log)
@@ -220,17 +244,24 @@ class Evicting:
         self._reclaim.keep_free_segments()
         return True
 
-    def _from_store(self, job: _Job, row: int) -> None:
-        """Let a block leave the cold store, or count why it stays."""
+    def _dead_segments(self) -> set[int]:
+        """Return the sealed segments in which nothing lives any more: a restart would find what did."""
+        log = self._residency.rooms.get(Tier.NVME)
+        if not isinstance(log, SegmentLog):
+            return set()
+        return {number for number in log.sealed_segments() if not log.segments[number].num_live}
+
+    def _leave(self, job: _Job, row: int) -> None:
+        """Let a block leave its tier, or count why it stays."""
         residency, catalog = self._residency, self._residency.catalog
-        if not catalog.num_placed[Tier.NVME][row]:
+        if not catalog.num_placed[job.tier][row]:
             return
-        reason = residency.why_in_store(row)
+        reason = residency.why_in_store(row) if job.tier is Tier.NVME else self._why_in_memory(row, job.tier)
         if reason:
             job.num_kept[reason] += 1
             return
         handle = catalog.handle(row)
-        job.freed_bytes += residency.evict(row, Tier.NVME, ADMINISTRATOR)
+        job.freed_bytes += residency.evict(row, job.tier, ADMINISTRATOR)
         job.num_blocks += 1
         job.num_readable += self._is_readable(handle)
         for tier in MEMORY_TIERS:  # early layers without the rest

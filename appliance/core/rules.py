@@ -17,6 +17,9 @@ from .states import State
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
 #: Why a block left, when it was asked for by hand.
 ADMINISTRATOR = "administrator"
+#: Why a block stays, then.
+READ, KEPT, PINNED = "read or written now", "of decoding sessions or puts", "pinned"
+CONTINUED = "needed by blocks that continue them"
 
 
 class Rules:
@@ -67,17 +70,17 @@ class Rules:
         """
         catalog, tier = self.catalog, Tier.NVME
         if catalog.num_keepers[row]:
-            return "of decoding sessions or puts"
+            return KEPT
         if catalog.num_holds[tier][row] or not catalog.num_resident[tier][row]:
-            return "read or written now"
+            return READ
         if row in self.floors and not self._above_floor_without(row, tier):
-            return "pinned"
+            return PINNED
         if catalog.num_children_placed[tier][row]:
-            return "needed by blocks that continue them"
+            return CONTINUED
         if self.is_elsewhere(row, tier) or catalog.tier_of(row) is None:
             return ""
         is_continued = any(catalog.num_children_placed[faster][row] for faster in MEMORY_TIERS)
-        return "needed by blocks that continue them" if is_continued else ""
+        return CONTINUED if is_continued else ""
 
     def is_elsewhere(self, row: int, tier: Tier) -> bool:
         """Whether every fragment of a block can also be read from another tier; not all from the same."""

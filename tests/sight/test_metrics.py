@@ -117,7 +117,7 @@ def test_every_call_is_timed_on_both_transports(start: Start) -> None:
     with grpc.insecure_channel(shown.target) as channel:
         stub = AdminServiceStub(channel)
         stub.GetStatus(admin_pb2.GetStatusRequest())
-        with pytest.raises(grpc.RpcError, match="no such session"):
+        with pytest.raises(grpc.RpcError, match="there is no session nobody"):
             stub.Inspect(admin_pb2.InspectRequest(session_id="nobody"))
     samples = scrape_until(shown, 'code="NOT_FOUND"')
     for method, transport, code in (

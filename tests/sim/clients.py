@@ -260,9 +260,9 @@ class Crowd:
     def _evict(self, client: Client) -> None:
         tier = self.world.rng.choice((Tier.HBM, Tier.DRAM, Tier.NVME))
         num_bytes = self.world.rng.choice((0, 1, 65536))
-        due = NEVER if tier is Tier.NVME else 0.0  # its segments' readers and copies are waited for
-        call = self._call(client, lambda result: None, due)
-        self.daemon.step(ev.EvictRequested(call, tier, num_bytes))
+        of_all = 0 if num_bytes else self.world.rng.choice((0, 0, 1))  # or one namespace
+        call = self._call(client, lambda result: None, NEVER)  # segments' readers and copies are waited for
+        self.daemon.step(ev.EvictRequested(call, tier, num_bytes, of_all))
 
     def _die(self, client: Client) -> None:
         self.world.counts["client_death"] += 1

@@ -631,18 +631,22 @@ class EvictRequest(_message.Message):
 
     TIER_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    NAMESPACE_ID_FIELD_NUMBER: _builtins.int
     tier: _types_pb2.Tier.ValueType
     bytes: _builtins.int
     """0 means all that can go"""
+    namespace_id: _builtins.int
+    """all blocks of this namespace, `bytes` is 0 then; 0 means of any"""
     def __init__(
         self,
         *,
         tier: _types_pb2.Tier.ValueType = ...,
         bytes: _builtins.int = ...,
+        namespace_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "namespace_id", b"namespace_id", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
