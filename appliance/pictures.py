@@ -27,11 +27,16 @@ class CannotDraw(ValueError):
 
 
 def check_target(path: Path) -> None:
-    """Raises CannotDraw when `save` could not write a picture to `path`, before anybody works for one."""
+    """Raises CannotDraw when `save` could not write a picture to `path`, for before the work. Whether
+    matplotlib is there is not asked: `check_drawing` does that."""
     if path.suffix not in SUFFIXES:
         raise CannotDraw(f"{path}: a picture ends in {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
         raise CannotDraw(f"{path}: there is no folder {path.parent}")
+
+
+def check_drawing() -> None:
+    """Raises CannotDraw without matplotlib."""
     new_figure(1, 1)
 
 
@@ -40,7 +45,9 @@ def new_figure(width_in: float, height_in: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise CannotDraw("pictures are drawn by matplotlib: pip install 'kvtier[charts]'") from missing
+        raise CannotDraw(
+            "pictures need matplotlib; install it with pip install 'kvtier[charts]'"
+        ) from missing
     return Figure(figsize=(width_in, height_in), layout="constrained")
 
 

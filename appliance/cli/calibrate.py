@@ -13,7 +13,7 @@ from ...tiers.codecs.profile import ProfileError
 from ...tiers.codecs.profile_signature import read_key, sign_file
 from ..calibrate.budget import parse_budget
 from ..calibrate.state import StateError
-from ..pictures import CannotDraw, check_target
+from ..pictures import CannotDraw, check_drawing, check_target
 from .output import console, print_json, talk
 from .target import Failed, json_option
 
@@ -149,6 +149,7 @@ def calibrate(
     page = page or out.with_suffix(".html")
     try:  # before hours of measuring
         check_target(page)
+        check_drawing()
         key = read_key(sign_key) if sign_key is not None else None
     except (CannotDraw, ProfileError, OSError) as error:
         raise Failed(str(error)) from error

@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 from ...policies.registry import UnknownPolicy
 from ...tiers.block import Tier
 from ..core.options import PlannerOptions
-from ..pictures import check_target
+from ..pictures import CannotDraw, check_target
 from ..replay import report
 from ..replay.chart import write_chart
 from ..replay.outcomes import Outcome
@@ -181,6 +181,8 @@ def _refuse_mixtures(policies: Sequence[str]) -> None:
 def _draw(chart: Path, trace: Trace, outcomes: Sequence[Outcome]) -> None:
     try:
         write_chart(chart, trace.name, outcomes)
+    except CannotDraw as error:
+        raise Failed(f"{chart} was not drawn: {error}") from error
     except OSError as error:
         raise Failed(f"cannot write {chart}: {error.strerror}") from error
 

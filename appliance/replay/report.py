@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...tiers.block import Tier
-from ..units import about_bytes, format_duration
+from ..units import about_bytes, about_duration, format_duration
 from .outcomes import Outcome
 from .traces import Trace
 
@@ -70,7 +70,7 @@ def hits(outcomes: Sequence[Outcome]) -> Table:
         if len(tiers) > 1:
             cells += [f"{outcome.token_hits.get(tier, 0) / (outcome.num_tokens or 1):.2%}" for tier in tiers]
         speed = outcome.num_blocks / outcome.cpu_s if outcome.cpu_s else 0.0
-        cells += [f"{outcome.prefill_saved_s:,.0f} s", f"{outcome.num_refused_blocks:,}", f"{speed:,.0f}"]
+        cells += [about_duration(outcome.prefill_saved_s), f"{outcome.num_refused_blocks:,}", f"{speed:,.0f}"]
         table.add_row(outcome.policy, outcome.capacity, *cells)
     return table
 

@@ -14,6 +14,7 @@ from kvtier.appliance.replay.chart import chart, write_chart
 from kvtier.appliance.replay.setups import Shape, capacity_of, choice_of, single_tier
 from kvtier.appliance.replay.sweep import run_setups
 from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
+from kvtier.appliance.units import about_duration
 from kvtier.policies.registry import EVICTION, UnknownPolicy
 
 from .traces import drawn, request, trace_of, write
@@ -178,13 +179,28 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_work(
     assert says in result.stderr
 
 
-def test_without_matplotlib_a_picture_is_refused_with_what_to_install(
+def test_little_prefill_saved_is_not_told_as_none(trace_path: Path) -> None:
+    words = ("--policy", "unbounded", "--jobs", 1)
+    [saved] = [
+        one["prefill_saved_s"]
+        for one in json.loads(kvtier("replay", trace_path, *words, "--json").stdout)["outcomes"]
+    ]
+    assert saved > 0
+    assert about_duration(saved) in kvtier("replay", trace_path, *words).stdout
+    assert about_duration(saved) != "0 s"
+
+
+def test_without_matplotlib_the_figures_come_first_and_then_what_to_install(
     trace_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = kvtier("replay", trace_path, "--chart", tmp_path / "a.png")
-    assert result.exit_code == 2
-    assert "kvtier[charts]" in result.stderr
+    picture = tmp_path / "a.png"
+    result = kvtier("replay", trace_path, "--capacity", "50%", "--jobs", 1, "--chart", picture)
+    assert result.exit_code == 1
+    assert "accesses/s" in result.stdout
+    missing = "pictures need matplotlib; install it with pip install 'kvtier[charts]'"
+    assert result.stderr == f"Error: {picture} was not drawn: {missing}\n"
+    assert not picture.exists()
     assert kvtier("replay", trace_path, "--jobs", 1).exit_code == 0
 
 
