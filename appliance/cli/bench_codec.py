@@ -20,8 +20,8 @@ from ...tiers.block import DTYPE_BYTES
 from ...tiers.codecs.base import Codec, CodecError, DoesNotFit, Shape
 from ...tiers.codecs.registry import BY_NAME
 from ...tiers.codecs.trial import trial_payload
-from ..units import parse_bytes
 from .output import console, print_json
+from .quantities import SIZE
 from .target import Failed, json_option
 
 ROUNDS = 5  # the best counts: a neighbour can only slow one down
@@ -44,11 +44,11 @@ class Speed:
 
 @click.command()
 @click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), default="bfloat16", show_default=True)
-@click.option("--fragment", default="1MiB", show_default=True, help="Bytes encoded at a time.")
-@click.option("--volume", default="64MiB", show_default=True, help="Bytes in all.")
+@click.option("--fragment", default="1MiB", show_default=True, type=SIZE, help="Bytes encoded at a time.")
+@click.option("--volume", default="64MiB", show_default=True, type=SIZE, help="Bytes in all.")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Values, .npy.")
 @json_option
-def codec(dtype: str, fragment: str, volume: str, file: Path | None, as_json: bool) -> None:
+def codec(dtype: str, fragment: int, volume: int, file: Path | None, as_json: bool) -> None:
     """Measure codecs on this host: ratio, encoding, decoding. Needs no daemon.
 
     \b
@@ -57,8 +57,7 @@ def codec(dtype: str, fragment: str, volume: str, file: Path | None, as_json: bo
       kvtier bench codec --dtype float16 --fragment 256KiB
     """
     try:
-        fragment_bytes, volume_bytes = parse_bytes(fragment), parse_bytes(volume)
-        fragments, shape = _values(dtype, fragment_bytes, volume_bytes, file)
+        fragments, shape = _values(dtype, fragment, volume, file)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     memcpy = _memcpy(fragments)
@@ -83,7 +82,15 @@ def _values(
     if file is None:
         count = volume_bytes // fragment_bytes
         return [np.frombuffer(trial_payload(shape, seed), np.uint8) for seed in range(count)], shape
-    raw = np.load(file, allow_pickle=False).reshape(-1).view(np.uint8)
+    try:
+        values = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{file} is no .npy file of numbers; numpy.save writes one") from error
+    if not isinstance(values, np.ndarray) or values.dtype.itemsize != width:
+        raise ValueError(
+            f"{file} does not hold values of {width} bytes, as {dtype} has; name another --dtype"
+        )
+    raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     count = raw.size // shape.raw_bytes
     if count == 0:
         raise ValueError(f"{file} holds less than one fragment; lower --fragment")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ...tiers.codecs.dictionaries import SUFFIX, DictionaryError, train
+from .quantities import Size
 from .target import Failed
 
 
@@ -25,9 +26,20 @@ def dictionary() -> None:
     "samples", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--bytes", "capacity_bytes", default=110 << 10, show_default=True, help="Its size at most.")
 @click.option(
-    "--sample-bytes", default=64 << 10, show_default=True, help="Files are cut into pieces so long."
+    "--bytes",
+    "capacity_bytes",
+    default="110KiB",
+    show_default=True,
+    type=Size(least=1),
+    help="Its size at most.",
+)
+@click.option(
+    "--sample-bytes",
+    default="64KiB",
+    show_default=True,
+    type=Size(least=1),
+    help="Files are cut into pieces so long.",
 )
 def train_command(samples: tuple[Path, ...], out: Path, capacity_bytes: int, sample_bytes: int) -> None:
     """Train a dictionary on the files SAMPLES, payloads as they are put; write it to --out NAME.zdict.

@@ -3,27 +3,30 @@
 import click
 
 from ...v1 import admin_pb2
-from ..units import parse_duration
 from .output import console, plain, print_json
+from .quantities import Duration
 from .target import admin, json_option, resolve, target_option
 
 
 @click.command()
-@click.option("--grace", default="30s", show_default=True, help="How long work in progress may go on.")
+@click.option(
+    "--grace",
+    "grace_s",
+    default="30s",
+    show_default=True,
+    type=Duration(),
+    help="How long work in progress may go on.",
+)
 @click.option("--exit", "exit_", is_flag=True, help="End the daemon when it is drained.")
 @target_option
 @json_option
-def drain(grace: str, exit_: bool, target: str | None, as_json: bool) -> None:
+def drain(grace_s: float, exit_: bool, target: str | None, as_json: bool) -> None:
     """Refuse new work, end leases, flush what only memory holds, seal the cold store.
 
     \b
     Example:
       kvtier drain --grace 30s --exit
     """
-    try:
-        grace_s = parse_duration(grace)
-    except ValueError as error:
-        raise click.UsageError(f"--grace: {error}") from error
     request = admin_pb2.DrainRequest(exit=exit_, grace_ms=round(grace_s * 1000))
     with admin(resolve(target)) as stub:
         answer = stub.Drain(request, timeout=2 * grace_s + 60)

@@ -23,8 +23,9 @@ from ...v1 import events_pb2 as pb
 from ...v1.events_pb2_grpc import EventsServiceStub
 from ...v1.shm import HASH_BYTES
 from ..replay.recording import Recorder
-from ..units import format_duration, parse_duration
+from ..units import format_duration
 from .output import talk
+from .quantities import Duration
 from .target import Failed, connect, failure, resolve, target_option
 
 #: Compression of the file: the least that still finds repeated prompts.
@@ -75,9 +76,11 @@ class Members(io.TextIOBase):
 
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
-@click.option("--for", "duration", default="", help="Stop after this long, e.g. 1h.  [default: at Ctrl-C]")
+@click.option(
+    "--for", "duration_s", type=Duration(), help="Stop after this long, e.g. 1h.  [default: at Ctrl-C]"
+)
 @target_option
-def record(out: Path, duration: str, target: str | None) -> None:
+def record(out: Path, duration_s: float | None, target: str | None) -> None:
     """Record what a running daemon is asked for and given, until Ctrl-C, as a trace for `kvtier replay`.
 
     The file holds times, sizes, and names of blocks and sessions under a key that is never written down: it
@@ -88,10 +91,6 @@ def record(out: Path, duration: str, target: str | None) -> None:
       kvtier record --out monday.jsonl.gz --for 8h
       kvtier replay monday.jsonl.gz --policy lru --policy urgency --capacity 64GiB,128GiB
     """
-    try:
-        duration_s = parse_duration(duration) if duration else None
-    except ValueError as error:
-        raise click.UsageError(f"--for: {error}") from error
     address = resolve(target)
     try:
         file = out.open("xb", buffering=0)

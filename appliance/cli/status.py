@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...v1 import admin_pb2, types_pb2
-from ..units import about_bytes, format_duration
+from ..units import about_bytes, count, format_duration
 from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
@@ -104,13 +104,13 @@ def _headline(answer: admin_pb2.GetStatusResponse, address: str) -> Text:
     if answer.encryption.last_error:
         text.append(f"\nthe master key file is refused: {answer.encryption.last_error}", "bold red")
     counts = (
-        (answer.num_blocks, "blocks"),
-        (answer.num_namespaces, "namespaces"),
-        (answer.num_clients, "clients"),
-        (answer.num_sessions, "sessions"),
-        (answer.num_leases, "leases"),
+        (answer.num_blocks, "block"),
+        (answer.num_namespaces, "namespace"),
+        (answer.num_clients, "client"),
+        (answer.num_sessions, "session"),
+        (answer.num_leases, "lease"),
     )
-    text.append("\n" + ", ".join(f"{count:,} {name}" for count, name in counts) + "\n")
+    text.append("\n" + ", ".join(count(number, noun) for number, noun in counts) + "\n")
     return text
 
 

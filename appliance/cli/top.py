@@ -25,8 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ...v1 import admin_pb2
-from ..units import about_bytes, about_duration, format_duration
+from ..units import about_bytes, about_duration, count, format_duration
 from .output import console, print_json
+from .quantities import Duration
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.2, 3600.0
@@ -48,8 +49,13 @@ PARTS = {
 
 
 @click.command()
-@click.option("--interval", default=1.0, show_default=True, metavar="SECONDS", help="Between two looks.",
-              type=click.FloatRange(MIN_INTERVAL_S, MAX_INTERVAL_S))  # fmt: skip
+@click.option(
+    "--interval",
+    default="1s",
+    show_default=True,
+    type=Duration(MIN_INTERVAL_S, MAX_INTERVAL_S),
+    help="Time between two looks, 200ms to 1h.",
+)
 @click.option("--once", is_flag=True, help="Draw once and leave.")
 @target_option
 @json_option
@@ -175,7 +181,7 @@ def _headline(snapshot: dict[str, Any]) -> Text:
         f"  up {format_duration(round(snapshot['uptime_s']))}, policy {snapshot['policy']['generation']}"
     )
     text.append(
-        f", {counts['blocks']:,} blocks, {counts['clients']:,} clients, {counts['sessions']:,} sessions\n"
+        "".join(f", {count(counts[f'{noun}s'], noun)}" for noun in ("block", "client", "session")) + "\n"
     )
     ratio = totals["hit_ratio"]
     text.append("hits ").append(f"{ratio:.1%}" if ratio is not None else "–", "bold")

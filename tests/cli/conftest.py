@@ -48,6 +48,7 @@ def status() -> admin_pb2.GetStatusResponse:
         ],
         num_blocks=4096,
         num_clients=2,
+        num_namespaces=1,
         counters={"stored_dram": 4096, "evicted_dram": 12},
         codec_speeds=[
             admin_pb2.CodecSpeed(codec="exponents", dtype="bfloat16", decode_bytes_per_s=1.57e10),

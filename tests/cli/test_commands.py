@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 from kvtier.appliance.cli.app import cli
@@ -71,6 +73,16 @@ def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: Script
         ["evict", "dram", "0"],
         ["evict", "dram", "much"],
         ["evict", "l2", "all"],
+        ["evict", "dram", "1GiB", "--namespace", "1"],
+        ["evict", "dram", "all", "--namespace", "0"],
+        ["top", "--interval", "1ms"],
+        ["top", "--interval", "often"],
+        ["record", "--out", "x", "--for", "long"],
+        ["bench", "--volume", "1MiB"],
+        ["bench", "--volume", "much"],
+        ["bench", "--sizes", "64KiB,much"],
+        ["bench", "codec", "--fragment", "big"],
+        ["dictionary", "train", "/dev/null", "--out", "a.zdict", "--sample-bytes", "0"],
         ["drain", "--grace", "soon"],
         ["status", "--target", "http://x"],
         ["bench", "--sizes", "1KB"],
@@ -150,7 +162,8 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
 def test_status_shows_the_numbers(scripted: ScriptedAdmin, target: str) -> None:
     scripted.status.draining = True
     text = run("status", target=target).stdout
-    for words in ("up 1h2m5s", "DRAINING", "2.5 GiB of 4 GiB", "63%", "dram → nvme", "2.50", "4,096 blocks"):
+    counts = "4,096 blocks, 1 namespace, 2 clients, 0 sessions, 0 leases"
+    for words in ("up 1h2m5s", "DRAINING", "2.5 GiB of 4 GiB", "63%", "dram → nvme", "2.50", counts):
         assert words in text
     assert re.search(r"exponents +bfloat16 +15\.7 GB/s\n *planes +bfloat16 +not", text)
     assert text.count("█") == BAR_CELLS // 4 + 1  # a quarter is pinned; one more in the legend
@@ -276,6 +289,34 @@ def test_bench_codec_needs_no_daemon() -> None:
     text = run("bench", "codec", "--fragment", "64KiB", "--volume", "256KiB", "--dtype", "float16").stdout
     assert "exponents" not in text
     assert "planes" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"text", "is no .npy file of numbers"),
+        (b"", "is no .npy file of numbers"),
+        (np.zeros(100_000, np.float64), "does not hold values of 2 bytes"),
+        (np.array([{}]), "is no .npy file of numbers"),
+    ],
+)
+def test_bench_codec_says_what_a_file_has_to_hold(tmp_path: Path, content: Any, says: str) -> None:
+    path = tmp_path / "values.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    result = run("bench", "codec", "--file", str(path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in " ".join(result.stderr.split())
+    assert "pickle" not in result.stderr
+
+
+def test_bench_codec_reads_values_of_others(tmp_path: Path) -> None:
+    np.save(tmp_path / "values.npy", np.random.default_rng(1).standard_normal(100_000).astype(np.float16))
+    words = ("--dtype", "float16", "--fragment", "64KiB", "--json")
+    result = run("bench", "codec", "--file", str(tmp_path / "values.npy"), *words)
+    assert {one["codec"] for one in json.loads(result.stdout)["codecs"]} >= {"identity", "planes"}
 
 
 def test_a_tenant_is_erased_when_somebody_said_so(scripted: ScriptedAdmin, target: str) -> None:

@@ -37,7 +37,7 @@ def imported(*arguments: str, words: str | None = None) -> tuple[str, set[str]]:
 
 
 def third_parties(modules: set[str]) -> set[str]:
-    """Return the packages among the modules that Python does not bring; without what every process here has."""
+    """Return the packages among the modules that are not Python's, nor imported by every process here."""
     probe = [sys.executable, "-c", "import sys, json; print(json.dumps(sorted(sys.modules)))"]
     at_start = set(json.loads(subprocess.run(probe, capture_output=True, text=True, check=True).stdout))
     packages = {name.partition(".")[0] for name in modules - at_start}

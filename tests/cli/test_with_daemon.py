@@ -11,6 +11,7 @@ import pytest
 
 from kvtier.appliance.cli import bench
 from kvtier.appliance.daemon import Daemon, embedded_settings
+from kvtier.clients import Client, Geometry, NamespaceIdentity
 
 from .conftest import run
 
@@ -47,8 +48,10 @@ def test_bench_status_inspect_and_doctor(daemon: str) -> None:
         assert 0 < figure["p50_s"] <= figure["p99_s"]
         assert (figure["bytes_per_s"] > 0) == (figure["operation"] != "lookup")
         assert figure["operation"] != "memcpy" or figure["memcpy_ratio"] == pytest.approx(1)
+    assert result.stderr == ""
     answer = json.loads(run("status", "--json", target=daemon).stdout)
-    assert answer["num_blocks"] == (16 << 20) // (64 << 10) + (16 << 20) // (256 << 10)
+    assert answer["num_blocks"] == 0, "what bench stored was evicted again"
+    assert (answer["num_namespaces"], answer["num_sessions"]) == (2, 0)
     assert [tier["tier"] for tier in answer["tiers"]] == ["hbm", "dram", "nvme"]
     assert run("evict", "dram", "1MiB", target=daemon).exit_code == 0
     missing = run("inspect", "session", "nobody", target=daemon)
@@ -56,6 +59,48 @@ def test_bench_status_inspect_and_doctor(daemon: str) -> None:
     report = json.loads(run("doctor", "--json", target=daemon).stdout)
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     assert verdicts["daemon integrity"] == verdicts["daemon version"] == "ok"
+
+
+def test_bench_leaves_what_others_stored_and_measures_again(daemon: str) -> None:
+    geometry = Geometry(num_layers=1, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float16")
+    names = [bytes([number]) * 32 for number in range(4)]
+    with Client(daemon) as client:
+        namespace = client.register(NamespaceIdentity(b"m" * 32, geometry))
+        client.put(namespace, names, bytes(4 * geometry.block_bytes))
+    for _ in range(2):
+        result = run("bench", "--sizes", "64KiB", "--volume", "4MiB", "--json", target=daemon)
+        assert result.exit_code == 0, result.output
+        assert [figure["num_failed"] for figure in json.loads(result.stdout)["figures"]] == [0] * 4
+    answer = json.loads(run("status", "--json", target=daemon).stdout)
+    assert (answer["num_blocks"], answer["num_namespaces"]) == (4, 2)
+    run("bench", "--sizes", "64KiB", "--volume", "4MiB", "--keep", target=daemon)
+    answer = json.loads(run("status", "--json", target=daemon).stdout)
+    assert (answer["num_blocks"], answer["num_namespaces"]) == (4 + 64, 2)
+    evicted = run("evict", "dram", "all", "--namespace", "1", target=daemon)
+    assert evicted.stdout.startswith("evicted 4 blocks, ")
+    unknown = run("evict", "dram", "all", "--namespace", "9", target=daemon)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "there is no namespace 9" in unknown.stderr
+
+
+def test_bench_measures_the_sizes_that_a_small_volume_allows(daemon: str) -> None:
+    result = run("bench", "--volume", "8MiB", "--json", target=daemon)
+    assert result.exit_code == 0, result.output
+    sizes = {figure["block_bytes"] for figure in json.loads(result.stdout)["figures"]}
+    assert sizes == {64 << 10, 256 << 10}
+
+
+def test_bench_tells_medians_so_that_an_outlier_is_one_call() -> None:
+    """One call of a round takes a thousand times as long: neither the speed nor the ratio moves."""
+    slow, fast = (1.0, 1000), (0.001, 1000)
+    memcpy, get = bench.Rounds("memcpy"), bench.Rounds("get")
+    for number in range(8):
+        memcpy.add([fast] * 7 + ([slow] if number == 3 else [fast]))
+        get.add([(0.002, 1000)] * 7 + [(0.002, 1000) if number else (2.0, 1000)])
+    assert memcpy.speed() == pytest.approx(1e6)
+    assert get.speed() == pytest.approx(0.5e6)
+    assert get.ratio(memcpy.speeds) == pytest.approx(0.5)
+    assert get.num_bytes == 64 * 1000
 
 
 def test_bench_refuses_to_time_wrong_bytes(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
