@@ -48,10 +48,10 @@ class Step:
     what: tuple[str, ...]
     options: tuple[str, ...] = ()
 
-    def plan(self, errors: int | None = None) -> list[str]:
-        """Return the addresses of what pip would fetch. Raises CalledProcessError when it finds no answer."""
+    def plan(self) -> list[str]:
+        """Return the addresses of what pip would fetch. Raises CalledProcessError, with pip's words."""
         command = [*PIP, "--dry-run", "--report", "-", *self.options, *self.what]
-        planned = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, check=True)
+        planned = subprocess.run(command, capture_output=True, text=True, check=True)
         return [item["download_info"]["url"] for item in json.loads(planned.stdout)["install"]]
 
     def run(self) -> None:
@@ -122,7 +122,7 @@ def steps(torch: str, others: list[str], index: str, options: tuple[str, ...]) -
     if not reason:
         from_index = Step((torch,), ("--no-deps", "--index-url", index))
         try:
-            from_index.plan(errors=subprocess.DEVNULL)
+            from_index.plan()
         except subprocess.CalledProcessError:
             reason = f"it has no {torch} for this machine"
         else:
@@ -185,7 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for step in todo:
             step.run()
     except subprocess.CalledProcessError as failed:
-        return failed.returncode  # pip has said why
+        print(failed.stderr or "", end="", file=sys.stderr)  # of a plan; what fails later has been seen
+        return failed.returncode
     return 0
 
 
