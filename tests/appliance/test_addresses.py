@@ -65,7 +65,10 @@ def test_a_client_prefers_the_variable_then_a_socket_that_is_there(tmp_path: Pat
 def test_a_client_does_not_trust_a_socket_of_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "k.sock"
+    everybodys = tmp_path / "everybodys"  # as /tmp is; below a folder of root alone every socket is trusted
+    path = everybodys / "kvtier" / "k.sock"
+    path.parent.mkdir(parents=True)
+    everybodys.chmod(0o1777)
     monkeypatch.setattr(addresses, "candidates", lambda environment, uid: [path])
     monkeypatch.setattr(addresses, "default_address", lambda environment: "unix:///own.sock")
     with socket.socket(socket.AF_UNIX) as listener:

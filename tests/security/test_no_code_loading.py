@@ -38,6 +38,7 @@ CALLS = {
 ALLOWED = {
     ("policies/registry.py", "importlib.import_module"): "policy classes of policy.allowed_modules only",
     ("src/kvtier/__init__.py", "importlib.import_module"): "public names from a table, on first use",
+    ("clients/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     ("clients/lmcache/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     (
         "clients/transformers/__init__.py",

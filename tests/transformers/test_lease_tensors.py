@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity, PreconditionFailed, prefix_hashes
 from kvtier.clients.namespace import DTYPE_BYTES
@@ -17,6 +16,8 @@ from kvtier.testing import FakeAppliance
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread
+
+torch = pytest.importorskip("torch", reason="torch is not installed; `make test-transformers` runs this")
 
 GEOMETRY = Geometry(2, 2, 64, 16, "bfloat16", layers_per_group=1)
 
