@@ -106,7 +106,7 @@ class Chats:
     def _part(self, rng: Random, session: Session, pause_s: float) -> Urgency:
         """Say what the session does until its next turn."""
         urgency = rng.choices(
-            (Urgency.DECODING, Urgency.QUEUED, Urgency.WAITING, Urgency.IDLE), weights=(4, 1, 5, 2)
+            (Urgency.DECODING, Urgency.QUEUED, Urgency.WAITING, Urgency.IDLE), weights=(2, 1, 6, 3)
         )[0]
         back_in_s = pause_s if urgency is Urgency.WAITING else None
         session.update(urgency, back_in_s=back_in_s, num_decoded_tokens=rng.randint(20, 400))

@@ -208,7 +208,7 @@ export function drawTiers(snapshot, history, isLinear) {
   const drawing = document.getElementById("drawing");
   const room = drawing.parentElement.clientWidth;
   const [width, height, nodes] =
-    room < STACKED_BELOW
+    room < STACKED_BELOW // what runtimes do is in words there
       ? stacked(snapshot, askedWords(history), isLinear, flows, room)
       : wide(snapshot, history, isLinear, flows);
   drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -238,6 +238,8 @@ export function drawTiers(snapshot, history, isLinear) {
       .join(" "),
   );
   const { peak } = flows;
+  const isStacked = room < STACKED_BELOW;
+  const hasArrows = peak > 1 && (!isStacked || tiers.length > 1);
   const moves = tiers.length > 1 ? [swatch("line promote", "promote"), swatch("line demote", "demote")] : [];
   put(
     "legend",
@@ -245,13 +247,13 @@ export function drawTiers(snapshot, history, isLinear) {
     swatch("reserved", "arriving"),
     swatch("condemned", "condemned"),
     swatch("track", "free"),
-    ...(room < STACKED_BELOW ? [] : [swatch("line put", "put")]),
+    ...(isStacked ? [] : [swatch("line put", "put")]),
     ...moves,
-    ...(room < STACKED_BELOW ? [] : [swatch("line read", "found, and read by a runtime")]),
+    ...(isStacked ? [] : [swatch("line read", "found, and read by a runtime")]),
     html(
       "li",
       { class: "quiet" },
-      `fill: share of the tier${peak > 1 ? ` · arrows: mean of 3 s, the widest would be ${bytes(peak)}/s, the most in ${LATELY} s` : ""}`,
+      `fill: share of the tier${hasArrows ? ` · arrows: mean of 3 s, the widest would be ${bytes(peak)}/s, the most in ${LATELY} s` : ""}`,
     ),
   );
   flow(drawing);

@@ -28,7 +28,12 @@ export function tierBar(tier, length, height) {
   parts.push(["condemned", tier.condemned_bytes, `condemned: ${bytes(tier.condemned_bytes)}`]);
   return [
     svg("rect", { width: length.toFixed(1), height, rx: 5, class: "track" }),
-    ...bar(parts, Math.max(tier.capacity_bytes, sum(parts.map(([, n]) => n))), length, height),
+    svg("clipPath", { id: `bar-${tier.tier}` }, svg("rect", { width: length.toFixed(1), height, rx: 5 })),
+    svg(
+      "g",
+      { "clip-path": `url(#bar-${tier.tier})` },
+      bar(parts, Math.max(tier.capacity_bytes, sum(parts.map(([, n]) => n))), length, height),
+    ),
     svg("rect", { width: length.toFixed(1), height, rx: 5, class: "outline" }),
   ];
 }
