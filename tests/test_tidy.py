@@ -107,3 +107,9 @@ def test_no_file_names_a_machine() -> None:
                 f"{path.relative_to(ROOT)}: {m.group().decode()}" for m in places.finditer(path.read_bytes())
             ]
     assert found == []
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 150
+    assert [number for number, line in enumerate(lines, 1) if len(line) > 120] == []
