@@ -93,7 +93,7 @@ def holding(tiers: Tiers) -> str:
         if tier is not None:
             num_tokens = tier.capacity_bytes // TOKEN_BYTES
             held.append(f"{name} {about_bytes(tier.capacity_bytes)} ({num_tokens:,} tokens)")
-    text = f"{', '.join(held)} of {MODEL_NAME} at {about_bytes(TOKEN_BYTES)} each"
+    text = f"{', '.join(held)}; a token of {MODEL_NAME} is {about_bytes(TOKEN_BYTES)}"
     more = ["--set tiers.dram.capacity=50%"] if isinstance(tiers.dram.capacity_bytes, HostShare) else []
     more += [NVME_HINT] if tiers.nvme is None else []
     return f"{text}; for more: {' '.join(more)}" if more else text

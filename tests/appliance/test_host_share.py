@@ -124,7 +124,7 @@ def test_a_reload_keeps_the_size_that_was_chosen_at_the_start(
 def test_the_ready_line_says_how_little_a_default_is(host: None) -> None:
     said = process.holding(Settings.load(env={}).tiers)
     assert said == (
-        "dram 16 GiB (131,072 tokens) of Llama 3.1 8B at 128 KiB each; for more: "
+        "dram 16 GiB (131,072 tokens); a token of Llama 3.1 8B is 128 KiB; for more: "
         "--set tiers.dram.capacity=50% "
         "--set tiers.nvme.path=/var/lib/kvtier --set tiers.nvme.capacity=100GiB"
     )
@@ -139,5 +139,5 @@ def test_the_ready_line_of_what_was_chosen_gives_no_advice(host: None) -> None:
     chosen = ["tiers.dram.capacity=1GiB", "tiers.nvme.path=/data", "tiers.nvme.capacity=1TiB"]
     said = process.holding(Settings.load(env={}, overrides=chosen).tiers)
     assert said == (
-        "dram 1 GiB (8,192 tokens), nvme 1 TiB (8,388,608 tokens) of Llama 3.1 8B at 128 KiB each"
+        "dram 1 GiB (8,192 tokens), nvme 1 TiB (8,388,608 tokens); a token of Llama 3.1 8B is 128 KiB"
     )
