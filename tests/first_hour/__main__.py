@@ -107,11 +107,12 @@ def run(page: Path, folder: Path, programs: Path) -> Iterator[str]:
                 continue
             status, printed = newcomer.run(command)
             print("\n$ " + command.text.strip().replace("\n", "\n  "), printed.rstrip(), sep="\n", flush=True)
+            last = command.text.strip().splitlines()[-1]
             if status != command.status:
-                yield f"{page.stem}: {command.text.strip()!r} ended with {status}, not {command.status}"
+                yield f"{page.stem}: `{last}` ended with {status}, not {command.status}"
             for line in command.shown:
                 if not is_seen(line, printed):
-                    yield f"{page.stem}: {command.text.strip()!r} did not say {line!r}"
+                    yield f"{page.stem}: `{last}` did not say {line!r}"
     finally:
         newcomer.close()
 
