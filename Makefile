@@ -148,6 +148,10 @@ compiled: $(COMPILED)/.installed
 pictures: $(WEB)/.ready
 	$(WEB)/bin/python -m tests.web.pictures docs/pictures
 
+# A new user's first hour with what users install, printed to be read; pictures in out/first-hour.
+first-hour: $(WEB)/.ready
+	$(WEB)/bin/python -m tests.first_hour $(ARGS)
+
 check: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
