@@ -111,7 +111,7 @@ def run(page: Path, folder: Path, programs: Path) -> Iterator[str]:
             if status != command.status:
                 yield f"{page.stem}: `{last}` ended with {status}, not {command.status}"
             for line in command.shown:
-                if not is_seen(line, printed):
+                if not is_seen(newcomer.named(line), printed):
                     yield f"{page.stem}: `{last}` did not say {line!r}"
     finally:
         newcomer.close()
