@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
 
-.PHONY: demo test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures check bench proto sim docs docs-site dist clean
+.PHONY: demo test test-all test-vllm test-sglang test-transformers test-lmcache test-helm image test-image test-web compiled pictures first-hour check bench proto sim docs docs-site dist clean
 
 # Every environment is the folder of its target. Debian's python3 has no ensurepip without python3-venv, so the pip
 # outside installs the one inside.
