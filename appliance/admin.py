@@ -92,7 +92,12 @@ class Admin:
                 pb.CodecSpeed(codec=name, dtype=dtype, decode_bytes_per_s=speed)
                 for (dtype, name), speed in sorted(self._codec_speeds().items())
             ],
+            writes=self._write_status(),
         )
+
+    def _write_status(self) -> pb.WriteStatus | None:
+        writes = self._sight.eyes.writes()
+        return None if writes is None else pb.WriteStatus(**writes)
 
     def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
         rows = self._reload.loaded.rows()

@@ -35,11 +35,12 @@ from .errors import StartError
 from .forward import ForwardCopier
 from .hot_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
 from .lanes import Edge, Route
-from .learned_file import read_learned
+from .learned_file import read_learned, read_whole
 from .peer_devices import open_peers
 from .profiles import Profiles, read_profiles
 from .settings import FromNvme, NvmeTier, Settings
 from .settings_encryption import EncryptionSettings
+from .writes_file import MAX_BYTES, STEM
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Assembly:
     recovered: Recovered | None = None
     profiles: Profiles = field(default_factory=dict)
     learned: bytes = b""  # what the policies of the last owner of the cold store knew
+    written: bytes = b""  # how much it had written
     pools: list[ThreadPoolExecutor] = field(default_factory=list)
     hot: HotTier | None = None  # where hbm is a GPU's
     is_link_measured: bool = False  # not of a device that a test brings and drives
@@ -193,6 +195,7 @@ def _open_store(assembly: Assembly, nvme: NvmeTier, encryption: EncryptionSettin
     assembly.rooms[Tier.NVME] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)
     assembly.recovered = store.recover()
     assembly.learned = read_learned(nvme.path)
+    assembly.written = read_whole(nvme.path / f"{STEM}.json", MAX_BYTES)
 
 
 def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int) -> None:

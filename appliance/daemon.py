@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -52,6 +53,7 @@ from .settings_tenants import bandwidth_shares_of
 from .sight.eyes import DRAINING, READY, Eyes
 from .sight.sight import Sight
 from .streams import PutBuffers, Streams
+from .writes_file import WritesFile
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +99,11 @@ class Daemon:
             assembly.hot.when_lost(lambda reason: soon(lose, Tier.HBM, reason))
         self._recall(assembly.learned)
         nvme = settings.tiers.nvme
-        self.learned = LearnedFile(nvme.path if nvme is not None else None, self._what_was_learned)
+        cold_path = nvme.path if nvme is not None else None
+        self.learned = LearnedFile(cold_path, self._what_was_learned)
+        budget = self.planner.pressure.ahead.budget
+        self.writes = WritesFile(cold_path, budget, self.appliance.clock, time.time)
+        self.writes.restore(assembly.written)
         if assembly.recovered is not None:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
@@ -221,6 +227,7 @@ class Daemon:
             daemon._watching.append(asyncio.create_task(watching))
         daemon._sweep()
         daemon.learned.begin()
+        daemon.writes.begin()
         return daemon
 
     def serve_pages(self, devices: list[DirectDevice]) -> None:
@@ -248,6 +255,7 @@ class Daemon:
                     self.appliance.execute(to_seal)
                     await self.appliance.settled()
                 await self.learned.keep()
+                await self.writes.keep()
         self.appliance.execute(self.planner.close_cold_store())  # when time ran out: what can be sealed
         if leave:
             self.leaving.set()
@@ -275,6 +283,7 @@ class Daemon:
         for client in self.clients:
             self.clients.close(client.id, "daemon stops")
         await self.learned.close()  # while the directory is still ours
+        await self.writes.close()
         await self.appliance.stop()
         await asyncio.to_thread(self.assembly.close)
         if self._prefaulting is not None:
@@ -282,7 +291,7 @@ class Daemon:
 
     def counters(self) -> Counter[str]:
         """Return what the shell counted, by name."""
-        counters = self.appliance.counters + self.learned.counters
+        counters = self.appliance.counters + self.learned.counters + self.writes.counters
         counters["policies_applied"] = self.reload.status.num_applied
         counters["policies_refused"] = self.reload.status.num_refused
         if self.direct is not None:

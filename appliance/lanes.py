@@ -114,6 +114,8 @@ class Lane:
         copy, tenant_of = job.copy, self.shares.tenant
         total = sum(item.label.raw_length for item in copy.items)
         share = batch_bytes or min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
+        if copy.in_one:
+            share = total
         start = num_bytes = 0
         owner = tenant_of(copy.items[0].label.namespace_id)
         for position, item in enumerate(copy.items):

@@ -74,14 +74,20 @@ def write_whole(path: Path, data: bytes) -> None:
 class LearnedFile:
     """Keeps what `learned` returns: every `interval_s`, when asked, and at the end. Lives on the event loop.
 
-    `directory`: None keeps nothing. `begin` starts the clock; `close` writes once more, and ends it.
+    `directory`: None keeps nothing. `begin` starts the clock; `close` writes once more, and ends it. `stem`
+    names the file and the counters.
     """
 
     def __init__(
-        self, directory: Path | None, learned: Callable[[], bytes], interval_s: float = KEEP_INTERVAL_S
+        self,
+        directory: Path | None,
+        learned: Callable[[], bytes],
+        interval_s: float = KEEP_INTERVAL_S,
+        stem: str = "learned",
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._directory = directory
+        self._stem = stem
         self._learned = learned
         self._interval_s = interval_s
         self._kept = b""  # the last one written
@@ -92,10 +98,10 @@ class LearnedFile:
     def begin(self) -> None:
         """Keep it from now on."""
         if self._directory is not None:
-            self._clock = asyncio.create_task(self._run(), name="kvtier-learned")
+            self._clock = asyncio.create_task(self._run(), name=f"kvtier-{self._stem}")
 
     async def keep(self) -> None:
-        """Write what was learned, unless nothing was since the last time. Logs and counts failures."""
+        """Write what is to be kept, unless it is as the last time. Logs and counts failures."""
         if self._directory is None:
             return
         try:
@@ -103,10 +109,10 @@ class LearnedFile:
             if data and data != self._kept:
                 await asyncio.to_thread(self._write, self._directory, data)
                 self._kept = data
-                self.counters["learned_kept"] += 1
+                self.counters[f"{self._stem}_kept"] += 1
         except Exception as problem:  # a full disk, or a policy of the administrator's own
-            self.counters["learned_not_kept"] += 1
-            log.warning("cannot keep what the policies learned: %s", problem)
+            self.counters[f"{self._stem}_not_kept"] += 1
+            log.warning("cannot keep %s.json beside the cold store: %s", self._stem, problem)
 
     async def close(self) -> None:
         """Write the last state. Idempotent."""
@@ -116,7 +122,7 @@ class LearnedFile:
 
     def _write(self, directory: Path, data: bytes) -> None:
         with self._writing:
-            write_learned(directory, data)
+            write_whole(directory / f"{self._stem}.json", data)
 
     async def _run(self) -> None:
         while not self._closing.is_set():

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..v1.addresses import default_address, socket_path
 from ..v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
 from . import settings_sources, units
-from .core.options import PlannerOptions
+from .core.options import PlannerOptions, WriteMode
 from .settings_compression import CompressionSettings
 from .settings_encryption import EncryptionSettings
 from .settings_fields import (
@@ -28,6 +28,7 @@ from .settings_fields import (
     Bytes,
     Capacity,
     Count,
+    DailyWrites,
     Devices,
     Directory,
     Fraction,
@@ -142,11 +143,26 @@ class NvmeTier(_Model):
     """Size of one segment file, a multiple of 4KiB. Space comes back a whole segment at a time."""
     durability: Literal["none", "segment", "record"] = "segment"
     """What is on the device before it counts: nothing, each full segment, or each record."""
+    write: WriteMode = "idle"
+    """When blocks are copied here, and so survive the process: `spill`, when memory needs their room; `idle`,
+    also while the device has nothing else to do; `through`, each put as soon as it was answered."""
+    daily_writes_bytes: DailyWrites = Field(default="auto", alias="daily_writes")
+    """Bytes a day that may be written here before idle copies wait for the next day: a size, `auto` for as
+    much as `capacity`, or `unlimited`. Spills and `through` count, and do not wait."""
 
     @property
     def num_segments(self) -> int:
         """Number of segments this tier has."""
         return self.capacity_bytes // self.segment_bytes
+
+    @property
+    def daily_limit_bytes(self) -> int | None:
+        """Bytes a day, None without a limit. One write of the capacity a day is what drives made for reading
+        are warranted for."""
+        daily = self.daily_writes_bytes
+        if isinstance(daily, str):
+            return self.capacity_bytes if daily == "auto" else None
+        return daily
 
     @model_validator(mode="after")
     def _check_segments(self) -> Self:
@@ -163,6 +179,13 @@ class NvmeTier(_Model):
                 "capacity",
                 f"{units.format_bytes(self.capacity_bytes)} holds {self.num_segments} segments of {segment}, "
                 f"at least {MIN_SEGMENTS} are needed; write {least} or more, or lower segment",
+            )
+        if self.daily_limit_bytes is not None and self.daily_limit_bytes < self.segment_bytes:
+            daily = units.format_bytes(self.daily_limit_bytes)
+            refuse(
+                "daily_writes",
+                f"{daily} is less than one segment of {segment}; write {segment} or more, or `write: spill` "
+                "for no idle copies",
             )
         return self
 
@@ -376,7 +399,7 @@ class Settings(_Model):
 
     def planner_options(self) -> PlannerOptions:
         """Return what the pure core needs of it."""
-        limits, leases = self.limits, self.leases
+        limits, leases, nvme = self.limits, self.leases, self.tiers.nvme
         return PlannerOptions(
             max_blocks_per_request=limits.max_blocks_per_request,
             max_namespaces=limits.max_namespaces,
@@ -403,4 +426,6 @@ class Settings(_Model):
             max_early_fraction=self.early_layers.memory,
             max_story_lines=limits.max_story_lines,
             quotas=quotas_of(self.tenants),
+            write="idle" if nvme is None else nvme.write,
+            daily_write_bytes=None if nvme is None else nvme.daily_limit_bytes,
         )

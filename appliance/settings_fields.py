@@ -93,6 +93,16 @@ def _devices(value: object) -> object:
     return numbers
 
 
+def _daily_writes(value: object) -> object:
+    """Read a size, or a word for one."""
+    if value in ("auto", "unlimited"):
+        return value
+    try:
+        return units.parse_bytes(value)
+    except ValueError as problem:
+        raise ValueError(f"{problem}; or `auto`, or `unlimited`") from problem
+
+
 def _addresses(value: object) -> list[str]:
     """Read one address or a list of them."""
     addresses = [value] if isinstance(value, str) else value
@@ -117,6 +127,21 @@ Addresses = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 Nodes = Annotated[list[int], AfterValidator(_unique_nodes)]
+DailyWrites = Annotated[
+    int | Literal["auto", "unlimited"],
+    BeforeValidator(_daily_writes),
+    PlainSerializer(lambda size: size if isinstance(size, str) else units.format_bytes(size)),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["auto", "unlimited"]},
+                {"type": "string", "pattern": BYTES_PATTERN},
+                {"type": "integer", "minimum": 0},
+            ],
+            "examples": ["auto", "2TiB", "unlimited"],
+        }
+    ),
+]
 Devices = Annotated[list[int] | Literal["all"], BeforeValidator(_devices)]
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
 

@@ -18,6 +18,8 @@ LIVE = (
     "tiers.hbm.capacity",
     "tiers.dram.capacity",
     "tiers.nvme.capacity",
+    "tiers.nvme.write",
+    "tiers.nvme.daily_writes",
     "policy.eviction",
     "policy.admission",
     "policy.prefetch",

@@ -80,6 +80,15 @@ class SegmentLog:
         """Whether a record of this payload size fits a segment."""
         return num_bytes > 0 and record_bytes(num_bytes) <= self.data_pages * PAGE_BYTES
 
+    def has_free_room(self, num_bytes: int, min_free_segments: int) -> bool:
+        """Whether records of so many bytes in all, headers included, find room and leave so many segments
+        free."""
+        number = self._open.get(False)
+        pages = -(-num_bytes // PAGE_BYTES)
+        if number is not None and self.segments[number].next_page + pages <= self.data_pages:
+            return True
+        return len(self._free) > max(1, min_free_segments)
+
     def reserve(self, domain: int, num_bytes: int, *, forward: bool = False) -> int | None:
         """Append a record of `num_bytes` payload bytes; None when a segment must be reclaimed first.
 

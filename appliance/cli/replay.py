@@ -3,10 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 
 from ...policies.registry import UnknownPolicy
 from ...tiers.block import Tier
-from ..core.options import PlannerOptions
+from ..core.options import PlannerOptions, WriteMode
 from ..pictures import CannotDraw, check_target
 from ..replay import report
 from ..replay.chart import write_chart
@@ -96,6 +96,13 @@ def trace_options(command: Any) -> Any:
     metavar="TIER=BYTES,…",
     help="Several tiers on a virtual clock instead, e.g. dram=64GiB,nvme=1TiB. May be repeated.",
 )
+@click.option(
+    "--write",
+    type=click.Choice(get_args(WriteMode)),
+    default="idle",
+    show_default=True,
+    help="With --tiers: when blocks are copied into nvme, as `tiers.nvme.write` says.",
+)
 @trace_options
 @click.option(
     "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: .png, .svg or .html."
@@ -106,6 +113,7 @@ def replay(
     policies: Sequence[str],
     capacity: str,
     tiers: Sequence[str],
+    write: WriteMode,
     first: int | None,
     block_tokens: int,
     content_ids: bool,
@@ -142,7 +150,7 @@ def replay(
             for size in sizes:
                 require_room(size, trace, shape)
             setups = [
-                Setup(policy, text, choice_of(policy), size, PlannerOptions(), shape, is_timed=True)
+                Setup(policy, text, choice_of(policy), size, _options(write, size), shape, is_timed=True)
                 for text, size in zip(tiers, sizes, strict=True)
                 for policy in policies
             ]
@@ -167,6 +175,11 @@ def replay(
         _draw(chart, trace, outcomes)
     if any(outcome.problems for outcome in outcomes):
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
+
+
+def _options(write: WriteMode, sizes: Mapping[Tier, int]) -> PlannerOptions:
+    """Return what a daemon with these tiers has by default."""
+    return PlannerOptions(write=write, daily_write_bytes=sizes.get(Tier.NVME))
 
 
 def _refuse_mixtures(policies: Sequence[str]) -> None:

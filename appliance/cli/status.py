@@ -52,6 +52,8 @@ def status(target: str | None, as_json: bool) -> None:
     screen = console()
     screen.print(_headline(answer, address))
     screen.print(picture(answer, screen.width))
+    if answer.HasField("writes"):
+        screen.print(_writes(answer.writes))
     if answer.encryption.master_keys:
         screen.print(_master_keys(answer.encryption))
     if answer.edges:
@@ -133,6 +135,20 @@ def _tiers(answer: admin_pb2.GetStatusResponse, bar_cells: int, with_backend: bo
             tier.backend if with_backend else "",
         )
     return table
+
+
+def _writes(writes: "admin_pb2.WriteStatus") -> Text:
+    """Return one line: what a death of the process would take, and what the device takes."""
+    text = Text(f"\nonly in memory: {writes.num_blocks_only_in_memory:,} blocks, ")
+    text.append(f"{about_bytes(writes.only_in_memory_bytes)}; written to nvme in 24 h: ")
+    text.append(about_bytes(writes.written_bytes))
+    if not writes.HasField("daily_bytes"):
+        return text.append(f" (write: {writes.mode}, no limit)")
+    text.append(f" (write: {writes.mode}, {about_bytes(writes.left_bytes)} left of ")
+    text.append(f"{about_bytes(writes.daily_bytes)} a day)")
+    if writes.is_overdrawn:
+        text.append("  more than tiers.nvme.daily_writes", "bold red")
+    return text
 
 
 def _legend() -> Text:

@@ -78,6 +78,7 @@ class Changes:
             planner.prefetching,
         ):
             part.options = change.options
+        planner.pressure.ahead.adopt(change.options)
         planner.waiting.max_jobs = change.options.max_waiting_puts
         planner.story.keep_at_most(change.options.max_story_lines)
         for tier, num_units in change.num_units.items():

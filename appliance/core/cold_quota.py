@@ -51,6 +51,16 @@ class ColdQuota:
                 return False
         return False
 
+    def has_room(self, row: int) -> bool:
+        """Whether a block may enter the cold store, and nothing of its tenant has to go for it."""
+        if not self.options.quotas:
+            return True
+        namespace = self._residency.catalog.namespace_of(row)
+        quota = self.options.quotas.get(tenant_of(namespace.identity.domain))
+        if quota is None or quota.cold_bytes is None:
+            return True
+        return self._stored_bytes(namespace) + namespace.block_bytes <= quota.cold_bytes
+
     def enforce(self) -> None:
         """Give up what any tenant has beyond its quota, the ends of its longest chains first. At start."""
         residency = self._residency

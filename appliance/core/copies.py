@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import FragmentLabel, Tier, Urgency
+from ...tiers.log import record_bytes
 from ...v1.shm import extent_of
 from .encodings import is_lossy
 from .fresh import FreshRun
@@ -83,6 +84,8 @@ class Copies:
         self.on_unfit: Callable[[int], object] = lambda row: None
         #: Told how the items of a batch from memory into the cold store ended.
         self.on_spilled: Callable[[list[Cause | None]], object] = lambda causes: None
+        #: Told how many bytes are about to be written to the cold store's device.
+        self.on_writing: Callable[[int], object] = lambda num_bytes: None
         #: Bytes in flight per (source, target), and those of them that somebody waits for.
         self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
         self.urgent_bytes: dict[tuple[Tier | None, Tier], int] = {}
@@ -99,10 +102,12 @@ class Copies:
         deadline_at: float = float("inf"),
         client: int = 0,
         owner: "Owner | None" = None,
+        *,
+        in_one: bool = False,
     ) -> None:
         """Queue one batch. Targets are ARRIVING already, except where a fragment moves inside its tier.
 
-        `owner` hears about every fragment of this batch.
+        `owner` hears about every fragment of this batch. `in_one`: one thread makes it.
         """
         residency = self._residency
         fragments, sources, targets = zip(*moves, strict=True)
@@ -117,8 +122,10 @@ class Copies:
         if source is Tier.NVME:
             for move in moves:
                 self._count_read(move.source, +1)
+        if target is Tier.NVME:
+            self.on_writing(sum(record_bytes(label.stored_length or label.raw_length) for label in labels))
         batch = _Batch(source, target, fragments, items, num_bytes, urgency, owner)
-        copy = self._begin(batch, deadline_at, client)
+        copy = self._begin(batch, deadline_at, client, in_one)
         if urgency > Urgency.QUEUED and target < Tier.NVME and source is not target:
             self._background[copy] = batch
 
@@ -130,11 +137,13 @@ class Copies:
         batch = _Batch(None, Tier.DRAM, run.fragments, run.items(spans), num_bytes, urgency, owner, run)
         self._begin(batch, float("inf"), client)
 
-    def _begin(self, batch: _Batch, deadline_at: float, client: int) -> int:
+    def _begin(self, batch: _Batch, deadline_at: float, client: int, in_one: bool = False) -> int:
         copy, self._next_copy = self._next_copy, self._next_copy + 1
         self._batches[copy] = batch
         self._count_bytes(batch, batch.num_bytes)
-        instruction = Copy(copy, batch.source, batch.target, batch.items, batch.urgency, deadline_at, client)
+        instruction = Copy(
+            copy, batch.source, batch.target, batch.items, batch.urgency, deadline_at, client, in_one
+        )
         self._residency.out.append(instruction)
         return copy
 

@@ -91,6 +91,7 @@ class Desk:
     def client(self, client_id: int) -> Client | None:
         """Return a client that just said something, None when it is unknown."""
         client = self._leases.clients.get(client_id)
+        self._residency.asked_at = self._residency.now
         if client is not None and client.ttl_s is not None:
             client.silent_at = self._residency.now + client.ttl_s
         return client

@@ -5,8 +5,12 @@ Everything is bounded (invariant 8): beyond a limit the answer is RESOURCE_EXHAU
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from ...tiers.block import Tier
+
+#: When blocks are copied into the cold store; ahead.py.
+WriteMode: TypeAlias = Literal["spill", "idle", "through"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class PlannerOptions:
     #: Bytes being spilled at one time, per tier: enough to fill a device queue, little enough to
     #: plan anew often.
     max_spill_bytes: int = 64 << 20
+    #: When blocks are copied into the cold store, and how many bytes a day may be written to it for copies
+    #: that could as well wait; None: any number.
+    write: WriteMode = "idle"
+    daily_write_bytes: int | None = None
     #: Free segments the cold store tries to keep ready.
     min_free_segments: int = 2
     #: Share of a segment that may be copied forward when it is reclaimed; the rest is dropped.

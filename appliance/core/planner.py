@@ -107,6 +107,7 @@ class Planner:
         self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
         self.copies.on_unfit = self.pressure.archive
         self.copies.on_spilled = self.pressure.refusals.spilled
+        self.copies.on_writing = self._count_written
         self.reclaim.on_full = self.pressure.refusals.full
         self.loads = Loads(self.residency, self.copies, self.pressure)
         self.prefetching = Prefetching(
@@ -234,6 +235,7 @@ class Planner:
             self.writes.conclude()
             is_crowded = len(self.waiting) > 0
         self.prefetching.run(is_crowded)
+        self.pressure.ahead.idle()
         self.reads.report()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:
@@ -282,6 +284,7 @@ class Planner:
             self.reclaim.next_deadline(),
             self.resizing.next_deadline(),
             self.evicting.next_deadline(),
+            self.pressure.ahead.next_deadline(),
             self.residency.now if self.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]
@@ -314,6 +317,9 @@ class Planner:
         self.story.count("policies_failed")
         self.on_policy_failed(words, instead)
 
+    def _count_written(self, num_bytes: int) -> None:
+        self.pressure.ahead.budget.wrote(num_bytes, self.residency.now)
+
     def domain_number(self, name: str) -> int:
         """Return the number that rooms and indexes know an isolation domain by."""
         return self.desk.domain_number(name)
@@ -334,7 +340,7 @@ class Planner:
             self.retention.check_integrity,
             self.prefetching.check_integrity,
             self.resizing.check_integrity,
-            self.pressure.dirty.check_integrity,
+            self.pressure.ahead.dirty.check_integrity,
             self.inspection.check_books,
             *(room.check_integrity for room in self.rooms.values()),
         ]

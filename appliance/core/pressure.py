@@ -1,9 +1,9 @@
 """Pressure: finding room in a tier, by giving up what is safe below and spilling what is not.
 
 A block that is also in a slower tier is *clean*: leaving costs nothing but a later promotion. What was put
-longest ago is spilled ahead of need from the low watermark on (dirty.py), so that a put finds room without
-waiting for a device; and it stays where it is until the tier passes its high watermark. Nothing acknowledged
-is dropped while a slower tier can take it.
+longest ago is copied down ahead of need (ahead.py), so that a put finds room without waiting for a device;
+and it stays where it is until the tier passes its high watermark. Nothing acknowledged is dropped while a
+slower tier can take it.
 
 Work is done in steps of bounded number: nobody waits while ten thousand blocks are evicted. What is left
 over is continued at the next event, or at a Tick that `is_busy` asks for.
@@ -17,10 +17,10 @@ from ...policies.admission import AdmitAll
 from ...policies.base import AdmissionPolicy, Newcomer, Victim
 from ...tiers.base import Room
 from ...tiers.block import NO_SESSION, Tier, Urgency
+from .ahead import Ahead
 from .catalog import NO_ROW, TIERS
 from .cold_quota import BEYOND_QUOTA, ColdQuota
 from .copies import Copies, Move
-from .dirty import Dirty
 from .early import EarlyLayers
 from .encodings import AS_IT_IS
 from .exits import Exits
@@ -36,8 +36,6 @@ from .victims import Victims
 MAX_STEPS = 64
 #: Fragments spilled in one batch: enough for one large write, few enough to land soon.
 MAX_SPILL_BATCH = 32
-#: Share of what may be on its way down for blocks whose room nobody needs yet.
-AHEAD_SHARE = 0.5
 
 
 class Step(Enum):
@@ -71,7 +69,7 @@ class Pressure:
         self.victims = Victims(residency)
         self.cold_quota = ColdQuota(residency, options)
         self.early = EarlyLayers(residency, options)
-        self.dirty = Dirty(residency)
+        self.ahead = Ahead(residency, self)
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
         #: Moves of spills that are decided but not started, by (source, target, urgency).
@@ -105,7 +103,7 @@ class Pressure:
                     break
         else:
             self.is_busy = True
-        self._start_spills()
+        self.start_spills()
         return place
 
     def make_room(
@@ -131,7 +129,7 @@ class Pressure:
                 break
             num_left += num_run
         self._exits.flush()
-        self._start_spills()
+        self.start_spills()
         return step
 
     def shed(self, tier: Tier, num_bytes: int) -> bool:
@@ -141,7 +139,7 @@ class Pressure:
         wanted = room.statistics().taken_bytes - num_bytes
         step = Step.EVICTED
         for _ in range(MAX_STEPS):
-            if room.statistics().taken_bytes - self._spilling_bytes(tier) <= wanted:
+            if room.statistics().taken_bytes - self.spilling_bytes(tier) <= wanted:
                 break
             step, _ = self._give_up(tier, 1, domain=None)
             self._exits.flush()
@@ -149,8 +147,8 @@ class Pressure:
                 break
         else:
             self.is_busy = True
-        self._start_spills()
-        return step is not Step.NOTHING or self._spilling_bytes(tier) > 0
+        self.start_spills()
+        return step is not Step.NOTHING or self.spilling_bytes(tier) > 0
 
     def relieve(self) -> None:
         """Bring every memory tier to its high watermark; spill ahead; keep cold segments free."""
@@ -163,11 +161,11 @@ class Pressure:
             if tier in self._rooms and self._lower(tier) is not None:
                 self._relieve(tier)
         if self._lower(Tier.DRAM) is not None:
-            self._spill_ahead()
+            self.ahead.spill()
         self._reclaim.keep_free_segments()
         if self._to_archive:
             self._archive()
-        self._start_spills()
+        self.start_spills()
 
     def archive(self, row: int) -> bool:
         """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
@@ -187,6 +185,34 @@ class Pressure:
         catalog = self._residency.catalog
         rows = [row for ns in catalog.namespaces.values() for row in ns.rows.values()]
         return sum(self.archive(row) for row in rows)
+
+    # ------------------------------------------------------------------------- for what is copied ahead
+
+    def spilling_bytes(self, tier: Tier) -> int:
+        """Return the bytes that are on their way out of a tier, or are about to be."""
+        lower = self._lower(tier)
+        in_flight = self._copies.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
+        return in_flight + self._spilled_bytes[tier]
+
+    def copy_down(self, row: int, source: Tier, urgency: Urgency) -> bool:
+        """Decide the copies of what `source` has of a block and the cold store has not. False: there is no
+        room for any of it."""
+        return self._spill(row, source, urgency, target=Tier.NVME)
+
+    def is_cold_edge_busy(self) -> bool:
+        """Whether anything is on its way to or from the cold store, or waits for that."""
+        in_flight = self._copies.bytes_in_flight
+        return any(num_bytes and Tier.NVME in edge for edge, num_bytes in in_flight.items())
+
+    @property
+    def is_reclaiming_in_vain(self) -> bool:
+        """Whether the cold store is full of what must not leave it."""
+        return self._reclaim.is_in_vain
+
+    @property
+    def has_spills(self) -> bool:
+        """Whether copies were decided that are not started."""
+        return bool(self._spilled_bytes)
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -245,10 +271,10 @@ class Pressure:
                     self._passed_over.append((tier, residency.catalog.handle(row)))
                 continue
             self._exits.flush()
-            if residency.may_leave(row, tier) and not self._is_worth_keeping(row, lower):
+            if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
                 residency.evict(row, tier, f"not worth {lower.label}", victim)
                 return Step.EVICTED, 1
-            if self._spilling_bytes(tier) < self.options.max_spill_bytes:
+            if self.spilling_bytes(tier) < self.options.max_spill_bytes:
                 if lower is Tier.NVME and not self.cold_quota.admits(row):
                     if residency.may_leave(row, tier):
                         residency.evict(row, tier, BEYOND_QUOTA, victim)
@@ -272,7 +298,7 @@ class Pressure:
         row = self._residency.catalog.row_of(handle)
         is_waiting = (
             lower is not None
-            and self._spilling_bytes(tier) >= self.options.max_spill_bytes
+            and self.spilling_bytes(tier) >= self.options.max_spill_bytes
             and row != NO_ROW
             and self._residency.is_candidate(row, tier)
             and not self._residency.is_below(row, tier)
@@ -301,7 +327,7 @@ class Pressure:
         self._residency.evict(row, Tier.DRAM, "trimmed before, oldest")
         return True
 
-    def _is_worth_keeping(self, row: int, lower: Tier) -> bool:
+    def is_worth_keeping(self, row: int, lower: Tier) -> bool:
         """Whether the slower tier admits a block that would be gone otherwise."""
         catalog = self._residency.catalog
         newcomer = Newcomer(
@@ -328,11 +354,6 @@ class Pressure:
         if lower is None:
             return "coldest, nvme takes nothing" if self.refusals.is_pausing else "coldest, no slower tier"
         return "coldest" if self._residency.is_below(row, tier) else ""
-
-    def _spilling_bytes(self, tier: Tier) -> int:
-        lower = self._lower(tier)
-        in_flight = self._copies.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
-        return in_flight + self._spilled_bytes[tier]
 
     def _spill(
         self, row: int, tier: Tier, urgency: Urgency = Urgency.IDLE, target: Tier | None = None
@@ -378,15 +399,16 @@ class Pressure:
             self._spilled_bytes[tier] += length
         return has_moves
 
-    def _start_spills(self) -> None:
-        """Start what was decided, in large batches."""
+    def start_spills(self, *, in_one: bool = False) -> None:
+        """Start what was decided, in large batches; `in_one`: each by one thread."""
         if not self._spilled_bytes:
             return
         spills, self._spills = self._spills, defaultdict(list)
         self._spilled_bytes.clear()
         for (source, target, urgency), moves in spills.items():
             for first in range(0, len(moves), MAX_SPILL_BATCH):
-                self._copies.start(source, target, moves[first : first + MAX_SPILL_BATCH], urgency)
+                batch = moves[first : first + MAX_SPILL_BATCH]
+                self._copies.start(source, target, batch, urgency, in_one=in_one)
             for move in moves:
                 self._residency.drop(move.fragment, source)
 
@@ -396,7 +418,7 @@ class Pressure:
         high_bytes = self.options.high_watermark * room.statistics().capacity_bytes
         num_left = 0
         while num_left < MAX_STEPS:
-            if room.statistics().taken_bytes - self._spilling_bytes(tier) <= high_bytes:
+            if room.statistics().taken_bytes - self.spilling_bytes(tier) <= high_bytes:
                 return  # low enough, or enough is on its way
             step, num_blocks = self._give_up(tier, 1, domain=None)
             self._exits.flush()
@@ -404,18 +426,6 @@ class Pressure:
                 return
             num_left += num_blocks
         self.is_busy = True
-
-    def _spill_ahead(self) -> None:
-        """Copy down what was put into dram longest ago. It stays there, too."""
-        max_spilling_bytes = AHEAD_SHARE * self.options.max_spill_bytes
-        while self._spilling_bytes(Tier.DRAM) < max_spilling_bytes:
-            row = self.dirty.oldest(self.options.low_watermark)
-            if row == NO_ROW:
-                return
-            is_admitted = self._is_worth_keeping(row, Tier.NVME) and self.cold_quota.admits(row)
-            if is_admitted and not self._spill(row, Tier.DRAM, Urgency.ENDED, target=Tier.NVME):
-                return
-            self.dirty.pop()
 
     def _archive(self) -> None:
         catalog = self._residency.catalog

@@ -65,6 +65,11 @@ class Reclaim:
         a copy or for room: whatever ends that is an event anyway, and ticking meanwhile would spin."""
         return self._segment is not None and bool(self._rows) and not self._is_blocked
 
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether the segment that was emptied last won no room."""
+        return self._num_in_vain > 0
+
     def next_deadline(self) -> float | None:
         """When a pause ends that a record without room waits for."""
         is_awaited = self._is_wanted or (self._log is not None and self._log.is_shrinking)
@@ -166,11 +171,9 @@ class Reclaim:
         assert all(catalog.state[Tier.NVME][f] == State.RESIDENT for f in here)
         num_bytes = sum(record_bytes(catalog.stored_length(f, Tier.NVME)) for f in here)
         used_again = catalog.num_uses[row] > 0
-        worth_it = (
-            used_again
-            and num_bytes <= self._forward_bytes
-            and not self._residency.is_elsewhere(row, Tier.NVME)
-        )
+        # What memory has, too, is found again after a restart only if it stays here.
+        is_needed = self.options.write != "spill" or not self._residency.is_elsewhere(row, Tier.NVME)
+        worth_it = used_again and num_bytes <= self._forward_bytes and is_needed
         doomed = None if worth_it else self._subtree_to_drop(row)
         if doomed is None:
             if self._forward(row, here):

@@ -28,12 +28,13 @@ class Refusals:
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
         self._num_in_a_row = 0
-        self._ask_again_at = 0.0
+        self.ask_again_at = 0.0
+        self.is_full = False  # and the pause that was begun last was for that
 
     @property
     def is_pausing(self) -> bool:
         """Whether nothing is to be spilled now."""
-        return self._residency.now < self._ask_again_at
+        return self._residency.now < self.ask_again_at
 
     def spilled(self, causes: Iterable[Cause | None]) -> None:
         """A batch from memory into the cold store ended so."""
@@ -49,7 +50,9 @@ class Refusals:
         """The cold store has no room, and none of what it holds may leave it."""
         if not self.is_pausing:
             self._pause("nvme_full")
+            self.is_full = True
 
     def _pause(self, counter: str) -> None:
-        self._ask_again_at = self._residency.now + PAUSE_S
+        self.is_full = False
+        self.ask_again_at = self._residency.now + PAUSE_S
         self._residency.story.count(counter)

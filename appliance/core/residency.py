@@ -10,7 +10,7 @@ not when it starts: a victim chosen in between was the one real bug of the proto
 
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from ...policies.base import Victim
@@ -67,6 +67,9 @@ class Residency(Rules):
         self.cold_bytes: defaultdict[int, int] = defaultdict(int)
         #: Reservation of the put that writes a block, by row, until that put ends.
         self.writers: dict[int, int] = {}
+        #: Told of a block of which memory has something when a record of it left the cold store.
+        self.on_cold_lost: Callable[[int], object] = lambda row: None
+        self.asked_at = float("-inf")  # when a client said something last
 
     # --------------------------------------------------------------------------------------- steps
 
@@ -302,6 +305,10 @@ class Residency(Rules):
             self.cold_bytes[catalog.namespace_id[row]] -= catalog.stored_length(fragment, tier)
             catalog.encoding[fragment] = AS_IT_IS
         catalog.num_placed[tier][row] -= 1
+        if tier is Tier.NVME and (
+            catalog.num_resident[Tier.DRAM][row] or catalog.num_resident[Tier.HBM][row]
+        ):
+            self.on_cold_lost(row)
         if catalog.num_placed[tier][row]:
             return
         self.audience.left((row,), tier)

@@ -134,12 +134,13 @@ class Writes:
     def _job(self, event: ReserveRequested) -> PutJob | None:
         """Return the job of a put, an earlier one for a retry; None when it was refused."""
         desk = self._desk
+        earlier = desk.earlier(event.client, event.request_id)
+        if isinstance(earlier, PutJob):  # whatever the limits are by now: its bytes may be being copied
+            desk.client(event.client)  # is alive
+            return earlier
         checked = desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
         if checked is None:
             return None
-        earlier = desk.earlier(event.client, event.request_id)
-        if isinstance(earlier, PutJob):
-            return earlier
         if self.is_closed:
             desk.refuse(event.call, "DRAINING", "the appliance is shutting down; recompute", 1.0)
             return None
@@ -207,7 +208,7 @@ class Writes:
                 self._residency.catalog.urgency[row] = session.urgency
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
         self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
-        self._pressure.dirty.put(new)
+        self._pressure.ahead.dirty.put(new)
         if self.is_closed:  # whoever drains had looked for what only memory holds before these were there
             for row in rows:
                 self._pressure.archive(row)

@@ -35,6 +35,7 @@ class Census:
         self._tiers = list(tiers)
         self._clock = clock
         self._count: Count = {}
+        self._only_in_memory = (0, 0)
         self._good_until = float("-inf")
 
     def take(self) -> Count:
@@ -42,9 +43,27 @@ class Census:
         began_at = self._clock()
         if began_at >= self._good_until:
             self._count = {tier: bytes_by_urgency(self._catalog, tier) for tier in self._tiers}
+            self._only_in_memory = only_in_memory(self._catalog)
             ended_at = self._clock()
             self._good_until = ended_at + max(FRESH_S, (ended_at - began_at) / MAX_SHARE)
         return self._count
+
+    def only_in_memory(self) -> tuple[int, int]:
+        """Return (blocks, bytes) that the cold store has not, as they were a moment ago."""
+        self.take()
+        return self._only_in_memory
+
+
+def only_in_memory(catalog: Catalog) -> tuple[int, int]:
+    """Return (blocks, bytes of payload) of which memory has something, and the cold store not all."""
+    num_groups, block_bytes = np.zeros((2, len(catalog.namespaces) + 1), np.int64)
+    for namespace in catalog.namespaces.values():
+        num_groups[namespace.id], block_bytes[namespace.id] = namespace.num_groups, namespace.block_bytes
+    hbm, dram, nvme = (column(resident) for resident in catalog.num_resident)
+    rows = np.flatnonzero((hbm > 0) | (dram > 0))
+    ids = column(catalog.namespace_id)[rows]
+    ids = ids[nvme[rows] < num_groups[ids]]
+    return len(ids), int(block_bytes[ids].sum())
 
 
 def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[str, int]:

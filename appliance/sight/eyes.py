@@ -105,6 +105,24 @@ class Eyes:
         """Return the planner's numbers."""
         return self.planner.statistics()
 
+    def writes(self) -> dict[str, Any] | None:
+        """Return what is written to the cold store and what is not there, by the names of WriteStatus; None
+        without one."""
+        planner = self.planner
+        if Tier.NVME not in planner.rooms:
+            return None
+        budget, now = planner.pressure.ahead.budget, self.clock()
+        num_blocks, num_bytes = self.census.only_in_memory()
+        return {
+            "mode": planner.options.write,
+            "written_bytes": budget.written(now),
+            "daily_bytes": budget.daily_bytes,
+            "left_bytes": budget.left_bytes(now) or 0,
+            "is_overdrawn": budget.is_overdrawn(now),
+            "num_blocks_only_in_memory": num_blocks,
+            "only_in_memory_bytes": num_bytes,
+        }
+
     def edges(self) -> Sequence[EdgeStatistics]:
         """Return what each edge did."""
         return self.appliance.mover.statistics()

@@ -89,6 +89,16 @@ def urgency_bytes(eyes: Eyes) -> Pairs:
     ]
 
 
+def writes(key: str) -> Callable[[Eyes], Pairs]:
+    """Return a reader of what is written to the cold store; of nothing where there is none, or no limit."""
+
+    def read(eyes: Eyes) -> Pairs:
+        found = eyes.writes()
+        return [] if found is None or found[key] is None else [((), found[key])]
+
+    return read
+
+
 def tier_offline(eyes: Eyes) -> Pairs:
     return [((tier.label,), tier in eyes.planner.residency.offline) for tier in eyes.planner.rooms]
 

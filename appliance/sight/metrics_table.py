@@ -35,6 +35,10 @@ def _tier(name: str, what: str, use: str, key: str, invariant: str = "") -> Metr
     return Metric(f"kvtier_tier_{name}", "gauge", ("tier",), what, use, sources.tier(key), invariant)
 
 
+def _write(name: str, what: str, use: str, key: str) -> Metric:
+    return Metric(f"kvtier_{name}", "gauge", (), what, use, sources.writes(key))
+
+
 def _count(name: str, what: str, use: str, key: str, kind: str = "gauge", invariant: str = "") -> Metric:
     return Metric(f"kvtier_{name}", kind, (), what, use, sources.number(key), invariant)
 
@@ -78,6 +82,16 @@ TIERS = (
     _tier("fragments", "Readable fragments.", "Mean fragment size; growth of the catalog.", "num_fragments"),
     Metric("kvtier_tier_offline", "gauge", ("tier",), "1 when a tier stopped working.",
            "A device to look at. The daemon goes on without it.", sources.tier_offline),
+    _write("only_in_memory_blocks", "Blocks that tier nvme has not, or not all of.",
+           "What a death of the process would take.", "num_blocks_only_in_memory"),
+    _write("only_in_memory_bytes", "Bytes of payload of those.", "The same in bytes.",
+           "only_in_memory_bytes"),
+    _write("nvme_written_day_bytes", "Bytes written to tier nvme in the last 24 hours, headers included.",
+           "Wear: divided by the drive's capacity these are its drive writes per day.", "written_bytes"),
+    _write("nvme_daily_writes_bytes", "`tiers.nvme.daily_writes`; not there when it is `unlimited`.",
+           "To divide by.", "daily_bytes"),
+    _write("nvme_daily_left_bytes", "What idle copies may write now; 0 when it is `unlimited`.",
+           "0 for long: idle copies wait, and blocks stay only in memory.", "left_bytes"),
     Metric("kvtier_evicted_blocks_total", "counter", ("tier", "reason"),
            "Blocks that left a tier, or part of them did (`late layers`), by reason.",
            "Who leaves and why; `kvtier why block` says it of one.", sources.evicted),

@@ -51,6 +51,7 @@ class Snapshots:
             "state": eyes.state(),
             "policy": {"generation": eyes.reloads().generation, **eyes.policy_names()},
             "tiers": self._tiers(books),
+            "writes": eyes.writes(),
             "edges": self._edges(),
             "totals": {**asked(eyes.telemetry.total), "evicted": sum(eyes.events.num_removed.values())},
             "prefetch": {

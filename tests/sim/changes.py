@@ -12,6 +12,7 @@ from kvtier.tiers.block import Tier
 from .config import Config, draw
 from .daemon import Daemon
 from .world import World
+from .writing import draw_writes
 
 #: Share of the seeds in which somebody changes the policy, and how often at most.
 CHANGING_FRACTION = 0.5
@@ -25,6 +26,7 @@ class Changes:
         self._world = world
         self._config = config
         self._rng = Random(f"changes of {world.seed}")
+        self._writes = Random(f"writes that change of {world.seed}")
         self.num_left = 0
         if self._rng.random() < CHANGING_FRACTION:
             self.num_left = self._rng.randint(1, MAX_CHANGES)
@@ -47,7 +49,11 @@ class Changes:
                 max_sessions=options.max_sessions,
                 max_remembered_requests=options.max_remembered_requests,
                 min_free_segments=1,
+                write=options.write,
+                daily_write_bytes=options.daily_write_bytes,
             )
+        if self._writes.random() < 0.5:
+            options = draw_writes(self._writes, options)
         if rng.random() < 0.6:
             policies = drawn.policies
         sizes: dict[Tier, int] = {}

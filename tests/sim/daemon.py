@@ -22,6 +22,7 @@ from .memory import VirtualMemory
 from .mover import Mover, Staging
 from .oracle import Contents, Oracle, is_removal
 from .world import Violation, World
+from .writing import Writes
 
 #: How much later than its deadline a request may be answered: the longest honest memory copy and a tick.
 SLACK_S = 2.0
@@ -59,11 +60,19 @@ class FlakyLog(SegmentLog):
 class Daemon:
     """Planner, virtual tiers and mover of one life. Dies with `kill`; the cold store outlives it."""
 
-    def __init__(self, world: World, config: Config, cold: VirtualColdStore, contents: Contents) -> None:
+    def __init__(
+        self,
+        world: World,
+        config: Config,
+        cold: VirtualColdStore,
+        contents: Contents,
+        writes: Writes,
+    ) -> None:
         self.world = world
         self.config = config
         self.cold = cold
         self.contents = contents
+        self.writes = writes
         self.is_alive = True
         self.was_offline = False
         self.rooms = _rooms(config, self._no_place)
@@ -154,6 +163,7 @@ class Daemon:
             for prefix_hash in i.prefix_hashes
         }
         self.oracle.before_copies(event, instructions)
+        self.writes.before_copies(self, instructions)
         for instruction in instructions:
             self._execute[type(instruction)](instruction)
         deadline = self.planner.next_deadline()
@@ -195,6 +205,7 @@ class Daemon:
             if memory.room.leaving and can_spill and not self.config.rates["no_place"]:
                 raise Violation("resizing", f"{memory.tier.label}: {memory.room.leaving} never left")
         self.oracle.check_quiescence()
+        self.writes.check_quiet(self)
 
     def copies_in_flight(self) -> list[ev.Copy]:
         """Return the copies the planner waits for."""

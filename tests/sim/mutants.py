@@ -43,6 +43,7 @@ from . import (
     mutants_resizing,
     mutants_rules,
     mutants_tenants,
+    mutants_writing,
 )
 from .run import run_seed
 
@@ -457,6 +458,7 @@ MUTANTS = [
     Mutant("awaited for ever", "what left dram is awaited there", mutants_prefetch.awaited_for_ever),
     *(Mutant(*planted) for planted in mutants_resizing.PLANTED),
     *(Mutant(*planted) for planted in mutants_budget.PLANTED),
+    *(Mutant(*planted) for planted in mutants_writing.PLANTED),
 ]
 
 

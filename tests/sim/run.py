@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from random import Random
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core import puts
@@ -26,6 +27,7 @@ from .requests import Chain, Client
 from .tenants import Tenants
 from .wear import wear
 from .world import Violation, World
+from .writing import Writes, draw_writes
 
 #: No honest seed needs more; a livelock does.
 MAX_EVENTS = 200_000
@@ -61,6 +63,8 @@ class Run:
         self.config: Config = draw(self.world.rng, verify, num_operations)
         self.config.audit_every = audit_every or self.config.audit_every
         wear(seed, self.config, is_short=num_operations > 0)
+        self.config.options = draw_writes(Random(f"writes of {seed}"), self.config.options)
+        self.writes = Writes(self.world)
         self.tenants = Tenants(seed, self.config)
         self.contents = Contents()
         self.cold = VirtualColdStore(self.world, self.contents, self.config.num_segments, self.config.rates)
@@ -87,7 +91,7 @@ class Run:
         self.daemon.check_quiet()
 
     def _daemon(self) -> Daemon:
-        return Daemon(self.world, self.config, self.cold, self.contents)
+        return Daemon(self.world, self.config, self.cold, self.contents, self.writes)
 
     def _next(self) -> None:
         """One more operation, and the time of the next one."""
@@ -165,7 +169,10 @@ class Run:
             client.is_alive = False
         if power:
             self.cold.power_cut(kept=world.random())
+        written = self.daemon.planner.pressure.ahead.budget.state()
         self.daemon = self._daemon()
+        if written is not None:  # kept beside the store, and the clock goes on
+            self.daemon.planner.pressure.ahead.budget.restore(written, written["as_of"])
         if self.config.num_segments:
             self._adopt(certain)
         self.crowd.open(self.daemon)

@@ -163,6 +163,7 @@ class GetStatusResponse(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     ENCRYPTION_FIELD_NUMBER: _builtins.int
     CODEC_SPEEDS_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     epoch: _builtins.int
     uptime_s: _builtins.float
@@ -188,6 +189,10 @@ class GetStatusResponse(_message.Message):
     def codec_speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___CodecSpeed]:
         """of those that `auto` may choose; empty until they are known"""
 
+    @_builtins.property
+    def writes(self) -> Global___WriteStatus:
+        """absent: there is no tier nvme"""
+
     def __init__(
         self,
         *,
@@ -206,14 +211,62 @@ class GetStatusResponse(_message.Message):
         policy: Global___PolicyStatus | None = ...,
         encryption: Global___EncryptionStatus | None = ...,
         codec_speeds: _abc.Iterable[Global___CodecSpeed] | None = ...,
+        writes: Global___WriteStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encryption", b"encryption", "policy", b"policy", "writes", b"writes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_speeds", b"codec_speeds", "counters", b"counters", "draining", b"draining", "edges", b"edges", "encryption", b"encryption", "epoch", b"epoch", "num_blocks", b"num_blocks", "num_clients", b"num_clients", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_sessions", b"num_sessions", "policy", b"policy", "tiers", b"tiers", "uptime_s", b"uptime_s", "version", b"version", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class WriteStatus(_message.Message):
+    """What is written to tier nvme, and what a death of the process would take."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    DAILY_BYTES_FIELD_NUMBER: _builtins.int
+    LEFT_BYTES_FIELD_NUMBER: _builtins.int
+    IS_OVERDRAWN_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_ONLY_IN_MEMORY_FIELD_NUMBER: _builtins.int
+    ONLY_IN_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """tiers.nvme.write"""
+    written_bytes: _builtins.int
+    """in the last 24 hours: spills, idle copies and what was copied forward"""
+    daily_bytes: _builtins.int
+    """tiers.nvme.daily_writes; absent: unlimited"""
+    left_bytes: _builtins.int
+    """of these, what idle copies may write now; 0 when unlimited"""
+    is_overdrawn: _builtins.bool
+    """more was written than that"""
+    num_blocks_only_in_memory: _builtins.int
+    only_in_memory_bytes: _builtins.int
+    """of payload"""
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        written_bytes: _builtins.int = ...,
+        daily_bytes: _builtins.int | None = ...,
+        left_bytes: _builtins.int = ...,
+        is_overdrawn: _builtins.bool = ...,
+        num_blocks_only_in_memory: _builtins.int = ...,
+        only_in_memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes", "daily_bytes", b"daily_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes", "daily_bytes", b"daily_bytes", "is_overdrawn", b"is_overdrawn", "left_bytes", b"left_bytes", "mode", b"mode", "num_blocks_only_in_memory", b"num_blocks_only_in_memory", "only_in_memory_bytes", b"only_in_memory_bytes", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__daily_bytes: _TypeAlias = _typing.Literal["daily_bytes"]  # noqa: Y015
+    _WhichOneofArgType__daily_bytes: _TypeAlias = _typing.Literal["_daily_bytes", b"_daily_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__daily_bytes) -> _WhichOneofReturnType__daily_bytes | None: ...
+
+Global___WriteStatus: _TypeAlias = WriteStatus  # noqa: Y015
 
 @_typing.final
 class CodecSpeed(_message.Message):

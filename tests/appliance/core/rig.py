@@ -47,7 +47,13 @@ class Rig:
             rooms[Tier.HBM] = SlotPool(1, hbm_blocks * 2 * SLOT_BYTES)
         if nvme_blocks:
             rooms[Tier.NVME] = SegmentLog(num_segments, nvme_blocks * 2 * RECORD_BYTES + 4096, 4096)
-        settings = {"high_watermark": 1.0, "low_watermark": 1.0, "max_pinned_fraction": 1.0, **options}
+        settings: dict[str, Any] = {
+            "high_watermark": 1.0,
+            "low_watermark": 1.0,
+            "max_pinned_fraction": 1.0,
+            **options,
+        }
+        settings.setdefault("write", "spill")  # nothing is written that a test does not make necessary
         shared = MEMORY_TIERS if hbm_is_shared else (Tier.DRAM,)
         self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies, shared=shared)
         self.now = 0.0

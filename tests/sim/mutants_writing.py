@@ -1,0 +1,36 @@
+"""Mutants of what is copied into the cold store before its room is needed."""
+
+from typing import Any
+
+from kvtier.appliance.core import dirty, pressure, write_budget
+
+Patch = tuple[Any, str, Any]
+
+
+def does_not_make_way() -> list[Patch]:
+    """Idle copies begin whatever is on its way to or from the device."""
+    return [(pressure.Pressure, "is_cold_edge_busy", lambda self: False)]
+
+
+def budget_ignored() -> list[Patch]:
+    """Idle copies write as much as there is."""
+    return [(write_budget.WriteBudget, "allows", lambda self, num_bytes, now: True)]
+
+
+def budget_anew_after_a_restart() -> list[Patch]:
+    """What was written before a restart is forgotten."""
+    return [(write_budget.WriteBudget, "restore", lambda self, state, as_of: None)]
+
+
+def lost_records_forgotten() -> list[Patch]:
+    """A copy that failed is never made again."""
+    return [(dirty.Dirty, "_note_lost", lambda self, row: None)]
+
+
+#: Name, what is broken, how.
+PLANTED = [
+    ("makes no way", "idle copies begin beside others", does_not_make_way),
+    ("budget ignored", "idle copies exceed the daily budget", budget_ignored),
+    ("budget anew", "a restart gives another day's worth", budget_anew_after_a_restart),
+    ("lost is forgotten", "what the cold store lost stays only in memory", lost_records_forgotten),
+]

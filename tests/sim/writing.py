@@ -1,0 +1,113 @@
+"""When blocks are written to the cold store: a third of the seeds each in mode spill, idle and through.
+
+Drawn from a source of randomness of its own, so that a seed in mode spill is the same seed as ever. Checked
+from outside, beside what every seed checks:
+
+    makes way     an idle copy begins only when nothing else is on its way to or from the device, alone
+    budget        idle copies never write more than a day's worth at once and a day's worth a day after that,
+                  over policy changes and restarts
+    dirty         when everything has come to rest, nothing that could have been copied is only in memory
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from kvtier.appliance.core.instructions import Copy, Instruction
+from kvtier.appliance.core.options import PlannerOptions
+from kvtier.appliance.core.states import State
+from kvtier.tiers.block import Tier
+from kvtier.tiers.log import SegmentLog, record_bytes
+
+from .config import SLOT_BYTES
+from .world import Violation, World
+
+if TYPE_CHECKING:
+    from .daemon import Daemon
+
+RECORD_BYTES = record_bytes(SLOT_BYTES)
+DAY_S = 86_400.0
+#: Rounding of a bucket that is filled by a few bytes at a time.
+SLACK_BYTES = 1.0
+
+
+def draw_writes(rng: Random, options: PlannerOptions) -> PlannerOptions:
+    """Draw when blocks are copied down, and how many bytes a day."""
+    daily = rng.choice((None, None, 3 * RECORD_BYTES, 12 * RECORD_BYTES, 100 * RECORD_BYTES))
+    return replace(options, write=rng.choice(("spill", "idle", "through")), daily_write_bytes=daily)
+
+
+class Writes:
+    """What the oracle knows of the cold store's writes. Outlives the daemon."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._level = 0.0  # bytes of idle copies that a bucket of one day's worth has not let out yet
+        self._as_of = 0.0
+        self._may_decline = False
+
+    def before_copies(self, daemon: "Daemon", instructions: Sequence[Instruction]) -> None:
+        """Look at the copies that are about to begin."""
+        options, now = daemon.planner.options, self._world.now
+        admission = daemon.planner.choice.admission_for(Tier.NVME)
+        self._may_decline |= admission != "all" or bool(options.quotas)
+        if options.daily_write_bytes is not None:
+            drained = (now - self._as_of) * options.daily_write_bytes / DAY_S
+            self._level = max(0.0, self._level - drained)
+        self._as_of = now
+        others = [c for c in daemon.copies_in_flight() if Tier.NVME in (c.source, c.target)]
+        for copy in instructions:
+            if not isinstance(copy, Copy) or Tier.NVME not in (copy.source, copy.target):
+                continue
+            if copy.in_one:
+                if others:
+                    raise Violation("makes way", f"idle copy {copy.copy} begins beside copy {others[0].copy}")
+                self._pay(copy, options.daily_write_bytes)
+                self._world.counts["idle_copies"] += len(copy.items)
+            if copy.source is not copy.target:  # what is copied forward to make room for this one
+                others.append(copy)
+
+    def check_quiet(self, daemon: "Daemon") -> None:
+        """Everything has come to rest: whatever may be in the cold store as well is there."""
+        planner = daemon.planner
+        log = planner.rooms.get(Tier.NVME)
+        if planner.options.write == "spill" or not isinstance(log, SegmentLog) or self._may_decline:
+            return
+        is_usable = Tier.NVME not in planner.residency.offline and not daemon.config.rates["no_place"]
+        if not is_usable or planner.residency.now < planner.pressure.refusals.ask_again_at:
+            return
+        budget = planner.options.daily_write_bytes
+        catalog = planner.catalog
+        for namespace in catalog.namespaces.values():
+            most_bytes = sum(map(record_bytes, namespace.fragment_bytes))
+            if budget is not None and budget < most_bytes:
+                continue
+            if not log.has_free_room(most_bytes, planner.options.min_free_segments):
+                continue
+            if planner.rooms[Tier.DRAM].statistics().taken_bytes >= log.num_segments * log.segment_bytes / 2:
+                continue  # as much as that may be in both
+            for row in namespace.rows.values():
+                if self._is_dirty(daemon, row):
+                    raise Violation("dirty", f"row {row} is only in memory, and nothing is in its way")
+
+    @staticmethod
+    def _is_dirty(daemon: "Daemon", row: int) -> bool:
+        catalog = daemon.planner.catalog
+        if catalog.tier_of(row) is None:
+            return False  # half a block: nobody can read it anyway
+        return any(
+            catalog.state[Tier.NVME][fragment] == State.ABSENT
+            and State.RESIDENT in (catalog.state[Tier.DRAM][fragment], catalog.state[Tier.HBM][fragment])
+            for fragment in catalog.fragments(row)
+        )
+
+    def _pay(self, copy: Copy, daily_bytes: int | None) -> None:
+        labels = [item.label for item in copy.items]
+        self._level += sum(record_bytes(label.stored_length or label.raw_length) for label in labels)
+        if daily_bytes is None:
+            self._level = 0.0
+        elif self._level > daily_bytes + SLACK_BYTES:
+            raise Violation(
+                "budget", f"idle copies wrote {self._level:.0f} bytes, {daily_bytes} a day may be"
+            )
