@@ -198,7 +198,7 @@ def play(screen: Screen, daemon: Daemon, client: Client, began_at: float) -> int
     screen.say(f"anna leaves: her session ends, {num_archived} blocks that only memory had go to nvme", "dim")
     after_stop += demo.talk([boris])
 
-    screen.title("3. The daemon is killed (kill -9) and started again: what was sealed on disk is there.")
+    screen.title("3. The daemon is killed (kill -9) and started again: what is on disk is there.")
     demo.restart(signal.SIGKILL)
     screen.header()
     after_kill = demo.talk([anna, clara])

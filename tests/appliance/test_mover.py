@@ -122,6 +122,25 @@ def test_the_most_urgent_goes_first() -> None:
     run(main())
 
 
+def test_what_one_thread_is_to_copy_is_not_cut() -> None:
+    async def main() -> None:
+        bench = Bench(bound=4)
+        bench.mover.start(copy(1, SPILL, num_items=8))
+        assert [len(items) for items, _ in bench.copiers[SPILL].running] == [2] * 4
+        while bench.copiers[SPILL].running:
+            bench.copiers[SPILL].end()
+            await turns()
+        alone = copy(2, SPILL, num_items=8)
+        alone.in_one = True
+        bench.mover.start(alone)
+        assert [len(items) for items, _ in bench.copiers[SPILL].running] == [8]
+        bench.copiers[SPILL].end()
+        await turns()
+        assert bench.finished()[2] == [None] * 8
+
+    run(main())
+
+
 def test_batches_in_flight_are_bounded_and_loads_do_not_wait_behind_spills() -> None:
     async def main() -> None:
         bench = Bench(bound=2)

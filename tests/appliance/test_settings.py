@@ -125,6 +125,18 @@ def test_planner_options_follow_the_settings() -> None:
     assert (options.high_watermark, options.low_watermark) == (0.81, 0.18)
 
 
+@pytest.mark.parametrize(
+    ("written", "daily_bytes"),
+    [("auto", 4 << 30), ("unlimited", None), ("2TiB", 2 << 40), (str(1 << 30), 1 << 30)],
+)
+def test_daily_writes_are_a_size_or_a_word(written: str, daily_bytes: int | None) -> None:
+    overrides = ["tiers.nvme.path=/d", "tiers.nvme.capacity=4GiB", f"tiers.nvme.daily_writes={written}"]
+    settings = Settings.load(env={}, overrides=[*overrides, "tiers.nvme.write=through"])
+    options = settings.planner_options()
+    assert (options.write, options.daily_write_bytes) == ("through", daily_bytes)
+    assert Settings.model_validate(settings.canonical()) == settings
+
+
 # --------------------------------------------------------------------------------- malformed policies
 
 #: What is written, the line it is refused in, the path named, words of the sentence.
@@ -237,6 +249,24 @@ MALFORMED = {
         5,
         "tiers.nvme.durability",
         "'none', 'segment' or 'record'",
+    ),
+    "when to write": (
+        "tiers:\n  nvme:\n    path: /d\n    capacity: 1GiB\n    write: always",
+        5,
+        "tiers.nvme.write",
+        "'spill', 'idle' or 'through'",
+    ),
+    "writes a day": (
+        "tiers:\n  nvme:\n    path: /d\n    capacity: 1GiB\n    daily_writes: much",
+        5,
+        "tiers.nvme.daily_writes",
+        "or `auto`, or `unlimited`",
+    ),
+    "few writes": (
+        "tiers:\n  nvme:\n    path: /d\n    capacity: 1GiB\n    daily_writes: 1MiB",
+        5,
+        "tiers.nvme.daily_writes",
+        "less than one segment of 64MiB; write 64MiB or more, or `write: spill`",
     ),
     "low = high": ("watermarks:\n  high: 80%", 1, "watermarks.low", "80% is not below high (80%)"),
     "low > high": ("watermarks:\n  high: 80%\n  low: 95%", 3, "watermarks.low", "lower low or raise high"),

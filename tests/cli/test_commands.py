@@ -133,6 +133,7 @@ def test_names_in_the_json_of_status_are_stable(scripted: ScriptedAdmin, target:
         "policy",
         "encryption",
         "codec_speeds",
+        "writes",
     ]
     assert answer["epoch"] == 1 << 62  # a number, exact
     assert answer["draining"] is False  # present although unset on the wire
@@ -167,6 +168,21 @@ def test_status_shows_the_numbers(scripted: ScriptedAdmin, target: str) -> None:
         assert words in text
     assert re.search(r"exponents +bfloat16 +15\.7 GB/s\n *planes +bfloat16 +not", text)
     assert text.count("█") == BAR_CELLS // 4 + 1  # a quarter is pinned; one more in the legend
+
+
+def test_status_says_what_is_only_in_memory_and_what_may_be_written(
+    scripted: ScriptedAdmin, target: str
+) -> None:
+    assert "only in memory" not in run("status", target=target).stdout  # without nvme
+    writes = scripted.status.writes
+    writes.mode, writes.written_bytes = "idle", 3 * GIB
+    writes.num_blocks_only_in_memory, writes.only_in_memory_bytes = 32, 2 << 20
+    text = " ".join(run("status", target=target).stdout.split())
+    said = "only in memory: 32 blocks, 2 MiB; written to nvme in 24 h: 3 GiB (write: idle, no limit)"
+    assert said in text
+    writes.daily_bytes, writes.is_overdrawn = GIB, True
+    text = " ".join(run("status", target=target).stdout.split())
+    assert "(write: idle, 0 B left of 1 GiB a day) more than tiers.nvme.daily_writes" in text
 
 
 @pytest.mark.parametrize("width", [5, 7, 40])

@@ -40,7 +40,12 @@ def make_settings(folder: Path, hbm: str = "4MiB") -> Settings:
     tiers = {
         "hbm": {"capacity": hbm, "extent": "2MiB"},
         "dram": {"capacity": "4MiB", "extent": "2MiB"},
-        "nvme": {"path": str(folder / "nvme"), "capacity": "64MiB", "segment": "1MiB"},
+        "nvme": {
+            "path": str(folder / "nvme"),
+            "capacity": "64MiB",
+            "segment": "1MiB",
+            "write": "spill",  # what is archived from hbm must not be in nvme before
+        },
     }
     compression = {"codec": "identity"}
     listen = [f"unix://{folder}/k.sock"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvtier.appliance.core.catalog import NO_ROW, TIERS, Catalog
 from kvtier.appliance.core.encodings import Encoding
 from kvtier.appliance.core.states import State
-from kvtier.appliance.sight.census import CLASSES, MAX_SHARE, Census, bytes_by_urgency
+from kvtier.appliance.sight.census import CLASSES, MAX_SHARE, Census, bytes_by_urgency, only_in_memory
 from kvtier.tiers.block import NO_SESSION, Geometry, NamespaceIdentity, Tier, Urgency
 
 SHAPES = [
@@ -53,6 +53,18 @@ def test_it_counts_what_is_there(catalog: Catalog) -> None:
 def test_every_urgency_has_its_name_and_blocks_without_a_session_have_another() -> None:
     assert [CLASSES[urgency] for urgency in Urgency] == [urgency.name.lower() for urgency in Urgency]
     assert CLASSES[NO_SESSION:] == ("none",)
+
+
+@settings(max_examples=60, deadline=None)
+@given(catalogs())
+def test_it_counts_what_a_death_of_the_process_would_take(catalog: Catalog) -> None:
+    blocks = []
+    for namespace in catalog.namespaces.values():
+        for row in namespace.rows.values():
+            hbm, dram, nvme = ([catalog.state[t][f] for f in catalog.fragments(row)] for t in TIERS)
+            if State.RESIDENT in (*hbm, *dram) and set(nvme) != {State.RESIDENT}:
+                blocks.append(namespace.block_bytes)
+    assert only_in_memory(catalog) == (len(blocks), sum(blocks))
 
 
 def test_it_counts_no_more_often_than_it_is_worth() -> None:

@@ -1,0 +1,148 @@
+"""`python -m tests.crash.mode_loop --iterations 10`: what a kill -9 takes, by `tiers.nvme.write`.
+
+For each mode, twice: *rest*, a load that fits into memory, then seconds without any, then the kill; *load*,
+the kill comes in the middle of it. The daemon starts again on the same directory, and every block whose put
+was acknowledged is asked for: found with the bytes that were put, or not there. Other bytes end the loop.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from kvtier.clients import Client, KvtierError
+from kvtier.v1 import admin_pb2
+from kvtier.v1.admin_pb2_grpc import AdminServiceStub
+from tests.crash.daemon_loop import CHAIN_BLOCKS, IDENTITY, names_of, payload_of, read
+from tests.daemon import PATIENT, Daemon
+
+MODES = ("spill", "idle", "through")
+WAIT_S = 60.0
+REST_CHAINS = 64  # 32 MiB, half of memory
+PAUSE_S = 0.01  # between two puts of a load: 50 MB/s
+SETTINGS = (
+    *("tiers.dram.capacity=64MiB", "tiers.dram.extent=4MiB"),
+    *("tiers.nvme.capacity=256MiB", "tiers.nvme.segment=4MiB", "observe.http=off"),
+)
+
+
+@dataclass
+class Tally:
+    """What became of the blocks that were acknowledged in one mode."""
+
+    num_kills: int = 0
+    num_put: int = 0
+    num_found: int = 0
+
+    def __str__(self) -> str:
+        share = self.num_found / self.num_put if self.num_put else 0.0
+        return f"{self.num_kills} kills, {self.num_put} blocks put, {self.num_found} found ({share:.1%})"
+
+
+class Life:
+    """One daemon in a folder of its own, killed once."""
+
+    def __init__(self, folder: Path, mode: str, tally: Tally) -> None:
+        self._tally = tally
+        self._chains: list[int] = []  # acknowledged
+        settings = (*SETTINGS, f"tiers.nvme.path={folder / 'nvme'}", f"tiers.nvme.write={mode}")
+        self._daemon = Daemon(folder, arguments=tuple(p for one in settings for p in ("--set", one)))
+
+    def rest_and_die(self, rest_s: float | None) -> None:
+        """Put what fits into memory, wait so long (None: until nothing is only in memory), and be killed."""
+        self._daemon.start()
+        try:
+            with Client(self._daemon.target, timeout=PATIENT) as client:
+                namespace = client.register(IDENTITY)
+                for number in range(REST_CHAINS):
+                    client.put(namespace, names_of(number), payload_of(number))
+                    self._chains.append(number)
+            if rest_s is None:
+                self._until_clean()
+            else:
+                threading.Event().wait(rest_s)
+            self._daemon.stop(signal.SIGKILL)
+            self._count()
+        finally:
+            self._daemon.close()
+
+    def work_and_die(self, dice: random.Random, max_life_s: float) -> None:
+        """Be killed while a client puts one chain after another."""
+        self._daemon.start()
+        problems: list[BaseException] = []
+        writer = threading.Thread(target=self._write, args=[problems])
+        try:
+            writer.start()
+            threading.Event().wait(max_life_s * (0.3 + 0.7 * dice.random()))
+            self._daemon.stop(signal.SIGKILL)
+            writer.join()
+            assert not problems, problems
+            self._count()
+        finally:
+            self._daemon.close()
+
+    def _write(self, problems: list[BaseException]) -> None:
+        number, pause = 0, threading.Event()
+        try:
+            with Client(self._daemon.target) as client:
+                namespace = client.register(IDENTITY)
+                while True:
+                    report = client.put(namespace, names_of(number), payload_of(number))
+                    if report.num_stored == CHAIN_BLOCKS:
+                        self._chains.append(number)
+                    number += 1
+                    pause.wait(PAUSE_S)
+        except KvtierError:
+            pass  # killed
+        except BaseException as problem:
+            problems.append(problem)
+
+    def _until_clean(self) -> None:
+        with grpc.insecure_channel(self._daemon.target) as channel:
+            stub, deadline_at = AdminServiceStub(channel), time.monotonic() + WAIT_S
+            pause = threading.Event()
+            while stub.GetStatus(admin_pb2.GetStatusRequest()).writes.num_blocks_only_in_memory:
+                assert time.monotonic() < deadline_at, f"blocks are only in memory after {WAIT_S} s"
+                pause.wait(0.05)
+
+    def _count(self) -> None:
+        """Start again and look. Raises WrongBytes."""
+        self._daemon.start()
+        with Client(self._daemon.target, timeout=PATIENT) as client:
+            namespace = client.register(IDENTITY)
+            self._tally.num_kills += 1
+            self._tally.num_put += len(self._chains) * CHAIN_BLOCKS
+            self._tally.num_found += sum(read(client, namespace, number) for number in self._chains)
+        assert self._daemon.stop() == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.mode_loop", description=__doc__)
+    parser.add_argument("--iterations", type=int, default=10, help="kills per mode and load")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rest", type=float, default=2.0, help="seconds without load before the kill")
+    parser.add_argument("--max-life", type=float, default=1.0, help="seconds of load before the kill")
+    args = parser.parse_args()
+    print(f"seed {args.seed}, {args.iterations} kills each; wrong bytes would end this")
+    for mode in MODES:
+        rest, load = Tally(), Tally()
+        for iteration in range(args.iterations):
+            dice = random.Random(f"{args.seed}/{mode}/{iteration}")
+            with tempfile.TemporaryDirectory(prefix="kvtier-crash-") as name:
+                Life(Path(name), mode, rest).rest_and_die(args.rest)
+            with tempfile.TemporaryDirectory(prefix="kvtier-crash-") as name:
+                Life(Path(name), mode, load).work_and_die(dice, args.max_life)
+        print(f"{mode:8} after {args.rest:g} s of rest: {rest}", flush=True)
+        print(f"{mode:8} under load: {load}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
