@@ -118,6 +118,8 @@ class Dirty:
         """From now on all dirty blocks wait. Those that do not, too, in about the order in which they were
         put. O(everything)."""
         self.is_complete = True
+        if Tier.NVME not in self._residency.rooms:
+            return
         catalog, known = self._residency.catalog, self.puts.rows()
         in_memory = (column(catalog.num_resident[Tier.HBM]) > 0) | (
             column(catalog.num_resident[Tier.DRAM]) > 0

@@ -148,6 +148,7 @@ def test_an_idle_copy_is_small() -> None:
     rig = rig_of(dram_blocks=60, num_segments=20)
     rig.start_put(hashes("a", 60))
     land_puts(rig)
+    assert len([copy for copy in rig.copies if copy.target is Tier.NVME]) == 1
     rest(rig)
     assert max(len(copy.items) for copy in copies_down(rig)) == 32
     assert num_written(rig) == 60
@@ -197,6 +198,21 @@ def test_a_store_smaller_than_twice_dram_keeps_half_for_what_memory_has_not() ->
     assert num_written(rig) == num_clean  # and it is not written in circles
 
 
+@pytest.mark.parametrize("write", ["idle", "through"])
+def test_what_is_used_again_stays_in_the_cold_store_although_memory_has_it(write: str) -> None:
+    rig = rig_of(write, num_segments=6, policies=PolicyChoice(eviction="lru"))
+    rig.start_put(hashes("hot", 1))
+    land_puts(rig)
+    rest(rig)
+    for number in range(200):  # three times what the store holds
+        rig.do(ev.Touched(CLIENT, rig.namespace_id, hashes("hot", 1), ""))
+        rig.start_put(hashes(str(number), 1))
+        rest(rig)
+        assert "dram" in rig.where(hashes("hot", 1)[0])
+    assert rig.planner.story.counters["segments_reclaimed"] > 6
+    assert where(rig, "hot", 1) == [{"dram", "nvme"}]
+
+
 def test_what_admission_declines_is_not_written() -> None:
     policies = PolicyChoice(
         admission_of={Tier.NVME: "tests.sim.policies:SenselessAdmission"}, allowed_modules=("tests.sim",)
@@ -232,6 +248,32 @@ def test_the_mode_changes_while_everything_goes_on() -> None:
     rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
     rest(rig)
     assert where(rig, "a", 4) == [{"dram", "nvme"}] * 4
+
+
+def test_what_nobody_waited_for_before_the_mode_changed_is_copied_then() -> None:
+    """In mode spill a line forgets its oldest when more was put since than memory holds."""
+    rig = rig_of("spill")
+    rig.start_put(hashes("oldest", 1))
+    land_puts(rig)
+    pin = ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, hashes("oldest", 1), Tier.DRAM, 3600.0)
+    rig.do(pin)
+    for number in range(30):
+        rig.start_put(hashes(str(number), 1))
+        rest(rig, 0.001)
+    assert where(rig, "oldest", 1) == [{"dram"}]
+    options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
+    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rest(rig)
+    assert where(rig, "oldest", 1) == [{"dram", "nvme"}]
+
+
+def test_without_a_cold_store_the_mode_means_nothing() -> None:
+    rig = Rig(nvme_blocks=0, write="spill")
+    rig.put(hashes("a", 4))
+    options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
+    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rest(rig)
+    assert where(rig, "a", 4) == [{"dram"}] * 4
 
 
 def test_the_line_stays_bounded_and_keeps_what_is_dirty() -> None:

@@ -39,21 +39,22 @@ def test_without_a_limit_everything_is_counted_and_nothing_waits() -> None:
     assert budget.written(1.25 * DAY_S) == 7
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, DAY_S / 3), st.integers(1, DAILY), st.booleans()), max_size=40),
-    st.integers(0, 40),
-)
+PAUSES = st.sampled_from([0.0, 1.0, 3600.0, DAY_S / 3])
+SIZES = st.sampled_from([1, DAILY // 7, DAILY // 2, DAILY])
+
+
+@given(st.lists(st.tuples(PAUSES, SIZES, st.booleans(), st.booleans()), max_size=30))
 def test_what_waits_for_it_never_exceeds_a_day_and_a_day_a_day(
-    writes: list[tuple[float, int, bool]], restart_at: int
+    writes: list[tuple[float, int, bool, bool]],
 ) -> None:
-    """Over a restart, too, on a clock that begins anew."""
+    """Over restarts, too, on clocks that begin anew."""
     budget, now, shift = WriteBudget(DAILY), 0.0, 0.0
     waited: list[tuple[float, int]] = []  # when, bytes
-    for number, (pause_s, num_bytes, can_wait) in enumerate(writes):
+    for pause_s, num_bytes, can_wait, restarts in writes:
         now += pause_s
-        if number == restart_at and (state := budget.state()) is not None:
-            budget, shift = WriteBudget(DAILY), now
-            budget.restore(state, state["as_of"] - shift)
+        if restarts and (state := budget.state()) is not None:
+            budget, before, shift = WriteBudget(DAILY), shift, now
+            budget.restore(state, state["as_of"] + before - shift)
         if not can_wait:
             budget.wrote(num_bytes, now - shift)
         elif budget.allows(num_bytes, now - shift):
