@@ -171,9 +171,11 @@ class Reclaim:
         assert all(catalog.state[Tier.NVME][f] == State.RESIDENT for f in here)
         num_bytes = sum(record_bytes(catalog.stored_length(f, Tier.NVME)) for f in here)
         used_again = catalog.num_uses[row] > 0
-        # What memory has, too, is found again after a restart only if it stays here.
-        is_needed = self.options.write != "spill" or not self._residency.is_elsewhere(row, Tier.NVME)
-        worth_it = used_again and num_bytes <= self._forward_bytes and is_needed
+        worth_it = (
+            used_again
+            and num_bytes <= self._forward_bytes
+            and not self._residency.is_elsewhere(row, Tier.NVME)
+        )
         doomed = None if worth_it else self._subtree_to_drop(row)
         if doomed is None:
             if self._forward(row, here):
