@@ -137,7 +137,7 @@ def _tiers(answer: admin_pb2.GetStatusResponse, bar_cells: int, with_backend: bo
     return table
 
 
-def _writes(writes: "admin_pb2.WriteStatus") -> Text:
+def _writes(writes: admin_pb2.WriteStatus) -> Text:
     """Return one line: what a death of the process would take, and what the device takes."""
     text = Text(f"\nonly in memory: {writes.num_blocks_only_in_memory:,} blocks, ")
     text.append(f"{about_bytes(writes.only_in_memory_bytes)}; written to nvme in 24 h: ")

@@ -149,7 +149,7 @@ class Residency(Rules):
             if self.catalog.state[tier][fragment] == State.RESIDENT:
                 freed += self.catalog.stored_length(fragment, tier)
                 self._leave(fragment, tier, Step.EVICT)
-                self._vacate(fragment, tier)
+                self._vacate(fragment, tier, is_unwanted=is_asked)
         self._notify(BlockChange.REMOVED, row, tier, reason)
         name = self.catalog.prefix_hash[row]
         self.story.tell(self.now, name, EVICTED_FROM[tier], reason, self.verdict(victim))
@@ -295,8 +295,8 @@ class Residency(Rules):
         if tier in MEMORY_TIERS:
             self.out.append(Retract(tier, catalog.place[tier][fragment]))
 
-    def _vacate(self, fragment: int, tier: Tier) -> None:
-        """Give the place back; the fragment is ABSENT here."""
+    def _vacate(self, fragment: int, tier: Tier, *, is_unwanted: bool = False) -> None:
+        """Give the place back; the fragment is ABSENT here. `is_unwanted`: and not to be brought back."""
         catalog = self.catalog
         row = catalog.block_of[fragment]
         self.rooms[tier].release(catalog.place[tier][fragment], catalog.stored_length(fragment, tier))
@@ -305,9 +305,8 @@ class Residency(Rules):
             self.cold_bytes[catalog.namespace_id[row]] -= catalog.stored_length(fragment, tier)
             catalog.encoding[fragment] = AS_IT_IS
         catalog.num_placed[tier][row] -= 1
-        if tier is Tier.NVME and (
-            catalog.num_resident[Tier.DRAM][row] or catalog.num_resident[Tier.HBM][row]
-        ):
+        in_memory = catalog.num_resident[Tier.DRAM][row] or catalog.num_resident[Tier.HBM][row]
+        if tier is Tier.NVME and in_memory and not is_unwanted:
             self.on_cold_lost(row)
         if catalog.num_placed[tier][row]:
             return

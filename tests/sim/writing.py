@@ -14,7 +14,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from kvtier.appliance.core.instructions import Copy, Instruction
+from kvtier.appliance.core.instructions import Copy, Instruction, Notify
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier
@@ -46,6 +46,7 @@ class Writes:
         self._level = 0.0  # bytes of idle copies that a bucket of one day's worth has not let out yet
         self._as_of = 0.0
         self._may_decline = False
+        self._unwanted: set[tuple[int, bytes]] = set()  # what an administrator evicted from the cold store
 
     def before_copies(self, daemon: "Daemon", instructions: Sequence[Instruction]) -> None:
         """Look at the copies that are about to begin."""
@@ -58,6 +59,8 @@ class Writes:
         self._as_of = now
         others = [c for c in daemon.copies_in_flight() if Tier.NVME in (c.source, c.target)]
         for copy in instructions:
+            if isinstance(copy, Notify) and (copy.tier, copy.reason) == (Tier.NVME, "administrator"):
+                self._unwanted |= {(copy.namespace_id, name) for name in copy.prefix_hashes}
             if not isinstance(copy, Copy) or Tier.NVME not in (copy.source, copy.target):
                 continue
             if copy.in_one:
@@ -87,8 +90,8 @@ class Writes:
                 continue
             if planner.rooms[Tier.DRAM].statistics().taken_bytes >= log.num_segments * log.segment_bytes / 2:
                 continue  # as much as that may be in both
-            for row in namespace.rows.values():
-                if self._is_dirty(daemon, row):
+            for name, row in namespace.rows.items():
+                if (namespace.id, name) not in self._unwanted and self._is_dirty(daemon, row):
                     raise Violation("dirty", f"row {row} is only in memory, and nothing is in its way")
 
     @staticmethod

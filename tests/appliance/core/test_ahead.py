@@ -213,6 +213,20 @@ def test_what_is_used_again_stays_in_the_cold_store_although_memory_has_it(write
     assert where(rig, "hot", 1) == [{"dram", "nvme"}]
 
 
+def test_what_an_administrator_evicted_from_the_cold_store_does_not_come_back_by_itself() -> None:
+    rig = rig_of()
+    rig.start_put(hashes("a", 4))
+    land_puts(rig)
+    rest(rig)
+    rig.do(ev.EvictRequested(rig.call(), Tier.NVME, 0))
+    while rig.planner.is_busy:
+        rig.tick()
+    rest(rig)
+    assert where(rig, "a", 4) == [{"dram"}] * 4
+    rest(rig, 3600.0)
+    assert num_written(rig) == 4
+
+
 def test_what_admission_declines_is_not_written() -> None:
     policies = PolicyChoice(
         admission_of={Tier.NVME: "tests.sim.policies:SenselessAdmission"}, allowed_modules=("tests.sim",)
