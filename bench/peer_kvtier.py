@@ -42,6 +42,7 @@ class Kvtier(Adapter):
         if spill:
             (directory / "cold").mkdir()
             settings += [f"tiers.nvme.path={directory}/cold", f"tiers.nvme.capacity={8 * GIB // MIB}MiB"]
+            settings += ["tiers.nvme.write=spill"]  # the peers write when they must
         command = [sys.executable, "-m", "kvtier.appliance.cli", "serve", "--listen", address]
         for setting in settings:
             command += ["--set", setting]

@@ -212,7 +212,9 @@ def run(case: Case, arguments: argparse.Namespace) -> tuple[str, dict[str, float
     trace = sample_of(read_trace(arguments.trace), arguments.requests, arguments.every)
     trace = replace(trace, sessions=runs_of(trace))
     shape = Shape(layers_per_group=32 // arguments.groups)
-    options = PlannerOptions(max_story_lines=1, max_pinned_fraction=1.0, early_layers=case.early_layers)
+    options = PlannerOptions(
+        max_story_lines=1, max_pinned_fraction=1.0, early_layers=case.early_layers, write="spill"
+    )
     capacity = {
         Tier.DRAM: capacity_of(arguments.dram, trace, shape),
         Tier.NVME: 2 * capacity_of("100%", trace, shape),

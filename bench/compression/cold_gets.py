@@ -72,6 +72,7 @@ def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: Exi
         "tiers.dram.capacity": f"{dram_bytes // MIB}MiB",
         "tiers.dram.extent": "16MiB",
         "tiers.nvme.path": f"{folder}/cold",
+        "tiers.nvme.write": "spill",  # nothing is written but what is measured
         "tiers.nvme.capacity": f"{nvme_bytes // MIB}MiB",
         "observe.http": "off",
         "compression.codec": codec,
