@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from ...tiers.gpu.gds import why_not
+from ...tiers.gpu.libraries import missing
 from ...tiers.gpu.topology import describe
 from ..settings import Settings
 from .facts import Directory, Facts, Gpu
@@ -13,6 +14,7 @@ def check_gpus(facts: Facts, settings: Settings) -> Iterable[Check]:
     """GPUs, what reaches their memory, and from where."""
     return (
         check_gpu(facts.gpu, settings),
+        check_kernels(facts.gpu, settings),
         check_pinning(facts.gpu, settings),
         check_topology(facts.gpu, settings),
         check_gds(facts.gpu, facts.directory, settings),
@@ -22,21 +24,32 @@ def check_gpus(facts: Facts, settings: Settings) -> Iterable[Check]:
 def check_gpu(gpu: Gpu, settings: Settings) -> Check:
     """There is a GPU where hbm is to be one's memory; else says what there is."""
     driver = f"driver {gpu.driver}, {', '.join(gpu.names)}" if gpu.driver else "no NVIDIA driver"
-    libraries = [
-        f"{name} {version}" if version else f"no {name}"
-        for name, version in (("torch", gpu.torch), ("cupy", gpu.cupy))
-    ]
-    detail = f"{driver}; {', '.join(libraries)}"
+    detail = f"{driver}, runs CUDA {gpu.libraries.driver}" if gpu.libraries.driver else driver
     hbm = settings.tiers.hbm
     if hbm is None or hbm.backend == "host":
         return ok("gpu", f"{detail}; not used (tiers.hbm{'.backend is host' if hbm else ' is not set'})")
     if not gpu.driver:
         return fail("gpu", detail, "install the NVIDIA driver, or run the container with the NVIDIA runtime")
-    if not gpu.cupy:
-        return fail("gpu", detail, "pip install 'kvtier[gpu-cuda12]', or gpu-cuda13 with a driver for it")
+    if gpu.libraries.problem:
+        return fail("gpu", f"{detail}; {gpu.libraries.problem}", "repair the installation of the driver")
     if hbm.device >= len(gpu.names):
         return fail("gpu", f"{detail}; no device {hbm.device}", "set tiers.hbm.device to one that exists")
     return ok("gpu", f"{detail}; hbm is memory of device {hbm.device}")
+
+
+def check_kernels(gpu: Gpu, settings: Settings) -> Check:
+    """cupy, NVRTC and CUDA's headers are there: without them a GPU copies, and the host does the rest."""
+    found, hbm = gpu.libraries, settings.tiers.hbm
+    here = {"cupy": found.cupy, "NVRTC": found.nvrtc, "headers": found.headers}
+    detail = ", ".join(f"{name}: {where or 'none'}" for name, where in here.items())
+    if hbm is None or hbm.backend == "host":
+        return ok("gpu kernels", f"{detail}; not needed")
+    findings = missing(found)
+    if not findings:
+        return ok("gpu kernels", detail)
+    lacking, fixes = zip(*findings, strict=True)
+    words = f"{detail}; missing: {'; '.join(lacking)}: the host copies small pieces in batches and decodes"
+    return warn("gpu kernels", words, ", ".join(dict.fromkeys(fixes)))
 
 
 def check_pinning(gpu: Gpu, settings: Settings) -> Check:

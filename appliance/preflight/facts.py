@@ -19,7 +19,9 @@ from pathlib import Path
 import grpc
 
 from ... import __version__
+from ...tiers.gpu import libraries
 from ...tiers.gpu.gds import GdsFacts, look
+from ...tiers.gpu.libraries import CudaLibraries
 from ...tiers.gpu.pinned import limits
 from ...tiers.gpu.topology import GpuPlace, gpus, with_nvlinks
 from ...tiers.keyring import FILE_NAME as KEYS_FILE
@@ -64,12 +66,11 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """NVIDIA driver and the libraries that would use it; empty where there is none."""
+    """NVIDIA driver, its GPUs and the libraries that would use them; empty where there is none."""
 
     driver: str = ""
     names: tuple[str, ...] = ()
-    torch: str = ""
-    cupy: str = ""
+    libraries: CudaLibraries = field(default_factory=CudaLibraries)
     pin_limits: tuple[str, ...] = ()  # what limits memory that the GPU reaches
     places: tuple[GpuPlace, ...] = ()  # as the kernel sees them, by address
     gds: GdsFacts = field(default_factory=GdsFacts)
@@ -219,13 +220,9 @@ def gather_host() -> Host:
 
 
 def gather_gpu() -> Gpu:
-    """Ask the NVIDIA driver through its own library, without loading CUDA."""
-    torch, cupy = (
-        probes.installed_version("torch"),
-        probes.installed_version("cupy-cuda12x", "cupy-cuda13x", "cupy"),
-    )
+    """Ask the NVIDIA driver through its own libraries, without making a CUDA context."""
     places = with_nvlinks(gpus())
-    without_driver = Gpu("", (), torch, cupy, tuple(limits()), places, look())
+    without_driver = Gpu("", (), libraries.look(), tuple(limits()), places, look())
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -14,6 +14,7 @@ from kvtier.appliance.preflight.checks_settings import check_tcp_address
 from kvtier.appliance.preflight.verdicts import Verdict
 from kvtier.appliance.settings import Settings
 from kvtier.appliance.settings_tenants import Access, Tls
+from kvtier.tiers.gpu.libraries import CudaLibraries
 from kvtier.tiers.gpu.topology import GpuPlace
 from kvtier.tiers.keyring import Keyring
 from kvtier.tiers.master_keys import MasterKeys, key_id
@@ -50,7 +51,8 @@ DIRECTORY = facts.Directory(
     lock_holder="",
 )
 CUDA = ("tiers.hbm.capacity=1GiB", "tiers.hbm.backend=cuda")
-GPU = facts.Gpu("570.1", ("NVIDIA H200",), "2.9", "14.2.0")
+LIBRARIES = CudaLibraries("13.0", "", "cupy-cuda13x 14.2.0", "/lib/libnvrtc.so.13", "/include")
+GPU = facts.Gpu("580.1", ("NVIDIA H200",), LIBRARIES)
 FAR = replace(GPU, places=(GpuPlace("0000:ca:00.0", 1, 32.0, 16, 16),))
 NARROW = replace(GPU, places=(GpuPlace("0000:ca:00.0", 1, 32.0, 8, 16),))
 TLS = Tls(certificate=Path("/c.pem"), key=Path("/k.pem"), client_ca=Path("/ca.pem"))
@@ -233,10 +235,26 @@ HOST_CASES = {
     "no gds": (checks_gpu.check_gds(facts.Gpu(), DIRECTORY, nvme(*CUDA)), OK, ""),
     "no gpu": (checks_gpu.check_gpu(facts.Gpu(), settings()), OK, ""),
     "no driver": (checks_gpu.check_gpu(facts.Gpu(), settings(*CUDA)), FAIL, "NVIDIA runtime"),
-    "no cupy": (
-        checks_gpu.check_gpu(facts.Gpu("570", ("H200",)), settings(*CUDA)),
+    "no libcuda": (
+        checks_gpu.check_gpu(
+            replace(GPU, libraries=CudaLibraries(problem="libcuda.so.1 is missing")), settings(*CUDA)
+        ),
         FAIL,
+        "driver",
+    ),
+    "kernels": (checks_gpu.check_kernels(GPU, settings(*CUDA)), OK, ""),
+    "kernels that nobody needs": (checks_gpu.check_kernels(facts.Gpu(), settings()), OK, ""),
+    "no cupy": (
+        checks_gpu.check_kernels(replace(GPU, libraries=CudaLibraries("12.8")), settings(*CUDA)),
+        WARN,
         "kvtier[gpu-cuda12]",
+    ),
+    "no NVRTC and no headers": (
+        checks_gpu.check_kernels(
+            replace(GPU, libraries=replace(LIBRARIES, nvrtc="", headers="")), settings(*CUDA)
+        ),
+        WARN,
+        "kvtier[gpu-cuda13]",
     ),
     "no such gpu": (
         checks_gpu.check_gpu(replace(GPU, names=()), settings(*CUDA)),
