@@ -48,7 +48,9 @@ class TensorView:
 
     @classmethod
     def of(cls, tensor: Any) -> "TensorView":
-        """Read it off a torch tensor or an ndarray."""
+        """Read it off a torch tensor or an ndarray; a TensorView is what it is."""
+        if isinstance(tensor, TensorView):
+            return tensor
         if hasattr(tensor, "data_ptr"):
             size = tensor.element_size()
             strides = tuple(stride * size for stride in tensor.stride())

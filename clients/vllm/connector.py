@@ -40,7 +40,7 @@ from .agent import Agent
 from .counters import Counters
 from .describe import cuda_pages, describe_groups
 from .events import event_of
-from .groups import groups_of, why_not
+from .groups import groups_of, why_not, why_not_shared
 from .metrics import KvtierPromMetrics, KvtierStats
 from .options import Options
 from .pages import LayerView, PagedGroup
@@ -161,17 +161,19 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _serve_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         config = self._kv_cache_config
-        paged, tensors = [], []
+        paged = []
         for group in config.kv_cache_groups:
-            layers = {name: kv_caches[name] for name in group.layer_names if name in kv_caches}
-            views = {LayerView.of(tensor): tensor for tensor in layers.values()}  # shared layers once
+            layers = [kv_caches[name] for name in group.layer_names if name in kv_caches]
+            views = dict.fromkeys(map(LayerView.of, layers))  # shared layers once
             paged.append(PagedGroup(list(views), config.num_blocks))
-            tensors.append(list(views.values()))
         self._identities = describe_groups(self._vllm_config, config, paged, self.options)
         device = next(iter(kv_caches.values())).device
         pages = None
         if device.type == "cuda":
-            pages = cuda_pages(tensors, device)
+            if why := why_not_shared(self._vllm_config):
+                self._go_dark(why)
+                return
+            pages = cuda_pages(paged, device)
             pages.check(self._identities)
         elif device.type != "cpu":
             self._go_dark(f"the KV cache is on {device}; host memory and CUDA are served so far")

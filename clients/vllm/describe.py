@@ -54,6 +54,7 @@ def describe_groups(
                 f"{shard},group={index}/{len(paged)}",
                 options.domain,
                 options.layers_per_group,
+                len(pages.runs),
             )
         )
     return identities
@@ -91,12 +92,11 @@ def backend_of(vllm_config: Any, layer_name: str, spec: Any) -> dict[str, str]:
     return found
 
 
-def cuda_pages(tensors: Sequence[Sequence[torch.Tensor]], device: torch.device) -> DevicePages:
-    """Return the paged tensors on a GPU for the direct path. Raises PreconditionFailed.
-    Never ran on a GPU."""
+def cuda_pages(groups: Sequence[PagedGroup], device: torch.device) -> DevicePages:
+    """Return the blocks on a GPU for the direct path. Raises PreconditionFailed. Never ran on a GPU."""
     from ..direct_cuda import CudaExporter
 
     index = torch.cuda.current_device() if device.index is None else device.index
     return DevicePages(
-        tensors, CudaExporter(index), lambda event: event.record(torch.cuda.current_stream(index))
+        groups, CudaExporter(index), lambda event: event.record(torch.cuda.current_stream(index))
     )

@@ -67,6 +67,20 @@ def specs_in(spec: Any) -> list[Any]:
     return list(spec.kv_cache_specs.values()) if hasattr(spec, "kv_cache_specs") else [spec]
 
 
+def why_not_shared(vllm_config: Any) -> str:
+    """Return why the daemon cannot be given this engine's GPU memory; empty when it may be. vLLM's sleep mode
+    unmaps the KV cache and maps it anew under another process's feet, and such memory has no IPC handle."""
+    model = vllm_config.model_config
+    for option in ("enable_sleep_mode", "enable_cumem_allocator"):
+        if getattr(model, option, False):
+            flag = option.replace("_", "-")
+            return (
+                f"{option} puts the KV cache into memory that cannot be shared with another process; start "
+                f"the engine without --{flag}"
+            )
+    return ""
+
+
 def why_not(vllm_config: Any, kv_cache_config: Any, hash_block_tokens: int) -> str:
     """Return why this model's KV cannot be kept by kvtier; empty when it can."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config

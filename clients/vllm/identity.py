@@ -45,11 +45,13 @@ def identity_of(
     shard: str,
     domain: str,
     layers_per_group: int = 0,
+    num_runs: int = 1,
 ) -> NamespaceIdentity:
     """Return the identity of one group of one rank.
 
     `heads` is (KV heads, head dim, dtype of the KV). Where heads and bytes do not fit together (padding,
-    scales inside the page) the block is opaque bytes. `layout` says what is in it.
+    scales inside the page, K and V of unequal size) or the dtype is one of bytes (the engine's fp8 is uint8),
+    the block is opaque bytes, in `num_runs` runs a layer. `layout` says what is in it.
     """
     num_heads, head_dim, dtype = heads
     layers_per_group = layers_per_group or _layers_per_group(num_layers, layer_bytes)
@@ -73,8 +75,14 @@ def identity_of(
             )
             break
     else:
-        opaque = opaque_geometry(layer_bytes, block_tokens, layout, max_fragment_bytes=layer_bytes)
-        geometry = replace(opaque, num_layers=num_layers, layers_per_group=layers_per_group)
+        run_bytes = layer_bytes // num_runs
+        opaque = opaque_geometry(run_bytes, block_tokens, layout, max_fragment_bytes=run_bytes)
+        geometry = replace(
+            opaque,
+            num_layers=num_layers,
+            num_kv_heads=opaque.num_kv_heads * num_runs,
+            layers_per_group=layers_per_group,
+        )
     return NamespaceIdentity(model, geometry, shard=shard, domain=domain)
 
 

@@ -1,8 +1,12 @@
-"""Where the engine's blocks lie in host memory: addresses of the pieces of each block, layer by layer.
+"""Where the engine's blocks lie in memory: addresses of the pieces of each block, layer by layer.
 
 The engine gives a logical view [blocks, heads, tokens, content] per layer, in any physical order. What is
 needed is for each layer the address of block b, which is base + b * stride, and the runs of bytes that the
-block has there. A block is opaque: on CPU the kernel stores keys transposed in it.
+block has there. A block is opaque: on CPU the kernel stores keys transposed in it, and quantised caches have
+scales beside the values.
+
+An attention backend may want smaller blocks than the engine manages. The view then has several kernel blocks
+for each block of the engine, in a row (`group_kernel_blocks` in vllm/v1/kv_cache_interface.py).
 """
 
 from collections.abc import Sequence
@@ -12,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..buffers import Pieces
-from ..errors import PreconditionFailed
+from ..errors import InvalidRequest, PreconditionFailed
 from ..extents import I64
+from ..namespace import DTYPE_BYTES, Geometry
+from ..page_layouts import TensorView
 
 
 class LayerView(NamedTuple):
@@ -30,6 +36,24 @@ class LayerView(NamedTuple):
         size = tensor.element_size()
         strides = tuple(stride * size for stride in tensor.stride())
         return cls(tensor.data_ptr(), tuple(tensor.shape), strides, size)
+
+    def grouped(self, num_blocks: int) -> "LayerView":
+        """Return the view with the engine's blocks in front, kernel blocks behind them. Raises
+        PreconditionFailed."""
+        per_block, rest = divmod(self.shape[0], num_blocks)
+        if rest or not per_block:
+            raise PreconditionFailed(
+                f"a layer has {self.shape[0]} blocks, the engine manages {num_blocks}",
+                reason="LAYOUT_MISMATCH",
+            )
+        if per_block == 1:
+            return self
+        first = self.strides[0]
+        shape, strides = (
+            (num_blocks, per_block, *self.shape[1:]),
+            (first * per_block, first, *self.strides[1:]),
+        )
+        return self._replace(shape=shape, strides=strides)
 
     @property
     def block_bytes(self) -> int:
@@ -60,13 +84,9 @@ class PagedGroup:
     def __init__(self, layers: Sequence[LayerView], num_blocks: int) -> None:
         if not layers:
             raise PreconditionFailed("a KV cache group without layers", reason="LAYOUT_MISMATCH")
+        self.layers = layers = [layer.grouped(num_blocks) for layer in layers]
         first = layers[0]
         for layer in layers:
-            if layer.shape[0] < num_blocks:
-                raise PreconditionFailed(
-                    f"a layer has {layer.shape[0]} blocks, the engine manages {num_blocks}",
-                    reason="LAYOUT_MISMATCH",
-                )
             if (layer.shape[1:], layer.strides[1:], layer.item_bytes) != (
                 first.shape[1:],
                 first.strides[1:],
@@ -75,17 +95,40 @@ class PagedGroup:
                 raise PreconditionFailed(
                     "the layers of one KV cache group differ in shape", reason="LAYOUT_MISMATCH"
                 )
-        offsets, self.piece_bytes = first.runs()
+        self.runs, self.piece_bytes = first.runs()
         self.num_layers = len(layers)
         self.num_blocks = num_blocks
         self.layer_bytes = first.block_bytes
         self.order = first.order
         starts = np.array([layer.address for layer in layers], np.int64)[:, None] + np.array(
-            offsets, np.int64
+            self.runs, np.int64
         )
         self._starts: I64 = starts.reshape(-1)  # of block 0: layer after layer, run after run
         strides = np.array([layer.strides[0] for layer in layers], np.int64)
-        self._strides: I64 = np.repeat(strides, len(offsets))
+        self._strides: I64 = np.repeat(strides, len(self.runs))
+
+    def described(self, geometry: Geometry) -> tuple[str, list[TensorView]]:
+        """Return axes (clients/page_layouts.py) and one view per layer by which the daemon reaches these
+        blocks, which are stored in the order in which they lie. Raises InvalidRequest."""
+        planes, tokens, heads = geometry.num_planes, geometry.block_tokens, geometry.num_kv_heads
+        item_bytes = DTYPE_BYTES[geometry.dtype]
+        row_bytes = geometry.head_dim * item_bytes
+        shape: tuple[int, ...]
+        strides: tuple[int, ...]
+        if len(self.runs) == 1:  # any names for its parts will do
+            axes, shape = "BPNHD", (planes, tokens, heads, geometry.head_dim)
+            strides = (tokens * heads * row_bytes, heads * row_bytes, row_bytes, item_bytes)
+        elif self.runs == tuple(range(0, self.runs[1] * heads, self.runs[1])):
+            axes, shape = "BHNC", (heads, tokens, geometry.head_dim * planes)
+            strides = (self.runs[1], row_bytes * planes, item_bytes)
+        else:
+            raise InvalidRequest(
+                f"a block lies in {len(self.runs)} runs of {self.piece_bytes} bytes in each layer, which "
+                "cannot be given to another process; set VLLM_KV_CACHE_LAYOUT to LBNHC",
+                reason="BAD_PAGES",
+            )
+        whole = (self.num_blocks, *shape)
+        return axes, [TensorView(one.address, whole, (one.strides[0], *strides)) for one in self.layers]
 
     @property
     def block_bytes(self) -> int:

@@ -32,7 +32,6 @@ from ..words import PutReport, Urgency
 from .identity import salted
 from .pages import PagedGroup
 
-PRESET = "vllm"
 NUM_MARKS = 4  # steps that an engine enqueues ahead of its device, and some that wait for the daemon
 DOUBT_PERIOD_S = 0.5  # between two questions whether the daemon has let go of pages
 LAST_COPIES_S = 0.5  # for what a daemon that has just died had given its device to do
@@ -158,24 +157,18 @@ class HostRoad(Road):
 
 @dataclass(frozen=True)
 class DevicePages:
-    """A rank's paged tensors on a device: for each KV cache group its layers, in order.
+    """A rank's blocks on a device, by KV cache group.
 
     `record(event)` records on the stream that the engine computes on."""
 
-    tensors: Sequence[Sequence[Any]]
+    groups: Sequence[PagedGroup]
     exporter: Exporter
     record: Callable[[Any], None]
 
     def check(self, identities: Sequence[NamespaceIdentity]) -> None:
         """See that the daemon can be given these pages. Raises InvalidRequest, PreconditionFailed."""
-        for layers, identity in zip(self.tensors, identities, strict=True):
-            pages = describe(PRESET, layers, identity.geometry)
-            if pages.page_tokens != identity.geometry.block_tokens:
-                raise InvalidRequest(
-                    f"a page has {pages.page_tokens} tokens, the engine's block "
-                    f"{identity.geometry.block_tokens}; use a block size that the attention backend has",
-                    reason="BAD_PAGES",
-                )
+        for group, identity in zip(self.groups, identities, strict=True):
+            pages = describe(*group.described(identity.geometry), identity.geometry)
             for placed in pages.tensors:
                 self.exporter.export(placed.address)
 
@@ -186,7 +179,7 @@ class DeviceRoad(Road):
     def __init__(self, client: Client, identities: Sequence[NamespaceIdentity], device: DevicePages) -> None:
         super().__init__(client, identities)
         self._device = device
-        self._marks = [[device.exporter.new_event() for _ in range(NUM_MARKS)] for _ in device.tensors]
+        self._marks = [[device.exporter.new_event() for _ in range(NUM_MARKS)] for _ in device.groups]
         self._num_marked = 0
         self._pages: dict[int, Pages] = {}
 
@@ -218,10 +211,12 @@ class DeviceRoad(Road):
 
     def _pages_of(self, group: int) -> Pages:
         if group not in self._pages:
+            namespace = self.namespace(group, "", b"")
+            axes, views = self._device.groups[group].described(namespace.geometry)
             self._pages[group] = self.client.register_pages(
-                self.namespace(group, "", b""),
-                PRESET,
-                self._device.tensors[group],
+                namespace,
+                axes,
+                views,
                 _Marked(self._device.exporter, self._marks[group]),
                 num_events=NUM_MARKS,
             )

@@ -59,11 +59,12 @@ class Rank:
         options = Options(target=served.target, load_timeout_s=call_s, save_timeout_s=call_s)
         views = [LayerView(t.ctypes.data, t.shape, t.strides, t.itemsize) for t in self.runtime.tensors]
         timeout = Timeout(call_s=WAIT_S, connect_s=WAIT_S, grace_s=0.1)
-        self.pages = DevicePages([self.runtime.tensors], self.runtime.exporter, mark)
+        self.group = PagedGroup(views, NUM_PAGES)
+        self.pages = DevicePages([self.group], self.runtime.exporter, mark)
         self.pages.check([IDENTITY])
         self.side = WorkerSide(
             options,
-            [PagedGroup(views, NUM_PAGES)],
+            [self.group],
             [IDENTITY],
             lambda _: Client(served.target, timeout=timeout),
             self.counters,
@@ -211,6 +212,9 @@ def test_only_what_is_handed_over_is_marked(served: Served) -> None:
 
 def test_a_layout_that_cannot_be_given_away_is_refused(served: Served) -> None:
     with rank_at(served) as rank:
-        wrong = DevicePages([[t[:, :1] for t in rank.runtime.tensors]], rank.runtime.exporter, print)
-        with pytest.raises(InvalidRequest, match="axis H"):
+        halves = [
+            view._replace(shape=(*view.shape[:3], view.shape[3] // 2)) for view in rank.group.layers
+        ]  # of each head's content: runs that are neither one nor the heads'
+        wrong = DevicePages([PagedGroup(halves, NUM_PAGES)], rank.runtime.exporter, print)
+        with pytest.raises(InvalidRequest, match="VLLM_KV_CACHE_LAYOUT"):
             wrong.check([IDENTITY])
