@@ -54,7 +54,9 @@ class Outcome:
 
 def steps(out: Path, total_mib: int, is_dry: bool) -> list[Step]:
     """Return what is run, what says most first: a machine may be taken away."""
-    python, pytest = sys.executable, (sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
+    # -W default: what warns on somebody else's machine, a newer numpy or torch, is not what is tested there.
+    python = sys.executable
+    pytest = (python, "-m", "pytest", "-q", "-rs", "-W", "default", "-p", "no:cacheprovider")
     device = ("--device", "fake" if is_dry else "cuda")
     tests = ("tests/tiers/gpu/test_gpu_tests.py",) if is_dry else ("-m", "gpu", "tests/gpu")
     kernels = (*pytest, "-m", "gpu", "tests/gpu/test_kernels.py")

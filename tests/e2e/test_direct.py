@@ -12,7 +12,7 @@ import pytest
 
 from kvtier.appliance import direct, registrations
 from kvtier.appliance.registrations import Mapping, Registration
-from kvtier.clients import AsyncClient, Client, PutOutcome
+from kvtier.clients import AsyncClient, Client, PutOutcome, Tier
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
 from kvtier.tiers.gpu import kernels
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, Event
@@ -121,6 +121,26 @@ def test_small_pieces_go_by_the_kernel(tmp_path: Path, monkeypatch: pytest.Monke
             assert one.pages.get(one.namespace, CHAIN, OTHERS).num_loaded == 8
             assert one.read(OTHERS) == one.read(IDS)
             assert 0 < num_gathers < len(launch.seen)
+        served.assert_at_rest()
+
+
+def test_each_way_of_pieces_has_its_own_crossover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes out of hbm is copied as was found quicker within the device, not across the link."""
+    device = FakeDevice(is_live=True, num_streams=NUM_STREAMS)
+    launch = HostLaunch(device)
+    monkeypatch.setattr(direct, "load", lambda _: launch)
+    monkeypatch.setattr(kernels, "_measure", lambda device, kernel: {Way.WITHIN: 64})
+    with Served(tmp_path, device=device) as served:
+        with runtime_at(served.target) as one:
+            one.fill(1)
+            one.pages.put(one.namespace, CHAIN, IDS)
+            assert one.pages.get(one.namespace, CHAIN, OTHERS).num_loaded == 8
+            assert not launch.seen
+            assert one.client.prefetch(one.namespace, CHAIN, Tier.HBM).num_promoted == 8
+            served.evict()
+            assert one.pages.get(one.namespace, CHAIN, OTHERS).num_loaded == 8
+            assert launch.seen
+            assert one.read(OTHERS) == one.read(IDS)
         served.assert_at_rest()
 
 

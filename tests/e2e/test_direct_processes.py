@@ -179,8 +179,9 @@ def test_a_runtime_killed_while_its_pages_are_copied(stalled: Served, call: str)
     child.end()
 
 
-def test_a_runtime_that_leaves_before_its_event(stalled: Served) -> None:
+def test_a_runtime_that_leaves_before_its_event(stalled: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its event never happens, as that of a killed one; its get touches nothing, and everything goes back."""
+    monkeypatch.setattr(runtime_events, "EVENT_S", 10 * WAIT_S)  # the end of its connection is enough
     with runtime_at(stalled.target) as other:
         other.fill(1)
         stalled.let_finish(other.start(other.pages.put, other.namespace, names("a", 4), [0, 1, 2, 3]))
