@@ -35,7 +35,7 @@ from ..tiers.nvme import ColdStore
 from ..tiers.slots import SlotPool
 from .direct import DirectDevice
 from .errors import StartError
-from .lanes import Edge, Route
+from .lanes import DEVICE_BATCH_BYTES, Edge, Route
 from .peer_devices import Peers
 from .settings import FromNvme, HbmTier
 from .units import format_bytes
@@ -130,7 +130,8 @@ class HotTier:
                 )
             except DeviceError as problem:
                 raise StartError(f"tiers.hbm: {problem}") from problem
-            routes[edge] = Route(copier)
+            # Hashing is work of ours, which several threads share: batches as anywhere else.
+            routes[edge] = Route(copier, batch_bytes=0 if is_hashed else DEVICE_BATCH_BYTES)
         return routes
 
     def spill_route(self, store: ColdStore, threads: ThreadPoolExecutor) -> Route:

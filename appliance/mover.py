@@ -96,7 +96,7 @@ class Mover:
             self._end(lane, lane.batch(job, 0, len(copy.items), 0, self._sequence), cause)
         elif not self._run_inline(lane, job, route):
             is_in_turns = self._takes_turns and route.inline is not None
-            lane.enqueue(job, self._sequence, TURN_BYTES if is_in_turns else 0)
+            lane.enqueue(job, self._sequence, TURN_BYTES if is_in_turns else route.batch_bytes)
             self._fill(lane)
 
     def cancel(self, instruction: CancelCopy) -> None:

@@ -88,7 +88,8 @@ class Rig:
 
     def copy(self, edge: Edge, items: Sequence[CopyItem], length: int) -> float:
         """Copy everything, MAX_IN_FLIGHT batches at a time; return bytes per second."""
-        copier, step = self.routes[edge].copier, max(1, MAX_BATCH_BYTES // length)
+        route = self.routes[edge]
+        copier, step = route.copier, max(1, (route.batch_bytes or MAX_BATCH_BYTES) // length)
         batches = [items[first : first + step] for first in range(0, len(items), step)]
         slots = threading.Semaphore(MAX_IN_FLIGHT)
         futures = []
@@ -103,10 +104,10 @@ class Rig:
         assert causes == {None}, causes
         return len(items) * length / took_s
 
-    def measure(self, length: int, is_scattered: bool) -> tuple[float, float]:
-        """Return the bytes per second up and down, the best of ROUNDS; the bytes are compared."""
+    def place(self, length: int, is_scattered: bool) -> tuple[list[CopyItem], list[CopyItem]]:
+        """Store fragments of `length` bytes in half of dram; return their copies up and down again."""
         count = self.total_bytes // 2 // length
-        payload = memoryview(np.random.default_rng(length).bytes(length))
+        payload = self.payload(length)
         digest = checksum(payload)
         warm, hot, back = (
             room.reserve_many(0, [length], count) for room in (self.room, self.hot_room, self.room)
@@ -122,19 +123,35 @@ class Rig:
             self.dram.publish(place, label)
         up = [CopyItem(*row) for row in zip(warm, hot, labels, strict=True)]
         down = [CopyItem(*row) for row in zip(hot, back, labels, strict=True)]
+        return up, down
+
+    def payload(self, length: int) -> memoryview:
+        """Return the bytes of every fragment of this size."""
+        return memoryview(np.random.default_rng(length).bytes(length))
+
+    def forget(self, length: int, up: Sequence[CopyItem], down: Sequence[CopyItem]) -> None:
+        """Give back what `place` took."""
+        warm, hot = [item.source for item in up], [item.target for item in up]
+        for place in warm:
+            self.dram.retract(place)
+        back = [item.target for item in down]
+        for room, places in ((self.room, warm), (self.room, back), (self.hot_room, hot)):
+            room.release_many(places, [length])
+
+    def measure(self, length: int, is_scattered: bool) -> tuple[float, float]:
+        """Return the bytes per second up and down, the best of ROUNDS; the bytes are compared."""
+        up, down = self.place(length, is_scattered)
         best = [0.0, 0.0]
         for _ in range(ROUNDS):
             best[0] = max(best[0], self.copy(Edge(Tier.DRAM, Tier.HBM), up, length))
-            for place, label in zip(hot, labels, strict=True):
-                self.hot.engine.publish(place, replace(label))
+            for item in down:
+                self.hot.engine.publish(item.source, replace(item.label))
             best[1] = max(best[1], self.copy(Edge(Tier.HBM, Tier.DRAM), down, length))
-            for place in hot:
-                self.hot.engine.retract(place)
-        assert all(self.dram.view(place, length) == payload for place in back)
-        for place in warm:
-            self.dram.retract(place)
-        for room, places in ((self.room, warm), (self.room, back), (self.hot_room, hot)):
-            room.release_many(places, [length])
+            for item in down:
+                self.hot.engine.retract(item.source)
+        payload = self.payload(length)
+        assert all(self.dram.view(item.target, length) == payload for item in down)
+        self.forget(length, up, down)
         return best[0], best[1]
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """A runtime in a process of its own, with paged KV tensors on a GPU: the other side of bench.pages.
 
-    python -m bench.pages_runtime TARGET cuda|fake BLOCKS LAYERS LAYERS_PER_GROUP
+    python -m bench.pages_runtime TARGET cuda|fake|free BLOCKS LAYERS LAYERS_PER_GROUP
 
 Answers lines of stdin with lines of JSON: `put`, `get ROUNDS`, `layers`, `torch ROUNDS`, `archive`, `quit`.
 Pages are vLLM's (one tensor a layer, K and V of a head side by side); what is put lies in the first half of
@@ -19,6 +19,7 @@ import numpy as np
 
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.options import Timeout
+from bench.free_device import FreeExporter
 from tests.e2e.direct_device import FakeExporter
 
 HEADS, DIM, TOKENS = 8, 128, 16
@@ -137,6 +138,29 @@ class Fake:
         return time.perf_counter() - began_at
 
 
+class Free:
+    """Implements Kit on a device whose copies move nothing (bench.host_cost): no byte is looked at."""
+
+    def __init__(self) -> None:
+        self.exporter = FreeExporter()
+
+    def tensors(self, num_layers: int, num_pages: int) -> Sequence[Any]:
+        shape = (num_pages, TOKENS, HEADS, 2 * DIM)
+        return [self.exporter.tensor(shape).swapaxes(1, 2) for _ in range(num_layers)]
+
+    def fill(self, num_blocks: int) -> None:
+        pass
+
+    def is_same(self, ids: Sequence[int]) -> bool:
+        return True
+
+    def wait(self, event: Any) -> None:
+        pass
+
+    def copy_s(self, num_blocks: int) -> float:
+        return 0.0
+
+
 class Runtime:
     """One registration and one chain."""
 
@@ -167,12 +191,14 @@ class Runtime:
     def get(self, rounds: int) -> dict[str, Any]:
         """Fetch the chain `rounds` times, all layers at once; compare the last."""
         seconds = []
+        cpu_began_at = time.process_time()
         for _ in range(rounds):
             began_at = time.perf_counter()
             report = self.pages.get(self.namespace, self.chain, self.ids, load_anyway=True)
             seconds.append(time.perf_counter() - began_at)
+        cpu_s = time.process_time() - cpu_began_at
         is_same = report.num_loaded == self.num_blocks and self.kit.is_same(self.ids)
-        return {"num_loaded": report.num_loaded, "is_same": is_same, "seconds": seconds}
+        return {"num_loaded": report.num_loaded, "is_same": is_same, "seconds": seconds, "cpu_s": cpu_s}
 
     def layers(self) -> dict[str, Any]:
         """Fetch the chain once, layer group after layer group; say when each was there."""
@@ -198,7 +224,8 @@ class Runtime:
 
 
 def main(target: str, kind: str, num_blocks: str, num_layers: str, layers_per_group: str) -> None:
-    kit: Kit = Torch() if kind == "cuda" else Fake()
+    kinds: dict[str, Callable[[], Kit]] = {"cuda": Torch, "fake": Fake, "free": Free}
+    kit = kinds[kind]()
     runtime = Runtime(target, kit, int(num_blocks), int(num_layers), int(layers_per_group))
     commands: dict[str, Callable[..., dict[str, Any]]] = {
         "put": runtime.put,

@@ -7,11 +7,15 @@ times as much.
 """
 
 import struct
+from collections.abc import Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..v1.shm import SLOT_HEADER
+from ..v1.shm import CHECKSUM_BYTES, HASH_BYTES, SLOT_HEADER
 from .base import Buffer
 from .block import FragmentLabel
 
@@ -24,6 +28,39 @@ _BODY_OFFSET = 8
 _BYTES = SLOT_HEADER.itemsize
 _WORDS = _BYTES // 8
 assert _BODY_OFFSET + _BODY.size == _BYTES
+
+#: Which of a header's words say what is in the slot: namespace and group, raw length, hash, checksum.
+_IDENTITY = np.array([1, 4, 6, 7, 8, 9, 10, 11])
+assert (SLOT_HEADER.fields or {})["raw_length"][1] == 8 * 4
+assert (SLOT_HEADER.fields or {})["prefix_hash"][1] == 8 * 6
+assert (SLOT_HEADER.fields or {})["checksum"][1] == 8 * 10
+
+_columns_of = attrgetter("namespace_id", "group", "raw_length", "prefix_hash", "checksum")
+
+
+class Identities:
+    """The labels of a batch in columns, for comparing all of them at once with what is in their slots."""
+
+    def __init__(self, labels: Sequence[FragmentLabel]) -> None:
+        self.labels = labels
+        columns: tuple[tuple[Any, ...], ...] = tuple(zip(*map(_columns_of, labels), strict=True))
+        self._namespace_ids, self._groups, self.lengths, self._hashes, self.checksums = columns
+
+    @cached_property
+    def words(self) -> npt.NDArray[np.uint64] | None:
+        """What the headers of filled slots say, (n, 8); None where a label has no checksum yet, and cannot be
+        compared as a whole."""
+        hashes, checksums, count = b"".join(self._hashes), b"".join(self.checksums), len(self.labels)
+        if len(hashes) != count * HASH_BYTES or len(checksums) != count * CHECKSUM_BYTES:
+            return None
+        words = np.empty((count, len(_IDENTITY)), np.uint64)
+        words[:, 0] = self._groups
+        words[:, 0] <<= np.uint64(32)
+        words[:, 0] |= np.array(self._namespace_ids, np.uint64)
+        words[:, 1] = self.lengths
+        words[:, 2:6] = np.frombuffer(hashes, "<u8").reshape(count, 4)
+        words[:, 6:8] = np.frombuffer(checksums, "<u8").reshape(count, 2)
+        return words
 
 
 class SlotHeaders:
@@ -75,6 +112,16 @@ class SlotHeaders:
             and raw_length == label.raw_length
             and (not label.checksum or digest == label.checksum)
         )
+
+    def generations_of(
+        self, slots: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.uint64] | None:
+        """Return the generations of many slots, (n,) uint64; None unless each is filled, and with the fragment
+        that its row of `words` (`Identities.words`) names."""
+        rows = np.frombuffer(self._words, np.uint64).reshape(-1, _WORDS)[slots]
+        generations: npt.NDArray[np.uint64] = rows[:, 0]
+        is_right = not (generations & np.uint64(1)).any() and np.array_equal(rows[:, _IDENTITY], words)
+        return generations if is_right else None
 
     def table(self) -> npt.NDArray[np.void]:
         """Return all headers as a structured array, without copying; for audits."""

@@ -13,14 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..v1.shm import CHECKSUM_BYTES, extent_of, place_of, slot_of, tag_of
 from .base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from .block import FragmentLabel, Tier
 from .extent import Extent, ExtentReport
+from .headers import Identities
 from .index import Indexes, IndexWriter
 from .memfd import SharedMemoryError
 from .payload import copy, copy_and_checksum, copy_and_checksum_many
+from .places import by_extent, slots_of
 from .slots import SlotPool
 
 #: Numbers of extents a tier may use up in one life of the daemon, growing and shrinking.
@@ -181,6 +184,27 @@ class ExtentEngine:
             self._count_failure(Cause.WRONG_IDENTITY)
             raise CopyError(Cause.WRONG_IDENTITY, f"slot {place:#x} was recycled during the copy")
         return found
+
+    def generations_of(
+        self, places: NDArray[np.int64], identities: Identities
+    ) -> NDArray[np.uint64] | None:
+        """Return the generations of the fragments at `places`, (n,) uint64, where each is what its label says.
+
+        None where that is not certain of every one: `verify` says of which not, and counts it.
+        """
+        words, slots = identities.words, slots_of(places)
+        if words is None:
+            return None
+        generations = np.empty(len(places), np.uint64)
+        try:
+            for number, where in by_extent(places):
+                found = self._extent(number).headers.generations_of(slots[where], words[where])
+                if found is None:
+                    return None
+                generations[where] = found
+        except CopyError:
+            return None
+        return generations
 
     # -------------------------------------------------------------------------- headers (event loop only)
 

@@ -39,7 +39,7 @@ from .chunks import Chunk, Chunks
 from .device import Device, DeviceError, DeviceFault, DeviceMemory, Pieces, Stream
 from .device_codec import Record
 from .device_decoding import DeviceDecoding, Findings, Work
-from .flights import Flight, keys
+from .flights import NOTHING, Flight, Touched
 from .hbm import HbmEngine
 
 log = logging.getLogger(__name__)
@@ -257,8 +257,8 @@ class ColdCopier:
             return self._hand(self._readers, batch, self._settle)
         except DeviceError as error:
             return self._broke(batch, error)
-        writes = keys(Tier.HBM, (batch.items[load.position].target for load in batch.loads))
-        flight = Flight(stream, event, (), writes)
+        writes = Touched(Tier.HBM, [batch.items[load.position].target for load in batch.loads])
+        flight = Flight(stream, event, NOTHING, writes)
         findings: Findings | None = None
         refused: DeviceError | None = None
         try:

@@ -19,12 +19,13 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...v1.shm import extent_of
-from ..base import Cause, CopyError, CopyItem, CopyOutcome
+from ..base import Cause, CopyError, CopyItem, CopyOutcome, landed
 from ..block import FragmentLabel, Tier
+from ..headers import Identities
 from ..payload import checksum
-from .device import DeviceError, DeviceFault, Event, Pieces, Stream
-from .flights import Flight, keys
+from ..places import I64, column_of, extents_of
+from .device import Addresses, DeviceError, DeviceFault, Event, Pieces, Stream
+from .flights import Flight, Touched
 from .hbm import HbmEngine
 from .pinned import Pinned, as_copy_error
 
@@ -43,19 +44,34 @@ class End(Protocol):
         """Return where the slot at `place` begins. Raises CopyError."""
         ...
 
+    def addresses_of(self, places: I64) -> Addresses:
+        """Return `address_of` of each, (n,) uint64. Raises CopyError."""
+        ...
+
     def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
         """Return the generation of what is published there under `label`. Raises CopyError."""
         ...
 
+    def generations_of(self, places: I64, identities: Identities) -> NDArray[np.uint64] | None:
+        """Return the generations of what is published at `places`, (n,) uint64, if that is what the labels
+        say; None: `verify` says what is wrong, if anything is."""
+        ...
+
 
 class _Batch:
-    """One call of `start`: what is asked, what came of it, and which items were begun."""
+    """One call of `start`: what is asked, what came of it, and which items were begun.
+
+    It `is_whole` while nothing is known to be wrong with any of its items: it is looked at in columns then, and
+    item by item where something is.
+    """
 
     def __init__(self, items: Sequence[CopyItem]) -> None:
         self.items = items
         self.outcomes = [CopyOutcome(Cause.CANCELLED)] * len(items)
-        self.opened: list[int] = []  # positions of items on their way
-        self.generations: list[int] = []  # of their sources
+        self.opened: Sequence[int] = ()  # positions of items on their way
+        self.generations: Sequence[int] | NDArray[np.uint64] = ()  # of their sources
+        self.columns: _Columns | None = None  # of the items on their way
+        self.is_whole = False
         self.future: Future[list[CopyOutcome]] = Future()
         self.future.set_running_or_notify_cancel()  # from now on cancel() answers no
 
@@ -69,6 +85,16 @@ class _Batch:
         for position in self.opened:
             self.outcomes[position] = CopyOutcome(cause)
         self.future.set_result(self.outcomes)
+
+
+class _Columns:
+    """The items of a batch in columns: places as they came, too, for what looks them up in dicts."""
+
+    def __init__(self, items: Sequence[CopyItem]) -> None:
+        self.read, self.written, labels = zip(*items, strict=True)
+        self.sources, self.targets = column_of(self.read), column_of(self.written)
+        self.identities = Identities(labels)
+        self.lengths = np.array(self.identities.lengths, np.int64)
 
 
 class DeviceCopier:
@@ -134,7 +160,29 @@ class DeviceCopier:
 
     def _open(self, batch: _Batch) -> Pieces | None:
         """Compare identities and find addresses; None when no item is left."""
-        columns: list[tuple[int, int, int, int, int]] = []
+        return self._open_whole(batch) or self._open_each(batch)
+
+    def _open_whole(self, batch: _Batch) -> Pieces | None:
+        """Do it for all items at once; None, and nothing done, where that is not possible for one of them."""
+        if not batch.items:
+            return None
+        columns = _Columns(batch.items)
+        generations = self._source.generations_of(columns.sources, columns.identities)
+        if generations is None:
+            return None
+        try:
+            sources = self._source.addresses_of(columns.sources)
+            targets = self._target.addresses_of(columns.targets)
+        except CopyError:
+            return None
+        batch.opened, batch.generations = range(len(batch.items)), generations
+        batch.columns, batch.is_whole = columns, True
+        extents = extents_of(columns.sources), extents_of(columns.targets)
+        return coalesce(sources, targets, columns.lengths, *extents)
+
+    def _open_each(self, batch: _Batch) -> Pieces | None:
+        """Do it item by item: those with which something is wrong end with their cause."""
+        sources, targets, opened, generations = [], [], [], []
         for position, item in enumerate(batch.items):
             try:
                 generation = self._source.verify(item.source, item.label)
@@ -143,17 +191,22 @@ class DeviceCopier:
             except CopyError as error:
                 batch.outcomes[position] = CopyOutcome(error.cause)
                 continue
-            length = item.label.raw_length
-            columns.append((source, target, length, extent_of(item.source), extent_of(item.target)))
-            batch.opened.append(position)
-            batch.generations.append(generation)
-        return coalesce(np.array(columns, np.uint64)) if columns else None
+            sources.append(source)
+            targets.append(target)
+            opened.append(position)
+            generations.append(generation)
+        batch.opened, batch.generations = opened, generations
+        if not opened:
+            return None
+        columns = batch.columns = _Columns(batch.begun)
+        extents = extents_of(columns.sources), extents_of(columns.targets)
+        return coalesce(np.array(sources, np.uint64), np.array(targets, np.uint64), columns.lengths, *extents)
 
     def _enqueue(self, batch: _Batch, stream: Stream, event: Event, pieces: Pieces) -> None:
         """From here on the device may touch the places; only `_landed` ends that."""
-        device, flights, items = self._engine.device, self._engine.flights, batch.begun
-        reads = keys(self._source.tier, (item.source for item in items))
-        writes = keys(self._target.tier, (item.target for item in items))
+        device, flights, columns = self._engine.device, self._engine.flights, batch.columns
+        assert columns is not None
+        reads, writes = Touched(self._source.tier, columns.read), Touched(self._target.tier, columns.written)
         flight = Flight(stream, event, reads, writes)
         refused: DeviceError | None = None
         flights.begin(flight)
@@ -190,20 +243,9 @@ class DeviceCopier:
     def _settle(self, batch: _Batch) -> None:
         """Take over what landed, after a second look at each source and, if wanted, at each copy."""
         try:
-            num_bytes = 0
-            for position, generation in zip(batch.opened, batch.generations, strict=True):
-                source, target, label = batch.items[position]
-                try:
-                    self._source.verify(source, label, generation)
-                    if self._hashers is not None:
-                        landed = cast(Pinned, self._target).engine.view(target, label.raw_length)
-                        if checksum(landed) != label.checksum:
-                            raise CopyError(Cause.WRONG_CHECKSUM, f"hbm slot {source:#x}")
-                    batch.outcomes[position] = CopyOutcome(None, label.checksum)
-                    num_bytes += label.raw_length
-                except CopyError as error:
-                    log.warning("copy from or to hbm: %s", error)
-                    batch.outcomes[position] = CopyOutcome(error.cause)
+            num_bytes = self._settle_whole(batch)
+            if num_bytes is None:
+                num_bytes = self._settle_each(batch)
             if self._source.tier is Tier.HBM:
                 self._engine.count_reads(len(batch.opened), num_bytes)
             if self._target.tier is Tier.HBM:
@@ -211,6 +253,36 @@ class DeviceCopier:
             batch.future.set_result(batch.outcomes)
         except BaseException as bug:
             batch.future.set_exception(bug)
+
+    def _settle_whole(self, batch: _Batch) -> int | None:
+        """Settle all items at once and return their bytes; None, and nothing done, where that is not
+        possible."""
+        columns = batch.columns
+        if columns is None or not batch.is_whole or self._hashers is not None:
+            return None
+        generations = self._source.generations_of(columns.sources, columns.identities)
+        if generations is None or not np.array_equal(generations, batch.generations):
+            return None
+        batch.outcomes = landed(columns.identities.checksums)
+        return int(columns.lengths.sum())
+
+    def _settle_each(self, batch: _Batch) -> int:
+        """Settle item by item; return the bytes that landed."""
+        num_bytes = 0
+        for position, generation in zip(batch.opened, batch.generations, strict=True):
+            source, target, label = batch.items[position]
+            try:
+                self._source.verify(source, label, generation)
+                if self._hashers is not None:
+                    landed = cast(Pinned, self._target).engine.view(target, label.raw_length)
+                    if checksum(landed) != label.checksum:
+                        raise CopyError(Cause.WRONG_CHECKSUM, f"hbm slot {source:#x}")
+                batch.outcomes[position] = CopyOutcome(None, label.checksum)
+                num_bytes += label.raw_length
+            except CopyError as error:
+                log.warning("copy from or to hbm: %s", error)
+                batch.outcomes[position] = CopyOutcome(error.cause)
+        return num_bytes
 
     def _fail(self, batch: _Batch, error: DeviceError | None) -> None:
         assert error is not None
@@ -227,14 +299,19 @@ class DeviceCopier:
             self._engine.device.give_stream(self._streams.pop())
 
 
-def coalesce(columns: NDArray[np.uint64]) -> Pieces:
-    """Merge neighbours: rows of (source, target, length, source extent, target extent) whose bytes follow
-    each other in source *and* target become one piece, but never across extents, which are registered one by
-    one."""
-    source, target, length, *extents = columns[np.argsort(columns[:, 0], kind="stable")].T
-    follows = (source[1:] == source[:-1] + length[:-1]) & (target[1:] == target[:-1] + length[:-1])
-    for extent in extents:
-        follows &= extent[1:] == extent[:-1]
+def coalesce(
+    sources: Addresses, targets: Addresses, lengths: I64, source_extents: I64, target_extents: I64
+) -> Pieces:
+    """Merge neighbours: rows whose bytes follow each other in source *and* target become one piece, but never
+    across extents, which are registered one by one. Columns of equal length, one row or more."""
+    if bool((sources[1:] < sources[:-1]).any()):
+        order = np.argsort(sources, kind="stable")
+        sources, targets, lengths = sources[order], targets[order], lengths[order]
+        source_extents, target_extents = source_extents[order], target_extents[order]
+    ends = lengths[:-1].view(np.uint64)
+    follows = (sources[1:] == sources[:-1] + ends) & (targets[1:] == targets[:-1] + ends)
+    follows &= (source_extents[1:] == source_extents[:-1]) & (target_extents[1:] == target_extents[:-1])
+    if not follows.any():
+        return Pieces(sources, targets, lengths)
     first = np.flatnonzero(np.concatenate(([True], ~follows)))
-    lengths = np.add.reduceat(length, first).astype(np.int64)
-    return Pieces(np.ascontiguousarray(source[first]), np.ascontiguousarray(target[first]), lengths)
+    return Pieces(sources[first], targets[first], np.add.reduceat(lengths, first))

@@ -3,13 +3,29 @@
 Invariant I-6, order, is kept here and not assumed: a copy that touches a place which another stream is still
 reading or writing is put behind that stream's event. The planner holds every place from the moment a copy is
 queued until it ended, so this should never have to wait; it costs one look per place, and what it prevents is
-the mistake that no checksum finds, bytes of one fragment saved under the name of another."""
+the mistake that no checksum finds, bytes of one fragment saved under the name of another.
+
+A batch may have a thousand places, so each look is one pass in C over the keys of a dict; the loops in Python
+run only for places that two flights touch."""
 
 import threading
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from ..block import Tier
 from .device import Event, Stream
+
+
+class Touched(NamedTuple):
+    """Places of one tier."""
+
+    tier: Tier
+    places: Sequence[int]
+
+
+NOTHING = Touched(Tier.HBM, ())
 
 
 @dataclass(eq=False, slots=True)
@@ -18,39 +34,55 @@ class Flight:
 
     stream: Stream
     event: Event
-    reads: tuple[Hashable, ...]
-    writes: tuple[Hashable, ...]
+    reads: Touched
+    writes: Touched
     is_over: bool = False
+    is_overwritten: bool = False  # perhaps: a later flight waits for it
+
+
+@dataclass(slots=True)
+class _Open:
+    """The open flights of one tier by the places they touch."""
+
+    reading: dict[int, Flight] = field(default_factory=dict)  # one of the readers of a place
+    also_reading: dict[int, list[Flight]] = field(default_factory=dict)  # the others, if there are any
+    writing: dict[int, Flight] = field(default_factory=dict)  # the last one to write a place
 
 
 class Flights:
-    """Who touches what. Thread-safe. Places are keys of the caller's making, unique over all tiers."""
+    """The flights that have not ended. Thread-safe."""
 
     def __init__(self) -> None:
-        self._touching: dict[Hashable, list[Flight]] = {}
-        self._writing: dict[Hashable, Flight] = {}  # the last one to write a place
+        self._open = {tier: _Open() for tier in Tier}
         self._num_open = 0
         self._changed = threading.Condition()
 
     def begin(self, flight: Flight) -> None:
         """Enter a flight, before anything of it is enqueued: its stream waits for all that it conflicts with.
 
-        Raises DeviceError (LOST); nothing is entered then.
+        Of several writers of a place it waits for the last one, which waited for the others. Raises
+        DeviceError (LOST); nothing is entered then.
         """
+        reads = dict.fromkeys(flight.reads.places, flight)
+        writes = dict.fromkeys(flight.writes.places, flight)
         with self._changed:
+            read, written = self._open[flight.reads.tier], self._open[flight.writes.tier]
             before: dict[int, Flight] = {}
-            for key in flight.writes:
-                before.update((id(other), other) for other in self._touching.get(key, ()))
-            for key in flight.reads:
-                writer = self._writing.get(key)
-                if writer is not None:
-                    before[id(writer)] = writer
+            for known, places in ((read.writing, reads), (written.writing, writes), (written.reading, writes)):
+                if not known.keys().isdisjoint(places):
+                    before.update((id(known[place]), known[place]) for place in known.keys() & places)
+            for place in written.also_reading.keys() & writes if written.also_reading else ():
+                before.update((id(other), other) for other in written.also_reading[place])
             for other in before.values():
                 if other.stream is not flight.stream:
                     flight.stream.wait(other.event)
-            for key in (*flight.reads, *flight.writes):
-                self._touching.setdefault(key, []).append(flight)
-            self._writing.update(dict.fromkeys(flight.writes, flight))
+                other.is_overwritten = True
+            if not read.reading.keys().isdisjoint(reads):
+                for place in read.reading.keys() & reads:
+                    read.also_reading.setdefault(place, []).append(flight)
+                    del reads[place]
+            read.reading.update(reads)
+            written.writing.update(writes)
             self._num_open += 1
 
     def end(self, flight: Flight) -> None:
@@ -58,14 +90,11 @@ class Flights:
         with self._changed:
             assert not flight.is_over
             flight.is_over = True
-            for key in (*flight.reads, *flight.writes):
-                there = self._touching[key]
-                there.remove(flight)
-                if not there:
-                    del self._touching[key]
-            for key in flight.writes:
-                if self._writing.get(key) is flight:
-                    del self._writing[key]
+            _end_reads(flight, self._open[flight.reads.tier])
+            writing, written = self._open[flight.writes.tier].writing, dict.fromkeys(flight.writes.places)
+            if flight.is_overwritten:
+                written = {place: None for place in written if writing.get(place) is flight}
+            _pop_all(writing, written)
             self._num_open -= 1
             self._changed.notify_all()
 
@@ -80,24 +109,41 @@ class Flights:
             return self._changed.wait_for(lambda: self._num_open == 0, wait_s)
 
     def check_integrity(self) -> list[str]:
-        """Audit: every flight entered is open, and writers are among the touching."""
+        """Audit: every flight that is entered is open and touches the place; no more are than are open."""
         with self._changed:
-            flights = {id(flight): flight for there in self._touching.values() for flight in there}
-            problems = [
-                f"a flight that is over still touches {f.reads + f.writes}"
-                for f in flights.values()
-                if f.is_over
-            ]
+            problems: list[str] = []
+            flights: set[int] = set()
+            for tier, known in self._open.items():
+                readers = [*known.reading.items()]
+                readers += [(place, one) for place, others in known.also_reading.items() for one in others]
+                for kind, entries in (("read", readers), ("written", [*known.writing.items()])):
+                    for place, flight in entries:
+                        flights.add(id(flight))
+                        touched = flight.reads if kind == "read" else flight.writes
+                        if flight.is_over:
+                            problems.append(f"{tier.label} {place:#x} is {kind} by a flight that is over")
+                        elif touched.tier is not tier or place not in touched.places:
+                            problems.append(f"{tier.label} {place:#x} is not {kind} by the flight entered there")
             if len(flights) > self._num_open:
                 problems.append(f"{len(flights)} flights touch places, {self._num_open} are open")
-            problems += [
-                f"{key} is written by a flight that does not touch it"
-                for key, flight in self._writing.items()
-                if flight not in self._touching.get(key, ())
-            ]
             return problems
 
 
-def keys(tier: Hashable, places: Iterable[int]) -> tuple[Hashable, ...]:
-    """Return the keys of places of one tier."""
-    return tuple((tier, place) for place in places)
+def _end_reads(flight: Flight, known: _Open) -> None:
+    """Take a flight out of the readers of its places."""
+    places = dict.fromkeys(flight.reads.places)
+    if known.also_reading:
+        for place in known.also_reading.keys() & places:
+            others = known.also_reading[place]
+            if known.reading[place] is flight:
+                known.reading[place] = others.pop()
+            else:
+                others.remove(flight)
+            if not others:
+                del known.also_reading[place]
+            del places[place]
+    _pop_all(known.reading, places)
+
+
+def _pop_all(known: dict[int, Flight], places: dict[int, None]) -> None:
+    deque(map(known.pop, places), 0)

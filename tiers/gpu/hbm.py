@@ -22,11 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...v1.shm import CHECKSUM_BYTES, extent_of
+from ...v1.shm import CHECKSUM_BYTES, extent_of, place_of
 from ..base import Buffer, Cause, CopyError, EngineStatistics
 from ..block import FragmentLabel, Tier
+from ..headers import Identities
 from ..payload import checksum
+from ..places import addresses, column_of
 from ..slots import SlotPool
 from .bounce import Bounce
 from .device import Addresses, Device, DeviceError, DeviceFault, DeviceMemory
@@ -80,9 +83,16 @@ class HbmEngine:
             raise CopyError(Cause.TIER_OFFLINE, f"place {place:#x} is quarantined")
         return self._start_of(extent_of(place)) + self._room.offset_of(place)
 
-    def addresses_of(self, places: Sequence[int]) -> Addresses:
-        """Return `address_of` of each. Raises CopyError."""
-        return np.array([self.address_of(place) for place in places], np.uint64)
+    def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:
+        """Return `address_of` of each, (n,) uint64. Raises CopyError."""
+        column = column_of(places)
+        if self._lost or self._is_closed or self._quarantine:
+            for place in column.tolist():
+                self.address_of(place)  # raises where something stands in the way
+        return addresses(column, self._start_of, self._slot_bytes_of)
+
+    def _slot_bytes_of(self, number: int) -> int:
+        return self._room.slot_bytes_of(place_of(number, 0))
 
     def _start_of(self, number: int) -> int:
         """Return where extent `number` begins; one that came later is allocated now."""
@@ -143,6 +153,18 @@ class HbmEngine:
                 CopyError(Cause.WRONG_IDENTITY, f"slot {place:#x} was recycled during the copy")
             )
         return found[0]
+
+    def generations_of(
+        self, places: NDArray[np.int64], identities: Identities
+    ) -> NDArray[np.uint64] | None:
+        """See ExtentEngine.generations_of."""
+        held = list(map(self._published.get, places.tolist()))
+        if not all(
+            one is not None and (one[1] is label or _is_same(one[1], label))
+            for one, label in zip(held, identities.labels, strict=True)
+        ):
+            return None
+        return np.array([one[0] for one in held if one is not None], np.uint64)
 
     # --------------------------------------------------------------------------- labels (event loop only)
 

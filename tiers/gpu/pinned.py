@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...v1.shm import extent_of
+from ...v1.shm import extent_of, place_of
 from ..base import Cause, CopyError
 from ..block import FragmentLabel, Tier
+from ..headers import Identities
 from ..memory import ExtentEngine
+from ..places import addresses, column_of
 from ..slots import SlotPool
 from .device import Addresses, Device, DeviceError, DeviceFault
 
@@ -66,21 +69,34 @@ class Pinned:
         """See ExtentEngine.verify."""
         return self.engine.verify(place, label, generation)
 
-    def addresses_of(self, places: Sequence[int]) -> Addresses:
-        """Return `address_of` of each. Raises CopyError."""
-        return np.array([self.address_of(place) for place in places], np.uint64)
+    def generations_of(
+        self, places: NDArray[np.int64], identities: Identities
+    ) -> NDArray[np.uint64] | None:
+        """See ExtentEngine.generations_of."""
+        return self.engine.generations_of(places, identities)
+
+    def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:
+        """Return `address_of` of each, (n,) uint64. Raises CopyError."""
+        return addresses(column_of(places), self._start_of, self._slot_bytes_of)
 
     def address_of(self, place: int) -> int:
         """Return the address of the slot at `place`. May register its extent, which takes milliseconds.
         Raises CopyError."""
-        number = extent_of(place)
+        return self._start_of(extent_of(place)) + self._room.offset_of(place)
+
+    def _start_of(self, number: int) -> int:
+        """Return where the data of extent `number` begins, which is registered now if need be. Raises
+        CopyError."""
         start = self._addresses.get(number)
-        if start is None:
-            try:
-                start = self.pin(number)
-            except DeviceError as error:
-                raise as_copy_error(error) from error
-        return start + self._room.offset_of(place)
+        if start is not None:
+            return start
+        try:
+            return self.pin(number)
+        except DeviceError as error:
+            raise as_copy_error(error) from error
+
+    def _slot_bytes_of(self, number: int) -> int:
+        return self._room.slot_bytes_of(place_of(number, 0))
 
     def pin(self, number: int) -> int:
         """Register extent `number` unless it is; return where its data begins. Raises DeviceError,

@@ -23,7 +23,7 @@ from kvtier.tiers.gpu.cold_trial import quicker_codecs
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
 from kvtier.tiers.gpu.device_decoding import load_decoding
 from kvtier.tiers.gpu.fake import FakeDevice
-from kvtier.tiers.gpu.flights import Flight, keys
+from kvtier.tiers.gpu.flights import NOTHING, Flight, Touched
 from kvtier.tiers.gpu.gds import Records
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.segment_files import segment_path
@@ -249,7 +249,7 @@ def test_a_slot_that_is_still_read_is_not_written(tmp_path: Path) -> None:
         stream = device.take_stream()
         assert stream is not None
         event = stream.record()
-        reader = Flight(stream, event, keys(Tier.HBM, [item.target]), ())
+        reader = Flight(stream, event, Touched(Tier.HBM, [item.target]), NOTHING)
         rig.engine.flights.begin(reader)
         columns = ([slot], [elsewhere.address], [item.label.raw_length])
         stream.copy(Pieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))

@@ -305,7 +305,9 @@ rows = st.lists(
 def test_coalescing_changes_no_byte(rows: list[tuple[int, int, int, int]]) -> None:
     """Every byte goes where it went before, and no piece spans two regions."""
     columns = np.array([(10 * r + s, t, min(n, 10 - s), r, 0) for s, t, n, r in rows], np.uint64)
-    merged = coalesce(columns)
+    sources, targets, lengths, regions, others = columns.T
+    signed = (column.astype(np.int64) for column in (lengths, regions, others))
+    merged = coalesce(sources.copy(), targets.copy(), *signed)
 
     def bytes_of(triples: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
         return sorted((s + i, t + i) for s, t, n in triples for i in range(n))

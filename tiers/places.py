@@ -1,0 +1,57 @@
+"""Places of a memory tier in columns: extents, slots and addresses of many places at once.
+
+What is done once per fragment in Python costs more than copying it does where a copy engine moves 50 GB/s; so
+batches are looked at extent by extent, and usually have one or two.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+I64: TypeAlias = NDArray[np.int64]
+
+_SLOT_BITS = 32  # see v1.shm.place_of
+_SLOT_MASK = np.int64((1 << _SLOT_BITS) - 1)
+
+
+def column_of(places: "Sequence[int] | I64") -> I64:
+    """Return places as a column, (n,) int64."""
+    return np.asarray(places, np.int64)
+
+
+def slots_of(places: I64) -> I64:
+    """Return the slot of each place in its extent, (n,)."""
+    return places & _SLOT_MASK
+
+
+def extents_of(places: I64) -> I64:
+    """Return the extent of each place, (n,)."""
+    return places >> _SLOT_BITS
+
+
+def by_extent(places: I64) -> Iterator[tuple[int, "slice | I64"]]:
+    """Yield each extent with what picks its places out of a column, in their order."""
+    if not len(places):
+        return
+    numbers = extents_of(places)
+    first = int(numbers[0])
+    if bool((numbers == first).all()):
+        yield first, slice(None)
+        return
+    order = np.argsort(numbers, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        yield int(numbers[rows[0]]), rows
+
+
+def addresses(
+    places: I64, start_of: Callable[[int], int], slot_bytes_of: Callable[[int], int]
+) -> NDArray[np.uint64]:
+    """Return where the slots at `places` begin, (n,) uint64, given where an extent of a number begins and the
+    size of its slots."""
+    found = np.empty(len(places), np.int64)
+    slots = slots_of(places)
+    for number, rows in by_extent(places):
+        found[rows] = slots[rows] * slot_bytes_of(number) + start_of(number)
+    return found.view(np.uint64)
