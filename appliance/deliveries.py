@@ -14,11 +14,10 @@ What the device did not confirm is promised to nobody: a failed delivery brought
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
-from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from . import checks
 from .answers import Answers
 from .appliance import Appliance
 from .core.events import ReleaseRequested
-from .core.results import AcquireResult, ReadyFragment
+from .core.results import AcquireResult, ReadyFragments
 from .errors import ApplianceError
 from .registrations import Registration
 from .replies import Replies
@@ -42,6 +41,28 @@ from .runtime_events import has_happened
 log = logging.getLogger(__name__)
 
 CANCELLED, DEVICE_FAILED, EVENT_LATE = "cancelled", "device_failed", "event_late"
+
+
+class _Ready(NamedTuple):
+    """Fragments that became readable, in columns (n,) int64."""
+
+    blocks: I64
+    groups: I64
+    tiers: I64
+    places: I64
+
+    def runs(self) -> Iterator[I64]:
+        """Yield the rows of each layer group and tier, first layers first, in their order."""
+        if not len(self.blocks):
+            return
+        keys = self.groups * len(Tier) + self.tiers
+        order = np.argsort(keys, kind="stable")
+        yield from np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
+
+
+def _columns(ready: ReadyFragments) -> _Ready:
+    columns = (ready.blocks, ready.groups, ready.tiers, ready.places)
+    return _Ready(*(np.array(column, np.int64) for column in columns))
 
 
 class Delivery:
@@ -169,14 +190,14 @@ class Delivery:
 
     async def _take(self, result: AcquireResult) -> None:
         """Enqueue what became readable, tell which layer groups are under way as a whole."""
-        for part in result.ready:
-            self._arrived[part.block - self._first_block, part.group] = True
+        ready = _columns(result.ready)
+        self._arrived[ready.blocks - self._first_block, ready.groups] = True
         wanted = self._arrived[: max(0, result.num_blocks - self._first_block)]
         whole = [bool(column.all()) for column in wanted.T] if len(wanted) else []
         num_whole = (*whole, False).index(False)
         complete = range(self._num_announced, num_whole)
         if result.ready or (self.event_set is not None and len(complete)):
-            work = self._loop.run_in_executor(self._enqueuer, self._enqueue, result.ready, complete)
+            work = self._loop.run_in_executor(self._enqueuer, self._enqueue, ready, complete)
             await work
         for group in complete:
             if self.event_set is None:
@@ -186,14 +207,12 @@ class Delivery:
             self.answers.push(answer)
         self._num_announced = max(self._num_announced, num_whole)
 
-    def _enqueue(self, ready: Sequence[ReadyFragment], complete: range) -> None:
+    def _enqueue(self, ready: "_Ready", complete: range) -> None:
         """In the enqueuer's thread: scatter fragments, layer group after layer group. Raises DeviceError,
         CopyError."""
         mapping = self._registration.mapping
         stream = mapping.loads
-        in_layer_order = sorted(ready, key=lambda part: (part.group, part.tier))
-        runs = groupby(in_layer_order, lambda part: (part.group, part.tier))
-        copies = [(group, tier, self._pieces(group, tier, list(run))) for (group, tier), run in runs]
+        copies = [self._pieces(ready, rows) for rows in ready.runs()]
         if self._done is None:
             self._done = self._registration.events.take()
         events = mapping.event_sets[self.event_set] if self.event_set is not None else []
@@ -206,11 +225,12 @@ class Delivery:
         for group in waiting:
             stream.record(events[group])
 
-    def _pieces(self, group: int, tier: Tier, parts: Sequence[ReadyFragment]) -> Pieces:
-        """Return the copies of fragments of one layer group and tier. Raises CopyError."""
-        sources = self._slots[tier]([part.place for part in parts])
-        rows = np.array([part.block - self._first_block for part in parts])
-        return self._registration.mapping.pages.scatter(group, sources, self._ids[rows])
+    def _pieces(self, ready: "_Ready", rows: I64) -> tuple[int, Tier, Pieces]:
+        """Return layer group, tier and copies of rows that have these in common. Raises CopyError."""
+        group, tier = int(ready.groups[rows[0]]), Tier(int(ready.tiers[rows[0]]))
+        sources = self._slots[tier](ready.places[rows])
+        ids = self._ids[ready.blocks[rows] - self._first_block]
+        return group, tier, self._registration.mapping.pages.scatter(group, sources, ids)
 
     async def _device_done(self) -> None:
         """Wait until the device has done everything it was given. Raises DeviceError: of a lost device

@@ -27,6 +27,7 @@ from ..tiers.gpu.device import Addresses, Device, DeviceError, DeviceFault, Even
 from ..tiers.gpu.gather import AddressesOf
 from ..tiers.gpu.hbm import HbmEngine
 from ..tiers.gpu.pinned import as_copy_error
+from ..tiers.places import I64
 from .direct import DirectDevice
 from .errors import StartError
 from .settings import HbmTier
@@ -97,7 +98,7 @@ class Peers:
             log.warning("device %d cannot be a peer: %s", device.index, problem)
             return False
 
-    def _addresses_of(self, places: Sequence[int]) -> Addresses:
+    def _addresses_of(self, places: Sequence[int] | I64) -> Addresses:
         """Return the addresses of hbm's slots for a peer. Raises CopyError; also when the hot tier's device
         is lost and nobody has noticed: it is asked before anything is read from it."""
         assert self._probe is not None

@@ -73,7 +73,7 @@ async def serve(source: Settings | Loaded) -> int:
     addresses = ", ".join(daemon.grpc.addresses)
     print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
-    _tame_garbage_collector()
+    tame_garbage_collector()
     await daemon.leaving.wait()
     await heard.stop_draining()
     failed = daemon.appliance.failed.done()
@@ -169,7 +169,7 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _tame_garbage_collector() -> None:
+def tame_garbage_collector() -> None:
     """Keep Python's collector away from what lives long.
 
     The catalog's objects have no cycles, yet with the default thresholds the collector walked them every

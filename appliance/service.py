@@ -213,11 +213,11 @@ class Service:
             places = [self.memory(part.tier).location(part.place) for part in result.ready]
             extents, offsets, generations = zip(*places, strict=True)
             ready = response.ready
-            ready.block.extend([part.block for part in result.ready])
-            ready.group.extend([part.group for part in result.ready])
+            ready.block.extend(result.ready.blocks)
+            ready.group.extend(result.ready.groups)
             ready.extent.extend(extents)
             ready.offset.extend(offsets)
-            ready.length.extend([part.length for part in result.ready])
+            ready.length.extend(result.ready.lengths)
             ready.generation.extend(generations)
         return response
 

@@ -84,8 +84,8 @@ class FreeDevice:
     def recycle(self, event: Event) -> None:
         pass
 
-    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> None:
-        self._watcher.watch(event, call)
+    def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
+        return self._watcher.watch(event, call)
 
     def shut_down(self) -> None:
         self._watcher.close(CLOSE_S)

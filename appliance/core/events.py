@@ -98,6 +98,9 @@ from .results import (
     ReadyFragment as ReadyFragment,
 )
 from .results import (
+    ReadyFragments as ReadyFragments,
+)
+from .results import (
     Refusal as Refusal,
 )
 from .results import (

@@ -6,6 +6,7 @@
 A fragment that cannot be brought up shortens the prefix; it is never an error for the caller.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,7 +20,7 @@ from .instructions import Reply
 from .leases import Lease, Leases
 from .loads import Loads
 from .residency import Residency
-from .results import AcquireResult, ReadyFragment
+from .results import AcquireResult, ReadyFragments
 from .states import State
 
 
@@ -59,8 +60,8 @@ class AcquireJob:
         self._limit = len(rows)  # blocks that can still become readable
         self._next = (request.first_block, 0)  # block and group to look at next
         self._pending: dict[int, tuple[int, int]] = {}  # fragment -> (block, group), on its way up
-        self._ready: list[ReadyFragment] = []  # not reported yet
-        self._all_ready: list[ReadyFragment] = []
+        self._ready = ReadyFragments()  # not reported yet
+        self._all_ready = ReadyFragments()
         self._has_replied = False
         self._promised_bytes = 0  # of what the client will hold when all has arrived
         self._promise()
@@ -76,6 +77,10 @@ class AcquireJob:
         while block < self._limit:
             row = self._rows[block]
             fragments = catalog.fragments(row)
+            if group == 0 and (tier := self._tier_of_all(row, len(fragments))) is not None:
+                self._hold_block(row, fragments, tier, block)
+                block += 1
+                continue
             while group < len(fragments):
                 if not self._take(fragments[group], block, group):
                     if self._limit > block:
@@ -113,8 +118,8 @@ class AcquireJob:
         for call in self.calls:
             tiers = self.tiers[: self._limit] if first else b""
             self._reply(call, self._ready, last, tiers)
-        self._all_ready += self._ready
-        self._ready = []
+        self._all_ready.extend(self._ready)
+        self._ready = ReadyFragments()
         self._has_replied = True
         if last:
             self._finish()
@@ -123,9 +128,9 @@ class AcquireJob:
         """Answer a retry of the same request like the first try; with nothing when its lease is over, for
         the places it named may be others' by now, or when what it named was condemned since."""
         if not self._has_lease or not self._is_intact():
-            self._residency.out.append(Reply(call, AcquireResult(0, 0, [], True, 0.0)))
+            self._residency.out.append(Reply(call, AcquireResult(0, 0, ReadyFragments(), True, 0.0)))
             return
-        self._reply(call, self._all_ready, self.is_done, self.tiers[: self._limit])
+        self._reply(call, self._all_ready.copy(), self.is_done, self.tiers[: self._limit])
         if not self.is_done:
             self.calls.append(call)
 
@@ -189,8 +194,24 @@ class AcquireJob:
         catalog = self._residency.catalog
         self._leases.hold(self.lease, fragment, tier)
         place, length = catalog.place[tier][fragment], catalog.length_of(fragment)
-        self._ready.append(ReadyFragment(block, group, tier, place, length))
+        self._ready.add(block, group, tier, place, length)
         self._set_promised(self._promised_bytes - length)
+
+    def _tier_of_all(self, row: int, num_groups: int) -> Tier | None:
+        """Return the tier that all fragments of a block are read from, one by one; None if it is not one."""
+        for tier in self._readable:
+            num_resident = self._residency.catalog.num_resident[tier][row]
+            if num_resident:
+                return tier if num_resident == num_groups else None
+        return None
+
+    def _hold_block(self, row: int, fragments: range, tier: Tier, block: int) -> None:
+        """`_hold` for all fragments of a block."""
+        namespace = self._residency.catalog.namespace_of(row)
+        self._leases.hold_block(self.lease, row, fragments, tier)
+        places = self._residency.catalog.place[tier][fragments.start : fragments.stop]
+        self._ready.add_block(block, tier, places, array("q", namespace.fragment_bytes))
+        self._set_promised(self._promised_bytes - namespace.block_bytes)
 
     def _arrived(self, tier: Tier, fragment: int, cause: Cause | None) -> None:
         where = self._pending.pop(fragment, None)
@@ -214,7 +235,7 @@ class AcquireJob:
             for r in self._ready
             if r.block >= self._limit
         }
-        self._ready = [r for r in self._ready if r.block < self._limit]
+        self._ready = self._ready.before(self._limit)
         if gone:
             held = self.lease.held
             self.lease.held = [pair for pair in held if pair not in gone]
@@ -228,8 +249,8 @@ class AcquireJob:
         catalog = self._residency.catalog
         num_blocks = max(0, self._limit - self.request.first_block)
         block_bytes = catalog.block_bytes(self._rows[0]) if self._rows else 0
-        ready = (r for found in (self._all_ready, self._ready) for r in found if r.block < self._limit)
-        self._set_promised(num_blocks * block_bytes - sum(r.length for r in ready))
+        ready_bytes = sum(found.bytes_before(self._limit) for found in (self._all_ready, self._ready))
+        self._set_promised(num_blocks * block_bytes - ready_bytes)
 
     def _set_promised(self, num_bytes: int) -> None:
         self.lease.client.promised_bytes += num_bytes - self._promised_bytes
@@ -238,9 +259,9 @@ class AcquireJob:
     def _start_loads(self) -> None:
         self._loads.start(self._urgency, self.request.deadline_at)
 
-    def _reply(self, call: int, ready: list[ReadyFragment], last: bool, tiers: bytes) -> None:
+    def _reply(self, call: int, ready: ReadyFragments, last: bool, tiers: bytes) -> None:
         ttl_s = max(0.0, self.lease.deadline_at - self._residency.now)
-        result = AcquireResult(self.lease.id, self._limit, list(ready), last, ttl_s)
+        result = AcquireResult(self.lease.id, self._limit, ready, last, ttl_s)
         if tiers:
             result.tiers, result.arriving = tiers, self._arriving()
             result.num_stored, result.reason, result.load_s, result.recompute_s = self._prices

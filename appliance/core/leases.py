@@ -9,6 +9,7 @@ serves other people's bytes.
 
 import heapq
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from ...tiers.block import Tier
 from .options import PlannerOptions
@@ -82,6 +83,12 @@ class Leases:
         lease.held.append((fragment, tier))
         lease.client.held_bytes += self._residency.catalog.length_of(fragment)
 
+    def hold_block(self, lease: Lease, row: int, fragments: range, tier: Tier) -> None:
+        """The lease holds all fragments of a block."""
+        self._residency.hold_block(row, fragments, tier)
+        lease.held.extend(zip(fragments, repeat(tier)))
+        lease.client.held_bytes += self._residency.catalog.block_bytes(row)
+
     def release(self, lease_id: int) -> bool:
         """End a lease; False when it is unknown (which is not an error)."""
         lease = self._leases.pop(lease_id, None)
@@ -94,9 +101,22 @@ class Leases:
 
     def let_go(self, lease: Lease, held: list[tuple[int, Tier]]) -> None:
         """Give back some of what a lease holds, deepest first, so that tails become candidates first."""
-        for fragment, tier in reversed(held):
-            lease.client.held_bytes -= self._residency.catalog.length_of(fragment)
-            self._residency.drop(fragment, tier)
+        catalog, end = self._residency.catalog, len(held)
+        while end:
+            fragment, tier = held[end - 1]
+            row = catalog.block_of[fragment]
+            fragments = catalog.fragments(row)
+            start = end - len(fragments)
+            # A block that was held at once lies here at once; one that arrived in parts, as they arrived.
+            is_last = fragment == fragments.stop - 1
+            if is_last and start >= 0 and held[start:end] == list(zip(fragments, repeat(tier))):
+                lease.client.held_bytes -= catalog.block_bytes(row)
+                self._residency.drop_block(row, fragments, tier)
+                end = start
+            else:
+                lease.client.held_bytes -= catalog.length_of(fragment)
+                self._residency.drop(fragment, tier)
+                end -= 1
 
     def extend(self, client: Client, lease_ids: list[int], ttl_s: float) -> list[int]:
         """Move deadlines; returns the leases that are not this client's or not alive any more."""

@@ -24,7 +24,14 @@ from .pins import Pins
 from .prefetch import Prefetching
 from .promotions import Promotions
 from .residency import Residency
-from .results import AcquireResult, KeepAliveResult, PinResult, PrefetchResult, ReleaseResult
+from .results import (
+    AcquireResult,
+    KeepAliveResult,
+    PinResult,
+    PrefetchResult,
+    ReadyFragments,
+    ReleaseResult,
+)
 from .retention import Retention
 from .rules import MEMORY_TIERS
 from .runs import touch_run
@@ -107,7 +114,7 @@ class Reads:
         if len(rows) <= event.first_block:
             tiers = bytes(catalog.tier_of(row) or 0 for row in rows)
             prices = (num_stored, advice.reason, advice.load_s, advice.recompute_s)
-            return desk.reply(event.call, AcquireResult(0, len(rows), [], True, 0.0, tiers, *prices))
+            return desk.reply(event.call, AcquireResult(0, len(rows), ReadyFragments(), True, 0.0, tiers, *prices))
         lease = self._leases.grant(client, event.ttl_s)
         job = AcquireJob(
             event,

@@ -235,6 +235,28 @@ class Residency(Rules):
             elif catalog.num_holds[tier][row] == 0:
                 self.offer(row, tier)
 
+    def hold_block(self, row: int, fragments: range, tier: Tier) -> None:
+        """`hold` for all fragments of a block."""
+        holds = self.catalog.holds[tier]
+        for fragment in fragments:
+            holds[fragment] += 1
+        self.catalog.num_holds[tier][row] += len(fragments)
+
+    def drop_block(self, row: int, fragments: range, tier: Tier) -> None:
+        """`drop` for all fragments of a block, the last one first."""
+        catalog = self.catalog
+        if catalog.num_resident[tier][row] != len(fragments):  # some are condemned
+            for fragment in reversed(fragments):
+                self.drop(fragment, tier)
+            return
+        holds = catalog.holds[tier]
+        for fragment in fragments:
+            assert holds[fragment] > 0
+            holds[fragment] -= 1
+        catalog.num_holds[tier][row] -= len(fragments)
+        if catalog.num_holds[tier][row] == 0:
+            self.offer(row, tier)
+
     def keep(self, row: int) -> None:
         """Protect a block from eviction in every tier (a decoding session, a put being admitted)."""
         self.catalog.num_keepers[row] += 1

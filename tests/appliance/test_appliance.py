@@ -239,7 +239,7 @@ def test_a_planner_that_raised_is_not_asked_again() -> None:
 
 def test_a_stream_ends_with_its_last_answer_or_with_a_refusal() -> None:
     def answer(number: int, *, last: bool) -> ev.Reply:
-        return ev.Reply(1, ev.AcquireResult(5, number, [], last, 1.0))
+        return ev.Reply(1, ev.AcquireResult(5, number, ev.ReadyFragments(), last, 1.0))
 
     async def main() -> None:
         planner = ScriptedPlanner([answer(1, last=False)], [answer(2, last=False)], [answer(3, last=True)])
@@ -267,7 +267,7 @@ def test_a_stream_ends_with_its_last_answer_or_with_a_refusal() -> None:
 
 def test_an_abandoned_stream_is_told_and_its_answers_dropped() -> None:
     async def main() -> None:
-        planner = ScriptedPlanner([], [ev.Reply(1, ev.AcquireResult(5, 1, [], True, 1.0))])
+        planner = ScriptedPlanner([], [ev.Reply(1, ev.AcquireResult(5, 1, ev.ReadyFragments(), True, 1.0))])
         appliance = build(planner, Recorder())
         replies = appliance.ask_many(lambda call: ev.AcquireRequested(call, 1, "", 1, []), lambda r: r)
         appliance.abandon(replies)

@@ -31,12 +31,7 @@ log = logging.getLogger(__name__)
 
 PUT_BYTES = 1 << 44  # offsets that belong to one put
 
-AddressesOf = Callable[[Sequence[int]], Addresses]
-
-
-def addresses_by(address_of: Callable[[int], int]) -> AddressesOf:
-    """Return what looks up the addresses of many places, given what looks up one."""
-    return lambda places: np.array([address_of(place) for place in places], np.uint64)
+AddressesOf = Callable[[Sequence[int] | I64], Addresses]
 
 
 class GatherCopier:

@@ -9,15 +9,13 @@ Neighbours are merged twice: inside the template (a page that is contiguous is o
 are called), and between blocks (pages in a row, fragments in a row) where a block is one piece.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..places import I64
 from .device import Addresses, Pieces
 from .layouts import PageTable
-
-I64: TypeAlias = NDArray[np.int64]
 
 
 class Template(NamedTuple):

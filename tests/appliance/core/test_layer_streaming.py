@@ -6,6 +6,7 @@ and the link takes what has landed, both in virtual time. What is shown is the o
 all that software can do about it; the ratio on a real machine is owed."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +70,7 @@ class Pipeline:
                 self.deliver(result.ready)
             num_seen = len(self.rig.answers[call])
 
-    def deliver(self, ready: list[Any]) -> None:
+    def deliver(self, ready: Iterable[Any]) -> None:
         """Send fragments over the link, earliest layers first, as a delivery does."""
         self.link_s = max(self.link_s, self.disk_s)
         for part in sorted(ready, key=lambda part: (part.group, part.tier)):
