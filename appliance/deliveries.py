@@ -26,7 +26,7 @@ from ..tiers.block import Tier
 from ..tiers.gpu.device import DeviceError, DeviceFault, Event, Pieces
 from ..tiers.gpu.gather import AddressesOf
 from ..tiers.gpu.kernels import Way
-from ..tiers.gpu.pages import I64
+from ..tiers.places import I64
 from ..v1 import direct_pb2
 from . import checks
 from .answers import Answers

@@ -28,7 +28,8 @@ from ..tiers.gpu.gather import PUT_BYTES, AddressesOf, GatherCopier
 from ..tiers.gpu.kernels import PieceCopier, load, measured
 from ..tiers.gpu.layouts import LayoutError, check_layout
 from ..tiers.gpu.own_events import OwnEvents
-from ..tiers.gpu.pages import I64, PageIdError
+from ..tiers.gpu.pages import PageIdError
+from ..tiers.places import I64
 from ..v1 import direct_pb2, kvcache_pb2
 from . import runtime_events
 from .answers import Answers

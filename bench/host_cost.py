@@ -131,15 +131,19 @@ def cpu_of_threads() -> dict[str, float]:
     name."""
     found: dict[str, float] = {}
     for thread in threading.enumerate():
-        if thread.ident is not None and "prefault" not in thread.name:
+        if thread.ident is not None and not thread.name.startswith("asyncio_"):
             clock = time.pthread_getcpuclockid(thread.ident)
             found[thread.name] = found.get(thread.name, 0.0) + time.clock_gettime(clock)
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.host_cost", description="the host's part of copies")
-    parser.add_argument("--total", type=int, default=512, metavar="MIB", help="of each tier; a multiple of 64")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.host_cost", description="the host's part of copies"
+    )
+    parser.add_argument(
+        "--total", type=int, default=512, metavar="MIB", help="of each tier; a multiple of 64"
+    )
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="default: 20")
     parser.add_argument("--blocks", type=int, default=256, metavar="N", help="of the get; default: 256")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
@@ -155,7 +159,9 @@ def main() -> int:
     print("\ncopies cost nothing here: these are figures of a stand-in, not of a GPU\n")
     if copier:
         header = ["fragment", "places", "best GB/s", "median GB/s", "GB per CPU s", "CPU us each"]
-        print(render(header, [[size_text(row["length"]), row["places"], *_numbers(row, 2)] for row in copier]))
+        print(
+            render(header, [[size_text(row["length"]), row["places"], *_numbers(row, 2)] for row in copier])
+        )
         print()
     if get:
         header = ["fragments", "best ms", "median ms", "daemon CPU ms", "runtime CPU ms"]

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bench.free_device import FreeExporter
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.options import Timeout
-from bench.free_device import FreeExporter
 from tests.e2e.direct_device import FakeExporter
 
 HEADS, DIM, TOKENS = 8, 128, 16

@@ -31,11 +31,16 @@ assert _BODY_OFFSET + _BODY.size == _BYTES
 
 #: Which of a header's words say what is in the slot: namespace and group, raw length, hash, checksum.
 _IDENTITY = np.array([1, 4, 6, 7, 8, 9, 10, 11])
-assert (SLOT_HEADER.fields or {})["raw_length"][1] == 8 * 4
-assert (SLOT_HEADER.fields or {})["prefix_hash"][1] == 8 * 6
-assert (SLOT_HEADER.fields or {})["checksum"][1] == 8 * 10
+assert SLOT_HEADER.fields is not None
+assert [SLOT_HEADER.fields[name][1] for name in ("raw_length", "prefix_hash", "checksum")] == [32, 48, 80]
 
 _columns_of = attrgetter("namespace_id", "group", "raw_length", "prefix_hash", "checksum")
+
+
+def _one_or_column(values: tuple[int, ...]) -> "np.uint64 | npt.NDArray[np.uint64]":
+    """Return the one value that all are, as in most batches; else a column."""
+    first = values[0]
+    return np.uint64(first) if values.count(first) == len(values) else np.array(values, np.uint64)
 
 
 class Identities:
@@ -44,7 +49,9 @@ class Identities:
     def __init__(self, labels: Sequence[FragmentLabel]) -> None:
         self.labels = labels
         columns: tuple[tuple[Any, ...], ...] = tuple(zip(*map(_columns_of, labels), strict=True))
-        self._namespace_ids, self._groups, self.lengths, self._hashes, self.checksums = columns
+        self._namespace_ids, self._groups, lengths, self._hashes, self.checksums = columns
+        self.lengths = np.empty(len(labels), np.int64)
+        self.lengths[:] = _one_or_column(lengths)
 
     @cached_property
     def words(self) -> npt.NDArray[np.uint64] | None:
@@ -54,9 +61,7 @@ class Identities:
         if len(hashes) != count * HASH_BYTES or len(checksums) != count * CHECKSUM_BYTES:
             return None
         words = np.empty((count, len(_IDENTITY)), np.uint64)
-        words[:, 0] = self._groups
-        words[:, 0] <<= np.uint64(32)
-        words[:, 0] |= np.array(self._namespace_ids, np.uint64)
+        words[:, 0] = _one_or_column(self._groups) << np.uint64(32) | _one_or_column(self._namespace_ids)
         words[:, 1] = self.lengths
         words[:, 2:6] = np.frombuffer(hashes, "<u8").reshape(count, 4)
         words[:, 6:8] = np.frombuffer(checksums, "<u8").reshape(count, 2)
@@ -116,8 +121,8 @@ class SlotHeaders:
     def generations_of(
         self, slots: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.uint64] | None:
-        """Return the generations of many slots, (n,) uint64; None unless each is filled, and with the fragment
-        that its row of `words` (`Identities.words`) names."""
+        """Return the generations of slots, (n,) uint64; None unless each is filled with the fragment that its
+        row of `words` (`Identities.words`) names."""
         rows = np.frombuffer(self._words, np.uint64).reshape(-1, _WORDS)[slots]
         generations: npt.NDArray[np.uint64] = rows[:, 0]
         is_right = not (generations & np.uint64(1)).any() and np.array_equal(rows[:, _IDENTITY], words)

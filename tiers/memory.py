@@ -185,13 +185,9 @@ class ExtentEngine:
             raise CopyError(Cause.WRONG_IDENTITY, f"slot {place:#x} was recycled during the copy")
         return found
 
-    def generations_of(
-        self, places: NDArray[np.int64], identities: Identities
-    ) -> NDArray[np.uint64] | None:
-        """Return the generations of the fragments at `places`, (n,) uint64, where each is what its label says.
-
-        None where that is not certain of every one: `verify` says of which not, and counts it.
-        """
+    def generations_of(self, places: NDArray[np.int64], identities: Identities) -> NDArray[np.uint64] | None:
+        """Return the generations of the fragments at `places`, (n,) uint64; None where it is not certain that
+        each is what its label says: `verify` says of which, and counts it."""
         words, slots = identities.words, slots_of(places)
         if words is None:
             return None

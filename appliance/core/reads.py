@@ -114,7 +114,9 @@ class Reads:
         if len(rows) <= event.first_block:
             tiers = bytes(catalog.tier_of(row) or 0 for row in rows)
             prices = (num_stored, advice.reason, advice.load_s, advice.recompute_s)
-            return desk.reply(event.call, AcquireResult(0, len(rows), ReadyFragments(), True, 0.0, tiers, *prices))
+            return desk.reply(
+                event.call, AcquireResult(0, len(rows), ReadyFragments(), True, 0.0, tiers, *prices)
+            )
         lease = self._leases.grant(client, event.ttl_s)
         job = AcquireJob(
             event,

@@ -53,8 +53,8 @@ class ReadyFragment(NamedTuple):
 
 
 class ReadyFragments:
-    """Fragments a lease may read, in columns of equal length: a long prompt has ten thousand, and an object for
-    each would cost more than copying it does. Iterating gives ReadyFragment."""
+    """Fragments a lease may read, in columns of equal length: a long prompt has ten thousand, and an object
+    for each would cost more than copying it does. Iterating gives ReadyFragment."""
 
     def __init__(self) -> None:
         self.blocks = array("q")

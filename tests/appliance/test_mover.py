@@ -180,6 +180,24 @@ def test_a_large_copy_is_shared_and_its_outcomes_keep_the_order_of_the_items() -
     run(main())
 
 
+@pytest.mark.parametrize(("batch_bytes", "sizes"), [(16 << 20, [4, 1]), (0, [1, 1, 1, 1])])
+def test_what_threads_do_not_share_is_not_cut_for_them(batch_bytes: int, sizes: list[int]) -> None:
+    async def main() -> None:
+        copier = HandCopier()
+        moved: list[Event] = []
+        routes = {LOAD: Route(copier, batch_bytes=batch_bytes)}
+        mover = Mover(routes, moved.append, max_in_flight={LOAD: 4}, clock=lambda: 0.0, takes_turns=False)
+        mover.start(copy(1, num_items=5, num_bytes=4 << 20))
+        assert [len(items) for items, _ in copier.running] == sizes
+        while copier.running:
+            copier.end()
+            await turns()
+        [finished] = [event for event in moved if isinstance(event, CopyFinished)]
+        assert [outcome.cause for outcome in finished.outcomes] == [None] * 5
+
+    run(main())
+
+
 def test_cancel_drops_what_is_queued_and_lets_the_rest_end() -> None:
     async def main() -> None:
         bench = Bench(bound=1)

@@ -61,8 +61,8 @@ class End(Protocol):
 class _Batch:
     """One call of `start`: what is asked, what came of it, and which items were begun.
 
-    It `is_whole` while nothing is known to be wrong with any of its items: it is looked at in columns then, and
-    item by item where something is.
+    It `is_whole` while nothing is known to be wrong with any of its items: it is looked at in columns then,
+    and item by item where something is.
     """
 
     def __init__(self, items: Sequence[CopyItem]) -> None:
@@ -94,7 +94,6 @@ class _Columns:
         self.read, self.written, labels = zip(*items, strict=True)
         self.sources, self.targets = column_of(self.read), column_of(self.written)
         self.identities = Identities(labels)
-        self.lengths = np.array(self.identities.lengths, np.int64)
 
 
 class DeviceCopier:
@@ -178,7 +177,7 @@ class DeviceCopier:
         batch.opened, batch.generations = range(len(batch.items)), generations
         batch.columns, batch.is_whole = columns, True
         extents = extents_of(columns.sources), extents_of(columns.targets)
-        return coalesce(sources, targets, columns.lengths, *extents)
+        return coalesce(sources, targets, columns.identities.lengths, *extents)
 
     def _open_each(self, batch: _Batch) -> Pieces | None:
         """Do it item by item: those with which something is wrong end with their cause."""
@@ -200,7 +199,9 @@ class DeviceCopier:
             return None
         columns = batch.columns = _Columns(batch.begun)
         extents = extents_of(columns.sources), extents_of(columns.targets)
-        return coalesce(np.array(sources, np.uint64), np.array(targets, np.uint64), columns.lengths, *extents)
+        return coalesce(
+            np.array(sources, np.uint64), np.array(targets, np.uint64), columns.identities.lengths, *extents
+        )
 
     def _enqueue(self, batch: _Batch, stream: Stream, event: Event, pieces: Pieces) -> None:
         """From here on the device may touch the places; only `_landed` ends that."""
@@ -264,7 +265,7 @@ class DeviceCopier:
         if generations is None or not np.array_equal(generations, batch.generations):
             return None
         batch.outcomes = landed(columns.identities.checksums)
-        return int(columns.lengths.sum())
+        return int(columns.identities.lengths.sum())
 
     def _settle_each(self, batch: _Batch) -> int:
         """Settle item by item; return the bytes that landed."""

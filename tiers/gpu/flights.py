@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from ..block import Tier
@@ -63,26 +64,30 @@ class Flights:
         Of several writers of a place it waits for the last one, which waited for the others. Raises
         DeviceError (LOST); nothing is entered then.
         """
-        reads = dict.fromkeys(flight.reads.places, flight)
-        writes = dict.fromkeys(flight.writes.places, flight)
+        reads, writes = flight.reads.places, flight.writes.places
         with self._changed:
             read, written = self._open[flight.reads.tier], self._open[flight.writes.tier]
             before: dict[int, Flight] = {}
-            for known, places in ((read.writing, reads), (written.writing, writes), (written.reading, writes)):
+            for known, places in (
+                (read.writing, reads),
+                (written.writing, writes),
+                (written.reading, writes),
+            ):
                 if not known.keys().isdisjoint(places):
-                    before.update((id(known[place]), known[place]) for place in known.keys() & places)
-            for place in written.also_reading.keys() & writes if written.also_reading else ():
+                    before.update((id(known[place]), known[place]) for place in known.keys() & {*places})
+            for place in written.also_reading.keys() & {*writes} if written.also_reading else ():
                 before.update((id(other), other) for other in written.also_reading[place])
             for other in before.values():
                 if other.stream is not flight.stream:
                     flight.stream.wait(other.event)
                 other.is_overwritten = True
             if not read.reading.keys().isdisjoint(reads):
-                for place in read.reading.keys() & reads:
+                shared = read.reading.keys() & {*reads}
+                for place in shared:
                     read.also_reading.setdefault(place, []).append(flight)
-                    del reads[place]
-            read.reading.update(reads)
-            written.writing.update(writes)
+                reads = [place for place in reads if place not in shared]
+            read.reading.update(zip(reads, repeat(flight)))
+            written.writing.update(zip(writes, repeat(flight)))
             self._num_open += 1
 
     def end(self, flight: Flight) -> None:
@@ -91,9 +96,9 @@ class Flights:
             assert not flight.is_over
             flight.is_over = True
             _end_reads(flight, self._open[flight.reads.tier])
-            writing, written = self._open[flight.writes.tier].writing, dict.fromkeys(flight.writes.places)
+            writing, written = self._open[flight.writes.tier].writing, flight.writes.places
             if flight.is_overwritten:
-                written = {place: None for place in written if writing.get(place) is flight}
+                written = [place for place in written if writing.get(place) is flight]
             _pop_all(writing, written)
             self._num_open -= 1
             self._changed.notify_all()
@@ -123,7 +128,9 @@ class Flights:
                         if flight.is_over:
                             problems.append(f"{tier.label} {place:#x} is {kind} by a flight that is over")
                         elif touched.tier is not tier or place not in touched.places:
-                            problems.append(f"{tier.label} {place:#x} is not {kind} by the flight entered there")
+                            problems.append(
+                                f"{tier.label} {place:#x} is not {kind} by the flight entered there"
+                            )
             if len(flights) > self._num_open:
                 problems.append(f"{len(flights)} flights touch places, {self._num_open} are open")
             return problems
@@ -131,9 +138,11 @@ class Flights:
 
 def _end_reads(flight: Flight, known: _Open) -> None:
     """Take a flight out of the readers of its places."""
-    places = dict.fromkeys(flight.reads.places)
+    places = flight.reads.places
     if known.also_reading:
-        for place in known.also_reading.keys() & places:
+        shared = known.also_reading.keys() & {*places}
+        places = [place for place in places if place not in shared]
+        for place in shared:
             others = known.also_reading[place]
             if known.reading[place] is flight:
                 known.reading[place] = others.pop()
@@ -141,9 +150,9 @@ def _end_reads(flight: Flight, known: _Open) -> None:
                 others.remove(flight)
             if not others:
                 del known.also_reading[place]
-            del places[place]
     _pop_all(known.reading, places)
 
 
-def _pop_all(known: dict[int, Flight], places: dict[int, None]) -> None:
-    deque(map(known.pop, places), 0)
+def _pop_all(known: dict[int, Flight], places: Sequence[int]) -> None:
+    """Forget places, which may stand twice in a batch."""
+    deque(map(known.pop, places, repeat(None)), 0)

@@ -22,10 +22,11 @@ import numpy as np
 
 from ..base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
 from ..payload import checksum
+from ..places import I64
 from .device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
 from .kernels import PieceCopier, Way
 from .own_events import OwnEvents
-from .pages import I64, Pages
+from .pages import Pages
 
 log = logging.getLogger(__name__)
 

@@ -154,9 +154,7 @@ class HbmEngine:
             )
         return found[0]
 
-    def generations_of(
-        self, places: NDArray[np.int64], identities: Identities
-    ) -> NDArray[np.uint64] | None:
+    def generations_of(self, places: NDArray[np.int64], identities: Identities) -> NDArray[np.uint64] | None:
         """See ExtentEngine.generations_of."""
         held = list(map(self._published.get, places.tolist()))
         if not all(

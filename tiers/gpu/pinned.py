@@ -69,9 +69,7 @@ class Pinned:
         """See ExtentEngine.verify."""
         return self.engine.verify(place, label, generation)
 
-    def generations_of(
-        self, places: NDArray[np.int64], identities: Identities
-    ) -> NDArray[np.uint64] | None:
+    def generations_of(self, places: NDArray[np.int64], identities: Identities) -> NDArray[np.uint64] | None:
         """See ExtentEngine.generations_of."""
         return self.engine.generations_of(places, identities)
 

@@ -48,8 +48,8 @@ Rows = list[tuple[int, FragmentLabel]]
 
 
 def asked(hot: Hot, kinds: list[tuple[int, str]], *, is_hot: bool) -> tuple[Known, Rows]:
-    """Store fragments by number; return where they are, and places and labels as they are asked for, each with
-    something wrong in its label. Number -1 is a slot that is not published."""
+    """Store fragments by number; return where they are, and places and labels as they are asked for, with
+    something wrong in the label. Number -1 is a slot that is not published."""
     store = hot.promoted if is_hot else hot.put
     known = {number: store(number) for number in {number for number, _ in kinds} | {0} if number >= 0}
     empty = hot.hot_place() if is_hot else hot.warm_place()
