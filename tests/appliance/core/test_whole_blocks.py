@@ -16,7 +16,7 @@ from kvtier.appliance.core.results import ReadyFragment, ReadyFragments
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
 
-from .rig import CLIENT, Rig, hashes
+from .rig import CLIENT, GEOMETRY, Rig, hashes
 
 Step = tuple[str, int, int]
 CAUSES = (None, None, Cause.WRONG_IDENTITY, Cause.IO_ERROR)
@@ -49,6 +49,20 @@ def said(event: Any) -> Any:
 
 
 def lived_through(steps: list[Step]) -> list[Any]:
+    """What the planner said, what its books were after each step, and what it offered for eviction."""
+    offered: list[tuple[int, Tier]] = []
+    offer = Residency.offer
+
+    def note(residency: Residency, row: int, tier: Tier) -> None:
+        offered.append((row, tier))
+        offer(residency, row, tier)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Residency, "offer", note)
+        return [*steps_of(steps), offered]
+
+
+def steps_of(steps: list[Step]) -> list[Any]:
     """What the planner said and what its books were after each step."""
     rig = Rig(dram_blocks=6, hbm_blocks=3, nvme_blocks=4, hbm_is_shared=False)
     calls: list[int] = []
@@ -69,25 +83,47 @@ def lived_through(steps: list[Step]) -> list[Any]:
             rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
         elif what == "evict":
             rig.do(ev.EvictRequested(rig.call(), (Tier.HBM, Tier.DRAM)[number % 2], 1 << 30))
+        elif what == "lose":
+            rig.do(ev.TierLost(Tier.HBM, number % 2 == 0, "test"))
+        elif what == "erase":
+            rig.do(ev.TenantErased(rig.call(), ""))
         catalog = rig.planner.catalog
         books = [
             [column.tolist() for column in columns]
             for columns in (catalog.holds, catalog.num_holds, catalog.state, catalog.place)
         ]
-        held_bytes = [client.held_bytes for client in rig.planner.leases.clients.values()]
+        clients = rig.planner.leases.clients.values()
+        held_bytes = [(client.held_bytes, client.promised_bytes) for client in clients]
         trace.append(([said(one) for one in rig.instructions], books, held_bytes))
     return trace
 
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["put", "put", "acquire", "acquire", "release", "finish", "finish", "warm", "evict"]),
+        st.sampled_from(
+            [
+                "put",
+                "put",
+                "acquire",
+                "acquire",
+                "release",
+                "finish",
+                "finish",
+                "warm",
+                "evict",
+                "lose",
+                "erase",
+            ]
+        ),
         st.integers(0, 3),
         st.integers(0, 6),
     ),
     max_size=25,
 )
 IN_MEMORY = [("put", 0, 3), ("finish", 0, 0)]
+
+
+FINISH = ("finish", 0, 0)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -101,10 +137,25 @@ IN_MEMORY = [("put", 0, 3), ("finish", 0, 0)]
 @example(
     [*IN_MEMORY, ("evict", 1, 0), ("finish", 0, 0), ("acquire", 0, 3), ("finish", 0, 0), ("release", 0, 0)]
 )
+@example([*IN_MEMORY, ("acquire", 0, 3), ("erase", 0, 0), ("release", 0, 0)])
+@example([*IN_MEMORY, ("warm", 0, 1), FINISH, FINISH, ("acquire", 2, 3), ("lose", 0, 0), ("release", 0, 0)])
+@example([*IN_MEMORY, ("evict", 1, 0), *[FINISH] * 4, ("acquire", 0, 1), *[FINISH] * 2, ("acquire", 0, 3)])
 def test_whole_blocks_are_held_and_dropped_like_their_fragments(steps: list[Step]) -> None:
     at_once = lived_through(steps)
     with one_by_one():
         assert lived_through(steps) == at_once
+
+
+def test_only_what_is_still_to_come_is_promised() -> None:
+    rig = Rig()
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.acquire(chain[:1])
+    rig.settle()
+    rig.acquire(chain)
+    client = rig.planner.leases.clients[CLIENT]
+    assert (client.held_bytes, client.promised_bytes) == (2 * GEOMETRY.block_bytes, GEOMETRY.block_bytes)
 
 
 def test_a_column_of_ready_fragments_is_those_that_were_added() -> None:
