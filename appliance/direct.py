@@ -414,19 +414,7 @@ class DirectPath:
 
     def check_integrity(self) -> list[str]:
         """Audit: no registration that is over, no event set used twice."""
-        problems = []
-        for one in self._registrations:
-            sets = [
-                *one.free_sets,
-                *(d.event_set for d in one.deliveries.values() if d.event_set is not None),
-            ]
-            if sorted(sets) != list(range(len(one.mapping.event_sets))):
-                problems.append(f"registration {one.id}: event sets {sets} of {len(one.mapping.event_sets)}")
-            if one.is_ending and one.is_quiet:
-                problems.append(f"registration {one.id} is quiet and not given back")
-            if one.num_gathering < 0:
-                problems.append(f"registration {one.id}: {one.num_gathering} batches under way")
-        return problems
+        return [problem for one in self._registrations for problem in one.problems()]
 
     # ---------------------------------------------------------------------------------------- common parts
 

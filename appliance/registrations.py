@@ -89,6 +89,19 @@ class Registration:
         """Whether no stream touches the pages on our behalf."""
         return not self.deliveries and not self.num_gathering and not self.num_waiting
 
+    def problems(self) -> list[str]:
+        """Return what is wrong with this registration, in words."""
+        found = []
+        given = (d.event_set for d in self.deliveries.values() if d.event_set is not None)
+        sets = sorted([*self.free_sets, *given])
+        if sets != list(range(len(self.mapping.event_sets))):
+            found.append(f"registration {self.id}: event sets {sets} of {len(self.mapping.event_sets)}")
+        if self.is_ending and self.is_quiet:
+            found.append(f"registration {self.id} is quiet and not given back")
+        if min(self.num_gathering, self.num_waiting) < 0:
+            found.append(f"registration {self.id}: {self.num_gathering} batches, {self.num_waiting} waits")
+        return found
+
 
 def layout_of(request: direct_pb2.RegisterPagesRequest) -> PageLayout:
     """Return the layout that a message describes, unchecked."""
