@@ -238,7 +238,8 @@ class Evicting:
         if log.open_segment(forward=True) == number:
             log.close_open_segment(forward=True)
             self._residency.seal_full_segments(log)
-        if log.segments[number].state in (*EMPTY, SegmentState.OPEN):
+        state = log.segments[number].state
+        if state in EMPTY or state is SegmentState.OPEN:
             return False
         self._reclaim.to_empty.add(number)
         self._reclaim.keep_free_segments()
