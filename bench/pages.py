@@ -2,6 +2,7 @@
 layer.
 
     python -m bench.pages [--device cuda|fake] [--path DIR] [--json FILE] [--small]
+                          [--cases NAMES] [--layers-per-group N]
 
 The daemon and the runtime (bench.pages_runtime) are processes of their own; the pages are shared by CUDA IPC.
 4,096 tokens of Llama-3-8B are 256 blocks of 2 MiB, 32 layers of 64 KiB each.
@@ -36,6 +37,7 @@ from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon
 
+CASES = ("warm", "by dram", "straight")
 ROUNDS = 7
 REST_S = 120.0
 HBM, DRAM, NVME = types_pb2.TIER_HBM, types_pb2.TIER_DRAM, types_pb2.TIER_NVME
@@ -93,7 +95,9 @@ def daemon(kind: str, folder: Path, told: dict[str, str]) -> Iterator[str]:
 class Runtime:
     """The other process."""
 
-    def __init__(self, kind: str, target: str, num_blocks: int, num_layers: int) -> None:
+    def __init__(
+        self, kind: str, target: str, num_blocks: int, num_layers: int, layers_per_group: int = 1
+    ) -> None:
         command = [
             sys.executable,
             "-m",
@@ -102,7 +106,7 @@ class Runtime:
             kind,
             str(num_blocks),
             str(num_layers),
-            "1",
+            str(layers_per_group),
         ]
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         pipe = subprocess.PIPE
@@ -156,21 +160,25 @@ def to_nvme_only(target: str, runtime: Runtime, num_fragments: int) -> None:
             time.sleep(0.05)
 
 
-def measure(kind: str, folder: Path, case: str, is_small: bool) -> dict[str, Any]:
+def measure(kind: str, folder: Path, case: str, is_small: bool, layers_per_group: int = 1) -> dict[str, Any]:
     """Run one case with a daemon and a runtime of its own."""
     num_blocks, num_layers = (16, 4) if is_small else (256, 32)
     has_nvme, straight = case != "warm", case == "straight"
     told = settings(folder / "nvme", is_small, straight, has_nvme)
     with daemon(kind, folder, told) as target:
-        runtime = Runtime(kind, target, num_blocks, num_layers)
+        runtime = Runtime(kind, target, num_blocks, num_layers, layers_per_group)
         try:
-            found: dict[str, Any] = {"case": case, "put": runtime.ask("put")}
+            found: dict[str, Any] = {
+                "case": case,
+                "layers_per_group": layers_per_group,
+                "put": runtime.ask("put"),
+            }
             assert found["put"]["num_stored"] == num_blocks, found
             if case == "warm":
                 found["get"] = runtime.ask(f"get {ROUNDS}")
                 found["torch"] = runtime.ask(f"torch {ROUNDS}")
             else:
-                to_nvme_only(target, runtime, num_blocks * num_layers)
+                to_nvme_only(target, runtime, num_blocks * num_layers // layers_per_group)
                 found["layers"] = runtime.ask("layers")
         finally:
             runtime.close()
@@ -197,14 +205,20 @@ def main() -> int:
         "--path", type=Path, metavar="DIR", help="where the cold store goes; default: a new folder"
     )
     parser.add_argument("--small", action="store_true", help="16 blocks of 4 layers")
+    parser.add_argument("--cases", default=",".join(CASES), metavar="NAMES", help="default: all three")
+    parser.add_argument(
+        "--layers-per-group", type=int, default=1, metavar="N", help="in a fragment; default: 1"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
+    if unknown := set(args.cases.split(",")) - set(CASES):
+        parser.error(f"unknown cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     all_found, failed = [], False
-    for case in ("warm", "by dram", "straight"):
+    for case in args.cases.split(","):
         with tempfile.TemporaryDirectory(dir=args.path) as folder:
             (Path(folder) / "nvme").mkdir()
             try:
-                all_found.append(measure(args.device, Path(folder), case, args.small))
+                all_found.append(measure(args.device, Path(folder), case, args.small, args.layers_per_group))
             except (
                 AssertionError,
                 OSError,
