@@ -1,22 +1,16 @@
 #!/bin/sh
-# Everything that needs a GPU, in one call and without network; results under out/ (or the folder given).
+# The first ten minutes on a GPU, in one call and without network; two files come back in OUT.
 #
-#   tests/gpu/run.sh [OUT]            the packages of python3, and those in WHEELS (default: wheels/) before them
-#   DRY_RUN=1 tests/gpu/run.sh [OUT]  the same steps on the fake device
-#   BUDGET=540                        seconds that all steps together may take
+#   tests/gpu/run.sh [OUT] [--device fake] [--budget SECONDS] [--only NAMES]
 #
-# What a machine needs is in docs/benchmarks/gpu.md, and how WHEELS is filled where there is a network.
+# Packages are those of PYTHON (python3), and before them those in WHEELS (default: wheels/), which are unpacked
+# into a temporary folder: docs/benchmarks/gpu.md says how it is filled. OUT is $OUT, or out/, unless given.
 set -eu
 cd "$(dirname "$0")/../.."
-OUT=${1:-out}
 PYTHON=${PYTHON:-python3}
-WHEELS=${WHEELS:-wheels}
-mkdir -p "$OUT"
-if [ -d "$WHEELS" ]; then
-    SITE="$OUT/site"
-    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-        --target "$SITE" "$WHEELS"/*.whl
-    PYTHONPATH="$(cd "$SITE" && pwd)${PYTHONPATH:+:$PYTHONPATH}"
-    export PYTHONPATH
-fi
-exec "$PYTHON" -m bench.gpu --out "$OUT" --budget "${BUDGET:-540}" ${DRY_RUN:+--dry-run}
+SITE=$(mktemp -d)
+trap 'rm -rf "$SITE"' EXIT
+for wheel in "${WHEELS:-wheels}"/*.whl; do
+    if [ -f "$wheel" ]; then "$PYTHON" -m zipfile -e "$wheel" "$SITE"; fi
+done
+PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m tests.gpu.first_contact "$@"
