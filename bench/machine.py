@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,12 +37,20 @@ def _commit() -> str:
         return ""
 
 
+def _version() -> str:
+    """The installed version; what runs from a checkout, as on a lent machine, has its commit only."""
+    try:
+        return version("kvtier")
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def describe(peers: dict[str, str]) -> dict[str, str]:
     """Return label -> value of machine, date, versions and command. `peers` maps each peer to its version."""
     memory_kib = int(_field("/proc/meminfo", "MemTotal").split()[0])
     model, huge = _field("/proc/cpuinfo", "model name"), _field("/proc/meminfo", "HugePages_Free")
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    versions = {"kvtier": f"{version('kvtier')} {_commit()}".strip(), **peers}
+    versions = {"kvtier": f"{_version()} {_commit()}".strip(), **peers}
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": f"{model}, {os.cpu_count()} cores, last cache {_shared_cache()}",

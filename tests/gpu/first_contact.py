@@ -272,11 +272,10 @@ def run_all(steps: Sequence[Step], out: Path, budget_s: float, is_rehearsal: boo
             if outcome.verdict in ("failed", "timed out"):
                 print(_indented(log))
             sys.stdout.flush()
-    counts = ", ".join(
-        f"{sum(o.verdict == verdict for o in report.outcomes)} {verdict}"
-        for verdict in dict.fromkeys(outcome.verdict for outcome in report.outcomes)
-    )
-    print(f"\n{counts}; {out / SUMMARY}, {out / ARCHIVE}", flush=True)
+    print(f"\n{out / SUMMARY}, {out / ARCHIVE}")
+    for verdict in dict.fromkeys(outcome.verdict for outcome in report.outcomes):
+        names = [outcome.name for outcome in report.outcomes if outcome.verdict == verdict]
+        print(f"{len(names)} {verdict}: {', '.join(names)}", flush=True)
     return report.outcomes
 
 

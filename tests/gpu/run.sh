@@ -8,6 +8,8 @@
 set -eu
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
+PATH="$PATH:/usr/local/cuda/bin" # compute-sanitizer
+export PATH
 SITE=$(mktemp -d)
 trap 'rm -rf "$SITE"' EXIT
 for wheel in "${WHEELS:-wheels}"/*.whl; do

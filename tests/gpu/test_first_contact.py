@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,6 +70,7 @@ FAULTS: dict[str, tuple[str, float, str, str, bytes]] = {
     "leaves too much": (
         "import os, sys\nfor name in ('large', 'larger'):\n"
         " os.truncate(os.open(f'{sys.argv[1]}/{name}.json', os.O_CREAT | os.O_WRONLY), 64 << 20)\n"
+        "open(f'{sys.argv[1]}/planted.json', 'w').write('[' + '1, ' * 200000 + '1]')\n"
         "print('no more room', flush=True); os._exit(5)",
         LIMIT_S,
         "failed",
@@ -77,12 +79,12 @@ FAULTS: dict[str, tuple[str, float, str, str, bytes]] = {
     ),
     "leaves a process": (
         "import subprocess, sys\n"
-        "subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])\n"
-        "print('gone'); raise SystemExit(6)",
+        "left = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])\n"
+        "print('left', left.pid); raise SystemExit(6)",
         LIMIT_S,
         "failed",
         "exit code 6",
-        b"gone",
+        b"left",
     ),
     "needs hardware": (
         f"print('no GPU'); raise SystemExit({NEEDS_HARDWARE})",
@@ -112,6 +114,14 @@ def summary_of(steps: Sequence[Step], out: Path, **options: Any) -> tuple[dict[s
     return returned(out)
 
 
+def wait_until_gone(pid: int) -> None:
+    """Wait until a process that was killed is no more, or is left to be reaped."""
+    deadline_at = time.monotonic() + LIMIT_S
+    while (status := Path(f"/proc/{pid}/stat")).exists() and status.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline_at, "it lives on"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_step_s_end_is_its_own(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, limit_s, verdict, reason, logged = FAULTS[fault]
@@ -132,6 +142,11 @@ def test_a_step_s_end_is_its_own(fault: str, tmp_path: Path, capsys: pytest.Capt
     assert f"{verdict:15}" in printed
     is_bad = verdict in ("failed", "timed out")
     assert ("    | " in printed) == is_bad
+    if fault == "leaves too much":
+        assert planted["left_out"] == ["planted.json: too large for the summary, see the archive"]
+        assert len(json.loads(files["planted.json"])) == 200_001
+    if fault == "leaves a process":
+        wait_until_gone(int(files["planted.log"].split()[-1]))
     if fault == "prints without end":
         assert files["planted.log"].endswith(b"the end")
     assert not set(printed) & set("\x00\x07\x1b\x7f"), "a terminal may be harmed"
