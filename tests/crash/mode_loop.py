@@ -26,6 +26,7 @@ from tests.daemon import PATIENT, Daemon
 MODES = ("spill", "idle", "through")
 WAIT_S = 60.0
 REST_CHAINS = 64  # 32 MiB, half of memory
+MIN_CHAINS = 4  # of a load, put before the life that ends at random begins
 PAUSE_S = 0.01  # between two puts of a load: 50 MB/s
 SETTINGS = (
     *("tiers.dram.capacity=64MiB", "tiers.dram.extent=4MiB"),
@@ -80,7 +81,11 @@ class Life:
         writer = threading.Thread(target=self._write, args=[problems])
         try:
             writer.start()
-            threading.Event().wait(max_life_s * (0.3 + 0.7 * dice.random()))
+            deadline_at, pause = time.monotonic() + WAIT_S, threading.Event()
+            while len(self._chains) < MIN_CHAINS and writer.is_alive():
+                assert time.monotonic() < deadline_at, f"fewer than {MIN_CHAINS} chains in {WAIT_S} s"
+                pause.wait(0.01)
+            pause.wait(max_life_s * (0.3 + 0.7 * dice.random()))
             self._daemon.stop(signal.SIGKILL)
             writer.join()
             assert not problems, problems
