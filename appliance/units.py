@@ -61,8 +61,13 @@ def about_bytes(num_bytes: float) -> str:
     """Return `num_bytes` to three digits, for people only: `1.46 GiB`."""
     for name, shift in reversed(_BINARY.items()):
         if num_bytes >= 1 << shift and shift:
-            return f"{num_bytes / (1 << shift):.3g} {name}"
+            return f"{_three_digits(num_bytes / (1 << shift))} {name}"
     return f"{num_bytes:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    """Return `value` to three digits, `1,023` rather than `1.02e+03`."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def count(number: int, noun: str) -> str:
@@ -102,7 +107,7 @@ def about_duration(seconds: float) -> str:
     """Return a duration in three digits and the unit that suits it, for people only: `4.2 s`, `1m35s`."""
     if seconds >= 60:
         return format_duration(round(seconds))
-    return f"{seconds:.3g} s" if seconds >= 1 or not seconds else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds >= 0.9995 or not seconds else f"{seconds * 1e3:.3g} ms"
 
 
 def parse_fraction(value: object) -> float:

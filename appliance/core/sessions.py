@@ -99,7 +99,7 @@ class Sessions:
         session.deadline_at = deadline_at
         residency = self._residency
         if back_at < float("inf"):
-            back_in = f"{back_at - residency.now:.3g} s"
+            back_in = f"{round(back_at - residency.now, 1):g} s"
             residency.story.tell(residency.now, session.id, "session_back_in", back_in)
         if urgency != session.urgency or back_at < float("inf") or num_decoded_tokens:
             change = SessionChange(residency.now, session.number, urgency, back_at, num_decoded_tokens)

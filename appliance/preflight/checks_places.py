@@ -73,7 +73,7 @@ def check_directory(directory: Directory, settings: Settings, running: bool) -> 
     assert nvme is not None
     name = f"nvme {directory.path}"
     if directory.is_something_else:
-        return [fail(name, "is no directory", "set tiers.nvme.path to a directory", PATH)]
+        return [fail(name, f"{directory.path} is no directory", "set tiers.nvme.path to a directory", PATH)]
     if not directory.is_writable:
         fix = "chown it to the daemon's user, or change tiers.nvme.path"
         return [fail(name, f"{directory.path} is not writable", fix, PATH)]
@@ -140,7 +140,8 @@ def check_daemon(daemon: Daemon, versions: Versions) -> list[Check]:
     """A running daemon is of this version, sound, and as fast as its settings promise."""
     if not daemon.reachable:
         verdict = fail if daemon.was_named else warn
-        return [verdict("daemon", daemon.error, "start it with `kvtier serve`, or name it with --target")]
+        detail, _, fix = daemon.error.partition(" Fix: ")  # a denied socket is no reason to start another one
+        return [verdict("daemon", detail, fix or "start it with `kvtier serve`, or name it with --target")]
     checks = [ok("daemon", f"answers at {daemon.target}")]
     if daemon.version != versions.kvtier:
         checks.append(

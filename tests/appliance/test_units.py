@@ -88,3 +88,17 @@ def test_prints_one_way() -> None:
     assert units.format_fraction(0.9) == "90%"
     assert units.format_fraction(1.0) == "100%"
     assert units.about_bytes(1.46 * (1 << 30)) == "1.46 GiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (units.about_bytes(1023 << 20), "1,023 MiB"),
+        (units.about_bytes(1000 << 30), "1,000 GiB"),
+        (units.about_bytes(1 << 30), "1 GiB"),
+        (units.about_duration(0.9999), "1 s"),
+        (units.about_duration(0.25), "250 ms"),
+    ],
+)
+def test_what_people_read_has_no_exponent(text: str, seen: str) -> None:
+    assert text == seen

@@ -94,10 +94,12 @@ def test_what_cannot_be_used_is_refused_before_anything_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("kvt_secret")
-    there, missing = str(tmp_path / "file"), str(tmp_path / "missing")
+    (tmp_path / "wordy").write_text("-----BEGIN CERTIFICATE-----\nMIIB\n")
+    there, missing, wordy = (str(tmp_path / name) for name in ("file", "missing", "wordy"))
     for environment, message in (
         ({"KVTIER_TOKEN_FILE": there}, "open to readers"),
         ({"KVTIER_TOKEN_FILE": missing}, "cannot read"),
+        ({"KVTIER_TOKEN_FILE": wordy}, "does not hold one token"),
         ({"KVTIER_TLS_CA": missing}, "KVTIER_TLS_CA: cannot read"),
         ({"KVTIER_TLS_CA": there, "KVTIER_TLS_KEY": there}, "belong together"),
     ):

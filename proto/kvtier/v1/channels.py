@@ -47,7 +47,7 @@ def open_aio_channel(
 
 def credentials_for(target: str, environment: Mapping[str, str]) -> "grpc.ChannelCredentials | None":
     """Return what to show at `target`; None: nothing."""
-    token = _read(environment, "KVTIER_TOKEN_FILE").decode().strip()
+    token = _token(environment)
     if target.startswith("unix:"):
         if not token:
             return None
@@ -65,6 +65,17 @@ def credentials_for(target: str, environment: Mapping[str, str]) -> "grpc.Channe
     if not token:
         return channel
     return grpc.composite_channel_credentials(channel, grpc.access_token_call_credentials(token))
+
+
+def _token(environment: Mapping[str, str]) -> str:
+    """Return the token to show, empty when there is none. Raises ValueError for any other content."""
+    token = _read(environment, "KVTIER_TOKEN_FILE").decode("ascii", "replace").strip()
+    if not all("!" <= character <= "~" for character in token):
+        raise ValueError(
+            f"{environment['KVTIER_TOKEN_FILE']}, which KVTIER_TOKEN_FILE names, does not hold one token and "
+            "nothing else; `kvtier tenant token NAME --out FILE` writes such a file"
+        )
+    return token
 
 
 def _read(environment: Mapping[str, str], variable: str) -> bytes:
