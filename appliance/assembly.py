@@ -38,8 +38,9 @@ from .lanes import Edge, Route
 from .learned_file import read_learned, read_whole
 from .peer_devices import open_peers
 from .profiles import Profiles, read_profiles
-from .settings import FromNvme, NvmeTier, Settings
+from .settings import NvmeTier, Settings
 from .settings_encryption import EncryptionSettings
+from .settings_fields import Switch
 from .writes_file import MAX_BYTES, STEM
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Assembly:
     hot: HotTier | None = None  # where hbm is a GPU's
     is_link_measured: bool = False  # not of a device that a test brings and drives
     link_speeds: dict[Edge, LinkSpeed] = field(default_factory=dict)  # known once memory is in place
-    from_nvme: FromNvme = "off"  # whether what is in the cold store may go straight into hbm
+    from_nvme: Switch = "off"  # whether what is in the cold store may go straight into hbm
     straight_codecs: frozenset[int] = frozenset()  # and of which codecs it does, known at the same time
 
     @property

@@ -37,7 +37,8 @@ from .direct import DirectDevice
 from .errors import StartError
 from .lanes import DEVICE_BATCH_BYTES, Edge, Route
 from .peer_devices import Peers
-from .settings import FromNvme, HbmTier
+from .settings import HbmTier
+from .settings_fields import Switch
 from .units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class HotTier:
         self._readers = readers
         return Route(self.cold)
 
-    def straight_codecs(self, wanted: FromNvme, store: ColdStore | None) -> frozenset[int]:
+    def straight_codecs(self, wanted: Switch, store: ColdStore | None) -> frozenset[int]:
         """Return the codecs whose records come straight from nvme from now on: what is `on`, or what a trial
         found to be quicker. Blocks for some tenths of a second."""
         if self.cold is None or self._readers is None or store is None or wanted == "off":

@@ -96,9 +96,6 @@ class _MemoryTier(_Model):
         return self
 
 
-FromNvme = Literal["auto", "on", "off"]
-
-
 class HbmTier(_MemoryTier):
     """The hot tier: a GPU's memory, or memory that stands for it."""
 
@@ -111,7 +108,7 @@ class HbmTier(_MemoryTier):
     direct_devices: Devices = "all"
     """GPUs whose runtimes get blocks straight into their pages: `device`, and these, or `all` that are
     visible. Each costs some hundred megabytes of its memory for a CUDA context. Only for `cuda`."""
-    from_nvme: FromNvme = "auto"
+    from_nvme: Switch = "auto"
     """Whether blocks that are wanted on the GPU come from nvme without a stop in dram: encoded ones are
     decoded there. `auto` does it where a trial at start finds it quicker, `on` for all that the GPU can
     decode, `off` never. Encrypted blocks always stop in dram. Only for `cuda`."""

@@ -81,6 +81,15 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert (leases.ttl_s, leases.grace_s, leases.ttl_max_s, leases.client_ttl_s) == (25, 3, 300, 60)
 
 
+@pytest.mark.parametrize("word", ["auto", "on", "off"])
+def test_a_switch_may_be_a_bare_word_of_yaml(tmp_path: Path, word: str) -> None:
+    """YAML reads a bare `on` or `off` as a truth value."""
+    overrides = [f"tiers.hbm.{setting}" for setting in ("capacity=1GiB", f"from_nvme={word}")]
+    tiers = load(tmp_path, "", {}, *overrides, f"tiers.dram.hugepages={word}").tiers
+    assert tiers.hbm is not None
+    assert (tiers.hbm.from_nvme, tiers.dram.hugepages) == (word, word)
+
+
 def test_overrides_are_yaml_and_open_tiers_that_were_null(tmp_path: Path) -> None:
     overrides = ["tiers.nvme.path=/data", "tiers.nvme.capacity=1GiB", "tiers.dram.numa_nodes=[0, 1]"]
     settings = load(tmp_path, "tiers: {nvme: null}", {}, *overrides)

@@ -101,6 +101,8 @@ def attributes(kind: str, write: Callable[[Any], None]) -> bool:
 
 def batches(kind: str, write: Callable[[Any], None]) -> bool:
     """Run every size in a child. What the product submits, BATCH_PIECES, must work; above it is a finding."""
+    if kind == "cuda":
+        cuda.device_of(0)  # raises where there is none
     rows = []
     for count in COUNTS if kind == "cuda" else COUNTS[:2]:
         command = [sys.executable, "-m", "tests.gpu.probes", "batch", kind, str(count)]
