@@ -47,7 +47,7 @@ class WritesFile(LearnedFile):
             kept = json.loads(data)
             ago_s = max(0.0, self._wall_clock() - float(kept["at"]))  # or somebody put the clock back
             self._budget.restore(kept, now - ago_s)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as problem:
             log.warning("%s.json is not understood (%s); writes count from 0", STEM, type(problem).__name__)
 
     def _state(self) -> bytes:

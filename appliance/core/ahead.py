@@ -116,6 +116,9 @@ class Ahead:
             if not pressure.refusals.is_full:  # else something has to leave first, which is an event
                 self._due_at = pressure.refusals.ask_again_at
             return
+        if now < pressure.refusals.idle_again_at:
+            self._due_at = pressure.refusals.idle_again_at
+            return
         if pressure.is_cold_edge_busy():
             return  # its end is an event
         if now < self._began_at + PACE_S and now < self._residency.asked_at + PACE_S:
@@ -145,6 +148,8 @@ class Ahead:
                 break
             is_bounded = self._may_be_double() and self._has_room(row, displaces=not is_again)
             if not is_bounded or not self._is_paid(num_bytes, row):
+                if is_again and not num_bytes:
+                    pressure.free_dead_segments()  # of failed copies; that displaces nothing
                 break
             if pressure.cold_quota.has_room(row) and pressure.is_worth_keeping(row, Tier.NVME):
                 pressure.copy_down(row, source, Urgency.ENDED)

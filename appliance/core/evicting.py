@@ -112,7 +112,9 @@ class Evicting:
                 self._leave(job, row)
         if not job.handles and not job.is_swept:
             job.is_swept = True
-            self._reclaim.to_empty |= self._dead_segments() if job.namespace_id else job.segments or set()
+            if job.tier is Tier.NVME:  # a restart would find what lived in dead ones
+                dead = self._reclaim.dead_segments() if job.namespace_id else job.segments
+                self._reclaim.to_empty |= dead or set()
             self._reclaim.keep_free_segments()
         if job.is_swept and not self._reclaim.to_empty and not self._begin_last(job):
             self._desk.reply(job.call, job.result())
@@ -244,13 +246,6 @@ class Evicting:
         self._reclaim.to_empty.add(number)
         self._reclaim.keep_free_segments()
         return True
-
-    def _dead_segments(self) -> set[int]:
-        """Return the sealed segments in which nothing lives any more: a restart would find what did."""
-        log = self._residency.rooms.get(Tier.NVME)
-        if not isinstance(log, SegmentLog):
-            return set()
-        return {number for number in log.sealed_segments() if not log.segments[number].num_live}
 
     def _leave(self, job: _Job, row: int) -> None:
         """Let a block leave its tier, or count why it stays."""

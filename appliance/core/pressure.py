@@ -212,7 +212,11 @@ class Pressure:
     @property
     def has_spills(self) -> bool:
         """Whether copies were decided that are not started."""
-        return bool(self._spilled_bytes)
+        return any(self._spilled_bytes.values())
+
+    def free_dead_segments(self) -> None:
+        """Begin to free the segments of the cold store in which nothing lives."""
+        self._reclaim.free_dead_segments()
 
     # ------------------------------------------------------------------------------------ internals
 

@@ -105,6 +105,18 @@ class Reclaim:
         if self._segment is not None:
             self._step()
 
+    def dead_segments(self) -> set[int]:
+        """Return the sealed segments in which nothing lives any more."""
+        if self._log is None:
+            return set()
+        return {number for number in self._log.sealed_segments() if not self._log.segments[number].num_live}
+
+    def free_dead_segments(self) -> None:
+        """Begin to free them."""
+        if not self.to_empty:
+            self.to_empty |= self.dead_segments()
+        self.keep_free_segments()
+
     def segment_freed(self, segment: int) -> None:
         """The cold store has durably forgotten the segment."""
         assert self._log is not None

@@ -19,6 +19,7 @@ from .residency import Residency
 
 MAX_REFUSALS: Final = 3  # batches in a row
 PAUSE_S: Final = 1.0
+MAX_IDLE_PAUSE_S: Final = 60.0
 REFUSED: Final = frozenset({Cause.IO_ERROR, Cause.SHORT_TRANSFER, Cause.NO_SPACE})
 
 
@@ -29,6 +30,8 @@ class Refusals:
         self._residency = residency
         self._num_in_a_row = 0
         self.ask_again_at = 0.0
+        self.idle_again_at = 0.0  # no idle copy before
+        self._idle_pause_s = 0.0
         self.is_full = False  # and the pause that was begun last was for that
 
     @property
@@ -41,7 +44,13 @@ class Refusals:
         found = set(causes)
         if None in found:
             self._num_in_a_row = 0
-        elif found <= REFUSED:
+            self._idle_pause_s = self.idle_again_at = 0.0
+            return
+        if Cause.DOES_NOT_FIT not in found:  # that is tried again as it is, at once
+            # Each failed record takes room of the log until its segment is freed: idle copies can wait.
+            self._idle_pause_s = min(MAX_IDLE_PAUSE_S, max(PAUSE_S, 2 * self._idle_pause_s))
+            self.idle_again_at = self._residency.now + self._idle_pause_s
+        if found <= REFUSED:
             self._num_in_a_row += 1
             if self._num_in_a_row >= MAX_REFUSALS:
                 self._pause("spills_refused")

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,20 @@ def test_a_client_does_not_trust_a_socket_of_somebody_else(
         os.chown(path, owner, -1)
         assert addresses.default_target({}, uid=owner) == f"unix://{path}"
         assert addresses.default_target({}, uid=owner + 1) == "unix:///own.sock"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root goes everywhere; another user is made of it")
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "below").mkdir(parents=True)
+    closed.chmod(0o700)
+    code = f"""
+import os
+from kvtier.v1 import addresses
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print(addresses.default_target({{"XDG_RUNTIME_DIR": "{closed}/below/x"}}))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.stdout.startswith("unix://"), said.stderr

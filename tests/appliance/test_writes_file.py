@@ -61,7 +61,15 @@ def test_a_clock_that_was_put_back_gives_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b"[]", b"{}", b'{"at": 1, "as_of": 0, "left_bytes": "x", "hours": {}}', b"\xff" * 100]
+    "data",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"at": 1, "as_of": 0, "left_bytes": "x", "hours": {}}',
+        b'{"at": 1, "as_of": 1e999, "left_bytes": 1, "hours": {"0": 1e999}}',
+        b"\xff" * 100,
+    ],
 )
 def test_a_bad_file_costs_a_line_in_the_log(
     tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture

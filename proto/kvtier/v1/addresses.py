@@ -92,8 +92,11 @@ def may(path: Path, mode: int) -> bool:
 
 
 def _made_by_root(folder: Path) -> bool:
-    """Whether nobody but root could have created `folder`."""
-    statuses = [parent.stat() for parent in folder.parents]
+    """Whether nobody but root could have created `folder`; False where this process may not look."""
+    try:
+        statuses = [parent.stat() for parent in folder.parents]
+    except OSError:
+        return False
     return all(one.st_uid == 0 and not one.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for one in statuses)
 
 

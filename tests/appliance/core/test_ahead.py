@@ -396,3 +396,29 @@ def test_a_put_that_was_retried_under_lower_limits_is_answered_like_the_first_ti
     land_puts(rig)
     assert [list(rig.answer(call).outcomes) for call in (first, second)] == [[STORED] * 4] * 2
     rig.settle()
+
+
+@pytest.mark.parametrize("num_segments", [8, 64])
+@pytest.mark.parametrize("cause", [Cause.IO_ERROR, Cause.NO_SPACE, Cause.NO_KEY])
+def test_a_device_that_fails_for_a_while_gets_everything_afterwards(cause: Cause, num_segments: int) -> None:
+    rig = rig_of(num_segments=num_segments)
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    for _ in range(3600):
+        rig.tick(1)
+        if rig.copies:
+            rig.finish(rig.copies[0], cause)
+    assert num_written(rig) <= 6 * 70, "a failed copy takes room in the log: one at a time, ever more seldom"
+    for _ in range(300):
+        rest(rig)
+    assert where(rig, "a", 6) == [{"dram", "nvme"}] * 6
+
+
+def test_a_failed_copy_is_not_tried_again_at_once() -> None:
+    for cause in set(Cause) - {Cause.DOES_NOT_FIT}:
+        rig = rig_of()
+        rig.start_put(hashes("a", 6))
+        land_puts(rig)
+        rig.tick(1)
+        rig.finish(rig.copies[0], cause)
+        assert rig.copies == [], cause
