@@ -34,8 +34,9 @@ $(VENV)/.ready-demo: $(VENV)/.ready requirements-demo.txt
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo
 
+# Two workers, each with whole files and ports of its own (tests/ports.py); ARGS=... takes the place of that.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q $(if $(ARGS),$(ARGS),-n 2 --dist loadfile)
 
 # Everything there is, one after the other; goes on after a failure. As root, with the tools that `make test-web` and
 # `make test-image` need; BASE=... as for `make image`.
