@@ -11,6 +11,7 @@ What a get brought is compared with what was put, outside the timed part: a fast
 import hashlib
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +41,7 @@ OPERATIONS = ("memcpy", "put", "get", "lookup")
 MIN_CALLS = 32  # per figure, so that a 99th percentile means something
 NUM_ROUNDS = 8
 CLEAN_UP_S = 120.0
+COPY_S = 5.0  # by then copies that hold blocks have ended
 MODEL_DIGEST = hashlib.sha256(b"kvtier bench").digest()
 SIZE_STEP_BYTES = 2 * BLOCK_TOKENS
 Array = npt.NDArray[np.uint8]
@@ -153,9 +155,15 @@ def clean_up(address: str, namespace_id: int) -> None:
             tiers = [
                 tier.tier for tier in stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S).tiers
             ]
-            for tier in tiers:
-                request = admin_pb2.EvictRequest(tier=tier, namespace_id=namespace_id)
-                kept = sum(stub.Evict(request, timeout=CLEAN_UP_S).num_kept.values())
+            deadline_at, pause = time.monotonic() + COPY_S, threading.Event()
+            while True:  # a block that is being copied down stays until the copy has ended
+                kept = 0
+                for tier in reversed(tiers):  # what a slower tier continues stays in a faster one
+                    request = admin_pb2.EvictRequest(tier=tier, namespace_id=namespace_id)
+                    kept += sum(stub.Evict(request, timeout=CLEAN_UP_S).num_kept.values())
+                if not kept or time.monotonic() > deadline_at:
+                    break
+                pause.wait(0.05)
     except Failed as error:
         talk().print(f"what was stored stays until its room is wanted: {error.message}", soft_wrap=True)
         return
