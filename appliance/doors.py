@@ -89,8 +89,7 @@ class Doors:
         return principal
 
     def _at_door(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal | None:
-        """Return who comes in by this door; None: any caller does, who must have a token. Raises "
-        "AccessError."""
+        """Return the principal of a caller at this door; None: it has to show a token. Raises AccessError."""
         peer = context.peer()
         if peer.startswith("unix"):
             for gate in self._gates:

@@ -90,8 +90,7 @@ class Source(Protocol):
     """What a fragment asks for its bytes: its lease."""
 
     def readable(self, block: int, group: int) -> Readable:
-        """Return the bytes of a fragment. Raises NotFound when they have not arrived or the lease has "
-        "ended."""
+        """Return the bytes of a fragment. Raises NotFound when they have not arrived, or after the lease."""
         ...
 
     @property

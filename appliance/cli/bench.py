@@ -149,7 +149,6 @@ def _sizes(sizes: tuple[int, ...] | None, volume_bytes: int) -> tuple[int, ...]:
 
 def clean_up(address: str, namespace_id: int) -> None:
     """Evict what was stored. Where that is not allowed, or the daemon is gone, says so and goes on."""
-    kept = 0
     try:
         with admin(address) as stub:
             tiers = [

@@ -37,22 +37,17 @@ class ColdQuota:
         self._next_shard: defaultdict[int, int] = defaultdict(int)  # by namespace
 
     def admits(self, row: int) -> bool:
-        """Whether a block may enter the cold store, once older ones of its tenant went if need be."""
-        if not self.options.quotas:
-            return True
-        namespace = self._residency.catalog.namespace_of(row)
-        quota = self.options.quotas.get(tenant_of(namespace.identity.domain))
-        if quota is None or quota.cold_bytes is None:
-            return True
+        """Whether a block may enter the cold store, once older ones of its tenant were evicted if need be."""
         for _ in range(MAX_STEPS):
-            if self._stored_bytes(namespace) + namespace.block_bytes <= quota.cold_bytes:
+            if self.has_room(row):
                 return True
+            namespace = self._residency.catalog.namespace_of(row)
             if not any(self._shorten(one, row) for one in self._largest_first(namespace)):
                 return False
         return False
 
     def has_room(self, row: int) -> bool:
-        """Whether a block may enter the cold store, and nothing of its tenant has to go for it."""
+        """Whether a block may enter the cold store, and no other of its tenant has to be evicted for it."""
         if not self.options.quotas:
             return True
         namespace = self._residency.catalog.namespace_of(row)

@@ -2,7 +2,8 @@
 
     python -m tests.security.as_another TARGET UID
 
-Everything is imported before: another user may not be able to read this checkout. UID 0 stays who it is.
+Everything is imported before: another user may not be able to read this checkout, as below /root. gRPC
+imports its channels when the first one is made. UID 0 keeps its user.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from click.testing import CliRunner
+from grpc import _channel
 
 import kvtier
 from kvtier.appliance.cli.app import cli
@@ -22,7 +24,7 @@ from kvtier.clients import remote, remote_aio
 from kvtier.clients.errors import KvtierError
 from kvtier.clients.guard import Guard
 
-assert remote, remote_aio
+assert all((_channel, remote, remote_aio, kvtier.Client, kvtier.AsyncClient))  # imported, every one
 
 
 def said(call: Callable[[], Any]) -> list[str]:

@@ -32,6 +32,7 @@ OTHER_UID = 54_321
 BLOCK_BYTES = 16_384
 CALL_AS_OTHER = """
 import os, sys, grpc
+from grpc import _channel  # imported when the first channel is made, which is too late for the next user
 from kvtier.v1 import admin_pb2, kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub

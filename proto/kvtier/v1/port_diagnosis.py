@@ -71,9 +71,9 @@ class Port:
         if first == b"" and self._speaks_tls():
             return Diagnosis(
                 TLS_NEEDED,
-                f"{self._target} speaks TLS, and this side does not; set KVTIER_TLS_CA to the authority of "
-                "the "
-                "daemon's certificate, and KVTIER_TLS_CERTIFICATE and KVTIER_TLS_KEY, or KVTIER_TOKEN_FILE",
+                f"{self._target} speaks TLS, and this side does not; set KVTIER_TLS_CA to the authority "
+                "of the daemon's certificate, and KVTIER_TLS_CERTIFICATE and KVTIER_TLS_KEY, or "
+                "KVTIER_TOKEN_FILE",
             )
         return self._something_else(first)
 
@@ -121,8 +121,7 @@ class Port:
         return Diagnosis(
             TLS_UNTRUSTED,
             f"the certificate of {self._target} leads to no authority in KVTIER_TLS_CA ({said}); set that to "
-            "the "
-            "authority which signed the daemon's access.tls.certificate",
+            "the authority which signed the daemon's access.tls.certificate",
         )
 
     def _refused(self, certificate: str) -> Diagnosis:
