@@ -12,14 +12,18 @@ from .loops import DaemonThread
 from .raw_client import RawClient
 
 
-def small_settings(folder: Path, *, nvme: bool = False, **sections: dict[str, Any]) -> Settings:
+def small_settings(
+    folder: Path, *, nvme: bool = False, write: str = "spill", **sections: dict[str, Any]
+) -> Settings:
     """hbm none, dram 8 MiB in extents of 2 MiB, nvme 32 MiB on request, everything else by `sections`.
 
-    Nothing is encoded unless they say so: when `auto` begins to depends on how quick the machine is.
+    Nothing is encoded, and nothing copied to nvme ahead, unless they say so: when `auto` begins to encode,
+    and when the device is idle, depends on how quick the machine is.
     """
     tiers: dict[str, Any] = {"dram": {"capacity": "8MiB", "extent": "2MiB"}}
     if nvme:
-        tiers["nvme"] = {"path": str(folder / "nvme"), "capacity": "32MiB", "segment": "1MiB"}
+        nvme_at = {"path": str(folder / "nvme"), "capacity": "32MiB", "segment": "1MiB"}
+        tiers["nvme"] = {**nvme_at, "write": write}
     compression = {"codec": "identity"}
     listen = [f"unix://{folder}/k.sock"]
     return Settings.model_validate({"listen": listen, "tiers": tiers, "compression": compression, **sections})

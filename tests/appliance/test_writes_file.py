@@ -91,7 +91,7 @@ def test_who_exceeds_the_budget_is_told_once(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_a_daemon_keeps_it(tmp_path: Path) -> None:
-    settings = small_settings(tmp_path, nvme=True)
+    settings = small_settings(tmp_path, nvme=True, write="idle")
     with DaemonThread(settings) as served:
         with RawClient(served.daemon.service.local_socket_path) as client:
             client.attach()

@@ -36,7 +36,12 @@ def make_settings(folder: Path, **hbm: Any) -> Settings:
     tiers = {
         "hbm": {"capacity": "4MiB", "extent": "2MiB", "from_nvme": "on", **hbm},
         "dram": {"capacity": "4MiB", "extent": "2MiB"},
-        "nvme": {"path": str(folder / "nvme"), "capacity": "64MiB", "segment": "1MiB"},
+        "nvme": {
+            "path": str(folder / "nvme"),
+            "capacity": "64MiB",
+            "segment": "1MiB",
+            "write": "spill",  # the tests count bytes on the way
+        },
     }
     compression = {"codec": "exponents"}
     listen = [f"unix://{folder}/k.sock"]

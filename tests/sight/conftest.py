@@ -99,7 +99,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             folder.mkdir()
         tiers: dict[str, object] = {"dram": {"capacity": "2MiB", "extent": "2MiB"}}
         if nvme:
-            tiers["nvme"] = {"path": str(folder / "data"), "capacity": "16MiB", "segment": "2MiB"}
+            nvme_at = {"path": str(folder / "data"), "capacity": "16MiB", "segment": "2MiB"}
+            tiers["nvme"] = {**nvme_at, "write": "spill"}
         settings = Settings.model_validate(
             {
                 "listen": [f"unix://{folder}/k.sock"],
