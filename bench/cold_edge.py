@@ -38,13 +38,13 @@ from kvtier.tiers.gpu.cold_trial import ColdTrial, trial_codecs
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError
 from kvtier.tiers.gpu.device_decoding import load_decoding
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.mounts import filesystem_of
 from kvtier.tiers.nvme import ColdStore
 from kvtier.tiers.payload import checksum
 from kvtier.tiers.slots import SlotPool
+from tests.fakes.gpu.device import FakeDevice
 
 MIB = 1 << 20
 EXTENT_BYTES, SEGMENT_BYTES = 64 * MIB, 64 * MIB

@@ -32,11 +32,11 @@ from kvtier.tiers.base import CopyItem
 from kvtier.tiers.block import FragmentLabel, Tier
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError, Pieces
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.index import Indexes
 from kvtier.tiers.memory import ExtentEngine
 from kvtier.tiers.payload import checksum
 from kvtier.tiers.slots import SlotPool
+from tests.fakes.gpu.device import FakeDevice
 
 MIB = 1 << 20
 EXTENT_BYTES = 64 * MIB

@@ -75,8 +75,8 @@ def daemon(kind: str, folder: Path, told: dict[str, str]) -> Iterator[str]:
             process.close()
             print(f"--- daemon\n{process.log.read_text()[-2000:]}", file=sys.stderr)
         return
-    from kvtier.tiers.gpu.fake import FakeDevice
     from tests.appliance.loops import DaemonThread
+    from tests.fakes.gpu.device import FakeDevice
     from tests.tiers.gpu.host_kernels import on_host
 
     nested: dict[str, Any] = {"listen": [f"unix://{folder}/k.sock"]}

@@ -108,7 +108,7 @@ class Fake:
     """Implements Kit on the fake device, to see that everything runs."""
 
     def __init__(self) -> None:
-        from kvtier.tiers.gpu.fake import FakeDevice
+        from tests.fakes.gpu.device import FakeDevice
 
         self._device = FakeDevice(capacity_bytes=1 << 30, is_live=True, seed=2)
         self.exporter = FakeExporter(self._device)

@@ -1,5 +1,6 @@
 """The wheel: only `kvtier/` in it, with stubs and .proto files, and a client that imports no server."""
 
+import ast
 import json
 import zipfile
 from pathlib import Path
@@ -51,6 +52,27 @@ def test_only_kvtier_is_in_it_and_all_of_it(wheel: Path) -> None:
         stem = proto.stem
         wanted = [f"{stem}.proto", f"{stem}_pb2.py", f"{stem}_pb2.pyi", f"{stem}_pb2_grpc.py"]
         assert {f"kvtier/v1/{name}" for name in wanted} <= set(names)
+
+
+def test_stand_ins_of_the_tests_are_not_in_it_and_nothing_in_it_imports_them(wheel: Path) -> None:
+    """A GPU of the tests is no device of a daemon. `kvtier.testing`, a product of its own, stays."""
+    archive = zipfile.ZipFile(wheel)
+    modules = {name: ast.parse(archive.read(name)) for name in archive.namelist() if name.endswith(".py")}
+    assert [name for name in modules if name.startswith("kvtier/tiers/") and "fake" in name] == []
+    imported = {(name, top) for name, module in modules.items() for top in _imported(module)}
+    assert sorted((name, top) for name, top in imported if top in ("tests", "bench")) == []
+    assert any(top == "numpy" for _, top in imported), "imports are found at all"
+
+
+def _imported(module: ast.Module) -> set[str]:
+    """Return the top-level packages that a module imports by an absolute name, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
 
 
 def test_an_index_would_take_what_it_says_of_itself(wheel: Path) -> None:

@@ -9,7 +9,7 @@ from kvtier.appliance.errors import StartError
 from kvtier.appliance.peer_devices import open_peers
 from kvtier.appliance.settings import Settings
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 
 def hbm(**options: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError, Event, Pieces
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.stub_cuda import stubbed_cuda
 
 WAIT_S = 60.0

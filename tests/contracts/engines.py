@@ -7,13 +7,13 @@ from pathlib import Path
 
 from kvtier.tiers.base import Engine, Room
 from kvtier.tiers.block import Tier
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.index import Indexes
 from kvtier.tiers.log import SegmentLog
 from kvtier.tiers.memory import ExtentEngine
 from kvtier.tiers.nvme import ColdStore
 from kvtier.tiers.slots import SlotPool
+from tests.fakes.gpu.device import FakeDevice
 
 
 @dataclass

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvtier.tiers.gpu.device import Device, DeviceError, DeviceFault, DeviceMemory, Stream
-from kvtier.tiers.gpu.fake import FakeDevice
 from tests.contracts.devices import PAIRS, DeviceCase, fake_pair, pieces, stubbed_pair
+from tests.fakes.gpu.device import FakeDevice
 
 SIZE = 1 << 18
 STEP = 1 << 12

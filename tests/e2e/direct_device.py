@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvtier.clients.direct import Exported
 from kvtier.tiers.gpu.device import DeviceMemory, Event
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 
 class FakeExporter:

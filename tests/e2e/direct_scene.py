@@ -22,7 +22,7 @@ from kvtier.clients.direct_handles import Pages
 from kvtier.clients.options import Timeout
 from kvtier.tiers.block import Tier
 from kvtier.tiers.gpu.device import DeviceMemory, Pieces, Stream
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread
 from .direct_device import FakeExporter

@@ -18,7 +18,7 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.codecs.base import Shape, shape_of
 from kvtier.tiers.codecs.exponents import Exponents
 from kvtier.tiers.gpu import digest_kernels, exponent_kernels, quantised_kernels
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread
 from ..contracts.kv_values import values_like_kv

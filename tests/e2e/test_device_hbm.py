@@ -21,7 +21,7 @@ from kvtier.clients import Tier as Asked
 from kvtier.tiers.block import Tier
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import DeviceError
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread
 from .direct_scene import names, runtime_at

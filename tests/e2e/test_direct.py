@@ -16,10 +16,10 @@ from kvtier.clients import AsyncClient, Client, PutOutcome, Tier
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
 from kvtier.tiers.gpu import kernels
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, Event
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.gpu.kernels import Way
 from kvtier.v1 import direct_pb2
 from kvtier.v1.local import Method
+from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.raw_client import RawClient, Refused
 from ..tiers.gpu.host_launch import HostLaunch

@@ -11,8 +11,8 @@ from kvtier.appliance.peer_devices import carries
 from kvtier.clients import PutOutcome
 from kvtier.clients import Tier as Asked
 from kvtier.tiers.block import Tier
-from kvtier.tiers.gpu.fake import FakeDevice
 from tests.contracts.devices import fake_pair
+from tests.fakes.gpu.device import FakeDevice
 
 from .direct_scene import NUM_STREAMS, WAIT_S, Runtime, Served, names, runtime_at
 from .test_device_hbm import resident

@@ -28,8 +28,8 @@ import numpy as np
 from kvtier.tiers.gpu import driver, kernels
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError, DeviceFault, Event, Pieces, Stream
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.v1 import cuda
+from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.host_launch import HostLaunch
 
 from .first_contact import NEEDS_HARDWARE

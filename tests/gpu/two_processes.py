@@ -28,9 +28,9 @@ import numpy as np
 
 from kvtier.tiers.gpu import launching
 from kvtier.tiers.gpu.device import Device, DeviceError, Stream
-from kvtier.tiers.gpu.fake import FakeDevice
 from tests.contracts.devices import pieces
 from tests.e2e.direct_device import FakeExporter
+from tests.fakes.gpu.device import FakeDevice
 
 from .probes import answer, device_of, is_done_within, written_to
 

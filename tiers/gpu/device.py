@@ -2,9 +2,10 @@
 
 Everything above it (the HBM engine, its copiers, the direct path into a runtime's pages) is written against
 this page, so that the same code runs on CUDA (`cuda.py`) and, in every test, on host memory with streams that
-really run late (`fake.py`). torch's and cupy's own objects stay behind it: a tensor says what its bytes mean,
-and here bytes mean nothing. An address is a plain integer, valid on the device, and transfers are columns of
-integers, because a get of a long prefix is thousands of pieces and a Python object each would be the cost.
+really run late (`tests/fakes/gpu`). torch's and cupy's own objects stay behind it: a tensor says what its
+bytes mean, and here bytes mean nothing. An address is a plain integer, valid on the device, and transfers are
+columns of integers, because a get of a long prefix is thousands of pieces and a Python object each would be
+the cost.
 
 Order is the caller's business and is never implied: two streams are ordered only by an event recorded on one
 and waited for on the other. Completion is asked (`is_done`) or told (`when_done`), never waited for on the

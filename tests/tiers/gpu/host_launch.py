@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kvtier.tiers.gpu.device import Pieces
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 
 class HostLaunch:

@@ -25,9 +25,9 @@ from kvtier.tiers.gpu import cuda as cuda_device
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
 from kvtier.tiers.gpu.driver import BATCH_PIECES
-from kvtier.tiers.gpu.fake import FakeDevice
-from kvtier.tiers.gpu.fake_streams import FakeEvent
 from kvtier.v1 import cuda
+from tests.fakes.gpu.device import FakeDevice
+from tests.fakes.gpu.streams import FakeEvent
 
 INVALID_CONTEXT, NO_SUCH_DEVICE, INVALID_HANDLE = 201, 101, 400
 STATUS = {

@@ -22,7 +22,6 @@ from kvtier.tiers.gpu.cold_edge import ColdCopier
 from kvtier.tiers.gpu.cold_trial import quicker_codecs
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
 from kvtier.tiers.gpu.device_decoding import load_decoding
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.gpu.flights import NOTHING, Flight, Touched
 from kvtier.tiers.gpu.gds import Records
 from kvtier.tiers.gpu.hbm import HbmEngine
@@ -30,6 +29,7 @@ from kvtier.tiers.segment_files import segment_path
 from kvtier.tiers.slots import SlotPool
 from kvtier.v1.shm import PAGE_BYTES
 from tests.contracts.kv_values import values_like_kv
+from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.cold import Cold, cold, flip, in_slot
 
 from .host_kernels import on_host

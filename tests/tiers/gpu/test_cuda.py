@@ -20,9 +20,9 @@ from kvtier.clients.errors import PreconditionFailed
 from kvtier.tiers.gpu.cuda import CudaDevice, fault_of, num_devices
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault
 from kvtier.tiers.gpu.driver import BATCH_PIECES
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.v1 import cuda
 from tests.contracts.devices import pieces
+from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.stub_cuda import StubDriver, stubbed, stubbed_cuda
 
 SIZE = 4096

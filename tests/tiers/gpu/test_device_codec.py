@@ -15,7 +15,7 @@ from kvtier.tiers.gpu import exponent_kernels
 from kvtier.tiers.gpu import kernels as pieces
 from kvtier.tiers.gpu.device import DeviceMemory, Stream
 from kvtier.tiers.gpu.device_codec import NUM_SLABS, DeviceExponents, Record, load
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 from .host_kernels import HostKernels
 from .nvrtc import compiled

@@ -7,7 +7,7 @@ import xxhash
 from kvtier.tiers.gpu.device import DeviceMemory
 from kvtier.tiers.gpu.device_digest import NUM_SLABS, DeviceDigest, load_digest
 from kvtier.tiers.gpu.digest_kernels import MIN_BYTES, NAMES, SOURCE
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 from .host_kernels import on_host
 from .nvrtc import compiled

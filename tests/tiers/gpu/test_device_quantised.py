@@ -10,8 +10,8 @@ from kvtier.tiers.codecs.profiled import Profiled
 from kvtier.tiers.gpu.device import DeviceMemory
 from kvtier.tiers.gpu.device_codec import Record
 from kvtier.tiers.gpu.device_quantised import NUM_SLABS, DeviceQuantised
-from kvtier.tiers.gpu.fake import FakeDevice
 from kvtier.tiers.gpu.quantised_kernels import NAMES, SOURCE
+from tests.fakes.gpu.device import FakeDevice
 
 from .host_kernels import on_host
 from .nvrtc import compiled

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Event, Stream
-from kvtier.tiers.gpu.fake import FakeDevice
 from tests.contracts.devices import pieces
+from tests.fakes.gpu.device import FakeDevice
 
 SIZE = 4096
 
@@ -225,7 +225,7 @@ def test_two_devices_of_one_process_share_memory_and_order() -> None:
 def test_what_a_killed_process_had_recorded_is_never_done(device: FakeDevice) -> None:
     """As CUDA reportedly leaves it. Whoever waits on the host can stop; a stream could not."""
     program = (
-        "import sys; from kvtier.tiers.gpu.fake import FakeDevice; d = FakeDevice(); s = d.take_stream()\n"
+        "import sys; from tests.fakes.gpu.device import FakeDevice; d = FakeDevice(); s = d.take_stream()\n"
         "event, handle = d.export_event(); s.record(event)\n"
         "print(handle.hex(), flush=True); sys.stdin.read()"  # its time never comes
     )

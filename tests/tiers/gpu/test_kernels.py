@@ -13,8 +13,6 @@ import pytest
 
 from kvtier.tiers.gpu import kernels
 from kvtier.tiers.gpu.device import Pieces
-from kvtier.tiers.gpu.fake import FakeDevice
-from kvtier.tiers.gpu.fake_streams import FakeStream
 from kvtier.tiers.gpu.kernels import (
     NAME,
     SOURCE,
@@ -25,6 +23,8 @@ from kvtier.tiers.gpu.kernels import (
     load,
     measured,
 )
+from tests.fakes.gpu.device import FakeDevice
+from tests.fakes.gpu.streams import FakeStream
 
 from .host_launch import HostLaunch
 

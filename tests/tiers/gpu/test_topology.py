@@ -9,10 +9,10 @@ import pytest
 
 from kvtier.tiers.gpu import links
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault
-from kvtier.tiers.gpu.fake import FakeDevice
-from kvtier.tiers.gpu.fake_streams import FakeStream
 from kvtier.tiers.gpu.gds import GdsFacts, Reader, compare, look, why_not
 from kvtier.tiers.gpu.topology import GpuPlace, describe, gpus, place_of, with_nvlinks
+from tests.fakes.gpu.device import FakeDevice
+from tests.fakes.gpu.streams import FakeStream
 
 NEAR = GpuPlace("0000:17:00.0", 0, 32.0, 16, 16)
 FAR = GpuPlace("0000:ca:00.0", 1, 2.5, 8, 16)

@@ -19,7 +19,7 @@ from kvtier.clients.vllm.pages import LayerView, PagedGroup
 from kvtier.clients.vllm.plan import Ack, Load, Part, Save, StepPlan
 from kvtier.clients.vllm.roads import DevicePages
 from kvtier.clients.vllm.worker import WorkerSide
-from kvtier.tiers.gpu.fake import FakeDevice
+from tests.fakes.gpu.device import FakeDevice
 
 from ...e2e.direct_scene import (
     IDENTITY,

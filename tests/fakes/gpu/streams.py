@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...v1.shm import PAGE_BYTES
-from .. import memfd
-from .device import Event, Pieces
-from .fake_memory import open_handle, pack_handle
-from .fake_order import Clock
+from kvtier.tiers import memfd
+from kvtier.tiers.gpu.device import Event, Pieces
+from kvtier.v1.shm import PAGE_BYTES
+
+from .memory import open_handle, pack_handle
+from .order import Clock
 
 if TYPE_CHECKING:
-    from .fake import FakeDevice
+    from .device import FakeDevice
 
 RECORDED, DONE = 0, 1
 

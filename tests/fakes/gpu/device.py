@@ -1,4 +1,4 @@
-"""FakeDevice: the contract of a GPU on host memory, with streams that run late, for tests and demonstrations.
+"""FakeDevice: the contract of a GPU on host memory, with streams that run late, for tests and benches.
 
 It is built to be worse than a GPU. Work is done only when `step` is called (or, with `is_live`, by a thread),
 one piece at a time, by a seeded choice among all streams that could go on, pieces of one call in any order; a
@@ -21,12 +21,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..base import Buffer
-from .device import Device, DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
-from .fake_memory import FakeMemory, move
-from .fake_order import OrderAudit
-from .fake_streams import DONE, RECORDED, Calling, Copying, FakeEvent, FakeStream, Recording, Waiting
-from .launching import Launch
+from kvtier.tiers.base import Buffer
+from kvtier.tiers.gpu.device import Device, DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
+from kvtier.tiers.gpu.launching import Launch
+
+from .memory import FakeMemory, move
+from .order import OrderAudit
+from .streams import DONE, RECORDED, Calling, Copying, FakeEvent, FakeStream, Recording, Waiting
 
 POLL_S = 0.001  # how often a live device looks at events of other processes
 SHUT_DOWN_S = 5.0  # how long it waits for them when it ends

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...v1.shm import PAGE_BYTES
-from .. import memfd
-from ..base import Buffer
-from .device import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.tiers import memfd
+from kvtier.tiers.base import Buffer
+from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.v1.shm import PAGE_BYTES
 
 HANDLE_BYTES = 64  # as CUDA's
 _HANDLE = struct.Struct("<8sIIQQ")  # magic, pid, descriptor, inode, bytes

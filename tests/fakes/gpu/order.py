@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .device import Pieces
-from .fake_memory import Bounds, bounds_of
+from kvtier.tiers.gpu.device import Pieces
+
+from .memory import Bounds, bounds_of
 
 Clock = dict[int, int]  # stream -> how many of its copies are known to be done
 
