@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..tiers.block import Urgency
+from .config import Access as AccessSettings
+from .config import Identities, Tenant
 from .errors import error
-from .settings_tenants import Access as AccessSettings
-from .settings_tenants import Identities, Tenant
 from .tokens import TokenFile
 
 ROOT = 0

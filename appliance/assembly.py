@@ -30,6 +30,7 @@ from ..tiers.ownership import ColdStoreError
 from ..tiers.recovery import Recovered
 from ..tiers.slots import SlotPool
 from ..v1.shm import MIN_SLOT_BYTES
+from .config import EncryptionSettings, NvmeTier, Settings, Switch
 from .dictionaries import read_zstd
 from .errors import StartError
 from .forward import ForwardCopier
@@ -38,9 +39,6 @@ from .lanes import Edge, Route
 from .learned_file import read_learned, read_whole
 from .peer_devices import open_peers
 from .profiles import Profiles, read_profiles
-from .settings import NvmeTier, Settings
-from .settings_encryption import EncryptionSettings
-from .settings_fields import Switch
 from .writes_file import MAX_BYTES, STEM
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from ..tiers.block import Urgency
 from . import checks
 from .access import Principal, Tenancy, tenancy_of
 from .clients import Client, Clients
+from .config import Tenant
 from .core.quotas import RateLimit
 from .errors import error
-from .settings_tenants import Tenant
 
 NOBODY = Principal("nobody", None)
 

@@ -31,10 +31,10 @@ from ..tiers.codecs.registry import codec_named
 from .appliance import Appliance
 from .codec_speeds import SpeedFile
 from .codec_trials import compile_apart, measured_speed
+from .config import CompressionSettings
 from .core.encodings import Encoding
 from .core.events import CompressionChosen
 from .lanes import EdgeStatistics
-from .settings_compression import CompressionSettings
 
 log = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from .callers import Rates
 from .clients import Clients
 from .codec_speeds import SpeedFile
 from .compressing import Compressing
+from .config import Loaded, Settings, bandwidth_shares_of
 from .core.events import ColdEdgeOpened, DrainStarted
 from .core.planner import Planner
 from .core.results import CountResult
@@ -47,9 +48,6 @@ from .preflight.table import require
 from .profiles import read_profiles_again
 from .reload import Reload
 from .service import Service
-from .settings import Settings
-from .settings_origin import Loaded
-from .settings_tenants import bandwidth_shares_of
 from .sight.eyes import DRAINING, READY, Eyes
 from .sight.sight import Sight
 from .streams import PutBuffers, Streams

@@ -5,8 +5,8 @@ import logging
 from ..tiers.codecs.dictionaries import DictionaryError, read_dictionaries
 from ..tiers.codecs.general import Zstd
 from ..tiers.codecs.records import RecordCodecs
+from .config import CompressionSettings
 from .errors import StartError
-from .settings_compression import CompressionSettings
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import grpc
 
 from ..v1.addresses import socket_path
 from .access import Access, Principal
+from .config import Tls
 from .errors import StartError, error
 from .gate import Gate
-from .settings_tenants import Tls
 from .tls import Certificates, names_of
 
 _BEARER = "bearer "

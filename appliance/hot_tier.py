@@ -33,12 +33,11 @@ from ..tiers.memory import ExtentEngine
 from ..tiers.mounts import filesystem_of
 from ..tiers.nvme import ColdStore
 from ..tiers.slots import SlotPool
+from .config import HbmTier, Switch
 from .direct import DirectDevice
 from .errors import StartError
 from .lanes import DEVICE_BATCH_BYTES, Edge, Route
 from .peer_devices import Peers
-from .settings import HbmTier
-from .settings_fields import Switch
 from .units import format_bytes
 
 log = logging.getLogger(__name__)

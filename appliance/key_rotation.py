@@ -17,8 +17,8 @@ from ..tiers.keyring import MasterKeyUse
 from ..tiers.master_keys import KeyringError, load_master_keys
 from ..tiers.nvme import ColdStore
 from .appliance import Appliance
+from .config import EncryptionSettings
 from .errors import ApplianceError, error
-from .settings_encryption import EncryptionSettings
 
 log = logging.getLogger(__name__)
 

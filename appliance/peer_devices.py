@@ -28,9 +28,9 @@ from ..tiers.gpu.gather import AddressesOf
 from ..tiers.gpu.hbm import HbmEngine
 from ..tiers.gpu.pinned import as_copy_error
 from ..tiers.places import I64
+from .config import HbmTier
 from .direct import DirectDevice
 from .errors import StartError
-from .settings import HbmTier
 
 log = logging.getLogger(__name__)
 

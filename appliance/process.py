@@ -16,12 +16,10 @@ import sys
 from .. import __version__
 from ..tiers.block import Geometry
 from .admin import Drained
+from .config import HostShare, Loaded, Settings, Tiers
 from .daemon import Daemon
 from .errors import StartError
-from .host_share import HostShare
 from .reload import Applied
-from .settings import Settings, Tiers
-from .settings_origin import Loaded
 from .sight.logs import configure
 from .units import about_bytes
 

@@ -14,8 +14,8 @@ from ..tiers.block import NamespaceIdentity
 from ..tiers.codecs.profile import Profile, ProfileError
 from ..tiers.codecs.profile_file import SUFFIX, read_profile
 from ..tiers.codecs.profile_signature import why_not_trusted
+from .config import CompressionSettings
 from .errors import StartError, error
-from .settings_compression import CompressionSettings
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from ..tiers.block import Tier
 from ..tiers.ownership import ColdStoreError
 from ..v1.shm import extent_file_bytes
 from .appliance import Appliance
+from .config import Change, Loaded, Origin, Settings, SettingsError, changes, needing_restart
 from .core.events import PolicyChanged
 from .core.planner import Planner
 from .errors import ApplianceError, error
@@ -29,10 +30,6 @@ from .preflight.checks_host import check_memory
 from .preflight.facts import Facts, gather_host
 from .preflight.table import RELOAD, examine, failed, sentence
 from .preflight.verdicts import Verdict
-from .settings import Settings
-from .settings_live import Change, changes, needing_restart
-from .settings_origin import Loaded, Origin
-from .settings_sources import SettingsError
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from . import checks
 from .appliance import Appliance
 from .callers import Caller
 from .clients import MAX_CLIENT_TTL_S, Client, Clients
+from .config import CompressionSettings
 from .core import events
 from .core.options import PlannerOptions
 from .core.planner import Planner
@@ -31,7 +32,6 @@ from .lanes import Route
 from .profiles import Profiles, check_profile
 from .replies import Replies
 from .rpcs import Rpcs
-from .settings_compression import CompressionSettings
 from .stream_codecs import stream_codecs
 
 DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none

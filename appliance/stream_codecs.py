@@ -27,9 +27,9 @@ from ..tiers.codecs.streaming import (
 )
 from ..tiers.payload import copy
 from ..v1 import kvcache_pb2 as pb
+from .config import CompressionSettings
 from .core.events import ReadyFragment
 from .errors import error
-from .settings_compression import CompressionSettings
 
 MAX_AHEAD = 2  # fragments being encoded or waiting to be sent
 

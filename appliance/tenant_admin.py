@@ -14,11 +14,11 @@ from ..tiers.block import Tier, tenant_of
 from ..tiers.nvme import ColdStore
 from ..v1 import admin_pb2 as pb
 from .appliance import Appliance
+from .config import COMMON, Tenant
 from .core.events import TenantErased
 from .core.planner import Planner
 from .core.results import CountResult
 from .errors import error
-from .settings_tenants import COMMON, Tenant
 
 
 class TenantAdmin:

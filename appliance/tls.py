@@ -12,8 +12,8 @@ from typing import cast
 
 import grpc
 
+from .config import Tls
 from .errors import StartError, error
-from .settings_tenants import Tls
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import re
 import secrets
 from pathlib import Path
 
+from .config import check_name
 from .errors import StartError
-from .settings_tenants import check_name
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ import grpc
 
 from bench.machine import ROOT, describe
 from bench.table import render
-from kvtier.appliance.settings import Settings
+from kvtier.appliance.config import Settings
 from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon

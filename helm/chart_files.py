@@ -10,8 +10,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from kvtier.appliance.settings import Settings
-from kvtier.appliance.settings_live import LIVE
+from kvtier.appliance.config import LIVE, Settings
 
 from .values import DEFAULT_POLICY, Values
 
@@ -41,7 +40,7 @@ def chart_files() -> Iterator[tuple[Path, bytes]]:
     yield CHART / "values.schema.json", schema_text().encode()
     yield CHART / "README.md", (README + table()).encode()
     live = yaml.safe_dump({"live": list(LIVE)}, sort_keys=False)
-    yield CHART / "files" / "live.yaml", f"# Generated from appliance/settings_live.py.\n{live}".encode()
+    yield CHART / "files" / "live.yaml", f"# Generated from appliance/config/live.py.\n{live}".encode()
 
 
 def values_yaml() -> str:

@@ -19,10 +19,10 @@ from grpc_tools import protoc
 
 from helm.chart_files import chart_files
 from kvtier.appliance.cli.reference import cli_markdown, completion_json
+from kvtier.appliance.config import reference_table, schema_text
 from kvtier.appliance.core.states import STATE_MEANING, TRANSITIONS, State
 from kvtier.appliance.errors import error_table_markdown
 from kvtier.appliance.rights import matrix_markdown
-from kvtier.appliance.settings_reference import reference_table, schema_text
 from kvtier.appliance.sight.alerts import alerts_yaml
 from kvtier.appliance.sight.dashboard import dashboard_json
 from kvtier.appliance.sight.exposition import reference_markdown as metrics_markdown
@@ -137,7 +137,7 @@ def policy_reference() -> Iterator[tuple[Path, bytes]]:
     """Yield the JSON Schema of policy files and the page that lists every setting."""
     yield ROOT / "docs" / "policy.schema.json", schema_text().encode()
     intro = (
-        "# Settings\n\nGenerated from `appliance/settings*.py` by `make docs`. *live*: changes without a "
+        "# Settings\n\nGenerated from `appliance/config/` by `make docs`. *live*: changes without a "
         "restart ([policy.md](policy.md)).\nEditors check what is written with "
         "[policy.schema.json](policy.schema.json).\n\n"
     )

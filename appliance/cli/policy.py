@@ -5,10 +5,9 @@ from pathlib import Path
 
 import click
 
+from ..config import Settings, SettingsError, changes
 from ..replay import report
 from ..replay.setups import Setup, Shape, tiers_of
-from ..settings import Settings, SettingsError
-from ..settings_live import changes
 from .output import console, print_json
 from .policy_file import apply, migrate, schema, show, show_changes, validate
 from .replay import read, run, speeds_of, trace_options

@@ -14,13 +14,10 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from ...v1 import admin_pb2
+from ..config import DEFAULT_SOURCE, Change, Problem, Settings, SettingsError, is_live
+from ..config.migrations import CannotMigrate, YamlError
+from ..config.migrations import migrate as migrate_text
 from ..preflight.verdicts import Verdict
-from ..settings import Settings, SettingsError
-from ..settings_live import Change, is_live
-from ..settings_migrations import CannotMigrate, YamlError
-from ..settings_migrations import migrate as migrate_text
-from ..settings_origin import DEFAULT
-from ..settings_sources import Problem
 from . import EXIT_FAILED, EXIT_OK
 from .output import console, print_json
 from .settings_options import Refused, load_traced, settings_options
@@ -120,7 +117,7 @@ def show(
         status = answer.status
     else:
         rows = list(load_traced(file or policy, overrides).rows())
-    rows = [row for row in rows if not only_changed or row[2] != DEFAULT]
+    rows = [row for row in rows if not only_changed or row[2] != DEFAULT_SOURCE]
     if as_json:
         values = {key: {"value": value, "source": source} for key, value, source in rows}
         print_json({"generation": status.generation if status else None, "settings": values})
@@ -129,7 +126,7 @@ def show(
         _show_status(status)
     table = Table.grid(padding=(0, 2))
     for key, value, source in rows:
-        table.add_row(key, _plain(value), source, style="dim" if source == DEFAULT else None)
+        table.add_row(key, _plain(value), source, style="dim" if source == DEFAULT_SOURCE else None)
     console().print(table)
 
 
@@ -207,7 +204,7 @@ def schema() -> None:
     Example:
       kvtier policy schema > policy.schema.json
     """
-    from ..settings_reference import schema_text  # late: builds the whole schema
+    from ..config import schema_text  # late: builds the whole schema
 
     click.echo(schema_text(), nl=False)
 

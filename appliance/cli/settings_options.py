@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..settings import Settings, SettingsError
-from ..settings_origin import Loaded, Origin
+from ..config import Loaded, Origin, Settings, SettingsError
 from . import EXIT_USAGE
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from ...v1 import admin_pb2
-from ..settings_tenants import check_name
+from ..config import check_name
 from ..tokens import hash_of, make_token
 from ..units import about_bytes
 from .output import console, plain, print_json, talk

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..settings_tenants import Tls
+from ..config import Tls
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import stat
 import time
 from collections.abc import Iterator
 
+from ..config import Settings
 from ..errors import StartError
-from ..settings import Settings
 from ..units import format_duration
 from .certificates import TlsFiles
 from .facts import Facts, MasterKeyFile

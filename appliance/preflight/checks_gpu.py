@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ...tiers.gpu.gds import why_not
 from ...tiers.gpu.libraries import missing
 from ...tiers.gpu.topology import describe
-from ..settings import Settings
+from ..config import Settings
 from .facts import Directory, Facts, Gpu
 from .verdicts import Check, fail, ok, warn
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..settings import Settings
+from ..config import Settings
 from ..units import about_bytes
 from .facts import Daemon, Directory, Facts, Listen, Versions
 from .verdicts import Check, fail, ok, warn

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from ...tiers.block import Tier
 from ...v1.addresses import socket_path
-from ..settings import Settings
-from ..settings_tenants import Access
+from ..config import Access, Settings
 from ..units import format_bytes
 from .facts import Facts
 from .verdicts import Check, fail, ok, warn

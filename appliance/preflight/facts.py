@@ -29,7 +29,7 @@ from ...tiers.keyring import count_wraps
 from ...tiers.master_keys import KeyringError, known_ids, read_master_keys
 from ...tiers.mounts import filesystem_of
 from ...v1.addresses import socket_path
-from ..settings import Settings
+from ..config import Settings
 from . import probes
 from .certificates import TlsFiles, gather_tls
 from .probes import Node

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from ..config import Settings
 from ..errors import StartError
-from ..settings import Settings
 from .checks_files import check_compression_files, check_master_keys, check_tls, check_tokens
 from .checks_gpu import check_gpus
 from .checks_host import (

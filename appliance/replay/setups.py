@@ -18,8 +18,8 @@ from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, Un
 from ...tiers.block import Geometry, NamespaceIdentity, Tier
 from ...v1.shm import slot_bytes_for
 from .. import units
+from ..config import Settings
 from ..core.options import PlannerOptions
-from ..settings import Settings
 from .traces import MIN_GAP_S, Trace, TraceNamespace
 from .virtual import cold_room_bytes
 

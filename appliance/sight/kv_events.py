@@ -30,11 +30,11 @@ import zmq
 import zmq.asyncio
 
 from ...tiers.block import Tier
+from ..config import is_private
 from ..core.catalog import NO_ROW, Catalog
 from ..core.events import Event
 from ..core.instructions import BlockChange, Notify
 from ..errors import StartError
-from ..settings_observe import is_private
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from ... import __version__
 from ...tiers.block import Tier
+from ..config import COMMON
 from ..histogram import Histogram
 from ..lanes import EdgeStatistics
-from ..settings_tenants import COMMON
 from . import holdings
 from .eyes import READY, Eyes
 

@@ -14,7 +14,7 @@ import base64
 import binascii
 
 from ..access import Access
-from ..settings_observe import Observe
+from ..config import Observe
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 CHALLENGE = 'Basic realm="kvtier: any name, and a token of observe.readers", charset="UTF-8"'

@@ -9,8 +9,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..access import Access
+from ..config import Observe
 from ..errors import StartError
-from ..settings_observe import Observe
 from .eyes import Eyes
 from .http_server import HttpServer
 from .readers import CHALLENGE, NAME_READERS, Readers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtier.appliance.settings import Settings
+from kvtier.appliance.config import Settings
 
 from .loops import DaemonThread
 from .raw_client import RawClient

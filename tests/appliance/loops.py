@@ -8,9 +8,8 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
+from kvtier.appliance.config import Loaded, Settings
 from kvtier.appliance.daemon import Daemon
-from kvtier.appliance.settings import Settings
-from kvtier.appliance.settings_origin import Loaded
 from kvtier.tiers.gpu.device import Device
 
 T = TypeVar("T")

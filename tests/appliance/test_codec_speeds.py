@@ -14,8 +14,8 @@ from kvtier.appliance import compressing
 from kvtier.appliance.appliance import Appliance
 from kvtier.appliance.codec_speeds import NAME, SpeedFile
 from kvtier.appliance.compressing import CANDIDATES, Choice, Compressing
+from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.core.events import CompressionChosen
-from kvtier.appliance.settings_compression import CompressionSettings
 from kvtier.tiers.codecs.records import RecordCodecs
 from tests.appliance.loops import run, turns
 

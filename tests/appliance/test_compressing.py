@@ -6,9 +6,8 @@ import pytest
 
 from kvtier.appliance.codec_trials import decode_speed
 from kvtier.appliance.compressing import CANDIDATES, Choice
+from kvtier.appliance.config import CompressionRule, CompressionSettings, Settings, SettingsError
 from kvtier.appliance.core.encodings import Encoding
-from kvtier.appliance.settings import Settings, SettingsError
-from kvtier.appliance.settings_compression import CompressionRule, CompressionSettings
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import shape_of
 from kvtier.tiers.codecs.needs import Need

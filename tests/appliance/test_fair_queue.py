@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvtier.appliance.config import Tenant, bandwidth_shares_of
 from kvtier.appliance.core.instructions import Copy
 from kvtier.appliance.fair_queue import MAX_IDLE_TAGS, FairQueue, Shares
 from kvtier.appliance.lanes import MAX_BATCH_BYTES, Edge, Job, Lane
-from kvtier.appliance.settings_tenants import Tenant, bandwidth_shares_of
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Tier, Urgency
 

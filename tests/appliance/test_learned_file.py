@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtier.appliance.config import Settings
 from kvtier.appliance.daemon import Daemon
 from kvtier.appliance.learned_file import MAX_BYTES, NAME, NEW_NAME, LearnedFile, read_learned, write_learned
-from kvtier.appliance.settings import Settings
 
 from .conftest import small_settings
 from .loops import DaemonThread, run

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from kvtier.appliance import peer_devices
+from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.peer_devices import open_peers
-from kvtier.appliance.settings import Settings
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault
 from tests.fakes.gpu.device import FakeDevice
 

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from kvtier.appliance.config import Origin, Settings
 from kvtier.appliance.errors import ApplianceError, StartError
 from kvtier.appliance.preflight import probes, table
 from kvtier.appliance.preflight.facts import Facts
 from kvtier.appliance.preflight.table import Scope
 from kvtier.appliance.preflight.verdicts import Check, Verdict
-from kvtier.appliance.settings import Settings
-from kvtier.appliance.settings_origin import Origin
 from kvtier.appliance.tokens import hash_of
 
 from ..cli.conftest import run

@@ -12,10 +12,10 @@ import yaml
 
 from bench.reload import play
 from kvtier.appliance import reload as reload_module
+from kvtier.appliance.config import Origin
 from kvtier.appliance.errors import ApplianceError
 from kvtier.appliance.preflight import probes
 from kvtier.appliance.reload import Applied
-from kvtier.appliance.settings_origin import Origin
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.tiers.block import Tier
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvtier import __version__
+from kvtier.appliance.config import Access, Settings, Tls
 from kvtier.appliance.preflight import checks_gpu, checks_host, checks_places, facts, probes, table
 from kvtier.appliance.preflight.checks_files import judge_master_keys
 from kvtier.appliance.preflight.checks_settings import check_tcp_address
 from kvtier.appliance.preflight.verdicts import Verdict
-from kvtier.appliance.settings import Settings
-from kvtier.appliance.settings_tenants import Access, Tls
 from kvtier.tiers.gpu.libraries import CudaLibraries
 from kvtier.tiers.gpu.topology import GpuPlace
 from kvtier.tiers.keyring import Keyring

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvtier.appliance.config import Origin
 from kvtier.appliance.errors import StartError
-from kvtier.appliance.settings_origin import Origin
 
 from ..appliance.loops import DaemonThread
 from .conftest import run

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from kvtier.appliance.cli.app import cli
-from kvtier.appliance.settings import Settings
+from kvtier.appliance.config import Settings
 from tests.deploy.test_image import instructions
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

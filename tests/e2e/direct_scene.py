@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import EvictRequested
-from kvtier.appliance.settings import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.direct_handles import Pages
 from kvtier.clients.options import Timeout

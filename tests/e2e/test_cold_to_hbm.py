@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import EvictRequested
-from kvtier.appliance.settings import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients import Tier as Asked
 from kvtier.tiers.block import Geometry as DaemonGeometry

@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from kvtier.appliance import daemon as daemon_module
 from kvtier.appliance import process
 from kvtier.appliance.compressing import Compressing
+from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import DrainStarted
-from kvtier.appliance.settings import Settings
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

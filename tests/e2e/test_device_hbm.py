@@ -12,10 +12,10 @@ import pytest
 
 from kvtier.appliance import assembly
 from kvtier.appliance.assembly import assemble
+from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import EvictRequested
 from kvtier.appliance.daemon import Daemon
 from kvtier.appliance.errors import StartError
-from kvtier.appliance.settings import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients import Tier as Asked
 from kvtier.tiers.block import Tier

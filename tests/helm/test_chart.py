@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from helm.values import DEFAULT_POLICY
+from kvtier.appliance.config import Settings
 from kvtier.appliance.preflight.checks_host import wanted_memory_bytes
-from kvtier.appliance.settings import Settings
 from kvtier.v1.shm import extent_file_bytes
 from tests.helm import crds
 from tests.helm.charts import (

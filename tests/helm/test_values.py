@@ -8,7 +8,7 @@ import yaml
 
 from helm.chart_files import CHART, schema_text, table, values_yaml
 from helm.values import Values
-from kvtier.appliance.settings import Settings
+from kvtier.appliance.config import Settings
 from tests.helm.charts import VALUE_SETS, values_of
 
 SCHEMA = json.loads(schema_text())

@@ -2,11 +2,11 @@
 
 import pytest
 
+from kvtier.appliance.config import Policy
 from kvtier.appliance.replay.setups import Setup, Shape, single_tier
 from kvtier.appliance.replay.shell import PolicyFailed
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.untimed import UntimedShell
-from kvtier.appliance.settings_policy import Policy
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.block import Tier
 from tests.replay.traces import drawn

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from kvtier.appliance import dictionaries, profiles, tokens
+from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.preflight.table import require
-from kvtier.appliance.settings import Settings
 
 assert dictionaries, profiles
 assert tokens

@@ -8,10 +8,9 @@ from pydantic import ValidationError
 
 from kvtier.appliance.access import COMMON, Access, Principal
 from kvtier.appliance.callers import Caller, domain_in
+from kvtier.appliance.config import Access as AccessSettings
+from kvtier.appliance.config import Settings, Tenant
 from kvtier.appliance.errors import ApplianceError, StartError
-from kvtier.appliance.settings import Settings
-from kvtier.appliance.settings_tenants import Access as AccessSettings
-from kvtier.appliance.settings_tenants import Tenant
 from kvtier.appliance.tls import names_of
 from kvtier.appliance.tokens import PREFIX, hash_of, make_token, parse
 from kvtier.tiers.block import Urgency

@@ -9,10 +9,8 @@ import grpc
 import numpy as np
 import pytest
 
+from kvtier.appliance.config import COMMON, Loaded, Settings
 from kvtier.appliance.errors import DETAIL_KEY, StartError
-from kvtier.appliance.settings import Settings
-from kvtier.appliance.settings_origin import Loaded
-from kvtier.appliance.settings_tenants import COMMON
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.v1 import admin_pb2 as pb
 from kvtier.v1 import types_pb2

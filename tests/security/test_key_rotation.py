@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvtier.appliance.config import Loaded, Origin
 from kvtier.appliance.errors import ApplianceError, StartError
-from kvtier.appliance.settings_origin import Loaded, Origin
 from kvtier.appliance.sight.exposition import exposition
 from kvtier.tiers.master_keys import key_id
 from kvtier.v1 import admin_pb2 as pb

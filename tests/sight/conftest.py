@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from kvtier.appliance.settings import Settings
+from kvtier.appliance.config import Settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 
 from ..appliance.loops import DaemonThread

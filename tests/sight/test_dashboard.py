@@ -9,8 +9,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import REASONS
-from kvtier.appliance.settings import Settings
 from kvtier.appliance.sight.alerts import ALERTS
 from kvtier.appliance.sight.dashboard import ROWS, expression
 from kvtier.appliance.sight.metrics import Metric

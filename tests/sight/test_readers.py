@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kvtier.appliance.settings import Settings, SettingsError
+from kvtier.appliance.config import Settings, SettingsError
 from kvtier.appliance.sight.readers import NAME_READERS, token_in
 from kvtier.appliance.tokens import hash_of, make_token
 

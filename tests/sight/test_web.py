@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from kvtier.appliance.config import Observe, Settings, SettingsError
 from kvtier.appliance.errors import StartError
-from kvtier.appliance.settings import Settings, SettingsError
-from kvtier.appliance.settings_observe import Observe
 from kvtier.appliance.sight.http_server import MAX_CONNECTIONS, is_own_name
 from kvtier.clients import Client
 

@@ -10,10 +10,10 @@ import zstandard
 from click.testing import CliRunner
 
 from kvtier.appliance.cli.app import cli
+from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.dictionaries import adopt_zstd_again, read_zstd
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.forward import ForwardCopier
-from kvtier.appliance.settings_compression import CompressionSettings
 from kvtier.tiers.base import Cause, CopyItem
 from kvtier.tiers.codecs.base import CodecError, CodecMissing
 from kvtier.tiers.codecs.dictionaries import (

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvtier.appliance.cli.app import cli
+from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.profiles import read_profiles, read_profiles_again
-from kvtier.appliance.settings_compression import CompressionSettings
 from kvtier.tiers.codecs.profile import ProfileError
 from kvtier.tiers.codecs.profile_file import read_profile, write_profile
 from kvtier.tiers.codecs.profile_signature import (

@@ -9,8 +9,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvtier.appliance.compressing import Choice
+from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.settings_compression import CompressionSettings
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier
 from kvtier.tiers.codecs.base import PROFILED_ID, shape_of

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from kvtier.appliance.config import Settings
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.settings import Settings
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier, Urgency

@@ -10,8 +10,8 @@ can be reloaded lists it here, and joins `Reload.parts` (reload.py) to hear of i
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .origin import leaves
 from .settings import Settings
-from .settings_origin import leaves
 
 #: Keys, or sections with everything in them.
 LIVE = (

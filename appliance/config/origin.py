@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from .marked_yaml import KeyPath
 from .settings import Settings
-from .settings_sources import Gathered, gather
+from .sources import Gathered, gather
 
-DEFAULT = "default"
+DEFAULT_SOURCE = "default"
 
 
 class Loaded(NamedTuple):
@@ -36,7 +36,7 @@ class Loaded(NamedTuple):
         values: Any = self.gathered.values
         for key in path:
             if not isinstance(values, dict) or key not in values:
-                return DEFAULT
+                return DEFAULT_SOURCE
             values = values[key]
         return self.gathered.source_of(path)
 

@@ -10,10 +10,10 @@ policy:
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
-from ..policies.costs import CostModel
-from ..policies.registry import (
+from ...policies.costs import CostModel
+from ...policies.registry import (
     ADMISSION,
     EVICTION,
     PREFETCH,
@@ -23,20 +23,16 @@ from ..policies.registry import (
     build,
     resolve,
 )
-from ..tiers.block import Tier
-from .core.catalog import Catalog
-from .core.options import PlannerOptions
-from .core.policy_facts import PolicyFacts
-from .settings_fields import refuse
+from ...tiers.block import Tier
+from ..core.catalog import Catalog
+from ..core.options import PlannerOptions
+from ..core.policy_facts import PolicyFacts
+from .fields import Section, refuse
 
 DEFAULT = PolicyChoice(eviction="urgency", prefetch="announced")
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class TierPolicy(_Model):
+class TierPolicy(Section):
     """Policies of one tier; what is empty is as for all tiers."""
 
     eviction: str = ""
@@ -45,7 +41,7 @@ class TierPolicy(_Model):
     """What may enter this tier."""
 
 
-class Policy(_Model):
+class Policy(Section):
     """Who decides what moves. A wrong name is refused with those there are; module:Class names one's own."""
 
     eviction: str = DEFAULT.eviction

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from .live import is_live
 from .settings import Settings
-from .settings_live import is_live
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 

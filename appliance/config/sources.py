@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from . import marked_yaml, settings_migrations
-from .errors import StartError
+from ..errors import StartError
+from . import marked_yaml, migrations
 from .marked_yaml import KeyPath
 
 ENVIRONMENT_PREFIX = "KVTIER_"
@@ -145,7 +145,7 @@ def explain(error: ValidationError, model: type[BaseModel], gathered: Gathered) 
     """Translate pydantic's refusal into problems that name source, path and what is allowed."""
     problems = []
     details = error.errors()
-    of_version = [detail for detail in details if detail["loc"] == (settings_migrations.KEY,)]
+    of_version = [detail for detail in details if detail["loc"] == (migrations.KEY,)]
     for detail in of_version or details:  # of another format nothing else that is said would be true
         path: KeyPath = detail["loc"]
         context = detail.get("ctx", {})
@@ -168,8 +168,8 @@ def _sentence(
             return f"unknown key; allowed here: {', '.join(allowed)}{hint}"
         case "missing":
             return f"must be given: {_fields(model_at(model, path[:-1]))[str(path[-1])].description}"
-        case "literal_error" if path == (settings_migrations.KEY,):
-            return f"must be {context['expected']}; is {value!r}: {settings_migrations.advice(value)}"
+        case "literal_error" if path == (migrations.KEY,):
+            return f"must be {context['expected']}; is {value!r}: {migrations.advice(value)}"
         case "literal_error":
             return f"must be {context['expected']}; is {value!r}"
         case "model_type" | "model_attributes_type":

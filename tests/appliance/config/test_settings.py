@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kvtier.appliance.config import Settings, SettingsError
 from kvtier.appliance.core.options import PlannerOptions
-from kvtier.appliance.settings import Settings, SettingsError
 
 WHOLE = """\
 schema_version: 1

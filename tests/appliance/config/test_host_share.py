@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance import host_share, process
-from kvtier.appliance.host_share import auto_bytes
+from kvtier.appliance import process
+from kvtier.appliance.config import Origin, Settings, SettingsError, changes, host_share
+from kvtier.appliance.config.host_share import auto_bytes
 from kvtier.appliance.preflight import table
 from kvtier.appliance.preflight.probes import Memory
-from kvtier.appliance.settings import Settings, SettingsError
-from kvtier.appliance.settings_live import changes
-from kvtier.appliance.settings_origin import Origin
 
-from .loops import DaemonThread
+from ..loops import DaemonThread
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
-from .settings_fields import refuse
-from .settings_tenants import Access, Tenant, check_name
+from .fields import Section, refuse
+from .tenants import Access, Tenant, check_name
 
 DEFAULT_HTTP_PORT = 9464
 LOOPBACK = "127.0.0.1"
@@ -76,10 +76,8 @@ Traces = Annotated[
 ]
 
 
-class Observe(BaseModel):
+class Observe(Section):
     """What the daemon shows of itself."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     http: Http = "auto"
     """IP:PORT of metrics, readiness and the page; read-only. `auto`: 127.0.0.1:9464 when that is free."""

@@ -14,10 +14,10 @@ it states; nobody else's bytes ever change.
 import re
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from ..tiers.block import DTYPE_BYTES, NamespaceIdentity
-from .settings_fields import Directory, refuse
+from ...tiers.block import DTYPE_BYTES, NamespaceIdentity
+from .fields import Directory, Section, refuse
 
 Edge: TypeAlias = Literal["nvme", "remote"]
 CodecName: TypeAlias = Literal["auto", "identity", "exponents", "planes", "lz4", "zstd"]
@@ -25,11 +25,7 @@ PublicKey: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class CompressionRule(_Model):
+class CompressionRule(Section):
     """One exception. What it does not name, it does not ask for."""
 
     edge: Edge = "nvme"
@@ -69,7 +65,7 @@ class CompressionRule(_Model):
         return int(found[1]) <= layers[0] and layers[-1] <= int(found[2] or found[1])
 
 
-class CompressionSettings(_Model):
+class CompressionSettings(Section):
     """How fragments are encoded on their way into nvme, and over a network. Codecs named here are exact; none
     changes a bit."""
 

@@ -4,17 +4,13 @@ encryption:
   master_key: /etc/kvtier/master.key
 """
 
-from pydantic import BaseModel, ConfigDict
-
-from .settings_fields import Directory
+from .fields import Directory, Section
 
 File = Directory  # an absolute path, too
 
 
-class EncryptionSettings(BaseModel):
+class EncryptionSettings(Section):
     """Records of nvme are encrypted with AES-256-GCM, under a key for each tenant."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     master_key: File | None = None
     """File with 64 hex digits that only the daemon's user can read (mode 0600). It wraps the tenants' keys,

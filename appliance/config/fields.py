@@ -7,12 +7,28 @@ says so too. Kept apart from settings.py, so that the settings read as the list 
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
-from ..v1.addresses import check_address
-from . import units
+from ...v1.addresses import check_address
+from .. import units
 from .host_share import format_capacity, parse_capacity
+
+
+class Section(BaseModel):
+    """A mapping of the policy file. Refuses unknown keys and values of another type; is immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
 
 # What editors are told: the same languages that units.py reads, as patterns. (tests/appliance compares them.)
 BYTES_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTtPp]([Ii][Bb]?|[Bb])|[Bb])?\s*$"

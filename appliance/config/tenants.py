@@ -17,11 +17,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from ..tiers.block import Tier
-from .core.options import Quota as PlannerQuota
-from .settings_fields import Bytes, Directory, refuse
+from ...tiers.block import Tier
+from ..core.options import Quota as PlannerQuota
+from .fields import Bytes, Directory, Section, refuse
 
 MAX_TENANTS = 256
 COMMON = "common:"  # how people read and write the domain that has no name
@@ -49,11 +49,7 @@ Id = Annotated[int, Field(ge=0, lt=1 << 32)]
 File = Directory  # an absolute path, too
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class Identities(_Model):
+class Identities(Section):
     """By what somebody is known. Any one of them is enough."""
 
     uids: list[Id] = []
@@ -75,7 +71,7 @@ class Identities(_Model):
         }
 
 
-class Tls(_Model):
+class Tls(Section):
     """Certificates for TCP. Read again when the files change; connections that stand keep theirs."""
 
     certificate: File
@@ -87,7 +83,7 @@ class Tls(_Model):
     every call over TCP needs a bearer token of `access.tokens`."""
 
 
-class Access(_Model):
+class Access(Section):
     """How callers prove who they are."""
 
     tls: Tls | None = None
@@ -101,7 +97,7 @@ class Access(_Model):
     socket."""
 
 
-class Quota(_Model):
+class Quota(Section):
     """What a tenant may take; what is not named is bounded by the tiers only."""
 
     hbm_bytes: Bytes | None = Field(default=None, alias="hbm")

@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvtier.appliance import settings_fields, units
+from kvtier.appliance import units
+from kvtier.appliance.config import (
+    LIVE,
+    Origin,
+    Settings,
+    SettingsError,
+    changes,
+    fields,
+    is_live,
+    leaves,
+    needing_restart,
+    reference_table,
+    schema_text,
+)
+from kvtier.appliance.config.migrations import MIGRATIONS, VERSION, CannotMigrate, migrate, version_of
 from kvtier.appliance.policy_watch import Watch, signature_of
-from kvtier.appliance.settings import Settings, SettingsError
-from kvtier.appliance.settings_live import LIVE, changes, is_live, needing_restart
-from kvtier.appliance.settings_migrations import MIGRATIONS, VERSION, CannotMigrate, migrate, version_of
-from kvtier.appliance.settings_origin import Origin, leaves
-from kvtier.appliance.settings_reference import reference_table, schema_text
 
 DRAFT = """\
 # what the cluster runs with
@@ -113,9 +122,9 @@ def test_there_is_a_way_up_from_every_former_version() -> None:
 # ------------------------------------------------------------------------------------ what editors are told
 
 UNITS = {
-    settings_fields.BYTES_PATTERN: units.parse_bytes,
-    settings_fields.SECONDS_PATTERN: units.parse_duration,
-    settings_fields.FRACTION_PATTERN: units.parse_fraction,
+    fields.BYTES_PATTERN: units.parse_bytes,
+    fields.SECONDS_PATTERN: units.parse_duration,
+    fields.FRACTION_PATTERN: units.parse_fraction,
 }
 ALPHABET = re.split("/", "0/7/90/100/././.5/%/s/ms/m/h/d/B/b/K/k/Ki/i/GB/GiB/MiB/tb/-/1e3/ /")
 
