@@ -90,11 +90,9 @@ def test_the_installed_package_is_found_from_everywhere(
     for place, version, wire in answers:
         assert (Path(place), version) == (package, kvtier.__version__)
         assert Path(wire).resolve() == (package / "v1").resolve()
-    assert (
-        environment.run("-m", "kvtier.appliance.cli", "--version", cwd=folder)
-        .strip()
-        .endswith(kvtier.__version__)
-    )
+    for module in ("kvtier", "kvtier.appliance.cli"):
+        answer = environment.run("-m", module, "--version", cwd=folder)
+        assert answer.strip() == f"kvtier, version {kvtier.__version__}"
 
 
 def test_the_source_archive_is_the_clone(sdist: Path) -> None:
