@@ -2,7 +2,7 @@
 
 Depends on grpcio, protobuf and numpy; knows tensors by their pointer and never imports torch. Reading
 order: words, namespace, keys · effects, base, puts, gets, leases (what is said, no I/O) · extents, shared,
-staging (shared memory) · local, link, remote, aio_link, remote_aio (connections) · sync, aio (the face).
+staging (shared memory) · local, link, remote, aio_link, remote_aio (connections) · aio, sync (the face).
 """
 
 from importlib import import_module
@@ -24,13 +24,12 @@ from .errors import (
 )
 from .fragments import Fragment
 from .guard import Guard
-from .handles import Lease, Pin, Session
 from .keys import prefix_hashes
 from .namespace import Geometry, Namespace, NamespaceIdentity
 from .opaque import opaque_geometry
 from .options import Limits, Retry, Timeout
 from .staging import StagingBuffer
-from .sync import Client
+from .sync import Client, Lease, Pin, Session
 from .weights import checkpoint_digest, find_checkpoint
 from .words import (
     GetReport,
@@ -46,8 +45,7 @@ from .words import (
 )
 
 if TYPE_CHECKING:
-    from .aio import AsyncClient
-    from .aio_handles import AsyncLease, AsyncPin, AsyncSession
+    from .aio import AsyncClient, AsyncLease, AsyncPin, AsyncSession
 
 __all__ = [
     "AsyncClient",
@@ -98,9 +96,9 @@ __all__ = [
 #: Imported on first use: asyncio is a tenth of what importing the clients costs, and few runtimes need it.
 _ON_DEMAND = {
     "AsyncClient": ".aio",
-    "AsyncLease": ".aio_handles",
-    "AsyncPin": ".aio_handles",
-    "AsyncSession": ".aio_handles",
+    "AsyncLease": ".aio",
+    "AsyncPin": ".aio",
+    "AsyncSession": ".aio",
 }
 
 

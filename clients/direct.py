@@ -24,7 +24,7 @@ from .errors import CONNECTION_LOST, InvalidRequest, KvtierError, PreconditionFa
 from .gets import Chain, check_first_block
 from .keys import pack, parent_hash
 from .namespace import Namespace
-from .page_layouts import PagesDescription
+from .page_layouts import PagesDescription, describe
 from .words import PutOutcome, PutReport, Retention, Tier, Urgency, tiers_of
 
 
@@ -237,6 +237,30 @@ class PagesState:
             if event is after:
                 return place
         raise InvalidRequest("`after` must be one of `events` of these pages", reason="BAD_PAGES")
+
+
+def pages_state(
+    operations: Operations,
+    namespace: Namespace,
+    preset: str,
+    tensors: Sequence[Any],
+    exporter: Exporter,
+    page_tokens: int | None,
+    num_events: int,
+    num_event_sets: int,
+) -> PagesState:
+    """Describe the tensors, make the events; nothing is sent. Raises InvalidRequest, PreconditionFailed."""
+    description = describe(preset, tensors, namespace.geometry, page_tokens)
+    made = [exporter.new_event() for _ in range(num_events)]
+    return PagesState(
+        operations,
+        namespace,
+        description,
+        exporter,
+        num_event_sets,
+        tuple(event for event, _ in made),
+        tuple(handle for _, handle in made),
+    )
 
 
 class DeliveryState:

@@ -120,10 +120,10 @@ def get(
 
 
 def get_one(
-    attachment: Attachment, namespace: Namespace, name: bytes, into: Any, session: str
+    attachment: Attachment, namespace: Namespace, name: bytes, into: Any, session: str, thread_bytes: int
 ) -> GetReport | None:
-    """Answer a get of one block from shared memory alone, without lock or generator: the way of least
-    microseconds. None when that does not work, for whatever reason."""
+    """Answer a get of one block from shared memory alone, without lock or generator, which takes the fewest
+    microseconds. None when that does not work, or the block has `thread_bytes` or more."""
     reader = attachment.reader
     if reader is None or namespace.__class__ is not Namespace or session.__class__ is not str:
         return None  # what is wrong is said where there is time
@@ -132,7 +132,7 @@ def get_one(
         return None
     target = target_span(into)
     num_bytes = namespace.block_bytes
-    if target.num_bytes < num_bytes:
+    if target.num_bytes < num_bytes or num_bytes >= thread_bytes:
         return None
     if not reader.read_block(namespace_id, name, namespace.fragment_bytes, target.address):
         return None

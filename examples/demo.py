@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvtier.clients import Client, KvtierError, Tier
-from kvtier.clients.handles import Session
+from kvtier.clients import Client, KvtierError, Session, Tier
 
 from .daemon import Daemon
 from .screen import MIB, Screen

@@ -28,6 +28,8 @@ from kvtier.appliance.sight.dashboard import dashboard_json
 from kvtier.appliance.sight.exposition import reference_markdown as metrics_markdown
 from kvtier.v1.diagnosis import reason_table_markdown
 
+from .sync_source import sync_modules
+
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
 # protoc stamps its own version into what it writes, and an older runtime refuses to import that. But clients
@@ -155,6 +157,7 @@ def security_matrix() -> Iterator[tuple[Path, bytes]]:
 
 GENERATORS: list[Callable[[], Iterator[tuple[Path, bytes]]]] = [
     wire_stubs,
+    sync_modules,
     state_diagram,
     api_reference,
     policy_reference,

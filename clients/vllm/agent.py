@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..aio import AsyncClient
-from ..aio_handles import AsyncLease, AsyncSession
+from ..aio import AsyncClient, AsyncLease, AsyncSession
 from ..breaker import Breaker
 from ..errors import DeadlineExceeded, KvtierError
 from ..namespace import Namespace, NamespaceIdentity

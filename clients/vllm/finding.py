@@ -12,8 +12,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..aio import AsyncClient
-from ..aio_handles import AsyncLease
+from ..aio import AsyncClient, AsyncLease
 from ..namespace import Namespace
 from ..words import Tier, Urgency
 from .groups import Group, alignment_of

@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from ..direct import Exported, Exporter
-from ..direct_handles import Pages
 from ..errors import NOT_RUNNING, SOCKET_DENIED, InvalidRequest, KvtierError, PreconditionFailed
 from ..namespace import Namespace, NamespaceIdentity
 from ..page_layouts import describe
-from ..sync import Client
+from ..sync import Client, Pages
 from ..words import PutReport, Urgency
 from .identity import salted
 from .pages import PagedGroup

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvtier.clients import AsyncClient, Client, Limits, Namespace
-from kvtier.clients.aio import THREAD_BYTES
+from kvtier.clients.aio.driver import THREAD_BYTES
 from kvtier.clients.base import Operations
 from kvtier.clients.effects import Operation, Work
 from kvtier.clients.testing import FakeAppliance

@@ -26,10 +26,14 @@ PAGE_OF = {name: page for page in PAGES for name in described(page.read_text())}
 NEEDS_TORCH = "transformers"
 
 
+#: Packages of the client itself; what is public of them is in `kvtier.clients.__all__`.
+ROOMS = {f"kvtier.clients.{name}" for name in ("aio", "sync")}
+
+
 def _runtimes() -> list[str]:
     """Return the packages for one runtime each."""
     clients = pkgutil.iter_modules(kvtier.clients.__path__, "kvtier.clients.")
-    return [module.name for module in clients if module.ispkg]
+    return [module.name for module in clients if module.ispkg and module.name not in ROOMS]
 
 
 def _objects() -> Iterator[tuple[str, Any]]:

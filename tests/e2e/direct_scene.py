@@ -18,8 +18,8 @@ import numpy as np
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import EvictRequested
 from kvtier.clients import Client, Geometry, NamespaceIdentity
-from kvtier.clients.direct_handles import Pages
 from kvtier.clients.options import Timeout
+from kvtier.clients.sync import Pages
 from kvtier.tiers.block import Tier
 from kvtier.tiers.gpu.device import DeviceMemory, Pieces, Stream
 from tests.fakes.gpu.device import FakeDevice

@@ -17,8 +17,7 @@ from random import Random
 
 import numpy as np
 
-from kvtier.clients import Client, Geometry, NamespaceIdentity, Tier, Urgency
-from kvtier.clients.handles import Session
+from kvtier.clients import Client, Geometry, NamespaceIdentity, Session, Tier, Urgency
 from kvtier.clients.options import Timeout
 
 GEOMETRY = Geometry(

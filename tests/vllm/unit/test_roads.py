@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvtier.clients import Client
-from kvtier.clients.direct_handles import Pages
 from kvtier.clients.errors import InvalidRequest
 from kvtier.clients.options import Timeout
+from kvtier.clients.sync import Pages
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.pages import LayerView, PagedGroup

@@ -1,11 +1,12 @@
-"""Pages and Delivery: what `Client.register_pages` returns and one holds on to. Twins in direct_aio.py.
+# Generated from clients/aio/pages.py by `make docs`. Change that file, not this one.
+"""Pages and Delivery: what `Client.register_pages` returns and the caller ends.
 
     pages = client.register_pages(namespace, "vllm", kv_caches, CudaExporter(device))
     report = pages.get(namespace, hashes, page_ids)      # returns when the bytes are in the pages
-    pages.put(namespace, hashes, page_ids, after=event)  # after: recorded behind the kernel that wrote them
+    pages.put(namespace, hashes, page_ids, after=event)  # after: recorded behind the writing kernel
 
-A failure is a miss: get raises KvtierError like every call, and a Guard makes that None. What must not happen
-is that a page is used while somebody writes it, so every way out of a call waits for the daemon's word.
+A failure is a miss: get raises KvtierError like every call, and a Guard makes that None. A page must not be
+used while the daemon writes it, so every way out of a call waits for the daemon's answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .direct import DeliveryState, Exporter, LayerGroup, PagesReport, PagesState
-from .namespace import Namespace
-from .page_layouts import describe
-from .words import PutReport, Retention, Urgency
+from ..direct import DeliveryState, LayerGroup, PagesReport, PagesState
+from ..effects import Operation
+from ..namespace import Namespace
+from ..words import PutReport, Retention, Urgency
 
 if TYPE_CHECKING:
-    from .sync import Client
+    from .client import Client
 
 
 class Delivery:
@@ -54,7 +55,8 @@ class Delivery:
 
 
 class Pages:
-    """Paged KV tensors that the daemon fills and reads itself. Ends with its `with`, or with the client."""
+    """Paged KV tensors that the daemon fills and reads itself. Ends with its `with`, or with the
+    client."""
 
     def __init__(self, client: "Client", state: PagesState) -> None:
         self._client = client
@@ -86,13 +88,13 @@ class Pages:
 
         state = DeliveryState(self._state, first_block)
 
-        def whole() -> Any:
+        def whole() -> Operation[PagesReport]:
             yield from state.open(
                 namespace, hashes, page_ids, session, urgency, deadline_s, load_anyway, after, False
             )
             return (yield from state.finish())
 
-        return self._client.run(whole)  # type: ignore[no-any-return]
+        return self._client.run(whole)
 
     def begin_get(
         self,
@@ -172,27 +174,3 @@ class Pages:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.unregister()
-
-
-def pages_state(
-    operations: Any,
-    namespace: Namespace,
-    preset: str,
-    tensors: Sequence[Any],
-    exporter: Exporter,
-    page_tokens: int | None,
-    num_events: int,
-    num_event_sets: int,
-) -> PagesState:
-    """Describe the tensors, make the events; nothing is sent. Raises InvalidRequest, PreconditionFailed."""
-    description = describe(preset, tensors, namespace.geometry, page_tokens)
-    made = [exporter.new_event() for _ in range(num_events)]
-    return PagesState(
-        operations,
-        namespace,
-        description,
-        exporter,
-        num_event_sets,
-        tuple(event for event, _ in made),
-        tuple(handle for _, handle in made),
-    )

@@ -1,4 +1,5 @@
-"""What calls of Client return and one holds on to: Lease, Pin, Session."""
+# Generated from clients/aio/handles.py by `make docs`. Change that file, not this one.
+"""What calls of Client return and the caller ends: Lease, Pin, Session."""
 
 import warnings
 from collections.abc import Iterator
@@ -6,13 +7,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .errors import PreconditionFailed
-from .fragments import Fragment
-from .leases import LeaseState
-from .words import Tier, Urgency
+from ..errors import PreconditionFailed
+from ..fragments import Fragment
+from ..leases import LeaseState
+from ..words import Tier, Urgency
 
 if TYPE_CHECKING:
-    from .sync import Client
+    from .client import Client
 
 
 class Lease:
@@ -45,6 +46,11 @@ class Lease:
     def reason(self) -> str:
         """Why not all that is stored is loaded; empty when it is."""
         return self._state.reason
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of it is on its way up any more."""
+        return self._state.finished
 
     def __iter__(self) -> Iterator[Fragment]:
         while fragments := self._client.run(self._state.next_fragments, repeat=False):
@@ -93,7 +99,7 @@ class Lease:
 
 
 class Pin:
-    """A promise of the daemon to keep blocks, whoever lives or dies. Ends with its `with` or its TTL."""
+    """A promise of the daemon to keep blocks. Ends with its `with` or its TTL, not with the client."""
 
     def __init__(self, client: "Client", pin_id: int, num_blocks: int) -> None:
         self._client = client

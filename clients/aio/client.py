@@ -1,40 +1,26 @@
-"""AsyncClient: the asyncio shell, twin of sync.py. What to say is in base.py.
+"""AsyncClient: every call, with its signature and documentation. driver.py performs them."""
 
-Any number of tasks may share one client; their calls overlap on one connection. A cancelled get leaves its
-target undefined and copies nothing afterwards; a cancelled put copies nothing more from the caller's memory.
-Copies above a megabyte run in a thread, so that the loop goes on.
-"""
-
-import asyncio
-import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from ..v1.addresses import default_target
-from . import gets, leases, puts
-from .aio_handles import AsyncLease, AsyncPin, AsyncSession
-from .aio_link import AsyncLink, open_link
-from .base import Operations, Settings
-from .direct import Exporter
-from .direct_aio import AsyncPages
-from .direct_handles import pages_state
-from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
-from .errors import CONNECTION_LOST, KvtierError, Unavailable
-from .forks import tell_of_forks
-from .keys import only_hash
-from .namespace import Namespace, NamespaceIdentity
-from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
-from .staging import StagingBuffer
-from .words import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo, Tier, Urgency
-
-T = TypeVar("T")
-THREAD_BYTES = 1 << 20  # less is copied faster than a thread is woken
+from ...v1.addresses import default_target
+from .. import gets, leases, puts
+from ..base import Settings
+from ..direct import Exporter, pages_state
+from ..keys import only_hash
+from ..namespace import Namespace, NamespaceIdentity
+from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
+from ..staging import StagingBuffer
+from ..words import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo, Tier, Urgency
+from .driver import THREAD_BYTES, AsyncDriver
+from .handles import AsyncLease, AsyncPin, AsyncSession
+from .pages import AsyncPages
 
 
-class AsyncClient:
+class AsyncClient(AsyncDriver):
     """A connection to one kvtier daemon. Connects on first use, reconnects by itself, closes by `async with`.
 
     `target` is `unix:///path` (shared memory, the fast way) or `host:port` (gRPC). `shared_memory` forces
@@ -53,36 +39,13 @@ class AsyncClient:
         shared_memory: bool | None = None,
     ) -> None:
         target = target or default_target(os.environ)
-        settings = Settings(target, name, domain, timeout, retry, limits, shared_memory)
-        self._set_up(settings, partial(open_link, settings))
+        self._set_up(Settings(target, name, domain, timeout, retry, limits, shared_memory))
 
     @classmethod
     def from_env(cls) -> "AsyncClient":
         """Make a client from KVTIER_TARGET, KVTIER_NAME and KVTIER_DOMAIN."""
         settings = Settings.from_env()
         return cls(settings.target, name=settings.name, domain=settings.domain)
-
-    @classmethod
-    def over(cls, open_link: Callable[[], Awaitable[AsyncLink]], settings: Settings) -> "AsyncClient":
-        """Make a client over another kind of link, e.g. FakeAppliance's."""
-        client = cls.__new__(cls)
-        client._set_up(settings, open_link)
-        return client
-
-    def _set_up(self, settings: Settings, open_link: Callable[[], Awaitable[AsyncLink]]) -> None:
-        self.operations = Operations(settings)
-        self._open_link = open_link
-        self._link: AsyncLink | None = None
-        self._connecting = asyncio.Lock()
-        tell_of_forks(self)
-
-    def begin_anew(self) -> None:
-        """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
-        link, self._link = self._link, None
-        self._connecting = asyncio.Lock()
-        self.operations = Operations(self.operations.settings)
-        if link is not None:
-            link.disown()
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -100,7 +63,7 @@ class AsyncClient:
         return await self.run(partial(self.operations.register, identity, prefill))
 
     async def lookup(self, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> Lookup:
-        """Tell how much of a chain is stored. No side effect, no promise."""
+        """Return how much of a chain is stored. No side effect, no promise."""
         return await self.run(partial(self.operations.lookup, namespace, hashes))
 
     async def put(
@@ -156,9 +119,7 @@ class AsyncClient:
         """
         link = self._link
         if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
-            report = None
-            if isinstance(namespace, Namespace) and namespace.block_bytes < THREAD_BYTES:
-                report = gets.get_one(link.attachment, namespace, name, into, session)
+            report = gets.get_one(link.attachment, namespace, name, into, session, THREAD_BYTES)
             if report is not None:
                 if link.attachment.touches.are_due(self.operations.settings.limits):
                     await self.flush()
@@ -286,11 +247,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Give everything back. Idempotent; a later call connects anew."""
-        with contextlib.suppress(KvtierError):
-            await self._drive(self.operations.leave())
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        await self._disconnect()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -299,80 +256,3 @@ class AsyncClient:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    # --------------------------------------------------------------------------------- internals
-
-    async def run(self, make: Callable[[], Operation[T]], *, repeat: bool = True) -> T:
-        """Perform an operation; once more on a new connection when the old one turned out dead."""
-        attempt = 0
-        while True:
-            attempt += 1
-            used: list[AsyncLink] = []
-            try:
-                return await self._drive(make(), used)
-            except KvtierError as problem:
-                if not repeat or not self.operations.should_repeat(problem, attempt):
-                    raise
-                await self._leave(used)
-
-    async def _leave(self, used: list[AsyncLink]) -> None:
-        """Close the connection of an operation that failed; not one that another task has made since."""
-        for link in used:
-            if link is self._link:
-                self._link = None
-            await link.close()
-
-    async def _drive(self, operation: Operation[T], used: list[AsyncLink] | None = None) -> T:
-        link: AsyncLink | None = None  # the one this operation started on; never changed under it
-        try:
-            effect = next(operation)
-            while True:
-                try:
-                    if type(effect) is Attach:
-                        link = await self._attached(effect.connect)
-                        if used is not None:
-                            used[:] = [link] if link else []
-                        result: Any = link.attachment if link else None
-                    else:
-                        result = await _perform(effect, link)
-                except BaseException as problem:
-                    effect = operation.throw(problem)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
-    async def _attached(self, connect: bool) -> AsyncLink | None:
-        if connect and (self._link is None or self._link.closed):
-            async with self._connecting:
-                if self._link is None or self._link.closed:
-                    self._link = await self._open_link()
-        return self._link if self._link and not self._link.closed else None
-
-
-async def _perform(effect: Effect, link: AsyncLink | None) -> Any:
-    if type(effect) is Work:
-        return await _work(effect)
-    if link is None or link.closed:
-        raise Unavailable("the connection was lost during the call", reason=CONNECTION_LOST)
-    if type(effect) is Send:
-        return link.send(effect.call, effect.request, effect.timeout_s)
-    if type(effect) is Receive:
-        return await link.receive(effect.ticket)
-    if type(effect) is Post:
-        return link.post(effect.call, effect.request, effect.is_hint)
-    assert type(effect) is Forget
-    return link.forget(effect.ticket)
-
-
-async def _work(effect: Work) -> Any:
-    """Run it; in a thread when it moves much. Even when cancelled, return only after it has ended:
-    nothing may be copied after the caller was told that the call is over."""
-    if effect.num_bytes < THREAD_BYTES:
-        return effect.function()
-    running = asyncio.get_running_loop().run_in_executor(None, effect.function)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise

@@ -1,16 +1,25 @@
-"""AsyncPages and AsyncDelivery: twins of direct_handles.py for AsyncClient."""
+"""AsyncPages and AsyncDelivery: what `AsyncClient.register_pages` returns and the caller ends.
+
+    pages = await client.register_pages(namespace, "vllm", kv_caches, CudaExporter(device))
+    report = await pages.get(namespace, hashes, page_ids)      # returns when the bytes are in the pages
+    await pages.put(namespace, hashes, page_ids, after=event)  # after: recorded behind the writing kernel
+
+A failure is a miss: get raises KvtierError like every call, and a Guard makes that None. A page must not be
+used while the daemon writes it, so every way out of a call waits for the daemon's answer.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .direct import DeliveryState, LayerGroup, PagesReport, PagesState
-from .namespace import Namespace
-from .words import PutReport, Retention, Urgency
+from ..direct import DeliveryState, LayerGroup, PagesReport, PagesState
+from ..effects import Operation
+from ..namespace import Namespace
+from ..words import PutReport, Retention, Urgency
 
 if TYPE_CHECKING:
-    from .aio import AsyncClient
+    from .client import AsyncClient
 
 
 class AsyncDelivery:
@@ -78,7 +87,7 @@ class AsyncPages:
 
         state = DeliveryState(self._state, first_block)
 
-        def whole() -> Any:
+        def whole() -> Operation[PagesReport]:
             yield from state.open(
                 namespace, hashes, page_ids, session, urgency, deadline_s, load_anyway, after, False
             )
@@ -149,7 +158,8 @@ class AsyncPages:
         return await self._client.run(make)
 
     async def settle(self) -> None:
-        """See Pages.settle."""
+        """Return when no call that was never answered touches the pages any more. Raises KvtierError while
+        nobody can say that. Costs nothing as long as the connection stands."""
         await self._client.run(partial(self._state.register, self._state.namespace))
 
     async def unregister(self) -> None:

@@ -1,39 +1,27 @@
-"""Client: the blocking shell. It has the socket, the lock and the retry; what to say is in base.py.
+# Generated from clients/aio/client.py by `make docs`. Change that file, not this one.
+"""Client: every call, with its signature and documentation. driver.py performs them."""
 
-Thread safety: one Client may be shared by threads. Calls are serialised by a lock (one connection, one
-staging extent), except a get of one block that shared memory answers alone. Threads that want to overlap
-calls each make a Client of their own; it costs a socket and a staging extent.
-"""
-
-import contextlib
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from ..v1.addresses import default_target
-from . import gets, leases, puts
-from .base import Operations, Settings
-from .connect import open_link
-from .direct import Exporter
-from .direct_handles import Pages, pages_state
-from .effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
-from .errors import CONNECTION_LOST, KvtierError, Unavailable
-from .forks import tell_of_forks
+from ...v1.addresses import default_target
+from .. import gets, leases, puts
+from ..base import Settings
+from ..direct import Exporter, pages_state
+from ..keys import only_hash
+from ..namespace import Namespace, NamespaceIdentity
+from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
+from ..staging import StagingBuffer
+from ..words import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo, Tier, Urgency
+from .driver import THREAD_BYTES, Driver
 from .handles import Lease, Pin, Session
-from .keys import only_hash
-from .link import Link
-from .namespace import Namespace, NamespaceIdentity
-from .options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
-from .staging import StagingBuffer
-from .words import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo, Tier, Urgency
-
-T = TypeVar("T")
+from .pages import Pages
 
 
-class Client:
+class Client(Driver):
     """A connection to one kvtier daemon. Connects on first use, reconnects by itself, closes by `with`.
 
     `target` is `unix:///path` (shared memory, the fast way) or `host:port` (gRPC). `shared_memory` forces
@@ -52,36 +40,13 @@ class Client:
         shared_memory: bool | None = None,
     ) -> None:
         target = target or default_target(os.environ)
-        settings = Settings(target, name, domain, timeout, retry, limits, shared_memory)
-        self._set_up(settings, partial(open_link, settings))
+        self._set_up(Settings(target, name, domain, timeout, retry, limits, shared_memory))
 
     @classmethod
     def from_env(cls) -> "Client":
         """Make a client from KVTIER_TARGET, KVTIER_NAME and KVTIER_DOMAIN."""
         settings = Settings.from_env()
         return cls(settings.target, name=settings.name, domain=settings.domain)
-
-    @classmethod
-    def over(cls, open_link: Callable[[], Link], settings: Settings) -> "Client":
-        """Make a client over another kind of link, e.g. FakeAppliance's."""
-        client = cls.__new__(cls)
-        client._set_up(settings, open_link)
-        return client
-
-    def _set_up(self, settings: Settings, open_link: Callable[[], Link]) -> None:
-        self.operations = Operations(settings)
-        self._open_link = open_link
-        self._link: Link | None = None
-        self._lock = threading.RLock()
-        tell_of_forks(self)
-
-    def begin_anew(self) -> None:
-        """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
-        link, self._link = self._link, None
-        self._lock = threading.RLock()
-        self.operations = Operations(self.operations.settings)
-        if link is not None:
-            link.disown()
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -99,7 +64,7 @@ class Client:
         return self.run(partial(self.operations.register, identity, prefill))
 
     def lookup(self, namespace: Namespace, hashes: Sequence[bytes] | bytes) -> Lookup:
-        """Tell how much of a chain is stored. No side effect, no promise."""
+        """Return how much of a chain is stored. No side effect, no promise."""
         return self.run(partial(self.operations.lookup, namespace, hashes))
 
     def put(
@@ -155,7 +120,7 @@ class Client:
         """
         link = self._link
         if link is not None and into is not None and not first_block and (name := only_hash(hashes)):
-            report = gets.get_one(link.attachment, namespace, name, into, session)
+            report = gets.get_one(link.attachment, namespace, name, into, session, THREAD_BYTES)
             if report is not None:
                 if link.attachment.touches.are_due(self.operations.settings.limits):
                     self.flush()
@@ -283,12 +248,7 @@ class Client:
 
     def close(self) -> None:
         """Give everything back. Idempotent; a later call connects anew."""
-        with self._lock:
-            with contextlib.suppress(KvtierError):
-                self._drive(self.operations.leave())
-            link, self._link = self._link, None
-            if link is not None:
-                link.close()
+        self._disconnect()
 
     def __enter__(self) -> "Client":
         return self
@@ -297,58 +257,3 @@ class Client:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # --------------------------------------------------------------------------------- internals
-
-    def run(self, make: Callable[[], Operation[T]], *, repeat: bool = True) -> T:
-        """Perform an operation; once more on a new connection when the old one turned out dead."""
-        attempt = 0
-        while True:
-            attempt += 1
-            with self._lock:
-                try:
-                    return self._drive(make())
-                except KvtierError as problem:
-                    if not repeat or not self.operations.should_repeat(problem, attempt):
-                        raise
-                    self.close()  # before another thread has connected anew
-
-    def _drive(self, operation: Operation[T]) -> T:
-        link: Link | None = None  # the one this operation started on; never changed under it
-        try:
-            effect = next(operation)
-            while True:
-                try:
-                    if type(effect) is Attach:
-                        link = self._attached(effect.connect)
-                        result: Any = link.attachment if link else None
-                    else:
-                        result = _perform(effect, link)
-                except BaseException as problem:
-                    effect = operation.throw(problem)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
-    def _attached(self, connect: bool) -> Link | None:
-        if self._link is not None and self._link.closed:
-            self._link = None
-        if self._link is None and connect:
-            self._link = self._open_link()
-        return self._link
-
-
-def _perform(effect: Effect, link: Link | None) -> Any:
-    if type(effect) is Work:
-        return effect.function()
-    if link is None or link.closed:
-        raise Unavailable("the connection was lost during the call", reason=CONNECTION_LOST)
-    if type(effect) is Send:
-        return link.send(effect.call, effect.request, effect.timeout_s)
-    if type(effect) is Receive:
-        return link.receive(effect.ticket)
-    if type(effect) is Post:
-        return link.post(effect.call, effect.request, effect.is_hint)
-    assert type(effect) is Forget
-    return link.forget(effect.ticket)

@@ -1,4 +1,4 @@
-"""What calls of AsyncClient return and one holds on to. Twins of handles.py."""
+"""What calls of AsyncClient return and the caller ends: AsyncLease, AsyncPin, AsyncSession."""
 
 import warnings
 from collections.abc import AsyncIterator
@@ -6,13 +6,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .errors import PreconditionFailed
-from .fragments import Fragment
-from .leases import LeaseState
-from .words import Tier, Urgency
+from ..errors import PreconditionFailed
+from ..fragments import Fragment
+from ..leases import LeaseState
+from ..words import Tier, Urgency
 
 if TYPE_CHECKING:
-    from .aio import AsyncClient
+    from .client import AsyncClient
 
 
 class AsyncLease:
@@ -99,7 +99,7 @@ class AsyncLease:
 
 
 class AsyncPin:
-    """A promise of the daemon to keep blocks, whoever lives or dies. Ends with `async with` or its TTL."""
+    """A promise of the daemon to keep blocks. Ends with its `async with` or its TTL, not with the client."""
 
     def __init__(self, client: "AsyncClient", pin_id: int, num_blocks: int) -> None:
         self._client = client

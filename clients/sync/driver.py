@@ -1,0 +1,111 @@
+"""Driver: performs the operations of Client on the calling thread.
+
+Thread safety: one Client may be shared by threads. Calls are serialised by a lock (one connection, one
+staging extent), except a get of one block that shared memory answers alone. Threads that want to overlap
+calls each make a Client of their own; it costs a socket and a staging extent.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from ..base import Operations, Settings
+from ..connect import open_link
+from ..effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
+from ..errors import CONNECTION_LOST, KvtierError, Unavailable
+from ..forks import tell_of_forks
+from ..link import Link
+
+T = TypeVar("T")
+THREAD_BYTES = sys.maxsize  # every copy runs on the calling thread
+
+
+class Driver:
+    """One connection, opened when it is needed, its lock, and the retry of calls on a new one."""
+
+    @classmethod
+    def over(cls, open_link: Callable[[], Link], settings: Settings) -> Self:
+        """Make a client over another kind of link, e.g. FakeAppliance's."""
+        client = cls.__new__(cls)
+        client._set_up(settings, open_link)
+        return client
+
+    def _set_up(self, settings: Settings, open_with: Callable[[], Link] | None = None) -> None:
+        self.operations = Operations(settings)
+        self._open_link = open_with or partial(open_link, settings)
+        self._link: Link | None = None
+        self._lock = threading.RLock()
+        tell_of_forks(self)
+
+    def begin_anew(self) -> None:
+        """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
+        link, self._link = self._link, None
+        self._lock = threading.RLock()
+        self.operations = Operations(self.operations.settings)
+        if link is not None:
+            link.disown()
+
+    def run(self, make: Callable[[], Operation[T]], *, repeat: bool = True) -> T:
+        """Perform an operation; once more on a new connection when the old one turned out dead."""
+        attempt = 0
+        while True:
+            attempt += 1
+            with self._lock:
+                try:
+                    return self._drive(make())
+                except KvtierError as problem:
+                    if not repeat or not self.operations.should_repeat(problem, attempt):
+                        raise
+                    self._disconnect()  # before another thread has connected anew
+
+    def _disconnect(self) -> None:
+        """Report what was read one-sidedly, then close the connection, if there is one."""
+        with self._lock:
+            with contextlib.suppress(KvtierError):
+                self._drive(self.operations.leave())
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()
+
+    def _drive(self, operation: Operation[T]) -> T:
+        link: Link | None = None  # the one this operation started on; never changed under it
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    if type(effect) is Attach:
+                        link = self._attached(effect.connect)
+                        result: Any = link.attachment if link else None
+                    else:
+                        result = _perform(effect, link)
+                except BaseException as problem:
+                    effect = operation.throw(problem)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def _attached(self, connect: bool) -> Link | None:
+        if self._link is not None and self._link.closed:
+            self._link = None
+        if self._link is None and connect:
+            self._link = self._open_link()
+        return self._link
+
+
+def _perform(effect: Effect, link: Link | None) -> Any:
+    if type(effect) is Work:
+        return effect.function()
+    if link is None or link.closed:
+        raise Unavailable("the connection was lost during the call", reason=CONNECTION_LOST)
+    if type(effect) is Send:
+        return link.send(effect.call, effect.request, effect.timeout_s)
+    if type(effect) is Receive:
+        return link.receive(effect.ticket)
+    if type(effect) is Post:
+        return link.post(effect.call, effect.request, effect.is_hint)
+    assert type(effect) is Forget
+    return link.forget(effect.ticket)
