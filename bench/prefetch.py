@@ -10,8 +10,6 @@ Every request waits --queue seconds for its turn before its prefill begins. Comp
                 a lognormal factor of --error
     turns       the same hints, and what the prefetcher learns of those who say nothing
     turns, no hints
-    early       arrival, and what leaves dram leaves in two steps, the first quarter of its layers last
-                (where blocks move in several --groups; prefill then begins with the layers that are there)
     oracle      has read the trace (oracle.py): what knowing would be worth under the same bounds
 
 "there" is the share of tokens on NVMe only (but for prefetching) that were in dram when prefill began. "wait"
@@ -52,7 +50,6 @@ class Case:
     has_arrivals: bool = True
     has_hints: bool = False
     eviction: str = ""  # empty: what --eviction says
-    early_layers: float = 0.0
     is_oracle: bool = False
 
     def policy(self, eviction: str) -> str:
@@ -68,7 +65,6 @@ CASES = [
     Case("announced", "announced", has_hints=True),
     Case("turns", "turns", has_hints=True),
     Case("turns, no hints", "turns"),
-    Case("early layers", early_layers=0.25),
     Case("oracle", is_oracle=True),
 ]
 
@@ -212,9 +208,7 @@ def run(case: Case, arguments: argparse.Namespace) -> tuple[str, dict[str, float
     trace = sample_of(read_trace(arguments.trace), arguments.requests, arguments.every)
     trace = replace(trace, sessions=runs_of(trace))
     shape = Shape(layers_per_group=32 // arguments.groups)
-    options = PlannerOptions(
-        max_story_lines=1, max_pinned_fraction=1.0, early_layers=case.early_layers, write="spill"
-    )
+    options = PlannerOptions(max_story_lines=1, max_pinned_fraction=1.0, write="spill")
     capacity = {
         Tier.DRAM: capacity_of(arguments.dram, trace, shape),
         Tier.NVME: 2 * capacity_of("100%", trace, shape),
@@ -261,7 +255,6 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else None
     cases = [case for case in CASES if wanted is None or case.name.split()[0].strip(",") in wanted]
-    cases = [case for case in cases if arguments.groups > 1 or not case.early_layers]
     command = shlex.join(["python", "-m", "bench.prefetch", *sys.argv[1:]])
     print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": command}.items()))
     print(

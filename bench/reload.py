@@ -4,7 +4,7 @@
 
 A real daemon with hbm (host memory), dram and nvme; writers and readers over the local channel and one over
 gRPC, every block bearing its own number. Each reload draws sizes of all tiers, eviction, admission, prefetch,
-watermarks, leases, limits and early layers from a seed, and comes in by the admin call, by SIGHUP, or by the
+watermarks, leases and limits from a seed, and comes in by the admin call, by SIGHUP, or by the
 file alone, which is exchanged the way Kubernetes does it: a symbolic link two folders up. A tenth of the
 policies is wrong and must be refused.
 
@@ -98,7 +98,6 @@ def draw(rng: random.Random, folder: Path, target: str) -> dict[str, Any]:
         "prefetch": {"memory": f"{rng.choice((5, 25))}%", "bandwidth": f"{rng.choice((10, 50))}%"},
         "leases": {"ttl": f"{rng.choice((10, 30))}s", "grace": f"{rng.choice((500, 2000))}ms"},
         "limits": {"max_sessions": rng.choice((64, 65_536)), "max_waiting_puts": rng.choice((64, 256))},
-        "early_layers": {"layers": f"{rng.choice((0, 50))}%"},
     }
 
 

@@ -28,7 +28,6 @@ LIVE = (
     "watermarks",
     "prefetch",
     "compression",
-    "early_layers",
     "leases",
     "limits.max_clients",
     "limits.max_blocks_per_request",

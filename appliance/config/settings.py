@@ -142,15 +142,6 @@ class Prefetching(Section):
     """How long a block that came up for an arrival, or because a client asked, is expected to be used."""
 
 
-class EarlyLayers(Section):
-    """Of blocks that leave dram, the first layers may stay a while longer: prefill begins with them."""
-
-    layers: Fraction = 0.0
-    """Share of a block's layers that stays, rounded up to layer groups; 0% for none."""
-    memory: Fraction = 0.3
-    """Share of dram that such remainders may take."""
-
-
 class Settings(Section):
     """Everything an administrator may choose."""
 
@@ -170,8 +161,6 @@ class Settings(Section):
     """In which form fragments enter the cold store."""
     encryption: EncryptionSettings = EncryptionSettings()
     """Whether what lies on the device can be read without a key."""
-    early_layers: EarlyLayers = EarlyLayers()
-    """Which layers of a cold block stay in dram for longer."""
     leases: Leases = Leases()
     """How long leases, pins and reservations last."""
     limits: Limits = Limits()
@@ -261,8 +250,6 @@ class Settings(Section):
             max_prefetched_fraction=self.prefetch.memory,
             max_prefetch_bytes=self.prefetch.in_flight_bytes,
             prefetch_window_s=self.prefetch.window_s,
-            early_layers=self.early_layers.layers,
-            max_early_fraction=self.early_layers.memory,
             max_story_lines=limits.max_story_lines,
             quotas=quotas_of(self.tenants),
             write="idle" if nvme is None else nvme.write,

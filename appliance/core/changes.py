@@ -73,7 +73,6 @@ class Changes:
             planner.sessions,
             planner.reclaim,
             planner.pressure,
-            planner.pressure.early,
             planner.pressure.cold_quota,
             planner.prefetching,
         ):
@@ -83,7 +82,6 @@ class Changes:
         planner.story.keep_at_most(change.options.max_story_lines)
         for tier, num_units in change.num_units.items():
             planner.resizing.resize(tier, num_units)
-        planner.pressure.early.capacity_bytes = planner.rooms[Tier.DRAM].statistics().capacity_bytes
         if change.policies != planner.choice:
             self._adopt(change.policies)
         planner.story.count("policies_changed")

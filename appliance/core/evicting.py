@@ -260,7 +260,7 @@ class Evicting:
         job.freed_bytes += residency.evict(row, job.tier, ADMINISTRATOR)
         job.num_blocks += 1
         job.num_readable += self._is_readable(handle)
-        for tier in MEMORY_TIERS:  # early layers without the rest
+        for tier in MEMORY_TIERS:  # a part that nobody can read
             row = catalog.row_of(handle)
             if row != NO_ROW and catalog.tier_of(row) is None and residency.may_leave(row, tier):
                 residency.evict(row, tier, INCOMPLETE)

@@ -73,8 +73,6 @@ class PlannerOptions:
 
     #: Share of a block's layers that stay in dram for longer than the rest (0: none), and the share of dram
     #: that such remainders may take.
-    early_layers: float = 0.0
-    max_early_fraction: float = 0.3
 
     #: By tenant: the first part of an isolation domain's name.
     quotas: Mapping[str, Quota] = field(default_factory=dict)

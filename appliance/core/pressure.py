@@ -21,7 +21,6 @@ from .ahead import Ahead
 from .catalog import NO_ROW, TIERS
 from .cold_quota import BEYOND_QUOTA, ColdQuota
 from .copies import Copies, Move
-from .early import EarlyLayers
 from .encodings import AS_IT_IS
 from .exits import Exits
 from .options import PlannerOptions
@@ -68,7 +67,6 @@ class Pressure:
         self._exits = Exits(residency)
         self.victims = Victims(residency)
         self.cold_quota = ColdQuota(residency, options)
-        self.early = EarlyLayers(residency, options)
         self.ahead = Ahead(residency, self)
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
@@ -252,9 +250,6 @@ class Pressure:
         residency = self._residency
         policy = residency.evictions[tier]
         lower = self._lower(tier)
-        trims = self.options.early_layers > 0 and tier is Tier.DRAM and lower is Tier.NVME
-        if tier is Tier.DRAM and self.early.is_full and self._evict_oldest(domain):
-            return Step.EVICTED, 1
         if self._waits_for_spills(tier, lower, domain):
             return Step.NOTHING, 0
         while (victim := self.victims.choose(tier, domain)) is not None:
@@ -265,8 +260,6 @@ class Pressure:
             if is_admitted is not None and lower is None and not is_admitted(victim):
                 policy.offer((row,), residency.now)
                 return Step.DECLINED, 0
-            if trims and (num_trimmed := self._trim(victim, max_blocks)):
-                return Step.EVICTED, num_trimmed
             reason = self._reason_to_evict(row, tier, lower)
             if reason and residency.may_leave(row, tier):
                 return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
@@ -289,8 +282,7 @@ class Pressure:
                 self._next_to_spill[tier, domain] = residency.catalog.handle(row)
             policy.offer((row,), residency.now)
             return Step.NOTHING, 0
-        is_relieved = tier is Tier.DRAM and self._evict_oldest(domain)
-        return (Step.EVICTED, 1) if is_relieved else (Step.NOTHING, 0)
+        return Step.NOTHING, 0
 
     def _waits_for_spills(self, tier: Tier, lower: Tier | None, domain: int | None) -> bool:
         """Whether whoever was to leave last time still has to be spilled first, and as much is being spilled
@@ -310,26 +302,6 @@ class Pressure:
         if not is_waiting:
             del self._next_to_spill[tier, domain]
         return is_waiting
-
-    def _trim(self, victim: Victim, max_blocks: int) -> int:
-        """Let the late layers of a victim go instead of all of it. Returns for how many blocks."""
-        self._exits.flush()
-        policy, now = self._residency.evictions[Tier.DRAM], self._residency.now
-        num_trimmed = self.early.trim(
-            victim.row, victim.price, max_blocks, lambda row: policy.price(row, now)
-        )
-        if num_trimmed and victim.row not in self.early:  # others were: this one stays a candidate
-            policy.offer((victim.row,), now)
-        return num_trimmed
-
-    def _evict_oldest(self, domain: int | None) -> bool:
-        """The block of `domain` whose late layers left first goes altogether; False: there is none."""
-        self._exits.flush()
-        row = self.early.take_oldest(domain)
-        if row == NO_ROW:
-            return False
-        self._residency.evict(row, Tier.DRAM, "trimmed before, oldest")
-        return True
 
     def is_worth_keeping(self, row: int, lower: Tier) -> bool:
         """Whether the slower tier admits a block that would be gone otherwise."""

@@ -205,7 +205,7 @@ class Reclaim:
             is_spare = self._residency.is_spare_half(victim, Tier.NVME)
             self._residency.evict(victim, Tier.NVME, SPARE_HALF if is_spare else "segment reclaimed")
             if catalog.tier_of(victim) is None and self._residency.may_leave(victim, Tier.DRAM):
-                self._residency.evict(victim, Tier.DRAM, "incomplete")  # early layers without the rest
+                self._residency.evict(victim, Tier.DRAM, "incomplete")  # a part that nobody can read
         return True
 
     def _is_here(self, fragment: int) -> bool:

@@ -29,7 +29,6 @@ from .states import NEXT, InvalidTransition, State, Step
 from .story import NO_VERDICT, Story, Verdict
 
 STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
-TRIMMED = "late layers"
 INCOMPLETE = "incomplete"
 EVICTED_FROM = {tier: f"evicted_{tier.label}" for tier in TIERS}
 
@@ -162,17 +161,6 @@ class Residency(Rules):
             return NO_VERDICT
         row = victim.runner_up_row
         return Verdict(victim.price, victim.runner_up, self.catalog.prefix_hash[row] if row >= 0 else b"")
-
-    def trim(self, row: int, tier: Tier, num_groups: int) -> None:
-        """The layer groups of a block from `num_groups` on leave a tier. It must be complete in a slower
-        one."""
-        catalog = self.catalog
-        for fragment in catalog.fragments(row)[num_groups:]:
-            assert catalog.holds[tier][fragment] == 0
-            self._leave(fragment, tier, Step.EVICT)
-            self._vacate(fragment, tier)
-        self._notify(BlockChange.REMOVED, row, tier, TRIMMED)
-        self.story.tell(self.now, catalog.prefix_hash[row], f"trimmed_{tier.label}", TRIMMED)
 
     def condemn(self, fragment: int, tier: Tier, reason: str, verb: str = "condemned") -> None:
         """What is there must not be read any more (it failed verification). Its place is freed when the

@@ -93,7 +93,7 @@ TIERS = (
     _write("nvme_daily_left_bytes", "What idle copies may write now; 0 when it is `unlimited`.",
            "0 for long: idle copies wait, and blocks stay only in memory.", "left_bytes"),
     Metric("kvtier_evicted_blocks_total", "counter", ("tier", "reason"),
-           "Blocks that left a tier, or part of them did (`late layers`), by reason.",
+           "Blocks that left a tier, by reason.",
            "Who leaves and why; `kvtier why block` says it of one.", sources.evicted),
     Metric("kvtier_corrupt_fragments_total", "counter", ("tier",),
            "Fragments that failed verification and were dropped. Nobody has read them.",

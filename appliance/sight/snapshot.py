@@ -20,7 +20,7 @@ SCHEMA = 1
 MAX_DECISIONS = 40
 NAME_BYTES = 4  # of a block's hash: what `kvtier why block` needs at least
 
-LEAVING = {"evicted_hbm": "hbm", "evicted_dram": "dram", "trimmed_dram": "dram"}
+LEAVING = {"evicted_hbm": "hbm", "evicted_dram": "dram"}
 SPILLING = {"spill_hbm": "hbm", "spill_dram": "dram"}
 OTHER = {
     **dict.fromkeys(("prefetch", "prefetch_used", "prefetch_late", "prefetch_wasted"), "dram"),

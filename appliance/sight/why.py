@@ -17,7 +17,7 @@ from ..core.planner import Planner
 from ..core.story import Decision
 from .telemetry import Telemetry
 
-TIERS, VERBS = ("hbm", "dram", "nvme"), ("evicted", "trimmed", "condemned")
+TIERS, VERBS = ("hbm", "dram", "nvme"), ("evicted", "condemned")
 TIER_OF = {f"{verb}_{tier}": tier for verb in VERBS for tier in TIERS}
 EXITS = frozenset(TIER_OF)
 GONE = "gone"

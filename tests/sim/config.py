@@ -176,8 +176,6 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         max_prefetched_fraction=rng.choice((0.1, 0.25, 1.0)),
         prefetch_bandwidth_fraction=rng.choice((1e-4, 0.5)),
         prefetch_window_s=rng.choice((0.0, 0.01, 1.0)),
-        early_layers=rng.choice((0.0, 0.3, 0.6)),
-        max_early_fraction=rng.choice((0.0, 0.3, 1.0)),
     )
     rates = {name: rng.random() ** 2 * top * (rng.random() < 0.4) for name, top in FAULTS.items()}
     media = {name: rng.random() ** 2 * top * (rng.random() < 0.4) for name, top in MEDIA_FAULTS.items()}

@@ -453,8 +453,6 @@ MUTANTS = [
         "a priority outlives its block",
         mutants_prefetch.priority_outlives_its_block,
     ),
-    Mutant("trimmed away", "the only late layers go", mutants_prefetch.trimmed_without_a_copy_below),
-    Mutant("trimmed upside down", "a parent is trimmed first", mutants_prefetch.trimmed_before_its_child),
     Mutant("awaited for ever", "what left dram is awaited there", mutants_prefetch.awaited_for_ever),
     *(Mutant(*planted) for planted in mutants_resizing.PLANTED),
     *(Mutant(*planted) for planted in mutants_budget.PLANTED),

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from kvtier.appliance.core import catalog, copies, early, prefetch
+from kvtier.appliance.core import catalog, copies, prefetch
 from kvtier.tiers.base import Cause, CopyOutcome
-from kvtier.tiers.block import Tier
 
 Patch = tuple[Any, str, Any]
 
@@ -61,39 +60,3 @@ def priority_outlives_its_block() -> list[Patch]:
 def awaited_for_ever() -> list[Patch]:
     """What left dram is still awaited there."""
     return [(prefetch.Prefetching, "left", lambda self, rows: None)]
-
-
-def trimmed_without_a_copy_below() -> list[Patch]:
-    """Late layers go although they are nowhere else."""
-
-    def careless(self: Any, row: int) -> bool:
-        catalog = self._residency.catalog
-        num_groups = catalog.namespace_of(row).num_groups
-        is_free = not (catalog.num_keepers[row] or catalog.num_holds[Tier.DRAM][row])
-        is_leaf = not any(counts[row] for counts in catalog.num_children_placed[: Tier.NVME])
-        is_whole = catalog.num_resident[Tier.DRAM][row] == num_groups
-        return is_free and is_leaf and is_whole and self.num_early(num_groups) < num_groups
-
-    return [(early.EarlyLayers, "_is_trimmable", careless)]
-
-
-def trimmed_before_its_child() -> list[Patch]:
-    """Late layers of a block go before those of its child."""
-    trimmable = early.EarlyLayers._is_trimmable
-
-    def blind(self: Any, row: int) -> bool:
-        catalog = self._residency.catalog
-        counts = [column[row] for column in catalog.num_children_placed]
-        for column in catalog.num_children_placed:
-            column[row] = 0
-        answer = trimmable(self, row)
-        for column, count in zip(catalog.num_children_placed, counts, strict=True):
-            column[row] = count
-        return answer
-
-    def climb(self: Any, row: int, price: float, limit: int, price_of: Any) -> int:
-        parent = self._residency.catalog.parent[row]
-        return original(self, parent if parent >= 0 else row, price, limit, price_of)
-
-    original = early.EarlyLayers._climb
-    return [(early.EarlyLayers, "_is_trimmable", blind), (early.EarlyLayers, "_climb", climb)]

@@ -25,7 +25,7 @@ CONDEMNED = ("incomplete", "wrong_checksum", "wrong_identity", "no_key", "tenant
 #: Why the cold store gives up what it has of a block although something continues it.
 SPARE_HALF = "half of it, and memory has all"
 #: Reasons that say that a slower tier has all of a block.
-CLEAN = ("coldest", "trimmed before, oldest")
+CLEAN = ("coldest",)
 Key: TypeAlias = tuple[bytes, bytes, int]  # namespace digest, prefix hash, layer group
 
 
@@ -131,7 +131,6 @@ class Oracle:
         self.sessions: dict[str, SessionModel] = {}
         #: Priorities that somebody ever gave a block of this name.
         self._hints: defaultdict[tuple[int, bytes], set[int]] = defaultdict(set)
-        self._reclaimed_now: set[tuple[int, bytes]] = set()  # gone from the cold store in this very step
         self._num_removed_now: Counter[tuple[int, bytes]] = Counter()  # tiers it left in this step
         self.is_lossy = False  # a fault destroyed something: blocks may vanish
         #: Blocks that were said to be whole in the cold store, in this life of the daemon.
@@ -168,9 +167,6 @@ class Oracle:
         self._num_removed_now = Counter(
             (one.namespace_id, name) for one in notices for name in one.prefix_hashes
         )
-        self._reclaimed_now = {
-            (one.namespace_id, name) for one in notices if one.tier is Tier.NVME for name in one.prefix_hashes
-        }
         if isinstance(event, PrefetchRequested):
             return
         edge = (Tier.NVME, Tier.DRAM)
@@ -227,10 +223,6 @@ class Oracle:
                 self._check_clean(notice.namespace_id, prefix_hash, notice.reason)
             if row == NO_ROW or notice.reason in CONDEMNED:
                 continue
-            if notice.reason == "late layers":
-                is_reclaimed = (notice.namespace_id, prefix_hash) in self._reclaimed_now
-                self._check_trimmed(row, readable or is_reclaimed)
-                continue
             if notice.reason in ("io_error", "short_transfer"):
                 continue
             if notice.reason == SPARE_HALF:
@@ -274,19 +266,6 @@ class Oracle:
             return [Tier.NVME]
         is_hot = catalog.num_resident[Tier.HBM][row] == catalog.namespace_of(row).num_groups
         return [tier for tier in TIERS[: left + 1] if not (tier < left is Tier.DRAM and is_hot)]
-
-    def _check_trimmed(self, row: int, readable: bool) -> None:
-        """Late layers of a block left dram: all of it can still be read, and no child has more than it."""
-        catalog = self._daemon.planner.catalog
-        if not readable and not self.is_lossy and not self._is_offline():
-            raise Violation("trimmed", f"row {row} lost layers that are nowhere else")
-        for child in catalog.children(row):
-            for own, of_child in zip(catalog.fragments(row), catalog.fragments(child), strict=True):
-                states = catalog.state[Tier.DRAM]
-                if states[of_child] == State.RESIDENT and states[own] == State.ABSENT:
-                    raise Violation(
-                        "parent before child", f"row {row} has fewer layers in dram than its child"
-                    )
 
     def _is_offline(self) -> bool:
         return bool(self._daemon.planner.residency.offline) or self._daemon.was_offline

@@ -32,7 +32,6 @@ def wear(seed: int, config: Config, *, is_short: bool) -> None:
         max_forward_fraction=0.0,
         high_watermark=0.5,
         low_watermark=0.25,
-        early_layers=0.0,
     )
     config.weights["acquire"] *= 3
     if not is_short:

@@ -8,7 +8,6 @@ import { URGENCIES } from "./tiers.js";
 const WORDS = {
   evicted_hbm: "evicted from hbm",
   evicted_dram: "evicted from dram",
-  trimmed_dram: "late layers left dram",
   spill_hbm: "spilled from hbm",
   spill_dram: "spilled from dram",
   prefetch: "prefetched into dram",

@@ -56,9 +56,9 @@ class ResizableRig(Rig):
 def test_options_reach_every_part() -> None:
     rig = ResizableRig(2)
     planner = rig.planner
-    rig.change(lease_ttl_s=1.5, max_waiting_puts=3, max_story_lines=7, early_layers=0.5)
+    rig.change(lease_ttl_s=1.5, max_waiting_puts=3, max_story_lines=7)
     parts = (planner.desk, planner.leases, planner.pins, planner.sessions, planner.reclaim, planner.pressure)
-    parts += (planner.pressure.early, planner.prefetching)  # type: ignore[assignment]
+    parts += (planner.prefetching,)  # type: ignore[assignment]
     assert all(part.options is planner.options for part in parts)
     assert (planner.options.lease_ttl_s, planner.waiting.max_jobs) == (1.5, 3)
     for number in range(20):

@@ -3,12 +3,10 @@
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.reclaim import SPARE_HALF
 from kvtier.tiers.base import Cause
-from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
+from kvtier.tiers.block import Tier, Urgency
 
-from .rig import CLIENT, GEOMETRY, SLOT_BYTES, STORED, Rig, hashes
+from .rig import CLIENT, SLOT_BYTES, STORED, Rig, hashes
 from .test_changes import ResizableRig
-
-GROUPS_IN = {"early_layers": 0.5, "max_early_fraction": 1.0}
 
 
 def in_tier(rig: Rig, name: bytes, tier: Tier) -> int:
@@ -18,11 +16,11 @@ def in_tier(rig: Rig, name: bytes, tier: Tier) -> int:
     return catalog.num_resident[tier][row] if row >= 0 else 0
 
 
-def lose_record(rig: Rig, name: bytes, group: int) -> None:
-    """The cold store says that what it has of a fragment is not what was written."""
+def lose_record(rig: Rig, name: bytes, group: int, tier: Tier = Tier.NVME) -> None:
+    """Condemn what a tier has of one layer group of a block: its bytes failed verification."""
     residency = rig.planner.residency
     row = residency.catalog.find(rig.namespace_id, name)
-    residency.condemn(residency.catalog.first_fragment[row] + group, Tier.NVME, "wrong_checksum")
+    residency.condemn(residency.catalog.first_fragment[row] + group, tier, "wrong_checksum")
     rig.tick()
 
 
@@ -95,9 +93,7 @@ def test_a_block_leaves_hbm_when_the_rest_of_it_is_in_two_tiers() -> None:
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain[:1], Tier.HBM))
     rig.settle()
     assert rig.where(chain[0]) == {"hbm", "dram", "nvme"}
-    residency = rig.planner.residency
-    row = residency.catalog.find(rig.namespace_id, chain[0])
-    residency.trim(row, Tier.DRAM, 1)
+    lose_record(rig, chain[0], 1, Tier.DRAM)
     lose_record(rig, chain[0], 0)
     assert (in_tier(rig, chain[0], Tier.DRAM), in_tier(rig, chain[0], Tier.NVME)) == (1, 1)
     rig.do(ev.EvictRequested(rig.call(), Tier.HBM, 0))
@@ -112,7 +108,7 @@ def test_two_copies_of_one_half_are_no_block() -> None:
     rig.cool(chain)
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain[:1], Tier.HBM))
     rig.settle()
-    rig.planner.residency.trim(rig.planner.catalog.find(rig.namespace_id, chain[0]), Tier.DRAM, 1)
+    lose_record(rig, chain[0], 1, Tier.DRAM)
     lose_record(rig, chain[0], 1)
     assert (in_tier(rig, chain[0], Tier.DRAM), in_tier(rig, chain[0], Tier.NVME)) == (1, 1)
     rig.do(ev.EvictRequested(rig.call(), Tier.HBM, 0))
@@ -173,8 +169,7 @@ def test_a_drain_saves_what_only_hbm_has_of_a_block() -> None:
     rig.cool(chain)
     rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain, Tier.HBM))
     rig.settle()
-    row = rig.planner.catalog.find(rig.namespace_id, chain[0])
-    rig.planner.residency.trim(row, Tier.DRAM, 1)
+    lose_record(rig, chain[0], 1, Tier.DRAM)
     lose_record(rig, chain[0], 1)
     rig.do(ev.DrainStarted(rig.call()))
     rig.settle()
@@ -190,8 +185,7 @@ def test_the_segment_that_makes_room_for_a_half_is_not_that_of_the_other_half() 
         rig.cool(names)
     rig.release(rig.acquire(chain))
     rig.settle()
-    row = rig.planner.catalog.find(rig.namespace_id, chain[0])
-    rig.planner.residency.trim(row, Tier.DRAM, 1)
+    lose_record(rig, chain[0], 1, Tier.DRAM)
     lose_record(rig, chain[0], 0)
     assert rig.found(chain) == 1
     rig.planner.pressure.shed(Tier.DRAM, 1)
@@ -200,67 +194,21 @@ def test_the_segment_that_makes_room_for_a_half_is_not_that_of_the_other_half() 
     assert rig.found(chain) == 1
 
 
-# ----------------------------------------------------------------------------------- trimmed blocks
-
-
-def trimmed(rig: Rig, chain: list[bytes]) -> None:
-    """Leave of a chain only the first layer group of each block in dram, and all of it in nvme."""
+def test_a_half_block_in_dram_whose_record_was_lost_is_spilled_before_it_leaves() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=16)
+    chain = hashes("a", 4)
     rig.put(chain)
     rig.cool(chain)
     call = rig.acquire(chain)
     rig.settle()
     rig.release(call)
-    rig.tick(1.0)
-    rig.put(hashes("that trims", len(chain) // 2))
-    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [1] * len(chain)
-
-
-def test_trimmed_blocks_leave_when_early_layers_are_no_longer_kept() -> None:
-    rig = ResizableRig(2, nvme_blocks=16, **GROUPS_IN)
-    chain = hashes("a", 4)
-    trimmed(rig, chain)
-    rig.change(early_layers=0.0)
-    assert rig.put(hashes("new", 4)) == [STORED] * 4
-    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [0] * 4
-    assert rig.found(chain) == 4
-
-
-def test_a_trimmed_block_whose_record_was_lost_is_spilled_before_it_leaves() -> None:
-    rig = Rig(dram_blocks=4, nvme_blocks=16, **GROUPS_IN)  # type: ignore[arg-type]
-    chain = hashes("a", 4)
-    trimmed(rig, chain)
+    lose_record(rig, chain[3], 1, Tier.DRAM)
     lose_record(rig, chain[3], 0)
     assert rig.found(chain) == 4, "dram has what nvme lost"
     rig.put(hashes("new", 4))
     rig.put(hashes("newer", 4))
     assert in_tier(rig, chain[3], Tier.DRAM) == 0
     assert rig.found(chain) == 4
-
-
-def test_who_needs_room_takes_no_trimmed_block_of_another_domain() -> None:
-    rig = ResizableRig(2, nvme_blocks=16, early_layers=0.5, max_early_fraction=0.2)
-    chain = hashes("a", 2)
-    rig.put(chain)
-    rig.cool(chain)
-    call = rig.acquire(chain)
-    rig.settle()
-    rig.release(call)
-    tail = rig.planner.catalog.find(rig.namespace_id, chain[1])
-    assert rig.planner.pressure.early.trim(tail, 0.0, 1, lambda row: 0.0) == 2, "as for a put of its own"
-    assert rig.planner.pressure.early.is_full
-    identity = NamespaceIdentity(b"m" * 16, GEOMETRY, domain="tenant:other")
-    rig.do(ev.ClientOpened(2, "other", True, identity.domain))
-    call = rig.call()
-    rig.do(ev.NamespaceRegistered(call, identity))
-    namespace_id = rig.answer(call).namespace_id
-    for number in range(4):
-        call, fresh = rig.call(), hashes(f"new {number}", 2)
-        reserve = ev.ReserveRequested(call, 2, "", namespace_id, b"", fresh, "")
-        spans = [(n * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for n in range(2)]
-        rig.do(ev.CommitRequested(call, 2, "", 0, spans, reserve))
-        rig.settle()
-        assert list(rig.answer(call).outcomes) == [STORED] * 2
-    assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [1, 1]
 
 
 def in_dram_and_half_in_nvme(rig: Rig, chain: list[bytes]) -> int:
