@@ -9,7 +9,7 @@ from ..config import Settings, SettingsError, changes
 from ..replay import report
 from ..replay.setups import Setup, Shape, tiers_of
 from .output import console, print_json
-from .policy_file import apply, migrate, schema, show, show_changes, validate
+from .policy_file import apply, schema, show, show_changes, validate
 from .replay import read, run, speeds_of, trace_options
 from .settings_options import Refused
 from .target import Failed, json_option
@@ -29,7 +29,7 @@ def policy() -> None:
     """
 
 
-for command in (validate, show, apply, migrate, schema):
+for command in (validate, show, apply, schema):
     policy.add_command(command)
 
 

@@ -1,5 +1,5 @@
 """The verbs of `kvtier policy` about one file, or about what a daemon runs with: validate, show, apply,
-migrate, schema.
+schema.
 
 Exit codes: 0 fine, 1 the daemon refused it, or would for what is on this machine, 2 the file is wrong (one
 line a problem, with file, line, key and fix), 3 no daemon answers.
@@ -15,8 +15,6 @@ from rich.table import Table
 
 from ...v1 import admin_pb2
 from ..config import DEFAULT_SOURCE, Change, Problem, Settings, SettingsError, is_live
-from ..config.migrations import CannotMigrate, YamlError
-from ..config.migrations import migrate as migrate_text
 from ..preflight.verdicts import Verdict
 from . import EXIT_FAILED, EXIT_OK
 from .output import console, print_json
@@ -162,33 +160,6 @@ def apply(file: Path | None, dry_run: bool, generation: int, target: str | None,
     show_changes(found, as_json=False)
     verb = "in force is still" if dry_run else "in force is"
     console().print(f"{verb} generation {answer.generation}")
-
-
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--write", is_flag=True, help="Change FILE instead of printing what it becomes.")
-def migrate(file: Path, write: bool) -> None:
-    """Bring a policy file of a former format up to the present one; comments and order stay.
-
-    \b
-    Example:
-      kvtier policy migrate old.yaml > policy.yaml
-      kvtier policy migrate --write policy.yaml
-    """
-    text = file.read_text(encoding="utf-8")
-    try:
-        migrated = migrate_text(text)
-    except (CannotMigrate, YamlError) as error:
-        where = f"{file}:{error.line}" if error.line else str(file)
-        raise Refused(f"{where}: {error}") from error
-    try:
-        Settings.load_traced(file, {}, text=migrated)
-    except SettingsError as error:
-        raise Refused(f"after migrating:\n{error}") from error
-    if not write:
-        click.echo(migrated, nl=False)
-    elif migrated != text:
-        file.write_text(migrated, encoding="utf-8")
 
 
 @click.command()

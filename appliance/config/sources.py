@@ -22,11 +22,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..errors import StartError
-from . import marked_yaml, migrations
+from . import marked_yaml
 from .marked_yaml import KeyPath
 
 ENVIRONMENT_PREFIX = "KVTIER_"
 POLICY_FILE_VARIABLE = "KVTIER_POLICY"  # names the file; it is no setting of that name
+VERSION_KEY = "schema_version"
+NEWER_FILE = "a newer kvtier wrote this file: upgrade, or write it for this one"
 
 
 class Problem(NamedTuple):
@@ -145,7 +147,7 @@ def explain(error: ValidationError, model: type[BaseModel], gathered: Gathered) 
     """Translate pydantic's refusal into problems that name source, path and what is allowed."""
     problems = []
     details = error.errors()
-    of_version = [detail for detail in details if detail["loc"] == (migrations.KEY,)]
+    of_version = [detail for detail in details if detail["loc"] == (VERSION_KEY,)]
     for detail in of_version or details:  # of another format nothing else that is said would be true
         path: KeyPath = detail["loc"]
         context = detail.get("ctx", {})
@@ -168,8 +170,11 @@ def _sentence(
             return f"unknown key; allowed here: {', '.join(allowed)}{hint}"
         case "missing":
             return f"must be given: {_fields(model_at(model, path[:-1]))[str(path[-1])].description}"
-        case "literal_error" if path == (migrations.KEY,):
-            return f"must be {context['expected']}; is {value!r}: {migrations.advice(value)}"
+        case "literal_error" if path == (VERSION_KEY,):
+            expected = int(context["expected"])
+            is_newer = isinstance(value, int) and value > expected
+            advice = NEWER_FILE if is_newer else f"write {VERSION_KEY}: {expected}"
+            return f"must be {context['expected']}; is {value!r}: {advice}"
         case "literal_error":
             return f"must be {context['expected']}; is {value!r}"
         case "model_type" | "model_attributes_type":

@@ -13,8 +13,6 @@ from kvtier.appliance.errors import StartError
 from ..appliance.loops import DaemonThread
 from .conftest import run
 
-DRAFT = "schema_version: 0\nwatermark: {high: 90}  # as agreed\n"
-
 
 @pytest.fixture
 def policy(tmp_path: Path, target: str) -> Path:
@@ -87,24 +85,6 @@ def test_diff_says_what_needs_a_restart(policy: Path, tmp_path: Path) -> None:
     changes = json.loads(run("policy", "diff", str(policy), str(other), "--json").stdout)["changes"]
     assert changes["reflection"] == {"was": True, "becomes": False, "needs_restart": True}
     assert "no setting differs" in run("policy", "diff", str(policy), str(policy)).stdout
-
-
-def test_migrate_prints_or_writes(tmp_path: Path) -> None:
-    file = tmp_path / "old.yaml"
-    file.write_text(DRAFT)
-    migrated = "schema_version: 1\nwatermarks: {high: 90%}  # as agreed\n"
-    assert run("policy", "migrate", str(file)).stdout == migrated
-    assert file.read_text() == DRAFT
-    assert run("policy", "migrate", "--write", str(file)).exit_code == 0
-    assert file.read_text() == migrated
-    file.write_text("schema_version: 2\n")
-    result = run("policy", "migrate", str(file))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{file}:1: schema_version: is 2; a newer kvtier wrote this file" in result.stderr
-    file.write_text(DRAFT + "leases: {ttl: soon}\n")
-    result = run("policy", "migrate", str(file))
-    assert result.exit_code == 2
-    assert "after migrating" in result.stderr
 
 
 def test_schema_is_json() -> None:

@@ -1,4 +1,4 @@
-"""The policy file: where each value is from, former formats, what editors are told, and noticing a change."""
+"""The policy file: where each value is from, other formats, what editors are told, and noticing a change."""
 
 import json
 import os
@@ -23,22 +23,7 @@ from kvtier.appliance.config import (
     reference_table,
     schema_text,
 )
-from kvtier.appliance.config.migrations import MIGRATIONS, VERSION, CannotMigrate, migrate, version_of
 from kvtier.appliance.policy_watch import Watch, signature_of
-
-DRAFT = """\
-# what the cluster runs with
-schema_version: 0
-watermark:
-  high: 90   # percent
-  low: 0.5
-tiers:
-  dram: {size: 4GiB, lock: true}
-  nvme:
-    directory: "/data/kv"   # on the fast device
-    size: 1TB
-leases: {max_ttl: 600, ttl: 30s}
-"""
 
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:
@@ -72,51 +57,26 @@ def test_an_origin_is_asked_again(tmp_path: Path) -> None:
         origin.load("leases: {ttl: soon}", "other.yaml")
 
 
-# ------------------------------------------------------------------------------------- former formats
-
-
-def test_a_draft_is_brought_up_with_its_comments() -> None:
-    text = migrate(DRAFT)
-    assert text.splitlines()[0] == DRAFT.splitlines()[0]
-    assert '    path: "/data/kv"   # on the fast device' in text.splitlines()
-    assert "  high: 90%   # percent" in text.splitlines()
-    _, settings = Settings.load_traced(Path("x"), {}, text=text)
-    assert settings.schema_version == VERSION
-    assert (settings.watermarks.high, settings.watermarks.low) == (0.9, 0.5)
-    assert settings.tiers.nvme is not None
-    assert (settings.tiers.dram.capacity_bytes, settings.tiers.nvme.capacity_bytes) == (4 << 30, 10**12)
-    assert (settings.leases.ttl_max_s, settings.leases.ttl_s) == (600, 30)
-    assert migrate(text) == text, "what is up to date stays as it is"
+# -------------------------------------------------------------------------------------- other formats
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
+    ("version", "advice"),
     [
-        ("schema_version: 2", 1, "a newer kvtier wrote this file"),
-        ("\nschema_version: -1", 2, "write schema_version: 1"),
-        ("schema_version: one", 1, "is 'one'"),
-        ("- a", 1, "a policy is a mapping"),
-        ("schema_version: 0\nwatermark: {low: 1%}\nwatermarks: {low: 2%}", 3, "mean the same"),
+        ("0", "is 0: write schema_version: 1"),
+        ("-1", "is -1: write schema_version: 1"),
+        ("one", "is 'one': write schema_version: 1"),
+        ("2", "is 2: a newer kvtier wrote this file"),
     ],
 )
-def test_what_cannot_be_brought_up_says_why(text: str, line: int, words: str) -> None:
-    with pytest.raises(CannotMigrate, match=words) as caught:
-        migrate(text)
-    assert caught.value.line == line
-
-
-def test_other_formats_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    for version, words in ((0, "kvtier policy migrate"), (VERSION + 1, "a newer kvtier")):
-        file = tmp_path / "policy.yaml"
-        file.write_text(f"schema_version: {version}\nwatermark: {{high: 90}}")
-        with pytest.raises(SettingsError, match=words) as caught:
-            Settings.load(file, {})
-        assert len(caught.value.problems) == 1, "of another format nothing else that is said would be true"
-
-
-def test_there_is_a_way_up_from_every_former_version() -> None:
-    assert sorted(MIGRATIONS) == list(range(VERSION))
-    assert version_of("listen: unix:///x") == VERSION
+def test_other_formats_are_refused_with_what_to_do(tmp_path: Path, version: str, advice: str) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"\nschema_version: {version}\nwatermark: {{high: 90}}")
+    with pytest.raises(
+        SettingsError, match=rf"policy\.yaml:2: schema_version: must be 1; {advice}"
+    ) as caught:
+        Settings.load(file, {})
+    assert len(caught.value.problems) == 1, "of another format nothing else that is said would be true"
 
 
 # ------------------------------------------------------------------------------------ what editors are told
