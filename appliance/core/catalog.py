@@ -9,7 +9,8 @@ used where a million rows arrive at once, in recovery.py.
 The prefix tree is in the columns too: parent, first child, siblings. A row exists as long as it has a
 place anywhere, a child, or somebody who keeps it; rows without bytes are a miss for everyone.
 
-`Catalog` only keeps the books; rules (who may be evicted) live in residency.py.
+`Catalog` adds, links and removes rows. Which fragment is where is written by transitions.py only, and
+which block may be evicted is decided by rules.py.
 """
 
 from array import array
@@ -60,8 +61,8 @@ class Namespace:
 
 
 class Catalog:
-    """Columns of blocks and fragments. Public columns are read by everyone in the core and written by
-    `Catalog` and `Residency` only."""
+    """Columns of blocks and fragments, read by all parts of the core. Those that say where fragments are, and
+    what holds them, are written by `Transitions` only; a new row has zeros there."""
 
     def __init__(self) -> None:
         self.namespaces: dict[int, Namespace] = {}
@@ -138,8 +139,35 @@ class Catalog:
         self.link(row, parent)
         return row
 
+    def add_run(
+        self, namespace: Namespace, prefix_hashes: Sequence[bytes], parent: int, now: float
+    ) -> list[int]:
+        """Create the rows of new blocks, the first one under `parent`, each other one under the one before.
+        Their checksums come with the bytes."""
+        rows = self.take_rows(namespace, len(prefix_hashes))
+        shards, names, number = namespace.rows.shards, self.prefix_hash, namespace.id
+        namespace_ids, positions = self.namespace_id, self.position
+        last_used, num_uses, urgencies = self.last_used, self.num_uses, self.urgency
+        parents, first_child = self.parent, self.first_child
+        position, before = positions[parent] + 1 if parent != NO_ROW else 0, NO_ROW
+        for prefix_hash, row in zip(prefix_hashes, rows, strict=True):
+            shards[prefix_hash[0]][prefix_hash] = row
+            names[row] = prefix_hash
+            namespace_ids[row] = number
+            positions[row] = position
+            last_used[row] = now
+            num_uses[row] = 0
+            urgencies[row] = NO_SESSION
+            if before >= 0:
+                parents[row] = before
+                first_child[before] = row
+            before = row
+            position += 1
+        self.link(rows[0], parent)
+        return rows
+
     def take_rows(self, namespace: Namespace, count: int) -> list[int]:
-        """Take free rows, for the caller to fill (see runs.py)."""
+        """Take free rows, for the caller to fill."""
         free = self._free_rows.setdefault(namespace.num_groups, [])
         while len(free) < count:
             self._grow(namespace.num_groups, free)

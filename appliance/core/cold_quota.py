@@ -63,7 +63,9 @@ class ColdQuota:
             if quota.cold_bytes is None:
                 continue
             namespaces = self._namespaces_of(tenant)
-            excess_bytes = sum(residency.cold_bytes[one.id] for one in namespaces) - quota.cold_bytes
+            excess_bytes = (
+                sum(residency.transitions.cold_bytes[one.id] for one in namespaces) - quota.cold_bytes
+            )
             if excess_bytes <= 0:
                 continue
             rows = [row for one in namespaces for row in one.rows.values()]
@@ -81,14 +83,14 @@ class ColdQuota:
     def _largest_first(self, namespace: Namespace) -> list[Namespace]:
         """Return the namespaces of a tenant that have records, the one with most first: what an old model
         left must not keep a new one out for ever."""
-        cold_bytes = self._residency.cold_bytes
+        cold_bytes = self._residency.transitions.cold_bytes
         mine = self._namespaces_of(tenant_of(namespace.identity.domain))
         return sorted((one for one in mine if cold_bytes[one.id]), key=lambda one: -cold_bytes[one.id])
 
     def _stored_bytes(self, namespace: Namespace) -> int:
         """Return what the tenant of a namespace has in the cold store, all its namespaces together."""
         tenant = tenant_of(namespace.identity.domain)
-        return sum(self._residency.cold_bytes[one.id] for one in self._namespaces_of(tenant))
+        return sum(self._residency.transitions.cold_bytes[one.id] for one in self._namespaces_of(tenant))
 
     def _shorten(self, namespace: Namespace, newcomer: int) -> bool:
         """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""

@@ -118,7 +118,7 @@ class Copies:
         num_bytes = sum(item.label.raw_length for item in items)
         if source is not None:
             for move in moves:
-                residency.hold(move.fragment, source)
+                residency.transitions.hold(move.fragment, source)
         if source is Tier.NVME:
             for move in moves:
                 self._count_read(move.source, +1)

@@ -12,11 +12,10 @@ from typing import cast
 
 from ...policies.base import EvictionPolicy, Victim
 from ...tiers.base import MemoryRoom
-from ...tiers.block import NO_PLACE, Tier
-from .catalog import NO_ROW, TIERS, Namespace
+from ...tiers.block import Tier
+from .catalog import NO_ROW, TIERS
 from .instructions import RetractRun
 from .residency import EVICTED_FROM, Residency
-from .states import State
 
 
 class Exits:
@@ -51,13 +50,18 @@ class Exits:
         is_only_here = catalog.is_only_in(victim.row, tier)
         if is_only_here:
             self._nowhere += rows
-        num_resident, names = catalog.num_resident[tier], catalog.prefix_hash
-        for row in rows:
-            num_resident[row] = 0  # no candidate any more, should its policy name it
+        parent, names = catalog.parent[rows[-1]], catalog.prefix_hash
+        num_left = residency.transitions.withdraw_run(rows, tier)
         taken = [names[row] for row in rows]
         residency.story.tell_many(residency.now, taken, EVICTED_FROM[tier], reason, residency.verdict(victim))
         residency.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
-        self._leave_parent(rows[-1], tier, is_only_here)
+        if parent != NO_ROW:
+            if is_only_here:
+                catalog.unlink(rows[-1])
+            self._parents.append(parent)
+        if num_left == 0:  # the parent may be the next victim
+            for slower in TIERS[tier:]:
+                residency.offer(parent, slower)
         return len(rows)
 
     def flush(self) -> None:
@@ -68,7 +72,10 @@ class Exits:
         rows, self._rows = self._rows, []
         nowhere, self._nowhere = self._nowhere, []
         parents, self._parents = self._parents, []
-        self._vacate(rows, tier, residency.catalog.namespace_of(rows[0]))
+        sizes = residency.catalog.namespace_of(rows[0]).fragment_bytes
+        places = residency.transitions.evict_run(rows, tier)
+        cast(MemoryRoom, residency.rooms[tier]).release_many(places, sizes)
+        residency.out.append(RetractRun(tier, places))
         residency.audience.left(rows, tier)
         if nowhere:
             residency.audience.forgotten(nowhere)
@@ -121,40 +128,3 @@ class Exits:
             child, row = row, parent[row]
         num_above = policy.num_no_dearer(run[1:], victim.price, residency.now) if len(run) > 1 else 0
         return run[: 1 + num_above]
-
-    def _leave_parent(self, top: int, tier: Tier, is_forgotten: bool) -> None:
-        """The block above a run has one child less; it may be the next victim. `is_forgotten`: the run is in
-        no other tier."""
-        residency = self._residency
-        catalog = residency.catalog
-        parent = catalog.parent[top]
-        if parent == NO_ROW:
-            return
-        if is_forgotten:
-            catalog.unlink(top)
-        self._parents.append(parent)
-        children = catalog.num_children_placed[tier]
-        children[parent] -= 1
-        if children[parent] == 0:
-            for slower in TIERS[tier:]:
-                residency.offer(parent, slower)
-
-    def _vacate(self, rows: list[int], tier: Tier, namespace: Namespace) -> None:
-        """Give all places of these blocks in a tier back. Their num_resident is 0 already."""
-        residency = self._residency
-        catalog = residency.catalog
-        num_placed, num_children = catalog.num_placed[tier], catalog.num_children_placed[tier]
-        for row in rows:
-            num_placed[row] = num_children[row] = 0
-        states, place_of = catalog.state[tier], catalog.place[tier]
-        resident, absent = int(State.RESIDENT), int(State.ABSENT)
-        fragments = catalog.fragments_of(rows, namespace.num_groups)
-        places = [place_of[fragment] for fragment in fragments]
-        for fragment in fragments:
-            assert states[fragment] == resident
-            states[fragment] = absent
-            place_of[fragment] = NO_PLACE
-        cast(MemoryRoom, residency.rooms[tier]).release_many(places, namespace.fragment_bytes)
-        residency.resident_bytes[tier] -= len(rows) * namespace.block_bytes
-        residency.num_resident[tier] -= len(places)
-        residency.out.append(RetractRun(tier, places))

@@ -66,7 +66,7 @@ class AcquireJob:
         self._promised_bytes = 0  # of what the client will hold when all has arrived
         self._promise()
         for row in rows:
-            residency.keep(row)
+            residency.transitions.keep(row)
 
     def advance(self) -> bool:
         """Hold or bring up as much as there is room for; True when nothing more needs room."""

@@ -157,11 +157,11 @@ class Inspection:
         residency = planner.residency
         return {
             "capacity_bytes": planner.rooms[tier].statistics().capacity_bytes,
-            "used_bytes": residency.resident_bytes[tier],
-            "reserved_bytes": residency.arriving_bytes[tier],
-            "condemned_bytes": residency.condemned_bytes[tier],
+            "used_bytes": residency.transitions.resident_bytes[tier],
+            "reserved_bytes": residency.transitions.arriving_bytes[tier],
+            "condemned_bytes": residency.transitions.condemned_bytes[tier],
             "pinned_bytes": planner.pins.pinned_bytes[tier],
-            "num_fragments": residency.num_resident[tier],
+            "num_fragments": residency.transitions.num_resident[tier],
         }
 
     def _fragment(self, row: int, fragment: int) -> dict[str, Any]:

@@ -79,13 +79,13 @@ class Leases:
 
     def hold(self, lease: Lease, fragment: int, tier: Tier) -> None:
         """The lease holds one more fragment."""
-        self._residency.hold(fragment, tier)
+        self._residency.transitions.hold(fragment, tier)
         lease.held.append((fragment, tier))
         lease.client.held_bytes += self._residency.catalog.length_of(fragment)
 
     def hold_block(self, lease: Lease, row: int, fragments: range, tier: Tier) -> None:
         """The lease holds all fragments of a block."""
-        self._residency.hold_block(row, fragments, tier)
+        self._residency.transitions.hold_block(row, fragments, tier)
         lease.held.extend(zip(fragments, repeat(tier)))
         lease.client.held_bytes += self._residency.catalog.block_bytes(row)
 

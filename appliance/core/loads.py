@@ -57,7 +57,7 @@ class Loads:
             assert source is not None
             # The hold keeps the source while room is made, for this load and the others collected with
             # it: making room could evict it. It lasts until `start` has queued the copy.
-            residency.hold(fragment, source)
+            residency.transitions.hold(fragment, source)
             domain = catalog.namespace_of(catalog.block_of[fragment]).domain
             place = self._pressure.place_for(target, domain, catalog.length_of(fragment))
             if place is not None:

@@ -338,7 +338,9 @@ class Pressure:
         lower = target if target is not None else self._lower(tier)
         assert lower is not None
         residency = self._residency
-        residency.keep(row)  # the segment that makes room for one half of it may hold the other half
+        residency.transitions.keep(
+            row
+        )  # the segment that makes room for one half of it may hold the other half
         has_moves = self._decide_moves(row, tier, lower, urgency, archives=target is not None)
         residency.unkeep(row)
         if has_moves:
@@ -358,17 +360,17 @@ class Pressure:
                 continue
             if not archives and residency.is_fragment_below(fragment, tier):
                 continue
+            encoding = AS_IT_IS
             if lower is Tier.NVME:
                 encoding = catalog.choose_encoding(fragment, namespace)
                 stored_bytes = catalog.encodings.stored_bytes(encoding, length)
                 place = self._reclaim.place_for(namespace.domain, stored_bytes)
-                catalog.encoding[fragment] = encoding if place is not None else AS_IT_IS
             else:
                 place = self.place_for(lower, namespace.domain, length)
             if place is None:
                 break
-            residency.arrive(fragment, lower, place)
-            residency.hold(fragment, tier)  # until the copy is started and holds it itself
+            residency.arrive(fragment, lower, place, encoding)
+            residency.transitions.hold(fragment, tier)  # until the copy is started and holds it itself
             # Looked up each time: making room in a memory tier below may have started what was decided.
             self._spills[tier, lower, urgency].append(Move(fragment, catalog.place[tier][fragment], place))
             has_moves = True

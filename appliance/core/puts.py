@@ -268,7 +268,7 @@ class PutJob:
             all_absent = False  # asked once per block: the rest of one that was let in comes in too
             residency.arrive(fragment, Tier.DRAM, place)
             # New bytes, new checksum: that of lost ones may still be there.
-            catalog.checksum_low[fragment] = catalog.checksum_high[fragment] = 0
+            catalog.set_checksum(fragment, b"")
             self._taken.append((block, fragment))
             residency.writers[row] = self.reservation_id
         return True
@@ -417,5 +417,5 @@ class PutJob:
                 self._residency.unkeep(row)
 
     def _keep(self, row: int) -> None:
-        self._residency.keep(row)
+        self._residency.transitions.keep(row)
         self._kept.append(row)

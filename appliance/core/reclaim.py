@@ -122,7 +122,7 @@ class Reclaim:
         assert self._log is not None
         assert segment == self._segment
         self._log.finish_reclaim(segment)
-        self._residency.in_segment.pop(segment, None)
+        self._residency.transitions.forget_segment(segment)
         self._segment, self._is_freeing, self._is_wanted = None, False, False
         # Of segments that leave, or that an administrator empties, there are ever fewer.
         is_needed = segment < self._log.num_segments and segment not in self.to_empty
@@ -158,7 +158,7 @@ class Reclaim:
     def _live(self, segment: int) -> list[int]:
         """Return the fragments whose record is in this segment now."""
         place = self._residency.catalog.place[Tier.NVME]
-        listed = self._residency.in_segment.get(segment, ())
+        listed = self._residency.transitions.in_segment.get(segment, ())
         return [f for f in set(listed) if place[f] != NO_PLACE and extent_of(place[f]) == segment]
 
     def _step(self) -> None:

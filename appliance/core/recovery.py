@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...tiers.block import NO_PLACE, NO_SESSION, Tier
+from ...tiers.block import NO_SESSION, Tier
 from ...tiers.log import SegmentLog
-from .catalog import NO_ROW, TIERS, Catalog, Namespace
+from .catalog import NO_ROW, Catalog, Namespace
 from .encodings import AS_IT_IS, Encoding
 from .residency import Residency
-from .states import State
 
 if TYPE_CHECKING:
     from ...tiers.recovery import Recovered
@@ -79,7 +78,14 @@ def _adopt_namespace(records: Records, residency: Residency, namespace: Namespac
     _link(catalog, first_row, parents)
     fragment_of_record = row_of_record * num_groups + records["group"]
     _extend_fragments(catalog, first_row, num_rows, num_groups, fragment_of_record, records)
-    _count(residency, namespace, parents, row_of_record, fragment_of_record + first_fragment, records)
+    residency.transitions.append_recovered(
+        namespace.id,
+        parents,
+        first_fragment + fragment_of_record,
+        records["place"],
+        _encodings(catalog, records),
+        int(records["stored_length"].sum()),
+    )
     residency.story.count("blocks_recovered_without_parent", int(np.sum((parents < 0) & (positions > 0))))
 
 
@@ -143,17 +149,9 @@ def _extend_blocks(
     _extend(catalog.namespace_id, np.full(num_rows, namespace.id))
     _extend(catalog.position, positions)
     _extend(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
-    for column in (catalog.serial, catalog.num_uses, catalog.num_keepers, catalog.last_used):
+    for column in (catalog.serial, catalog.num_uses, catalog.last_used):
         _extend(column, np.zeros(num_rows))
     _extend(catalog.urgency, np.full(num_rows, NO_SESSION))
-    for tier in TIERS:
-        for columns in (
-            catalog.num_placed,
-            catalog.num_resident,
-            catalog.num_holds,
-            catalog.num_children_placed,
-        ):
-            _extend(columns[tier], np.zeros(num_rows))
 
 
 def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> None:
@@ -192,19 +190,7 @@ def _extend_fragments(
         filled = np.zeros(num_fragments, np.uint64)
         filled[fragment] = values
         _extend(column, filled)
-    for tier in TIERS:
-        place = np.full(num_fragments, NO_PLACE, np.int64)
-        state = np.full(num_fragments, State.ABSENT, np.uint8)
-        if tier is Tier.NVME:
-            place[fragment] = records["place"]
-            state[fragment] = State.RESIDENT
-        _extend(catalog.place[tier], place)
-        _extend(catalog.state[tier], state)
-        _extend(catalog.holds[tier], np.zeros(num_fragments))
-    encoding = np.zeros(num_fragments, np.uint16)
-    encoding[fragment] = _encodings(catalog, records)
-    _extend(catalog.encoding, encoding)
-    first_fragment = len(catalog.encoding) - num_fragments
+    first_fragment = len(catalog.block_of) - num_fragments
     catalog.spent.update((first_fragment + fragment[records["is_spent"]]).tolist())
 
 
@@ -214,37 +200,6 @@ def _encodings(catalog: Catalog, records: Records) -> npt.NDArray[np.uint16]:
     number_of = catalog.encodings.number_of
     numbers = [number_of(Encoding(*form) if form[0] else None) for form in forms.tolist()]
     return np.array(numbers, np.uint16)[which]
-
-
-def _count(
-    residency: Residency,
-    namespace: Namespace,
-    parents: npt.NDArray[np.int32],
-    row_of_record: npt.NDArray[np.int64],
-    fragment: npt.NDArray[np.int64],
-    records: Records,
-) -> None:
-    """Bring the per-block and per-tier counts up to what was appended."""
-    catalog = residency.catalog
-    num_rows = len(parents)
-    first_row = len(catalog.prefix_hash) - num_rows
-    placed = np.bincount(row_of_record, minlength=num_rows)
-    children = np.bincount(parents[parents != NO_ROW] - first_row, minlength=num_rows)
-    for column, counts in (
-        (catalog.num_placed[Tier.NVME], placed),
-        (catalog.num_resident[Tier.NVME], placed),
-        (catalog.num_children_placed[Tier.NVME], children),
-    ):
-        np.frombuffer(column, column.typecode)[first_row:] = counts
-    stored_bytes = int(records["stored_length"].sum())
-    residency.resident_bytes[Tier.NVME] += stored_bytes
-    residency.cold_bytes[namespace.id] += stored_bytes
-    residency.num_resident[Tier.NVME] += len(records)
-    segments = records["place"] >> 32
-    order = np.argsort(segments, kind="stable")
-    numbers, starts = np.unique(segments[order], return_index=True)
-    for number, part in zip(numbers, np.split(fragment[order], starts[1:]), strict=True):
-        _extend(residency.in_segment[int(number)], part)
 
 
 def _extend(column: "array[Any]", values: npt.NDArray[Any]) -> None:

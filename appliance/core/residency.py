@@ -1,15 +1,10 @@
-"""Residency: the only code that changes where a fragment is.
+"""Residency: takes the steps of transitions.py with what follows from each of them.
 
-Every method is one step of the table in states.py, plus the books that follow from it: the room's, the
-counts in the catalog, the instruction for the shell, the notice for routers, the line in the story. The
-rules that protect blocks (invariants 3, 4 and 5 of the design) are in rules.py.
-
-A *hold* is one reader, writer or queued copy of a fragment in a tier. It is taken when the copy is queued,
-not when it starts: a victim chosen in between was the one real bug of the prototype behind this design.
+That is: the place goes back to its room, the shell gets an instruction, routers a notice, policies hear of
+new candidates and of what left, and a line is added to the story. The rules that protect blocks (invariants
+3, 4 and 5 of the design) are in rules.py.
 """
 
-from array import array
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -18,15 +13,15 @@ from ...policies.registry import PolicySet
 from ...tiers.base import Cause, MemoryRoom, Room
 from ...tiers.block import NO_PLACE, FragmentLabel, Tier
 from ...tiers.log import SegmentLog
-from ...v1.shm import extent_of
 from .audience import Audience
 from .catalog import NO_ROW, TIERS, Catalog
 from .encodings import AS_IT_IS
 from .instructions import BlockChange, Instruction, Notify, Publish, Retract, SealSegment
 from .policy_facts import PolicyFacts
 from .rules import ADMINISTRATOR, MEMORY_TIERS, Rules
-from .states import NEXT, InvalidTransition, State, Step
+from .states import State
 from .story import NO_VERDICT, Story, Verdict
+from .transitions import Transitions, Vacated
 
 STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
 INCOMPLETE = "incomplete"
@@ -55,15 +50,7 @@ class Residency(Rules):
         self.out: list[Instruction] = []
         self._notices: list[Notify] = []  # runs of the same kind, in order
         self._last_subject: tuple[object, ...] | None = None
-        #: Fragments whose place is (or was, until checked) in a container: segment of the cold store.
-        self.in_segment: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
-        #: Bytes per tier that are promised to copies, and bytes nobody may see but somebody touches.
-        self.arriving_bytes = dict.fromkeys(TIERS, 0)
-        self.condemned_bytes = dict.fromkeys(TIERS, 0)
-        self.resident_bytes = dict.fromkeys(TIERS, 0)
-        self.num_resident = dict.fromkeys(TIERS, 0)
-        #: Bytes with a place in the cold store, by namespace.
-        self.cold_bytes: defaultdict[int, int] = defaultdict(int)
+        self.transitions = Transitions(catalog, story.words)
         #: Reservation of the put that writes a block, by row, until that put ends.
         self.writers: dict[int, int] = {}
         #: Told of a block of which memory has something when a record of it left the cold store.
@@ -72,38 +59,22 @@ class Residency(Rules):
 
     # --------------------------------------------------------------------------------------- steps
 
-    def arrive(self, fragment: int, tier: Tier, place: int) -> None:
-        """A place was reserved and its copy is queued (or promised): takes the copy's hold."""
-        catalog = self.catalog
-        self._step(fragment, tier, Step.RESERVE)
-        row = catalog.block_of[fragment]
-        catalog.place[tier][fragment] = place
-        catalog.num_placed[tier][row] += 1
-        if catalog.num_placed[tier][row] == 1 and catalog.parent[row] != NO_ROW:
-            catalog.num_children_placed[tier][catalog.parent[row]] += 1
-        if tier is Tier.NVME:
-            self.in_segment[extent_of(place)].append(fragment)
-            self.cold_bytes[catalog.namespace_id[row]] += catalog.stored_length(fragment, tier)
-        self.arriving_bytes[tier] += catalog.stored_length(fragment, tier)
-        self.hold(fragment, tier)
+    def arrive(self, fragment: int, tier: Tier, place: int, encoding: int = AS_IT_IS) -> None:
+        """A place was reserved and its copy is queued (or promised): takes the copy's hold. `encoding`: of
+        the record, when the tier is the cold store."""
+        self.transitions.reserve(fragment, tier, place, encoding)
 
     def land(self, fragment: int, tier: Tier, label: FragmentLabel) -> None:
         """The bytes arrived, with the checksum in `label`: readable from now on. Gives the copy's hold
         back."""
         catalog = self.catalog
-        self._step(fragment, tier, Step.LAND)
-        catalog.set_checksum(fragment, label.checksum)
-        row = catalog.block_of[fragment]
-        length = label.raw_length if tier is not Tier.NVME else catalog.stored_length(fragment, tier)
-        self.arriving_bytes[tier] -= length
-        self.resident_bytes[tier] += length
-        self.num_resident[tier] += 1
-        place = catalog.place[tier][fragment]
+        self.transitions.land(fragment, tier, label)
+        row, place = catalog.block_of[fragment], catalog.place[tier][fragment]
         if tier in MEMORY_TIERS:
             self.out.append(Publish(tier, place, label))
         else:
             self._settle(tier, place)
-        num_resident = catalog.num_resident[tier][row] = catalog.num_resident[tier][row] + 1
+        num_resident = catalog.num_resident[tier][row]
         self.drop(fragment, tier)
         if num_resident == catalog.namespace_of(row).num_groups:
             if tier is Tier.HBM:
@@ -118,16 +89,13 @@ class Residency(Rules):
         """The bytes will not arrive: the place goes back. Gives the copy's hold back."""
         catalog = self.catalog
         row = catalog.block_of[fragment]
-        self.arriving_bytes[tier] -= catalog.stored_length(fragment, tier)
         if cause is Cause.DOES_NOT_FIT:
             catalog.unfit.add(fragment)
-        self._give_hold(fragment, tier)
-        assert catalog.holds[tier][fragment] == 0, "a fragment that never landed has no readers"
-        self._step(fragment, tier, Step.FAIL)
+        vacated = self.transitions.fail(fragment, tier)
         if tier not in MEMORY_TIERS:
-            self._settle(tier, catalog.place[tier][fragment])
+            self._settle(tier, vacated.place)
         self.story.tell(self.now, catalog.prefix_hash[row], f"copy_failed_{tier.label}", cause.value)
-        self._vacate(fragment, tier)
+        self._give_back(row, tier, vacated)
         self.forget_if_nowhere(row)
         self.offer(row, tier)  # its other fragments, if any: this copy was the last thing to hold it
 
@@ -146,9 +114,7 @@ class Residency(Rules):
         freed = 0
         for fragment in self.catalog.fragments(row):
             if self.catalog.state[tier][fragment] == State.RESIDENT:
-                freed += self.catalog.stored_length(fragment, tier)
-                self._leave(fragment, tier, Step.EVICT)
-                self._vacate(fragment, tier, is_unwanted=is_asked)
+                freed += self._evict(row, fragment, tier, is_unwanted=is_asked)
         self._notify(BlockChange.REMOVED, row, tier, reason)
         name = self.catalog.prefix_hash[row]
         self.story.tell(self.now, name, EVICTED_FROM[tier], reason, self.verdict(victim))
@@ -169,12 +135,13 @@ class Residency(Rules):
         if catalog.state[tier][fragment] != State.RESIDENT:
             return
         row = catalog.block_of[fragment]
-        self._leave(fragment, tier, Step.CONDEMN)
-        self.condemned_bytes[tier] += catalog.stored_length(fragment, tier)
+        self.transitions.condemn(fragment, tier)
+        if tier in MEMORY_TIERS:
+            self.out.append(Retract(tier, catalog.place[tier][fragment]))
         self._notify(BlockChange.REMOVED, row, tier, reason)
         self.story.tell(self.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
         if catalog.holds[tier][fragment] == 0:
-            self._quiet(fragment, tier)
+            self._quiet(row, fragment, tier)
 
     def may_move(self, fragment: int, tier: Tier) -> bool:
         """Whether a fragment that was copied inside its tier may be there from now on. In memory only when
@@ -187,15 +154,13 @@ class Residency(Rules):
     def move(self, fragment: int, tier: Tier, place: int) -> None:
         """A fragment was copied inside its tier: same bytes, new place."""
         catalog = self.catalog
-        old = catalog.place[tier][fragment]
+        old = self.transitions.move(fragment, tier, place)
         if tier in MEMORY_TIERS:
             self.out.append(Retract(tier, old))
         self.rooms[tier].release(old, catalog.stored_length(fragment, tier))
-        catalog.place[tier][fragment] = place
         if tier in MEMORY_TIERS:
             self.out.append(Publish(tier, place, catalog.label_of(fragment)))
         else:
-            self.in_segment[extent_of(place)].append(fragment)
             self._settle(tier, place)
 
     def abandon_place(self, fragment: int, tier: Tier, place: int) -> None:
@@ -207,56 +172,30 @@ class Residency(Rules):
 
     # --------------------------------------------------------------------------------------- holds
 
-    def hold(self, fragment: int, tier: Tier) -> None:
-        """One more reader, writer or queued copy touches this fragment here."""
-        self.catalog.holds[tier][fragment] += 1
-        self.catalog.num_holds[tier][self.catalog.block_of[fragment]] += 1
-
     def drop(self, fragment: int, tier: Tier) -> None:
-        """One of them let go. A condemned place is freed by the last one."""
-        self._give_hold(fragment, tier)
+        """A reader, writer or copy let go of a fragment. A condemned place is freed by the last one."""
+        if self.transitions.drop(fragment, tier):
+            return
         catalog = self.catalog
-        if catalog.holds[tier][fragment] == 0:
-            row = catalog.block_of[fragment]
-            if catalog.state[tier][fragment] == State.CONDEMNED:
-                self._quiet(fragment, tier)
-            elif catalog.num_holds[tier][row] == 0:
-                self.offer(row, tier)
-
-    def hold_block(self, row: int, fragments: range, tier: Tier) -> None:
-        """`hold` for all fragments of a block."""
-        holds = self.catalog.holds[tier]
-        for fragment in fragments:
-            holds[fragment] += 1
-        self.catalog.num_holds[tier][row] += len(fragments)
+        row = catalog.block_of[fragment]
+        if catalog.state[tier][fragment] == State.CONDEMNED:
+            self._quiet(row, fragment, tier)
+        elif catalog.num_holds[tier][row] == 0:
+            self.offer(row, tier)
 
     def drop_block(self, row: int, fragments: range, tier: Tier) -> None:
         """`drop` for all fragments of a block, the last one first."""
-        catalog = self.catalog
-        if catalog.num_resident[tier][row] != len(fragments):  # some are condemned
+        if self.catalog.num_resident[tier][row] != len(fragments):  # some are condemned
             for fragment in reversed(fragments):
                 self.drop(fragment, tier)
-            return
-        holds = catalog.holds[tier]
-        for fragment in fragments:
-            assert holds[fragment] > 0
-            holds[fragment] -= 1
-        catalog.num_holds[tier][row] -= len(fragments)
-        if catalog.num_holds[tier][row] == 0:
+        elif self.transitions.drop_block(row, fragments, tier) == 0:
             self.offer(row, tier)
 
-    def keep(self, row: int) -> None:
-        """Protect a block from eviction in every tier (a decoding session, a put being admitted)."""
-        self.catalog.num_keepers[row] += 1
-
     def unkeep(self, row: int) -> None:
-        """Undo one `keep`."""
-        catalog = self.catalog
-        assert catalog.num_keepers[row] > 0
-        catalog.num_keepers[row] -= 1
-        if catalog.num_keepers[row] == 0:
+        """Undo one `Transitions.keep`."""
+        if self.transitions.unkeep(row) == 0:
             for tier in self.evictions:
-                if catalog.num_resident[tier][row]:
+                if self.catalog.num_resident[tier][row]:
                     self.offer(row, tier)
             self.forget_if_nowhere(row)
 
@@ -272,10 +211,7 @@ class Residency(Rules):
         if catalog.position[row] != catalog.position[parent] + 1:
             return
         del catalog.lost_parent[row]
-        catalog.link(row, parent)
-        for tier in TIERS:
-            if catalog.num_placed[tier][row]:
-                catalog.num_children_placed[tier][parent] += 1
+        self.transitions.link(row, parent)
 
     def offer(self, row: int, tier: Tier) -> None:
         """Tell the tier's eviction policy that a block may be a candidate now."""
@@ -285,61 +221,33 @@ class Residency(Rules):
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _step(self, fragment: int, tier: Tier, step: Step) -> None:
-        catalog = self.catalog
-        state = catalog.state[tier][fragment]
-        following = NEXT[state][step]
-        if following is None:
-            subject = catalog.prefix_hash[catalog.block_of[fragment]]
-            story = self.story.words(subject)
-            raise InvalidTransition(State(state), step, f"{subject.hex()} {tier.label}", story)
-        catalog.state[tier][fragment] = following
-
-    def _leave(self, fragment: int, tier: Tier, step: Step) -> None:
-        """From RESIDENT to wherever `step` leads: unreadable from now on."""
-        catalog = self.catalog
-        self._step(fragment, tier, step)
-        catalog.num_resident[tier][catalog.block_of[fragment]] -= 1
-        self.resident_bytes[tier] -= catalog.stored_length(fragment, tier)
-        self.num_resident[tier] -= 1
+    def _evict(self, row: int, fragment: int, tier: Tier, *, is_unwanted: bool = False) -> int:
+        """A fragment leaves a tier. Returns the bytes freed. `is_unwanted`: it is not to be brought back."""
+        vacated = self.transitions.evict(fragment, tier)
         if tier in MEMORY_TIERS:
-            self.out.append(Retract(tier, catalog.place[tier][fragment]))
+            self.out.append(Retract(tier, vacated.place))
+        self._give_back(row, tier, vacated, is_unwanted=is_unwanted)
+        return vacated.num_bytes
 
-    def _vacate(self, fragment: int, tier: Tier, *, is_unwanted: bool = False) -> None:
-        """Give the place back; the fragment is ABSENT here. `is_unwanted`: and not to be brought back."""
+    def _quiet(self, row: int, fragment: int, tier: Tier) -> None:
+        self._give_back(row, tier, self.transitions.quiet(fragment, tier))
+        self.forget_if_nowhere(row)
+
+    def _give_back(self, row: int, tier: Tier, vacated: Vacated, *, is_unwanted: bool = False) -> None:
+        """A fragment of a block is ABSENT now: gives its place back. `is_unwanted`: it is not to be brought
+        back."""
         catalog = self.catalog
-        row = catalog.block_of[fragment]
-        self.rooms[tier].release(catalog.place[tier][fragment], catalog.stored_length(fragment, tier))
-        catalog.place[tier][fragment] = NO_PLACE
-        if tier is Tier.NVME:
-            self.cold_bytes[catalog.namespace_id[row]] -= catalog.stored_length(fragment, tier)
-            catalog.encoding[fragment] = AS_IT_IS
-        catalog.num_placed[tier][row] -= 1
+        self.rooms[tier].release(vacated.place, vacated.num_bytes)
         in_memory = catalog.num_resident[Tier.DRAM][row] or catalog.num_resident[Tier.HBM][row]
         if tier is Tier.NVME and in_memory and not is_unwanted:
             self.on_cold_lost(row)
-        if catalog.num_placed[tier][row]:
+        if not vacated.is_last:
             return
         self.audience.left((row,), tier)
         parent = catalog.parent[row]
-        if parent != NO_ROW:
-            catalog.num_children_placed[tier][parent] -= 1
-            if catalog.num_children_placed[tier][parent] == 0:
-                for slower in TIERS[tier:]:
-                    self.offer(parent, slower)
-
-    def _quiet(self, fragment: int, tier: Tier) -> None:
-        self._step(fragment, tier, Step.QUIET)
-        self.condemned_bytes[tier] -= self.catalog.stored_length(fragment, tier)
-        row = self.catalog.block_of[fragment]
-        self._vacate(fragment, tier)
-        self.forget_if_nowhere(row)
-
-    def _give_hold(self, fragment: int, tier: Tier) -> None:
-        catalog = self.catalog
-        assert catalog.holds[tier][fragment] > 0
-        catalog.holds[tier][fragment] -= 1
-        catalog.num_holds[tier][catalog.block_of[fragment]] -= 1
+        if parent != NO_ROW and catalog.num_children_placed[tier][parent] == 0:
+            for slower in TIERS[tier:]:
+                self.offer(parent, slower)
 
     def forget_if_nowhere(self, row: int) -> None:
         """Remove rows that have nothing left, upwards: a parent may have waited for its last child."""
@@ -410,9 +318,9 @@ class Residency(Rules):
             total = sum(
                 catalog.stored_length(f, Tier.NVME) for f in cold if catalog.place[Tier.NVME][f] != NO_PLACE
             )
-            if total != self.cold_bytes[namespace.id]:
+            if total != self.transitions.cold_bytes[namespace.id]:
                 problems.append(
-                    f"nvme: namespace {namespace.id} has {total}, {self.cold_bytes[namespace.id]}"
+                    f"nvme: namespace {namespace.id} has {total}, {self.transitions.cold_bytes[namespace.id]}"
                 )
         for tier in TIERS:
             seen: dict[int, int] = {}
@@ -426,9 +334,9 @@ class Residency(Rules):
                         if place != NO_PLACE and seen.setdefault(place, fragment) != fragment:
                             problems.append(f"{tier.label}: place {place:#x} belongs to two fragments")
             books = (
-                ("arriving", self.arriving_bytes, State.ARRIVING),
-                ("resident", self.resident_bytes, State.RESIDENT),
-                ("condemned", self.condemned_bytes, State.CONDEMNED),
+                ("arriving", self.transitions.arriving_bytes, State.ARRIVING),
+                ("resident", self.transitions.resident_bytes, State.RESIDENT),
+                ("condemned", self.transitions.condemned_bytes, State.CONDEMNED),
             )
             for name, count, state in books:
                 if count[tier] != by_state[state]:

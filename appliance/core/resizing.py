@@ -163,7 +163,7 @@ class Resizing:
         if not is_there or catalog.holds[tier][fragment]:  # it was itself the coldest: gone, or being spilled
             room.release(target, length)
             return None
-        residency.hold(fragment, tier)
+        residency.transitions.hold(fragment, tier)
         return Move(fragment, catalog.place[tier][fragment], target)
 
     def _inhabitants(self, tier: Tier, numbers: set[int]) -> list[tuple[int, int]]:

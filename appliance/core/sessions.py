@@ -114,7 +114,7 @@ class Sessions:
             urgencies[row] = urgency
         if urgency is Urgency.DECODING:
             for row in rows:
-                residency.keep(row)
+                residency.transitions.keep(row)
             session.kept_rows += rows
         if was_decoding:
             self._unkeep(session)
@@ -133,7 +133,7 @@ class Sessions:
                 handle = self._residency.catalog.handle(row)
                 if handle not in session.blocks:
                     session.blocks[handle] = None
-                    self._residency.keep(row)
+                    self._residency.transitions.keep(row)
                     session.kept_rows.append(row)
         if len(session.blocks) >= session.tidy_at:  # an agent may go on for days, its blocks come and go
             session.tidy_at = max(MIN_TIDY, 2 * len(self.rows(session)))

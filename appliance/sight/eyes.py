@@ -174,6 +174,6 @@ class Eyes:
             total.num_missed,
             total.num_declined,
             sum(self.events.num_removed.values()),
-            {tier: residency.resident_bytes[tier] for tier in self.planner.rooms},
+            {tier: residency.transitions.resident_bytes[tier] for tier in self.planner.rooms},
             {f"{edge.source}>{edge.target}": edge.num_bytes for edge in self.edges()},
         )

@@ -26,7 +26,7 @@ from kvtier.appliance.core import (
 from kvtier.appliance.core import sessions as sessions_module
 from kvtier.appliance.core import writes as writes_module
 from kvtier.appliance.core.instructions import Publish, Retract, RetractRun
-from kvtier.appliance.core.states import State, Step
+from kvtier.appliance.core.states import State
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import NO_PLACE, Tier, Urgency
 from kvtier.tiers.log import SegmentLog
@@ -88,7 +88,7 @@ def _late_hold() -> list[Patch]:
         batch = self._batches[copy]
         if batch.source is not None:
             for fragment in batch.fragments:
-                self._residency.hold(fragment, batch.source)
+                self._residency.transitions.hold(fragment, batch.source)
         finish(self, copy, outcomes)
 
     return [(copies.Copies, "start", start_without), (copies.Copies, "finish", finish_with)]
@@ -97,8 +97,8 @@ def _late_hold() -> list[Patch]:
 def _publish_early() -> list[Patch]:
     arrive = residency.Residency.arrive
 
-    def early(self: Any, fragment: int, tier: Tier, place: int) -> None:
-        arrive(self, fragment, tier, place)
+    def early(self: Any, fragment: int, tier: Tier, place: int, encoding: int = 0) -> None:
+        arrive(self, fragment, tier, place, encoding)
         if tier is not Tier.NVME:
             self.out.append(Publish(tier, place, self.catalog.label_of(fragment)))
 
@@ -161,8 +161,7 @@ def _condemned_is_free() -> list[Patch]:
         if self.catalog.state[tier][fragment] == State.RESIDENT:
             self.catalog.num_holds[tier][row] -= self.catalog.holds[tier][fragment]
             self.catalog.holds[tier][fragment] = 0
-            self._leave(fragment, tier, Step.EVICT)
-            self._vacate(fragment, tier)
+            self._evict(row, fragment, tier)
 
     return [(residency.Residency, "condemn", at_once)]
 
@@ -239,7 +238,7 @@ def _forward_moves_first() -> list[Patch]:
             move(self, fragment, tier, place)
             return
         self.catalog.place[Tier.NVME][fragment] = place
-        self.in_segment[extent_of(place)].append(fragment)
+        self.transitions.in_segment[extent_of(place)].append(fragment)
         self._settle(Tier.NVME, place)
 
     return [(copies.Copies, "start", eager), (residency.Residency, "move", late)]

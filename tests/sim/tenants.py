@@ -49,7 +49,7 @@ class Tenants:
                     limit = quota.memory_bytes.get(tier, UNLIMITED) // room.extent_bytes
                     self._compare(domain, f"{tier.label} extents", found, limit)
             cold = sum(
-                planner.residency.cold_bytes[namespace.id]
+                planner.residency.transitions.cold_bytes[namespace.id]
                 for namespace in planner.catalog.namespaces.values()
                 if namespace.identity.domain == domain
             )

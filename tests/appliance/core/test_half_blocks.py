@@ -235,7 +235,7 @@ def test_what_nvme_has_of_half_a_block_may_go_when_memory_has_all_of_it() -> Non
     residency = rig.planner.residency
     row = residency.catalog.find(rig.namespace_id, chain[0])
     assert residency.may_leave(row, Tier.NVME)
-    residency.keep(row)
+    residency.transitions.keep(row)
     assert not residency.may_leave(row, Tier.NVME), "a session decodes on it"
     residency.unkeep(row)
     assert residency.evict(row, Tier.NVME, "test") == SLOT_BYTES

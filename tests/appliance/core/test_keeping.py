@@ -280,7 +280,7 @@ def test_what_comes_back_at_start_beyond_a_quota_goes_from_the_end() -> None:
     assert rig.planner.adopt(found, 0.0) == 2
     assert not rig.planner.check_integrity()
     assert rig.found(chain) == 2
-    assert rig.planner.residency.cold_bytes[rig.namespace_id] == 2 * GEOMETRY.block_bytes
+    assert rig.planner.residency.transitions.cold_bytes[rig.namespace_id] == 2 * GEOMETRY.block_bytes
     rig.tick()
     assert rig.found(chain) == 2
 

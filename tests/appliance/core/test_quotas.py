@@ -280,7 +280,7 @@ def test_at_its_quota_of_nvme_the_ends_of_the_oldest_chains_go() -> None:
     shared.put(BOLT, 1, 2)
     for name in range(8):
         assert shared.put(ACME, name, 2) == STORED * 2
-        assert shared.planner.residency.cold_bytes[shared.namespace[ACME]] <= 6 * BLOCK_BYTES
+        assert shared.planner.residency.transitions.cold_bytes[shared.namespace[ACME]] <= 6 * BLOCK_BYTES
     stored = [
         getattr(shared.planner.lookup(shared.namespace[ACME], names(ACME, name, 2)), "num_blocks", 0)
         for name in range(8)
@@ -291,4 +291,4 @@ def test_at_its_quota_of_nvme_the_ends_of_the_oldest_chains_go() -> None:
     none = Shared({"tenant:acme": replace(memory(1), cold_bytes=0)}, has_nvme=True)
     for name in range(4):
         assert none.put(ACME, name, 2) == STORED * 2, "without a cold store of its own it has dram"
-    assert none.planner.residency.cold_bytes[none.namespace[ACME]] == 0
+    assert none.planner.residency.transitions.cold_bytes[none.namespace[ACME]] == 0
