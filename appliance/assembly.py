@@ -43,6 +43,9 @@ from .writes_file import MAX_BYTES, STEM
 
 log = logging.getLogger(__name__)
 
+#: Batches of copies in flight between one pair of tiers. With 8 an NVMe device has work queued while results
+#: are handled; more only delay urgent copies, which cannot overtake what has started.
+MAX_COPIES_PER_EDGE = 8
 MAX_MEMORY_THREADS = 4  # a few saturate the memory; more only take processors from the runtime
 
 
@@ -130,7 +133,7 @@ def assemble(
             _open_store(assembly, tiers.nvme, settings.encryption)
             assert assembly.store is not None
             assembly.store.codecs.adopt_zstd(read_zstd(settings.compression))
-        _connect(assembly, num_threads, settings.limits.max_copies_per_edge)
+        _connect(assembly, num_threads, MAX_COPIES_PER_EDGE)
     except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
         assembly.close()
         raise StartError(str(problem)) from problem

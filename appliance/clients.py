@@ -22,7 +22,9 @@ from .core.events import ClientOpened
 from .errors import error
 from .lanes import Route
 
-MAX_CLIENT_TTL_S = 3600.0
+#: Silence after which a client without a local connection is closed: what OpenClient gets when it asks for no
+#: other (idle connections make no call, so a client that stays idle for longer asks for more), and the most.
+CLIENT_TTL_S, MAX_CLIENT_TTL_S = 60.0, 3600.0
 _FIRST_REMOTE_ID = 1 << 32  # below it local ones, counted
 
 
@@ -48,10 +50,9 @@ class Client:
 class Clients:
     """The registry, bounded by `max_clients`. Opening and closing tells the planner."""
 
-    def __init__(self, appliance: Appliance, max_clients: int, default_ttl_s: float) -> None:
+    def __init__(self, appliance: Appliance, max_clients: int) -> None:
         self._appliance = appliance
         self._max_clients = max_clients
-        self._default_ttl_s = default_ttl_s
         self._by_id: dict[int, Client] = {}
         self._by_request: dict[tuple[str, str], Client] = {}  # remote ones: OpenClient is idempotent
         self._local_ids = itertools.count(1)
@@ -62,9 +63,9 @@ class Clients:
     def __iter__(self) -> Iterator[Client]:
         return iter(list(self._by_id.values()))
 
-    def limit(self, max_clients: int, default_ttl_s: float) -> None:
-        """Let these bounds hold from now on; who is there may stay."""
-        self._max_clients, self._default_ttl_s = max_clients, default_ttl_s
+    def limit(self, max_clients: int) -> None:
+        """Set the largest number of clients. Clients that are registered stay."""
+        self._max_clients = max_clients
 
     def get(self, client_id: int) -> Client | None:
         """Return a client, None when it is unknown or was silent for too long."""
@@ -120,7 +121,7 @@ class Clients:
         self._make_room()
         now = self._appliance.clock()
         client = Client(_FIRST_REMOTE_ID + secrets.randbits(62), name, domain, False, owner=owner)
-        client.ttl_s = ttl_s or self._default_ttl_s
+        client.ttl_s = ttl_s or CLIENT_TTL_S
         client.expires_at = now + client.ttl_s
         client.request_id = request_id
         self._by_id[client.id] = client

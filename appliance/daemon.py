@@ -24,7 +24,7 @@ from .access import Access
 from .access_log import AccessLog
 from .admin import Admin, Drained
 from .appliance import Appliance
-from .assembly import Assembly, assemble
+from .assembly import MAX_COPIES_PER_EDGE, Assembly, assemble
 from .callers import Rates
 from .clients import Clients
 from .codec_speeds import SpeedFile
@@ -37,7 +37,7 @@ from .dictionaries import adopt_zstd_again
 from .direct import DirectDevice, DirectPath
 from .doors import Doors
 from .errors import StartError
-from .event_log import EventLog
+from .event_log import MAX_BLOCK_EVENTS, EventLog
 from .fair_queue import Shares
 from .grpc_server import GrpcServer
 from .key_rotation import KeyRotation
@@ -50,7 +50,7 @@ from .reload import Reload
 from .service import Service
 from .sight.eyes import DRAINING, READY, Eyes
 from .sight.sight import Sight
-from .streams import PutBuffers, Streams
+from .streams import MAX_STREAM_PUT_BYTES, PutBuffers, Streams
 from .writes_file import WritesFile
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,6 @@ class Daemon:
     def __init__(self, loaded: Loaded, assembly: Assembly, epoch: int) -> None:
         """Wire the parts; nothing is served yet. Must run on the event loop."""
         settings = loaded.settings
-        limits = settings.limits
         self.settings = settings
         self.assembly = assembly
         try:
@@ -80,7 +79,7 @@ class Daemon:
         except ValueError as problem:  # as build in policies/registry.py says
             raise StartError(f"policy: {problem}") from problem
         self.planner.on_policy_failed = partial(log.error, "%s; %s")
-        self.events = EventLog(limits.max_block_events)
+        self.events = EventLog(MAX_BLOCK_EVENTS)
         self.appliance = Appliance(
             self.planner,
             assembly.engines,
@@ -91,7 +90,7 @@ class Daemon:
             shares=Shares(lambda number: self.planner.catalog.namespaces[number].identity.domain),
         )
         self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
-        self.accesses = AccessLog(self.appliance, self.planner, limits.max_block_events)
+        self.accesses = AccessLog(self.appliance, self.planner, MAX_BLOCK_EVENTS)
         if assembly.hot is not None:
             soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
             assembly.hot.when_lost(lambda reason: soon(lose, Tier.HBM, reason))
@@ -119,7 +118,7 @@ class Daemon:
                 assembly.store.codecs,
                 lambda: {ns.identity.geometry.dtype for ns in self.planner.catalog.namespaces.values()},
                 self.appliance.mover.statistics,
-                min(os.cpu_count() or 1, limits.max_copies_per_edge),
+                min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
                 SpeedFile(nvme.path if nvme is not None else None),
             )
         self._open_doors(settings, epoch)
@@ -133,11 +132,11 @@ class Daemon:
     def _open_doors(self, settings: Settings, epoch: int) -> None:
         """Wire what serves: who may call, the two transports, and what is seen of it all."""
         limits, assembly = settings.limits, self.assembly
-        self.clients = Clients(self.appliance, limits.max_clients, settings.leases.client_ttl_s)
+        self.clients = Clients(self.appliance, limits.max_clients)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
         self.access, self.rates = Access(settings.access, settings.tenants), Rates(settings.tenants)
-        self.put_buffers = PutBuffers(limits.max_stream_put_bytes)
+        self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
         self.service = Service(
             self.appliance,
             self.planner,
@@ -182,7 +181,6 @@ class Daemon:
             self.accesses,
             self.doors,
             self.rates,
-            max_concurrent_rpcs=limits.max_concurrent_rpcs,
             with_reflection=settings.reflection,
         )
         self._reports: set[asyncio.Task[None]] = set()
@@ -313,12 +311,10 @@ class Daemon:
     def _adopt(self, settings: Settings) -> None:
         """Let the shell's parts follow another policy."""
         self._adopt_profiles(settings)
-        limits = settings.limits
         self.settings = settings
         self.service.options = settings.planner_options()
         self.service.compression = settings.compression
-        self.clients.limit(limits.max_clients, settings.leases.client_ttl_s)
-        self.put_buffers.capacity_bytes = limits.max_stream_put_bytes
+        self.clients.limit(settings.limits.max_clients)
         if self.compressing is not None:
             self.compressing.adopt(settings.compression)
         self.access.adopt(settings.tenants)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from ..tiers.block import Tier
 from .core.instructions import BlockChange, Notify
 
+#: Block events kept for watchers that come back: those of a few seconds at full load, some 10 MB.
+MAX_BLOCK_EVENTS = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:

@@ -33,6 +33,9 @@ from .streams import Streams
 
 log = logging.getLogger(__name__)
 
+#: gRPC calls in progress, streams of watchers included; further calls get RESOURCE_EXHAUSTED at once. As many
+#: as clients by default: a client makes one call at a time, and the local channel does not count.
+MAX_CONCURRENT_RPCS = 256
 HEADROOM_BYTES = 64 << 10  # a message may be a payload's limit and its own framing
 SERVICES = (
     kvcache_pb2.DESCRIPTOR.services_by_name["KVCacheService"],
@@ -125,7 +128,6 @@ class GrpcServer:
         doors: Doors,
         rates: Rates,
         *,
-        max_concurrent_rpcs: int,
         with_reflection: bool,
     ) -> None:
         self._clock = service.appliance.clock
@@ -133,7 +135,7 @@ class GrpcServer:
         self._doors = doors
         self._rates = rates
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=max_concurrent_rpcs,
+            maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
             options=list(OPTIONS.items()),
         )
         handlers: Mapping[str, Sequence[object]] = {

@@ -25,6 +25,8 @@ from .service import Service
 from .stream_codecs import GetEncoder, PutDecoder, Travelling
 
 CHUNK_BYTES = 1 << 20  # of an answer; gRPC's own limit for a message is 4 MiB
+#: Payload of all puts over gRPC in progress, which is held in memory meanwhile; also the largest single put.
+MAX_STREAM_PUT_BYTES = 256 << 20
 _ADDRESS_BITS = 40  # of an offset inside one buffer
 
 

@@ -50,7 +50,6 @@ def settings(path: Path, is_small: bool, straight: bool, has_nvme: bool) -> dict
         "tiers.hbm.capacity": hot if straight else "64MiB",
         "tiers.hbm.from_nvme": "on" if straight else "off",
         "tiers.dram.capacity": large,
-        "limits.max_copies_per_edge": "8",
         "observe.http": "off",
     }
     if has_nvme:

@@ -95,9 +95,9 @@ def draw(rng: random.Random, folder: Path, target: str) -> dict[str, Any]:
             "prefetch": rng.choice(("", "turns", "announced")),
         },
         "watermarks": {"low": f"{low}%", "high": f"{rng.choice((85, 90, 100))}%"},
-        "prefetch": {"memory": f"{rng.choice((5, 25))}%", "bandwidth": f"{rng.choice((10, 50))}%"},
-        "leases": {"ttl": f"{rng.choice((10, 30))}s", "grace": f"{rng.choice((500, 2000))}ms"},
-        "limits": {"max_sessions": rng.choice((64, 65_536)), "max_waiting_puts": rng.choice((64, 256))},
+        "prefetch": {"bandwidth": f"{rng.choice((10, 50))}%"},
+        "leases": {"ttl": f"{rng.choice((10, 30))}s"},
+        "limits": {"max_clients": rng.choice((64, 256)), "max_pinned": f"{rng.choice((25, 50))}%"},
     }
 
 

@@ -154,7 +154,9 @@ def calls_of(target: str, token: Path, way: str, call: str) -> Iterator[Call]:
 
 def late_put(stub: Any, payload: bytes) -> Call:
     """Return a put over gRPC that is timed from its last byte to the answer."""
-    client_id = stub.OpenClient(pb.OpenClientRequest(request_id="late", name="late")).client_id
+    client_id = stub.OpenClient(
+        pb.OpenClientRequest(request_id="late", name="late", ttl_ms=3_600_000)
+    ).client_id
     namespace_id = stub.RegisterNamespace(
         pb.RegisterNamespaceRequest(identity=IDENTITY.to_wire())
     ).namespace_id
@@ -240,7 +242,6 @@ def prepare(folder: Path) -> None:
     policy = {
         "access": {"tokens": str(folder / "tokens")},
         "observe": {"http": "off"},
-        "leases": {"client_ttl": "1h"},  # who speaks gRPC itself keeps nothing alive
         "tenants": {
             "attacker": {"tokens": ["attacker"], "uids": [os.getuid()]},
             "victim": {"tokens": ["victim"]},

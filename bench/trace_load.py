@@ -142,7 +142,6 @@ def play(trace: Trace, policy: str, num_extents: int, seconds: float) -> Played:
         "tiers.dram.extent": f"{EXTENT_BYTES}B",
         "policy.eviction": choice.eviction,
         "policy.admission": choice.admission,
-        "limits.put_wait": "1s",
     }
     with tempfile.TemporaryDirectory(prefix="kvtier-trace-load-") as folder:
         target = f"unix://{folder}/kvtier.sock"

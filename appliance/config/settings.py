@@ -12,7 +12,7 @@ a misspelt limit that is silently ignored is the most expensive kind of default.
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -57,89 +57,50 @@ class Watermarks(Section):
 
 
 class Leases(Section):
-    """How long promises last."""
+    """Lifetime of leases."""
 
     ttl_s: Seconds = Field(default=30.0, alias="ttl")
-    """A lease's life when its caller names none."""
-    ttl_max_s: Seconds = Field(default=600.0, alias="ttl_max")
-    """The longest life a caller may ask for."""
-    grace_s: Seconds = Field(default=2.0, alias="grace")
-    """After a lease's deadline, how long its holder may still release it."""
-    pin_ttl_max_s: Seconds = Field(default=7 * 86_400.0, alias="pin_ttl_max")
-    """The longest life of a pin."""
-    reservation_ttl_s: Seconds = Field(default=10.0, alias="reservation_ttl")
-    """How long room reserved for a put is held when its caller gave no deadline."""
-    client_ttl_s: Seconds = Field(default=60.0, alias="client_ttl")
-    """Silence after which a client without a local connection counts as gone."""
+    """Lifetime of a lease when its caller names none. Raise it for runtimes that stall for longer while they
+    read (a debugger, a swapped host); lower it to get memory back sooner from runtimes that hang."""
 
     @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        for key in ("ttl", "ttl_max", "pin_ttl_max", "reservation_ttl", "client_ttl"):
-            if getattr(self, f"{key}_s") <= 0:
-                refuse(key, "must be longer than 0s")
-        if self.ttl_s > self.ttl_max_s:
-            ttl, longest = units.format_duration(self.ttl_s), units.format_duration(self.ttl_max_s)
-            refuse("ttl", f"{ttl} is longer than ttl_max ({longest}); lower ttl or raise ttl_max")
+    def _check_ttl(self) -> Self:
+        longest_s = PlannerOptions().lease_ttl_max_s
+        if self.ttl_s <= 0:
+            refuse("ttl", "must be longer than 0s")
+        if self.ttl_s > longest_s:
+            ttl, longest = units.format_duration(self.ttl_s), units.format_duration(longest_s)
+            refuse("ttl", f"{ttl} is longer than {longest}, the longest lease; write {longest} or less")
         return self
 
 
 class Limits(Section):
-    """What bounds every queue and table; beyond it the answer is RESOURCE_EXHAUSTED."""
+    """Bounds that depend on the host and its runtimes; beyond them the answer is RESOURCE_EXHAUSTED."""
 
     max_clients: Count = 256
-    """Clients at the same time."""
-    max_concurrent_rpcs: Count = 256
-    """gRPC calls in progress at the same time, watchers included."""
-    max_blocks_per_request: Annotated[int, Field(ge=1, le=4096)] = 4096
-    """Blocks one call may name."""
+    """Clients connected at the same time. Raise it on hosts with more processes that use kvtier; each client
+    takes file descriptors and a staging extent."""
     staging_per_client_bytes: Bytes = Field(default=64 << 20, alias="staging_per_client")
-    """Largest staging extent a client gets, a multiple of 4KiB."""
-    max_stream_put_bytes: Bytes = Field(default=256 << 20, alias="max_stream_put")
-    """Payload of one put through gRPC; it is held in memory meanwhile."""
-    max_namespaces: Count = 1024
-    """Namespaces in one life of the daemon."""
-    max_sessions: Count = 65_536
-    """Sessions at the same time."""
-    max_leases_per_client: Count = 4096
-    """Leases one client may hold."""
-    max_pins: Count = 65_536
-    """Pins at the same time."""
+    """Largest staging extent of a client, a multiple of 4KiB. Lower it on hosts with many clients and little
+    memory; raise it when one put is larger."""
     max_pinned: Fraction = 0.5
-    """Share of a memory tier that leases and pins of one client may hold."""
-    max_waiting_puts: Count = 256
-    """Puts that may wait for room at the same time."""
-    put_wait_s: Seconds = Field(default=5.0, alias="put_wait")
-    """Longest time a put waits for room when its caller gave no deadline."""
-    session_idle_s: Seconds = Field(default=3600.0, alias="session_idle")
-    """Silence after which a session counts as ended."""
-    max_copies_per_edge: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Batches of copies in flight between one pair of tiers."""
-    max_story_lines: Count = 100_000
-    """Lines of story remembered, for all blocks and sessions together."""
-    max_block_events: Count = 65_536
-    """Block events remembered for watchers that come back."""
+    """Share of a memory tier that leases and pins of one client may hold. Raise it when one runtime has the
+    daemon to itself; lower it when several must not starve each other."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         require_multiple("staging_per_client", self.staging_per_client_bytes, PAGE_BYTES)
-        if self.max_stream_put_bytes < 1 << 20:
-            refuse("max_stream_put", f"{units.format_bytes(self.max_stream_put_bytes)} is less than 1MiB")
         if self.max_pinned == 0:
-            refuse("max_pinned", "0% lets nobody read; write 50%")
+            refuse("max_pinned", "0% refuses every read; write 50%")
         return self
 
 
 class Prefetching(Section):
-    """Bounds on what comes up before anyone asks; who that is, the prefetch policy says."""
+    """Bound on prefetching; which blocks are prefetched is decided by `policy.prefetch`."""
 
     bandwidth: Fraction = 0.5
-    """Share of the bandwidth from nvme that prefetches may take."""
-    memory: Fraction = 0.25
-    """Share of dram that may be prefetched and not used yet."""
-    in_flight_bytes: Bytes = Field(default=256 << 20, alias="in_flight")
-    """Bytes of prefetches on their way at one time."""
-    window_s: Seconds = Field(default=60.0, alias="window")
-    """How long a block that came up for an arrival, or because a client asked, is expected to be used."""
+    """Share of the bandwidth from nvme that prefetches may take. Lower it when other programs use the
+    device."""
 
 
 class Settings(Section):
@@ -166,7 +127,8 @@ class Settings(Section):
     limits: Limits = Limits()
     """What bounds every queue and table."""
     reflection: bool = True
-    """Describe the services to tools such as grpcurl."""
+    """Describes the services to tools such as grpcurl, on every connection. Turn it off where a security
+    policy forbids it."""
     observe: Observe = Observe()
     """What the daemon shows of itself, and to whom."""
     access: Access = Access()
@@ -227,30 +189,14 @@ class Settings(Section):
 
     def planner_options(self) -> PlannerOptions:
         """Return what the pure core needs of it."""
-        limits, leases, nvme = self.limits, self.leases, self.tiers.nvme
+        limits, nvme = self.limits, self.tiers.nvme
         return PlannerOptions(
-            max_blocks_per_request=limits.max_blocks_per_request,
-            max_namespaces=limits.max_namespaces,
             max_clients=limits.max_clients,
-            max_sessions=limits.max_sessions,
-            max_leases_per_client=limits.max_leases_per_client,
-            max_pins=limits.max_pins,
             max_pinned_fraction=limits.max_pinned,
-            max_waiting_puts=limits.max_waiting_puts,
-            lease_ttl_s=leases.ttl_s,
-            lease_ttl_max_s=leases.ttl_max_s,
-            pin_ttl_max_s=leases.pin_ttl_max_s,
-            lease_grace_s=leases.grace_s,
-            reservation_ttl_s=leases.reservation_ttl_s,
-            put_wait_s=limits.put_wait_s,
-            session_idle_s=limits.session_idle_s,
+            lease_ttl_s=self.leases.ttl_s,
             high_watermark=self.watermarks.high,
             low_watermark=self.watermarks.low,
             prefetch_bandwidth_fraction=self.prefetch.bandwidth,
-            max_prefetched_fraction=self.prefetch.memory,
-            max_prefetch_bytes=self.prefetch.in_flight_bytes,
-            prefetch_window_s=self.prefetch.window_s,
-            max_story_lines=limits.max_story_lines,
             quotas=quotas_of(self.tenants),
             write="idle" if nvme is None else nvme.write,
             daily_write_bytes=None if nvme is None else nvme.daily_limit_bytes,

@@ -24,7 +24,11 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
-    """Limits and defaults. Immutable: a policy change makes a new one."""
+    """Limits and defaults. Immutable: a policy change makes a new one.
+
+    Settings choose those that depend on a host or its runtimes (`Settings.planner_options`). The others bound
+    memory and waiting far above what correct callers need: constants, which only the simulator varies.
+    """
 
     max_blocks_per_request: int = 4096
     max_namespaces: int = 1024

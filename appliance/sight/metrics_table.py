@@ -154,7 +154,7 @@ COPIES = (
            "Duration of batches of copies, from being handed to the device.",
            "A device that becomes slow.", sources.copy_seconds),
     Metric("kvtier_copies_in_flight", "gauge", ("source", "target"), "Batches in flight on an edge.",
-           "Saturation: it stands at `limits.max_copies_per_edge`.", sources.copies_in_flight),
+           "Saturation: it stands at 8.", sources.copies_in_flight),
     Metric("kvtier_copies_queued", "gauge", ("source", "target"), "Batches waiting for an edge.",
            "Demand beyond what the edge can do.", sources.copies_queued),
     Metric("kvtier_edge_bytes_per_second", "gauge", ("source", "target"),

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,7 +12,9 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from kvtier.appliance import errors
+from kvtier.appliance import daemon, errors
+from kvtier.appliance.config import Settings
+from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.results import Refusal
 from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
@@ -249,10 +252,12 @@ def pin_all(raw: RawClient) -> Attempt:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Any:
-    settings = small_settings(
-        tmp_path, limits={"max_namespaces": 2, "max_clients": 2, "max_stream_put": "1MiB"}
-    )
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A daemon with small limits, and a client."""
+    options = replace(PlannerOptions(), max_clients=2, max_namespaces=2)
+    monkeypatch.setattr(Settings, "planner_options", lambda self: options)
+    monkeypatch.setattr(daemon, "MAX_STREAM_PUT_BYTES", 1 << 20)
+    settings = small_settings(tmp_path, limits={"max_clients": 2})
     with DaemonThread(settings) as served, RawClient(served.daemon.service.local_socket_path) as raw:
         raw.attach()
         raw.register()

@@ -95,17 +95,16 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
     daemon = scene.thread.daemon
     assert daemon.reload.status.generation == 1
     policy = {"eviction": "s3fifo", "prefetch": "turns"}
-    text = scene.text(policy=policy, leases={"ttl": "5s", "ttl_max": "7s"}, limits={"max_clients": 1})
+    text = scene.text(policy=policy, leases={"ttl": "5s"}, limits={"max_clients": 1})
     assert [change.key for change in scene.apply(text, is_dry_run=True).changes] == [
         "policy.eviction",
         "policy.prefetch",
         "leases.ttl",
-        "leases.ttl_max",
         "limits.max_clients",
     ]
     assert (daemon.reload.status.generation, daemon.planner.options.lease_ttl_s) == (1, 30), "dry"
     assert scene.apply(text, generation=1).generation == 2
-    assert (daemon.planner.options.lease_ttl_s, daemon.service.options.lease_ttl_max_s) == (5, 7)
+    assert (daemon.planner.options.lease_ttl_s, daemon.service.options.lease_ttl_s) == (5, 5)
     assert daemon.planner.choice.eviction == "s3fifo"
     assert daemon.planner.prefetching.prefetcher is not None
     assert daemon.local is not None
@@ -119,7 +118,7 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
         (
             {"leases": {"ttl": "20m"}},
             "BAD_POLICY",
-            r"sent\.yaml:\d+: leases\.ttl: 20m is longer than ttl_max",
+            r"sent\.yaml:\d+: leases\.ttl: 20m is longer than 10m, the longest lease",
         ),
         ({"policy": {"eviction": "lur"}}, "BAD_POLICY", "no policy 'lur'"),
         (

@@ -261,7 +261,7 @@ def test_a_refused_policy_names_file_and_line(tmp_path: Path) -> None:
     policy.write_text("leases:\n  ttl: 20m\nreflection: 7\n")
     result = run("serve", "--policy", str(policy), "--check")
     assert result.exit_code == 2
-    assert f"{policy}:2: leases.ttl: 20m is longer than ttl_max (10m)" in result.stderr
+    assert f"{policy}:2: leases.ttl: 20m is longer than 10m, the longest lease" in result.stderr
     assert f"{policy}:3: reflection: must be true or false" in result.stderr
 
 

@@ -37,7 +37,7 @@ def test_validate_says_nothing_or_everything(policy: Path, tmp_path: Path) -> No
     wrong.write_text("leases:\n  ttl: 20m\nlimits:\n  max_client: 1\n")
     result = run("policy", "validate", str(wrong))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{wrong}:2: leases.ttl: 20m is longer than ttl_max (10m)" in result.stderr
+    assert f"{wrong}:2: leases.ttl: 20m is longer than 10m, the longest lease" in result.stderr
     answer = json.loads(run("policy", "validate", str(wrong), "--json").stdout)
     assert not answer["valid"]
     assert {problem["path"] for problem in answer["problems"]} == {"leases.ttl", "limits.max_client"}
@@ -64,11 +64,11 @@ def test_show_names_the_source_of_every_value(policy: Path) -> None:
     settings = json.loads(run(*arguments).stdout)["settings"]
     assert settings["leases.ttl"] == {"value": "9s", "source": "--set leases.ttl"}
     assert settings["tiers.dram.capacity"]["source"].startswith(f"{policy}:")
-    assert settings["leases.grace"] == {"value": "2s", "source": "default"}
+    assert settings["limits.max_pinned"] == {"value": "50%", "source": "default"}
     changed = json.loads(run(*arguments, "--changed").stdout)["settings"]
-    assert "leases.grace" not in changed
+    assert "limits.max_pinned" not in changed
     assert "leases.ttl" in changed
-    assert "leases.ttl_max" in run("policy", "show", "--policy", str(policy)).stdout
+    assert "limits.max_pinned" in run("policy", "show", "--policy", str(policy)).stdout
     named = run("policy", "show", str(policy)).stdout
     assert named == run("policy", "show", "--policy", str(policy)).stdout
     for other in (("--policy", str(policy)), ("--running",)):

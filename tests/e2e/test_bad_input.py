@@ -43,7 +43,7 @@ NEW = chain(4, "new")
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    settings = small_settings(tmp_path, nvme=True, leases={"grace": "50ms"})
+    settings = small_settings(tmp_path, nvme=True)
     with DaemonThread(settings) as served:
         yield Scene(served)
 

@@ -167,10 +167,10 @@ def digest_of(**policy: Any) -> str:
     ids=lambda live: next(iter(live)),
 )
 def test_what_is_live_replaces_no_pod_by_its_digest(live: dict[str, Any]) -> None:
-    before = digest_of(limits={"max_story_lines": 5}, leases={"grace": "1s"}, tenants={"x": {"uids": [8]}})
+    before = digest_of(limits={"max_pinned": "25%"}, leases={"ttl": "1s"}, tenants={"x": {"uids": [8]}})
     both: dict[str, Any] = {
-        "limits": {"max_story_lines": 5},
-        "leases": {"grace": "1s"},
+        "limits": {"max_pinned": "25%"},
+        "leases": {"ttl": "1s"},
         "tenants": {"x": {"uids": [8]}},
     }
     after = digest_of(**{**both, **{key: {**both.get(key, {}), **of} for key, of in live.items()}})
@@ -181,7 +181,7 @@ def test_what_is_live_replaces_no_pod_by_its_digest(live: dict[str, Any]) -> Non
     "fixed",
     [
         {"reflection": False},
-        {"limits": {"max_concurrent_rpcs": 9}},
+        {"observe": {"log": "json"}},
         {"tiers": {"dram": {"extent": "128MiB"}}},
     ],
     ids=lambda fixed: next(iter(fixed)),

@@ -28,29 +28,31 @@ from kvtier.appliance.policy_watch import Watch, signature_of
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
-    file.write_text("leases:\n  ttl: 10s\n  grace: 1s\ntiers:\n  nvme: {path: /d,\n    capacity: 1TiB}\n")
-    env = {"KVTIER_LEASES__GRACE": "3s", "KVTIER_WATERMARKS__LOW": "50%"}
+    file.write_text(
+        "leases:\n  ttl: 10s\nlimits:\n  max_clients: 7\ntiers:\n  nvme: {path: /d,\n    capacity: 1TiB}\n"
+    )
+    env = {"KVTIER_LIMITS__MAX_CLIENTS": "3", "KVTIER_WATERMARKS__LOW": "50%"}
     loaded = Origin(file, env, ("watermarks.low=60%", "tiers.dram.numa_nodes=[0, 1]")).load()
     sources = {key: (value, source) for key, value, source in loaded.rows()}
     assert sources["leases.ttl"] == ("10s", f"{file}:2")
-    assert sources["leases.grace"] == ("3s", "KVTIER_LEASES__GRACE")
+    assert sources["limits.max_clients"] == (3, "KVTIER_LIMITS__MAX_CLIENTS")
     assert sources["watermarks.low"] == ("60%", "--set watermarks.low")
     assert sources["tiers.dram.numa_nodes"] == ([0, 1], "--set tiers.dram.numa_nodes")
-    assert sources["tiers.nvme.path"] == ("/d", f"{file}:5")
-    assert sources["tiers.nvme.capacity"] == ("1TiB", f"{file}:6")
+    assert sources["tiers.nvme.path"] == ("/d", f"{file}:6")
+    assert sources["tiers.nvme.capacity"] == ("1TiB", f"{file}:7")
     assert sources["tiers.nvme.durability"] == ("segment", "default"), "its tier is written, it is not"
-    assert sources["leases.ttl_max"] == ("10m", "default")
+    assert sources["limits.max_pinned"] == ("50%", "default")
     assert [*sources] == [".".join(map(str, path)) for path, _ in leaves(loaded.settings.canonical())]
 
 
 def test_an_origin_is_asked_again(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("leases: {ttl: 10s}")
-    origin = Origin(file, {}, ("leases.grace=1s",))
+    origin = Origin(file, {}, ("limits.max_clients=5",))
     assert origin.load().settings.leases.ttl_s == 10
-    file.write_text("leases: {ttl: 20s, grace: 9s}")
-    leases = origin.load().settings.leases
-    assert (leases.ttl_s, leases.grace_s) == (20, 1), "the command line stays stronger"
+    file.write_text("leases: {ttl: 20s}\nlimits: {max_clients: 9}")
+    settings = origin.load().settings
+    assert (settings.leases.ttl_s, settings.limits.max_clients) == (20, 5), "the command line stays stronger"
     given = origin.load("leases: {ttl: 5s}", "other.yaml")
     assert (given.settings.leases.ttl_s, given.text) == (5, None)
     with pytest.raises(SettingsError, match=r"other\.yaml:1: leases\.ttl"):

@@ -29,7 +29,7 @@ tiers:
     segment: 256MiB
     durability: record
 watermarks: {high: 92%, low: 0.85}
-leases: {ttl: 1m, ttl_max: 1h, grace: 500ms}
+leases: {ttl: 90s}
 limits: {max_clients: 8, staging_per_client: 16MiB}
 reflection: false
 """
@@ -52,7 +52,7 @@ def test_reads_a_whole_policy(tmp_path: Path) -> None:
     assert settings.tiers.nvme.path == Path("/var/lib/kvtier")
     assert settings.tiers.nvme.num_segments == 10**12 // (256 << 20)
     assert (settings.watermarks.high, settings.watermarks.low) == (0.92, 0.85)
-    assert (settings.leases.ttl_s, settings.leases.ttl_max_s, settings.leases.grace_s) == (60, 3600, 0.5)
+    assert settings.leases.ttl_s == 90
     assert settings.limits.staging_per_client_bytes == 16 << 20
     assert not settings.reflection
 
@@ -61,7 +61,7 @@ def test_canonical_form_reads_back_equal(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     assert load(tmp_path, settings.to_yaml()) == settings
     assert yaml.safe_load(settings.to_yaml())["watermarks"] == {"high": "92%", "low": "85%"}
-    assert settings.canonical()["leases"]["grace"] == "500ms"
+    assert settings.canonical()["leases"]["ttl"] == "1m30s"
 
 
 def test_an_empty_policy_is_the_defaults(tmp_path: Path) -> None:
@@ -75,10 +75,12 @@ def test_the_variable_that_names_the_file_is_no_setting(tmp_path: Path) -> None:
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
-    text = "leases: {ttl: 10s, grace: 1s, ttl_max: 5m}\n"
-    env = {"KVTIER_LEASES__TTL": "20s", "KVTIER_LEASES__GRACE": "3s"}
-    leases = load(tmp_path, text, env, "leases.ttl=25s").leases
-    assert (leases.ttl_s, leases.grace_s, leases.ttl_max_s, leases.client_ttl_s) == (25, 3, 300, 60)
+    text = "leases: {ttl: 10s}\nlimits: {max_clients: 1, max_pinned: 30%}\n"
+    env = {"KVTIER_LEASES__TTL": "20s", "KVTIER_LIMITS__MAX_CLIENTS": "3"}
+    settings = load(tmp_path, text, env, "leases.ttl=25s")
+    limits = settings.limits
+    assert (settings.leases.ttl_s, limits.max_clients, limits.max_pinned) == (25, 3, 0.3)
+    assert limits.staging_per_client_bytes == 64 << 20
 
 
 @pytest.mark.parametrize("word", ["auto", "on", "off"])
@@ -107,22 +109,9 @@ def test_variables_that_kubernetes_injects_are_no_settings() -> None:
 def test_planner_options_follow_the_settings() -> None:
     assert Settings.load(env={}).planner_options() == PlannerOptions()  # one set of defaults, not two
     overrides = [
-        "limits.max_blocks_per_request=1",
-        "limits.max_namespaces=2",
         "limits.max_clients=3",
-        "limits.max_sessions=4",
-        "limits.max_leases_per_client=5",
-        "limits.max_pins=6",
         "limits.max_pinned=7%",
-        "limits.max_waiting_puts=8",
-        "limits.put_wait=9s",
-        "limits.session_idle=10s",
-        "limits.max_story_lines=11",
         "leases.ttl=12s",
-        "leases.ttl_max=13s",
-        "leases.grace=14s",
-        "leases.pin_ttl_max=15s",
-        "leases.reservation_ttl=16s",
         "watermarks.high=81%",
         "watermarks.low=18%",
     ]
@@ -130,7 +119,7 @@ def test_planner_options_follow_the_settings() -> None:
     defaults = PlannerOptions()
     changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
     assert len(changed) == len(overrides)
-    assert (options.max_pinned_fraction, options.lease_ttl_s, options.lease_grace_s) == (0.07, 12, 14)
+    assert (options.max_clients, options.max_pinned_fraction, options.lease_ttl_s) == (3, 0.07, 12)
     assert (options.high_watermark, options.low_watermark) == (0.81, 0.18)
 
 
@@ -150,7 +139,12 @@ def test_daily_writes_are_a_size_or_a_word(written: str, daily_bytes: int | None
 
 #: What is written, the line it is refused in, the path named, words of the sentence.
 MALFORMED = {
-    "unknown key": ("leases:\n  lese_ttl: 30s", 2, "leases.lese_ttl", "allowed here: ttl, ttl_max, grace"),
+    "unknown key": (
+        "leases:\n  lese_ttl: 30s",
+        2,
+        "leases.lese_ttl",
+        "unknown key; allowed here: ttl",
+    ),
     "near miss": ("tiers:\n  dram:\n    capcity: 1GiB", 3, "tiers.dram.capcity", "did you mean 'capacity'?"),
     "attribute": (
         "tiers:\n  dram: {capacity_bytes: 1}",
@@ -175,7 +169,7 @@ MALFORMED = {
     "no tenant": ("tenants:\n  acme: 7", 2, "tenants.acme", "must be a mapping with the keys uids"),
     "unknown tier": ("tiers:\n  ssd: {}", 2, "tiers.ssd", "allowed here: hbm, dram, nvme"),
     "twice": ("reflection: true\nreflection: false", 2, "", "'reflection' is written twice, first in line 1"),
-    "twice deep": ("leases:\n  ttl: 1s\n  grace: 1s\n  ttl: 2s", 4, "", "'ttl' is written twice"),
+    "twice deep": ("leases:\n  ttl: 1s\n  ttl: 2s", 3, "", "'ttl' is written twice"),
     "bad size": (
         "tiers:\n  dram:\n    capacity: 64 furlongs",
         3,
@@ -280,21 +274,14 @@ MALFORMED = {
     "low = high": ("watermarks:\n  high: 80%", 1, "watermarks.low", "80% is not below high (80%)"),
     "low > high": ("watermarks:\n  high: 80%\n  low: 95%", 3, "watermarks.low", "lower low or raise high"),
     "share of 90": ("watermarks:\n  high: 90", 2, "watermarks.high", "like 90% or 0.9"),
-    "ttl > max": ("leases:\n  ttl: 20m", 2, "leases.ttl", "longer than ttl_max (10m)"),
+    "ttl > max": ("leases:\n  ttl: 20m", 2, "leases.ttl", "longer than 10m, the longest lease"),
     "no time": ("leases:\n  ttl: 0s", 2, "leases.ttl", "longer than 0s"),
     "bare number": ("leases:\n  ttl: '30'", 2, "leases.ttl", "like 500ms, 30s or 10m"),
     "clients": ("limits:\n  max_clients: many", 2, "limits.max_clients", "whole number"),
     "no clients": ("limits:\n  max_clients: 0", 2, "limits.max_clients", "greater than or equal to 1"),
     "true clients": ("limits:\n  max_clients: true", 2, "limits.max_clients", "whole number"),
     "half a client": ("limits:\n  max_clients: 1.5", 2, "limits.max_clients", "whole number"),
-    "beyond the wire": (
-        "limits:\n  max_blocks_per_request: 4097",
-        2,
-        "limits.max_blocks_per_request",
-        "less than or equal to 4096",
-    ),
     "odd staging": ("limits:\n  staging_per_client: 5000B", 2, "limits.staging_per_client", "write 8KiB"),
-    "small stream": ("limits:\n  max_stream_put: 1KiB", 2, "limits.max_stream_put", "less than 1MiB"),
     "nothing pinned": ("limits:\n  max_pinned: 0%", 2, "limits.max_pinned", "write 50%"),
     "version": ("schema_version: 2", 1, "schema_version", "must be 1; is 2"),
     "listen": ("listen: kvtier.sock", 1, "listen", "unix:///absolute/path or host:port"),
