@@ -68,7 +68,7 @@ test-vllm: $(VLLM)/.ready $(VLLM_MODELS)/.ready
 
 # The transformers client against real models of many architectures; small, random, on the CPU.
 test-transformers: $(VENV)/.ready-demo
-	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/test_layout.py tests/docs/test_reference.py)
+	$(BIN)/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/transformers tests/clients/connector/test_layout.py tests/docs/test_reference.py)
 
 # The plug-ins for LMCache against the real package, which pins protobuf 6 and a numpy of its own.
 LMCACHE := .venv-lmcache

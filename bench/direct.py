@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 
-from kvtier.clients.namespace import Geometry
-from kvtier.clients.page_layouts import PagesDescription, describe
+from kvtier.clients.operations.page_layouts import PagesDescription, describe
+from kvtier.clients.values.namespace import Geometry
 from kvtier.tiers.block import Geometry as DaemonGeometry
 from kvtier.tiers.gpu.layouts import LAYOUT, PageLayout, PageTensor, page_table
 from kvtier.tiers.gpu.pages import Pages

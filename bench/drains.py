@@ -33,9 +33,9 @@ import numpy as np
 from kvtier.appliance.daemon import CLOSE_GRACE_S
 from kvtier.appliance.process import DRAIN_GRACE_S
 from kvtier.clients import Client, Geometry, KvtierError, NamespaceIdentity
-from kvtier.clients.breaker import Breaker
-from kvtier.clients.chain_store import ChainStore
-from kvtier.clients.guard import Guard
+from kvtier.clients.connector.breaker import Breaker
+from kvtier.clients.connector.chain_store import ChainStore
+from kvtier.clients.connector.guard import Guard
 from kvtier.clients.options import Limits, Timeout
 from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.clients.direct import Exported
+from kvtier.clients.operations.direct import Exported
 from kvtier.tiers.base import Buffer
 from kvtier.tiers.gpu.device import Device, DeviceError, DeviceMemory, Event, Pieces, Stream
 from kvtier.tiers.gpu.watcher import Watcher

@@ -1,15 +1,25 @@
 """What an inference runtime installs: Client, AsyncClient, value objects, errors.
 
-Depends on grpcio, protobuf and numpy; knows tensors by their pointer and never imports torch. Reading
-order: words, namespace, keys · effects, base, puts, gets, leases (what is said, no I/O) · extents, shared,
-staging (shared memory) · local, link, remote, aio_link, remote_aio (connections) · aio, sync (the face).
+Depends on grpcio, protobuf and numpy; takes tensors by their pointer and never imports torch. A folder
+imports only what stands below it (pyproject.toml holds that):
+
+    vllm vllm_tier transformers sglang lmcache    one connector per runtime
+    connector                                     what the connectors share
+    aio, sync                                     AsyncClient; Client, generated from it
+    links                                         connections: local channel, gRPC
+    operations                                    what each call says, as generators without I/O
+    memory                                        shared memory, staging, buffers
+    values                                        namespaces, hashes, reports, checks of arguments
+
+The modules at the top (errors, options, weights, direct_cuda, testing) have names that users import.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .breaker import Breaker
-from .buffers import Pieces
+from .connector.breaker import Breaker
+from .connector.guard import Guard
+from .connector.opaque import opaque_geometry
 from .errors import (
     DataLoss,
     DeadlineExceeded,
@@ -22,16 +32,14 @@ from .errors import (
     ServerBug,
     Unavailable,
 )
-from .fragments import Fragment
-from .guard import Guard
-from .keys import prefix_hashes
-from .namespace import Geometry, Namespace, NamespaceIdentity
-from .opaque import opaque_geometry
+from .memory.buffers import Pieces
+from .memory.fragments import Fragment
+from .memory.staging import StagingBuffer
 from .options import Limits, Retry, Timeout
-from .staging import StagingBuffer
 from .sync import Client, Lease, Pin, Session
-from .weights import checkpoint_digest, find_checkpoint
-from .words import (
+from .values.keys import prefix_hashes
+from .values.namespace import Geometry, Namespace, NamespaceIdentity
+from .values.words import (
     GetReport,
     Lookup,
     Prefetch,
@@ -43,6 +51,7 @@ from .words import (
     Tier,
     Urgency,
 )
+from .weights import checkpoint_digest, find_checkpoint
 
 if TYPE_CHECKING:
     from .aio import AsyncClient, AsyncLease, AsyncPin, AsyncSession

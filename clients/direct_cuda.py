@@ -21,8 +21,8 @@ from ctypes import byref, c_void_p
 from typing import Any
 
 from ..v1 import cuda
-from .direct import Exported
 from .errors import PreconditionFailed
+from .operations.direct import Exported
 
 _UNSHAREABLE = (cuda.INVALID_VALUE, cuda.NOT_SUPPORTED)
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .aio import AsyncClient
-from .base import Settings
 from .errors import NOT_RUNNING, KvtierError, Unavailable
-from .fake_link import AsyncFakeLink, FakeLink
-from .fake_server import FakeServer
+from .fake.link import AsyncFakeLink, FakeLink
+from .fake.server import FakeServer
+from .operations.base import Settings
 from .sync import Client
 
 L = TypeVar("L", bound=FakeLink)

@@ -26,8 +26,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ... import Client, KvtierError
-from ...clients.keys import prefix_hashes
-from ...clients.namespace import Geometry, Namespace, NamespaceIdentity
+from ...clients.values.keys import prefix_hashes
+from ...clients.values.namespace import Geometry, Namespace, NamespaceIdentity
 from ...v1 import admin_pb2
 from ..units import about_bytes, count, format_bytes
 from .bench_codec import codec

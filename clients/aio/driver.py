@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from ..aio_link import AsyncLink, open_link
-from ..base import Operations, Settings
-from ..effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from ..errors import CONNECTION_LOST, KvtierError, Unavailable
-from ..forks import tell_of_forks
+from ..links.aio_link import AsyncLink, open_link
+from ..links.forks import tell_of_forks
+from ..operations.base import Operations, Settings
+from ..operations.effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 
 T = TypeVar("T")
 THREAD_BYTES = 1 << 20  # fewer are copied faster than a thread is woken

@@ -13,10 +13,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..direct import DeliveryState, LayerGroup, PagesReport, PagesState
-from ..effects import Operation
-from ..namespace import Namespace
-from ..words import PutReport, Retention, Urgency
+from ..operations.direct import DeliveryState, LayerGroup, PagesReport, PagesState
+from ..operations.effects import Operation
+from ..values.namespace import Namespace
+from ..values.words import PutReport, Retention, Urgency
 
 if TYPE_CHECKING:
     from .client import AsyncClient

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..namespace import Namespace, NamespaceIdentity
-from ..opaque import opaque_geometry
+from ..connector.opaque import opaque_geometry
 from ..sync import Client
-from ..words import PutOutcome
+from ..values.namespace import Namespace, NamespaceIdentity
+from ..values.words import PutOutcome
 
 _TAG = b"kvtier.lmcache.1"
 _KEPT = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)

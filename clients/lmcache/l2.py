@@ -24,7 +24,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.platform import create_event_notifier
 
-from ..guard import Guard
+from ..connector.guard import Guard
 from .chunks import ChunkKind, ChunkStore, chunk_name
 from .options import Options, check_version
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...v1.addresses import default_target
+from ..connector.plugin_options import options_from
 from ..errors import InvalidRequest
 from ..options import Limits, Timeout
-from ..plugin_options import options_from
 from ..sync import Client
 from ..weights import checkpoint_digest, find_checkpoint
 

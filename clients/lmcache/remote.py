@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
+from ..connector.guard import Guard
 from ..errors import InvalidRequest
-from ..guard import Guard
 from .chunks import ChunkKind, ChunkStore, chunk_name
 from .options import Options, check_version
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..buffers import Pieces
-from ..chain_store import Memory
-from ..opaque import opaque_geometry
+from ..connector.chain_store import Memory
+from ..connector.opaque import opaque_geometry
+from ..memory.buffers import Pieces
 
 
 class PageMemory:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from ..base import Operations, Settings
-from ..connect import open_link
-from ..effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 from ..errors import CONNECTION_LOST, KvtierError, Unavailable
-from ..forks import tell_of_forks
-from ..link import Link
+from ..links.connect import open_link
+from ..links.forks import tell_of_forks
+from ..links.link import Link
+from ..operations.base import Operations, Settings
+from ..operations.effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 
 T = TypeVar("T")
 THREAD_BYTES = sys.maxsize  # every copy runs on the calling thread

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import PreconditionFailed
-from ..fragments import Fragment
-from ..leases import LeaseState
-from ..words import Tier, Urgency
+from ..memory.fragments import Fragment
+from ..operations.leases import LeaseState
+from ..values.words import Tier, Urgency
 
 if TYPE_CHECKING:
     from .client import Client

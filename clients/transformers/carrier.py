@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ..keys import prefix_hashes
-from ..layout import gather, scatter, shape_of
-from ..namespace import Geometry, Namespace, NamespaceIdentity
+from ..connector.layout import gather, scatter, shape_of
 from ..sync import Client
-from ..words import PutOutcome, Tier, Urgency
+from ..values.keys import prefix_hashes
+from ..values.namespace import Geometry, Namespace, NamespaceIdentity
+from ..values.words import PutOutcome, Tier, Urgency
 from .cache import TieredCache
 from .ledger import Ledger
 from .plan import LayerKind, resume_point, whole_blocks

@@ -18,7 +18,7 @@ from transformers import DynamicCache, __version__
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import InvalidRequest
-from ..namespace import DTYPE_BYTES
+from ..values.namespace import DTYPE_BYTES
 from .plan import LayerKind
 
 MAJOR_VERSION = "5"

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import torch
 
 from ...v1.addresses import default_target
-from ..guard import PLUGIN_BUG, Guard
-from ..keys import prefix_hashes
+from ..connector.guard import PLUGIN_BUG, Guard
 from ..options import Timeout
 from ..sync import Client
-from ..words import Tier, Urgency
+from ..values.keys import prefix_hashes
+from ..values.words import Tier, Urgency
 from .cache import Reuse, TieredCache
 from .carrier import Carrier, Saved
 from .identity import fingerprint, model_digest

@@ -32,23 +32,23 @@ from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ..aio import AsyncClient
+from ..connector.guard import Defects, harmless
 from ..errors import KvtierError
-from ..guard import Defects, harmless
-from ..namespace import NamespaceIdentity
 from ..options import Timeout
-from .agent import Agent
+from ..values.namespace import NamespaceIdentity
 from .counters import Counters
 from .describe import cuda_pages, describe_groups
-from .events import event_of
 from .groups import groups_of, why_not, why_not_shared
 from .metrics import KvtierPromMetrics, KvtierStats
 from .options import Options
-from .pages import LayerView, PagedGroup
 from .plan import Acks, StepPlan
-from .saving import Saver
-from .scheduler import MISS, SchedulerSide
+from .scheduler.agent import Agent
+from .scheduler.events import event_of
+from .scheduler.saving import Saver
+from .scheduler.side import MISS, SchedulerSide
 from .versions import check_version
-from .worker import WorkerSide, client_of
+from .worker.pages import LayerView, PagedGroup
+from .worker.side import WorkerSide, client_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

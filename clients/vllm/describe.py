@@ -8,12 +8,12 @@ import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.platforms import current_platform
 
-from ..namespace import NamespaceIdentity
+from ..values.namespace import NamespaceIdentity
 from .groups import specs_in
 from .identity import identity_of, model_digest
 from .options import Options
-from .pages import PagedGroup
-from .roads import DevicePages
+from .worker.pages import PagedGroup
+from .worker.roads import DevicePages
 
 
 def describe_groups(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...v1.addresses import default_target
-from ..plugin_options import bad_option, check_choice, digest_from, options_from
+from ..connector.plugin_options import bad_option, check_choice, digest_from, options_from
 
 WHAT = "kv_connector_extra_config"
 SAVES = ("all", "prompt", "none")

@@ -35,9 +35,9 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ..buffers import address_of
-from ..chain_store import ChainStore
-from ..guard import Guard, harmless
+from ..connector.chain_store import ChainStore
+from ..connector.guard import Guard, harmless
+from ..memory.buffers import address_of
 from .identity import host_device, identity_of
 from .lanes import Lane
 from .lookups import TierLookups

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..plugin_options import bad_option, check_choice, digest_from, options_from
+from ..connector.plugin_options import bad_option, check_choice, digest_from, options_from
 
 
 @dataclass(frozen=True, slots=True)

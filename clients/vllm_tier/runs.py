@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...v1.shm import HASH_BYTES
-from ..vllm.sessions import MAX_NAME
+from ..vllm.scheduler.sessions import MAX_NAME
 
 GROUP_BYTES = 4
 KEY_BYTES = HASH_BYTES + GROUP_BYTES

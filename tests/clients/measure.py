@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kvtier.clients import Client, Geometry, Limits, NamespaceIdentity, Tier
-from kvtier.clients.buffers import address_of, copy_bytes
+from kvtier.clients.memory.buffers import address_of, copy_bytes
 from kvtier.v1.shm import extent_of, tags_of
 
 from ..daemon import Daemon

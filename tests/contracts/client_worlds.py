@@ -13,7 +13,7 @@ import pytest
 from kvtier.clients import AsyncClient, Client
 from kvtier.testing import FakeAppliance
 
-from ..clients.bridge import grpc_bridge
+from ..clients.links.bridge import grpc_bridge
 from ..daemon import Daemon
 from .blocking import Blocking
 

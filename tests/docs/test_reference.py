@@ -26,8 +26,9 @@ PAGE_OF = {name: page for page in PAGES for name in described(page.read_text())}
 NEEDS_TORCH = "transformers"
 
 
+CLIENT_ROOMS = ("aio", "connector", "fake", "links", "memory", "operations", "sync", "values")
 #: Packages of the client itself; what is public of them is in `kvtier.clients.__all__`.
-ROOMS = {f"kvtier.clients.{name}" for name in ("aio", "sync")}
+ROOMS = {f"kvtier.clients.{name}" for name in CLIENT_ROOMS}
 
 
 def _runtimes() -> list[str]:

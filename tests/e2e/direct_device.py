@@ -6,7 +6,7 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.clients.direct import Exported
+from kvtier.clients.operations.direct import Exported
 from kvtier.tiers.gpu.device import DeviceMemory, Event
 from tests.fakes.gpu.device import FakeDevice
 

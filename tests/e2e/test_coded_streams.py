@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvtier.clients import Client, Geometry, NamespaceIdentity, coded
-from kvtier.clients.buffers import Pieces
+from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.errors import KvtierError
+from kvtier.clients.memory.buffers import Pieces
+from kvtier.clients.operations import coded
 from kvtier.clients.options import Limits
 from kvtier.tiers.codecs import streaming
 from kvtier.tiers.codecs.base import Shape
@@ -73,7 +74,7 @@ def test_both_ways_and_beside_clients_that_read_no_codec(
         for _ in range(4):
             np.testing.assert_array_equal(remote.get(space, NAMES).data, data)
         monkeypatch.setattr(coded, "readable_codecs", lambda: ())
-        monkeypatch.setattr("kvtier.clients.gets.readable_codecs", lambda: ())
+        monkeypatch.setattr("kvtier.clients.operations.gets.readable_codecs", lambda: ())
         before = of_streams(counters(daemon))
         with Client(daemon.target, shared_memory=False, timeout=PATIENT) as plain:
             space = plain.register(IDENTITY)

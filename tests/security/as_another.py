@@ -20,9 +20,9 @@ from grpc import _channel
 
 import kvtier
 from kvtier.appliance.cli.app import cli
-from kvtier.clients import remote, remote_aio
+from kvtier.clients.connector.guard import Guard
 from kvtier.clients.errors import KvtierError
-from kvtier.clients.guard import Guard
+from kvtier.clients.links import remote, remote_aio
 
 assert all((_channel, remote, remote_aio, kvtier.Client, kvtier.AsyncClient))  # imported, every one
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import kvtier
 from kvtier.appliance.cli.app import cli
+from kvtier.clients.connector.guard import BREAKER_OPEN, Guard
 from kvtier.clients.errors import InvalidRequest, KvtierError, Unavailable
-from kvtier.clients.guard import BREAKER_OPEN, Guard
 from kvtier.v1.diagnosis import REASONS, diagnose
 
 from ..appliance.conftest import small_settings

@@ -19,9 +19,9 @@ from kvtier.clients import (
     Unavailable,
     Urgency,
 )
-from kvtier.clients.breaker import Breaker
+from kvtier.clients.connector.breaker import Breaker
+from kvtier.clients.connector.guard import BREAKER_OPEN, PLUGIN_BUG, Guard
 from kvtier.clients.errors import CONNECTION_LOST
-from kvtier.clients.guard import BREAKER_OPEN, PLUGIN_BUG, Guard
 from kvtier.testing import FakeAppliance
 
 WHY = "torch and transformers are not installed; `make test-transformers` runs this"

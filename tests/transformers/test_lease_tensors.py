@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity, PreconditionFailed, prefix_hashes
-from kvtier.clients.namespace import DTYPE_BYTES
+from kvtier.clients.values.namespace import DTYPE_BYTES
 from kvtier.testing import FakeAppliance
 
 from ..appliance.conftest import small_settings

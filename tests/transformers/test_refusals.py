@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvtier.clients.guard import PLUGIN_BUG
+from kvtier.clients.connector.guard import PLUGIN_BUG
 from kvtier.testing import FakeAppliance
 
 WHY = "torch and transformers are not installed; `make test-transformers` runs this"

@@ -3,8 +3,8 @@
     sender: which codec pays here? -> encode -> chunks, with the hash of the raw payload
     reader: chunks -> decode -> compare the hash -> believe
 
-Both ends use this module, a client through one import (clients/coded.py), so that the rule is one and the
-same. Only exact codecs are spoken over a wire: what a profile shortened rests shortened, and travels as it
+Both ends use this module, a client through one import (clients/operations/coded.py), so that there is one
+rule. Only exact codecs are spoken over a wire: what a profile shortened rests shortened, and travels as it
 decodes.
 
 When it pays, each sender finds out for each connection by doing both in turns (contest.py). Asking the other

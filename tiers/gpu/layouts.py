@@ -5,8 +5,8 @@ layer and plane, in an order its attention kernels like. Whatever it calls that 
 every (layer, plane) the address of page 0, and three strides (page, token, head). The elements of one head of
 one token are contiguous in every layout we know of (vLLM's NHD, HND and block-outermost ones, SGLang's
 layer-first and page-first pools), so a row of head_dim elements is the smallest piece. Names of layouts stay
-with the client (clients/page_layouts.py), because only the runtime knows its tensors; a table of names here
-would have to be kept in step with every release of every runtime.
+with the client (clients/operations/page_layouts.py), because only the runtime knows its tensors; a table of
+names here would have to be kept in step with every release of every runtime.
 
 Strides come from another process. They are compared as Python integers, which do not overflow, with what the
 client says it has allocated, before anything is opened: a copy outside of an allocation would not fail, it

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from kvtier.clients.buffers import address_of
-from kvtier.clients.opaque import opaque_geometry
+from kvtier.clients.connector.opaque import opaque_geometry
+from kvtier.clients.memory.buffers import address_of
 from kvtier.clients.sglang.pages import pieces_of
 
 

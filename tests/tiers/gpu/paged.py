@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.clients.namespace import Geometry
-from kvtier.clients.page_layouts import PRESETS, PagesDescription
+from kvtier.clients.operations.page_layouts import PRESETS, PagesDescription
+from kvtier.clients.values.namespace import Geometry
 from kvtier.tiers.block import Geometry as TierGeometry
 from kvtier.tiers.gpu.layouts import PageLayout, PageTensor
 

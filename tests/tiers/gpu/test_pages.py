@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvtier.clients.errors import InvalidRequest
-from kvtier.clients.namespace import Geometry
-from kvtier.clients.page_layouts import PRESETS, describe
+from kvtier.clients.operations.page_layouts import PRESETS, describe
+from kvtier.clients.values.namespace import Geometry
 from kvtier.tiers.gpu import layouts
 from kvtier.tiers.gpu.device import Pieces
 from kvtier.tiers.gpu.layouts import LayoutError, PageLayout, PageTensor, check_layout, page_table

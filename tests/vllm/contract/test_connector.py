@@ -41,9 +41,9 @@ from kvtier.clients.vllm.connector import (
     KvtierMetadata,
     KvtierWorkerMetadata,
 )
-from kvtier.clients.vllm.lookups import Answer, Asked
 from kvtier.clients.vllm.metrics import KvtierStats
 from kvtier.clients.vllm.plan import Ack, Acks, Load
+from kvtier.clients.vllm.scheduler.lookups import Answer, Asked
 from kvtier.clients.vllm.versions import SUPPORTED, check_version
 
 BLOCK = 128

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kvtier.clients.vllm.pages import LayerView, PagedGroup
+from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 
 from ..unit.layouts import LAYOUTS, NUM_BLOCKS, NUM_LAYERS, Layout
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.clients.extents import U8
+from kvtier.clients.memory.extents import U8
 from kvtier.clients.vllm.groups import NULL_BLOCK, Group
-from kvtier.clients.vllm.pages import LayerView, PagedGroup
+from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 
 LAYERS = 4
 PAGE_BYTES = 192  # of one block in one layer

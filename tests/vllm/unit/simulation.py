@@ -9,15 +9,15 @@ from typing import Any
 from kvtier.clients import AsyncClient
 from kvtier.clients.errors import KvtierError
 from kvtier.clients.vllm.counters import Counters
-from kvtier.clients.vllm.finding import Finder, Found
 from kvtier.clients.vllm.groups import NULL_BLOCK, Group
 from kvtier.clients.vllm.identity import identity_of, salted
-from kvtier.clients.vllm.lookups import Answer, Asked, Question, Word
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Acks, StepPlan
-from kvtier.clients.vllm.saving import Saver
-from kvtier.clients.vllm.scheduler import SchedulerSide
-from kvtier.clients.vllm.worker import WorkerSide
+from kvtier.clients.vllm.scheduler.finding import Finder, Found
+from kvtier.clients.vllm.scheduler.lookups import Answer, Asked, Question, Word
+from kvtier.clients.vllm.scheduler.saving import Saver
+from kvtier.clients.vllm.scheduler.side import SchedulerSide
+from kvtier.clients.vllm.worker.side import WorkerSide
 from kvtier.testing import FakeAppliance
 
 from .engine import LAYERS, PAGE_BYTES, PagedCache, Pool, Request, content

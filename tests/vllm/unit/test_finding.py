@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kvtier.clients import Overloaded
-from kvtier.clients.vllm.finding import Finder, Found
 from kvtier.clients.vllm.groups import Group
-from kvtier.clients.vllm.lookups import Question
+from kvtier.clients.vllm.scheduler.finding import Finder, Found
+from kvtier.clients.vllm.scheduler.lookups import Question
 
 
 class SlowRanks:

@@ -17,10 +17,10 @@ from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import why_not_shared
 from kvtier.clients.vllm.identity import identity_of
 from kvtier.clients.vllm.options import Options
-from kvtier.clients.vllm.pages import LayerView, PagedGroup
 from kvtier.clients.vllm.plan import Ack, Load, Part, Save, StepPlan
-from kvtier.clients.vllm.roads import DevicePages
-from kvtier.clients.vllm.worker import WorkerSide
+from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
+from kvtier.clients.vllm.worker.roads import DevicePages
+from kvtier.clients.vllm.worker.side import WorkerSide
 from tests.fakes.gpu.device import FakeDevice
 
 from ...e2e.direct_device import FakeExporter

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from kvtier.clients import Tier, Urgency
-from kvtier.clients.vllm.agent import FAILED
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
-from kvtier.clients.vllm.lookups import Answer, Asked, Question, Word
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Acks, Again, StepPlan
-from kvtier.clients.vllm.saving import Saver
-from kvtier.clients.vllm.scheduler import SchedulerSide
+from kvtier.clients.vllm.scheduler.agent import FAILED
+from kvtier.clients.vllm.scheduler.lookups import Answer, Asked, Question, Word
+from kvtier.clients.vllm.scheduler.saving import Saver
+from kvtier.clients.vllm.scheduler.side import SchedulerSide
 
 from .engine import HASH_TOKENS, Request
 

@@ -11,15 +11,15 @@ import pytest
 
 from kvtier.clients import Client, Urgency
 from kvtier.clients.errors import DeadlineExceeded, Overloaded
-from kvtier.clients.vllm import finding
-from kvtier.clients.vllm.agent import Agent
 from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.groups import Group
 from kvtier.clients.vllm.identity import identity_of
-from kvtier.clients.vllm.lookups import Asked, Question, Word
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Again, Load, Part, Save, StepPlan
-from kvtier.clients.vllm.worker import WorkerSide
+from kvtier.clients.vllm.scheduler import finding
+from kvtier.clients.vllm.scheduler.agent import Agent
+from kvtier.clients.vllm.scheduler.lookups import Asked, Question, Word
+from kvtier.clients.vllm.worker.side import WorkerSide
 from kvtier.testing import FakeAppliance
 
 from .engine import HASH_TOKENS, LAYERS, PAGE_BYTES, PagedCache, content, hashes_of

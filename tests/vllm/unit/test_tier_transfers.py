@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.clients import Client, NamespaceIdentity, Overloaded, chain_store
-from kvtier.clients.breaker import Breaker
-from kvtier.clients.buffers import address_of
-from kvtier.clients.chain_store import ChainStore
-from kvtier.clients.extents import U8
-from kvtier.clients.guard import BREAKER_OPEN, Guard
-from kvtier.clients.opaque import opaque_geometry
+from kvtier.clients import Client, NamespaceIdentity, Overloaded
+from kvtier.clients.connector import chain_store
+from kvtier.clients.connector.breaker import Breaker
+from kvtier.clients.connector.chain_store import ChainStore
+from kvtier.clients.connector.guard import BREAKER_OPEN, Guard
+from kvtier.clients.connector.opaque import opaque_geometry
+from kvtier.clients.memory.buffers import address_of
+from kvtier.clients.memory.extents import U8
 from kvtier.clients.vllm_tier import transfers
 from kvtier.clients.vllm_tier.runs import Run
 from kvtier.clients.vllm_tier.transfers import Job, Pool, Transfers

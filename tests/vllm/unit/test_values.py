@@ -15,10 +15,10 @@ from kvtier.clients.vllm import identity
 from kvtier.clients.vllm.counters import NAMES, Counters
 from kvtier.clients.vllm.groups import Group, alignment_of, groups_of, why_not
 from kvtier.clients.vllm.options import Options
-from kvtier.clients.vllm.pages import LayerView, PagedGroup
 from kvtier.clients.vllm.plan import Ack, Acks, Again
-from kvtier.clients.vllm.sessions import turn_of
+from kvtier.clients.vllm.scheduler.sessions import turn_of
 from kvtier.clients.vllm.versions import SUPPORTED, check_version
+from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
 
 MODEL = bytes(range(32))
 

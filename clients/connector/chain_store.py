@@ -1,0 +1,204 @@
+"""Chains of opaque blocks for runtimes that name blocks themselves: look up, store, load; a miss, never an
+error.
+
+What the plug-ins for vLLM's tiers and for SGLang have in common. Everything blocks with a deadline, goes
+through a Guard, and answers with how far it came: a number of blocks from the start of what was asked.
+Threads that want to overlap make a store each, because a Client serialises its calls.
+
+    store   lookup (what is there need not travel) -> put the rest under its parent, or as a chain's start
+    load    get; the first block that is gone ends it
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..memory.buffers import Pieces
+from ..operations.base import Settings
+from ..options import Limits, Timeout, plugin_connect_s
+from ..sync import Client
+from ..values.namespace import Namespace, NamespaceIdentity
+from ..values.words import PutOutcome, PutReport
+from .guard import Guard
+
+MAX_LOAD_BYTES = 32 << 20  # held at one time: a client may pin only a share of the memory
+LEAST_STAGING_BYTES = 2 << 20
+GONE_BEFORE_LOAD = "GONE_BEFORE_LOAD"  # cause of a miss: found by a lookup, evicted before the get
+
+Memory = Sequence[Any] | Pieces  # one buffer per block, or blocks in pieces
+_STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
+
+
+class Whereabouts(Protocol):
+    """What a plug-in's options say of the appliance. Empty: as the environment says."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def domain(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a store ended: blocks from the start that are stored now, and how many had to travel."""
+
+    num_blocks: int
+    num_sent: int = 0
+
+
+class ChainStore:
+    """A way to the appliance that never raises an Exception. Threads take turns."""
+
+    def __init__(self, client: Client, guard: Guard, deadline_s: float) -> None:
+        self.guard = guard
+        self._client = client
+        self._deadline_s = deadline_s
+        self._namespaces: dict[NamespaceIdentity, Namespace] = {}
+        self._turn = threading.RLock()
+
+    @classmethod
+    def at(
+        cls, options: Whereabouts, guard: Guard, deadline_s: float, staging_bytes: int = 0
+    ) -> "ChainStore":
+        """Make a store with a connection of its own; nothing is sent yet."""
+        settings = Settings.from_env()
+        client = Client(
+            options.target or settings.target,
+            name=options.name,
+            domain=options.domain or settings.domain,
+            timeout=Timeout(deadline_s, plugin_connect_s(deadline_s), grace_s=0.25),
+            limits=Limits(staging_bytes=max(staging_bytes, LEAST_STAGING_BYTES)),
+        )
+        return cls(client, guard, deadline_s)
+
+    def num_stored(self, identity: NamespaceIdentity, hashes: Sequence[bytes]) -> int | None:
+        """Return how many of `hashes` are stored, from the first on; None when there was no answer."""
+
+        def lookup(first: int, last: int) -> int | None:
+            found = self.guard.ask(
+                "lookup", lambda: self._client.lookup(self._namespace(identity), hashes[first:last])
+            )
+            return None if found is None else found.num_blocks
+
+        with self._turn:
+            return self._in_pieces(len(hashes), len(hashes), lookup)
+
+    def store(
+        self,
+        identity: NamespaceIdentity,
+        hashes: Sequence[bytes],
+        memory: Memory,
+        *,
+        parent: bytes = b"",
+        session: str = "",
+    ) -> Stored:
+        """Store a chain that continues `parent`. What cannot be stored is counted with its cause."""
+        with self._turn:
+            return self._store(identity, hashes, memory, parent, session)
+
+    def load(
+        self, identity: NamespaceIdentity, hashes: Sequence[bytes], memory: Memory, *, session: str = ""
+    ) -> int:
+        """Load into `memory`; return how many blocks that gave, from the first on. The rest is undefined."""
+
+        def get(first: int, last: int) -> int | None:
+            report = self.guard.ask(
+                "load",
+                lambda: self._client.get(
+                    self._namespace(identity),
+                    hashes[first:last],
+                    part(memory, first, last),
+                    session=session,
+                    deadline_s=self._deadline_s,
+                ),
+            )
+            if report is None:
+                return None
+            self.guard.count(GONE_BEFORE_LOAD, last - first - report.num_blocks)
+            return report.num_blocks
+
+        step = max(1, MAX_LOAD_BYTES // identity.geometry.block_bytes)
+        with self._turn:
+            return self._in_pieces(len(hashes), step, get) or 0
+
+    def close(self) -> None:
+        """Close the connection; it opens again when it is used."""
+        self.guard.give_back("close", self._client.close)
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _store(
+        self,
+        identity: NamespaceIdentity,
+        hashes: Sequence[bytes],
+        memory: Memory,
+        parent: bytes,
+        session: str,
+    ) -> Stored:
+        num_known = self.num_stored(identity, hashes)
+        if num_known is None or num_known == len(hashes):
+            return Stored(num_known or 0)
+        rest, data = hashes[num_known:], part(memory, num_known, len(hashes))
+        parent = hashes[num_known - 1] if num_known else parent
+
+        def put(under: bytes) -> PutReport | None:
+            return self.guard.ask(
+                "store",
+                lambda: self._client.put(
+                    self._namespace(identity),
+                    rest,
+                    data,
+                    parent=under,
+                    session=session,
+                    deadline_s=self._deadline_s,
+                ),
+            )
+
+        report = put(parent)
+        if report and parent and report.outcomes[0] is PutOutcome.PARENT_MISSING:
+            # What it continues is only in the runtime's own pools. It is worth as much as a chain's start.
+            report = put(b"")
+        if report is None:
+            return Stored(num_known)
+        for outcome in set(report.outcomes) - set(_STORED):
+            self.guard.count(f"PUT_{outcome.name}", report.outcomes.count(outcome))
+        return Stored(num_known + _num_leading_stored(report), report.num_stored)
+
+    def _in_pieces(self, num_blocks: int, step: int, ask: Callable[[int, int], int | None]) -> int | None:
+        """Ask about pieces that one call may name until one is not whole; return how many blocks that gave,
+        None when the first got no answer."""
+        limit = self.guard.ask("connect", lambda: self._client.info.max_blocks_per_request)
+        if limit is None:
+            return None
+        step = max(1, min(step, limit))
+        total = 0
+        for first in range(0, num_blocks, step):
+            last = min(first + step, num_blocks)
+            number = ask(first, last)
+            if number is None:
+                return total or None
+            total += number
+            if number < last - first:
+                break
+        return total
+
+    def _namespace(self, identity: NamespaceIdentity) -> Namespace:
+        known = self._namespaces.get(identity)
+        if known is None:
+            known = self._namespaces[identity] = self._client.register(identity)
+        return known
+
+
+def part(memory: Memory, first: int, last: int) -> Any:
+    """Return the memory of blocks `first` up to `last`."""
+    if isinstance(memory, Pieces):
+        return Pieces(memory.addresses[first:last], memory.piece_bytes, memory.owner)
+    return list(memory[first:last])
+
+
+def _num_leading_stored(report: PutReport) -> int:
+    refused = (number for number, outcome in enumerate(report.outcomes) if outcome not in _STORED)
+    return next(refused, len(report.outcomes))

@@ -1,0 +1,194 @@
+"""GrpcLink: the way for callers on another host, or without shared memory. Correct and portable, not fast.
+
+The client is opened by OpenClient and kept alive by a thread, because over gRPC no connection says when its
+owner died. Calls are started as futures and streams as iterators, so that sending and receiving are
+separate steps here too.
+"""
+
+import itertools
+import os
+import threading
+import uuid
+from typing import Any
+
+import grpc
+
+from ...v1 import kvcache_pb2 as pb
+from ...v1.channels import open_channel
+from ...v1.diagnosis import diagnose_call
+from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
+from ..errors import (
+    BAD_CREDENTIALS,
+    CONNECTION_LOST,
+    DETAIL_KEY,
+    InvalidRequest,
+    KvtierError,
+    Unavailable,
+    from_diagnosis,
+    from_status,
+)
+from ..memory.extents import ExtentTable
+from ..operations.base import Settings
+from ..operations.effects import Answer, Attachment
+from ..options import service_config
+from ..values.words import ServerInfo
+from .tracing import trace_metadata
+
+STREAMS = ("Acquire", "Get")
+_MAX_MESSAGE_BYTES = 16 << 20
+_disowned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
+
+
+def channel_options(settings: Settings) -> list[tuple[str, Any]]:
+    """Return the options of the gRPC channel."""
+    return [
+        ("grpc.service_config", service_config(settings.retry)),
+        ("grpc.enable_retries", 1),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+    ]
+
+
+def connect(settings: Settings) -> grpc.Channel:
+    """Return a channel, with what the environment says to show. Raises InvalidRequest."""
+    try:
+        return open_channel(settings.target, channel_options(settings))
+    except ValueError as problem:
+        raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
+
+
+def problem_of(error: grpc.RpcError) -> KvtierError:
+    """Return the client's exception for a gRPC one."""
+    code: int = error.code().value[0]
+    trailing: Any = error.trailing_metadata() or ()  # pairs; of different types in grpc and grpc.aio
+    return from_status(code, error.details() or "", dict(tuple(trailing)))
+
+
+def connect_problem(error: grpc.RpcError, settings: Settings) -> KvtierError:
+    """Return the client's exception for a gRPC one that ended the making of a connection: what gRPC calls an
+    outage is looked at once more (v1/diagnosis.py), for at most the time that connecting may take."""
+    trailing: Any = error.trailing_metadata() or ()
+    code: int = error.code().value[0]
+    if DETAIL_KEY not in dict(tuple(trailing)):
+        timeout_s = settings.timeout.connect_s / 2
+        found = diagnose_call(code, error.details() or "", settings.target, os.environ, timeout_s)
+        if found is not None:
+            return from_diagnosis(found)
+    return problem_of(error)
+
+
+def remote_attachment(info: pb.GetServerInfoResponse, client: pb.OpenClientResponse) -> Attachment:
+    """Return what a gRPC connection is worth: no extents, no staging."""
+    server = ServerInfo(info.version, info.epoch, "grpc", info.max_blocks_per_request)
+    return Attachment(server, client.client_id, False, ExtentTable(0))
+
+
+def open_request(settings: Settings) -> pb.OpenClientRequest:
+    """Return the message that makes this client known."""
+    return pb.OpenClientRequest(request_id=uuid.uuid4().hex, name=settings.name)
+
+
+class GrpcLink:
+    """A gRPC channel and the client opened on it. Not thread-safe: Client has the lock."""
+
+    attachment: Attachment
+
+    def __init__(self, settings: Settings) -> None:
+        """Connect and open. Raises Unavailable."""
+        self.closed = False
+        self._grace_s = settings.timeout.grace_s
+        self._tickets = itertools.count(1)
+        self._calls: dict[int, Any] = {}
+        self._channel = connect(settings)
+        self._stub = KVCacheServiceStub(self._channel)
+        self._stop = threading.Event()
+        timeout_s = settings.timeout.connect_s
+        try:
+            info = self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s)
+            client = self._stub.OpenClient(open_request(settings), timeout=timeout_s)
+        except grpc.RpcError as error:
+            self.close()
+            raise connect_problem(error, settings) from None
+        except BaseException:
+            self.close()
+            raise
+        self.attachment = remote_attachment(info, client)
+        if client.ttl_ms:
+            period_s = client.ttl_ms / 3000
+            threading.Thread(
+                target=self._keep_alive, args=(period_s,), name="kvtier-keep-alive", daemon=True
+            ).start()
+
+    def send(self, call: str, request: Any, timeout_s: float) -> int:
+        ticket = next(self._tickets)
+        start = getattr(self._stub, call)
+        timeout_s += self._grace_s
+        begin = start if call in STREAMS else start.future
+        self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
+        return ticket
+
+    def receive(self, ticket: int) -> Answer:
+        name, call = self._calls[ticket]
+        try:
+            if name not in STREAMS:
+                del self._calls[ticket]
+                return Answer(call.result())
+            message = next(call)
+            if message.last:
+                del self._calls[ticket]
+                for _ in call:  # to its end: a call dropped earlier would count as cancelled
+                    pass
+            return Answer(message)
+        except StopIteration:
+            self._calls.pop(ticket, None)
+            raise Unavailable("the stream ended too early", reason=CONNECTION_LOST) from None
+        except grpc.RpcError as error:
+            self._calls.pop(ticket, None)
+            raise problem_of(error) from None
+
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
+        getattr(self._stub, call).future(request, timeout=self._grace_s)  # best effort: nobody looks
+
+    def forget(self, ticket: int) -> None:
+        _, call = self._calls.pop(ticket, (None, None))
+        if call is not None:
+            call.cancel()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._stop.set()
+        if hasattr(self, "attachment"):
+            request = pb.CloseClientRequest(client_id=self.attachment.client_id)
+            try:
+                self._stub.CloseClient(request, timeout=self._grace_s)
+            except grpc.RpcError:
+                self._stop.set()  # it is gone; its TTL ends what we held
+        self._channel.close()
+
+    def disown(self) -> None:
+        self.closed = True
+        self._stop.set()
+        _disowned.append(self._channel)
+
+    def _keep_alive(self, period_s: float) -> None:
+        request = pb.KeepAliveRequest(client_id=self.attachment.client_id)
+        while not self._stop.wait(period_s):
+            try:
+                self._stub.KeepAlive(request, timeout=period_s)
+            except grpc.RpcError:
+                continue  # the next call finds out and says so
+
+
+def local_socket_path(settings: Settings) -> str:
+    """Ask the daemon where its local channel is; empty when it has none. Raises Unavailable."""
+    with connect(settings) as channel:
+        try:
+            stub = KVCacheServiceStub(channel)
+            info = stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=settings.timeout.connect_s)
+        except grpc.RpcError as error:
+            raise connect_problem(error, settings) from None
+        return str(info.local_socket_path)

@@ -1,0 +1,132 @@
+"""AsyncGrpcLink: the twin of remote.py on an event loop."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ...v1 import kvcache_pb2 as pb
+from ...v1.channels import open_aio_channel
+from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
+from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable
+from ..operations.base import Settings
+from ..operations.effects import Answer, Attachment
+from .remote import STREAMS, channel_options, connect_problem, open_request, problem_of, remote_attachment
+from .tracing import trace_metadata
+
+_disowned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
+
+
+class AsyncGrpcLink:
+    """A grpc.aio channel and the client opened on it."""
+
+    attachment: Attachment
+
+    def __init__(self, settings: Settings) -> None:
+        self.closed = False
+        self._grace_s = settings.timeout.grace_s
+        self._tickets = itertools.count(1)
+        self._calls: dict[int, Any] = {}
+        self._posts: set[asyncio.Future[Any]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        try:
+            self._channel = open_aio_channel(settings.target, channel_options(settings))
+        except ValueError as problem:
+            raise InvalidRequest(str(problem), reason=BAD_CREDENTIALS) from None
+        self._stub: Any = KVCacheServiceStub(self._channel)
+
+    async def attach(self, settings: Settings) -> None:
+        """Open the client. Raises Unavailable."""
+        timeout_s = settings.timeout.connect_s
+        try:
+            info = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s)
+            client = await self._stub.OpenClient(open_request(settings), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise await asyncio.to_thread(connect_problem, error, settings) from None
+        self.attachment = remote_attachment(info, client)
+        if client.ttl_ms:
+            self._keeper = asyncio.create_task(self._keep_alive(client.ttl_ms / 3000))
+
+    def send(self, call: str, request: Any, timeout_s: float) -> int:
+        ticket = next(self._tickets)
+        begin, timeout_s = getattr(self._stub, call), timeout_s + self._grace_s
+        if call == "Put":
+            request = _in_a_thread(request)
+        self._calls[ticket] = call, begin(request, timeout=timeout_s, metadata=trace_metadata())
+        return ticket
+
+    async def receive(self, ticket: int) -> Answer:
+        name, call = self._calls[ticket]
+        try:
+            if name not in STREAMS:
+                del self._calls[ticket]
+                return Answer(await call)
+            message = await call.read()
+            if message is grpc.aio.EOF:
+                raise Unavailable("the stream ended too early", reason=CONNECTION_LOST)
+            if message.last:
+                del self._calls[ticket]
+                while await call.read() is not grpc.aio.EOF:
+                    pass  # to its end: a call dropped earlier would count as cancelled
+            return Answer(message)
+        except grpc.RpcError as error:
+            self._calls.pop(ticket, None)
+            raise problem_of(error) from None
+        except asyncio.CancelledError:
+            self._calls.pop(ticket, None)
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Unavailable("another task has ended this call", reason=CONNECTION_LOST) from None
+
+    def post(self, call: str, request: Any, is_hint: bool) -> None:
+        posted = asyncio.ensure_future(self._deliver(call, request))
+        self._posts.add(posted)
+        posted.add_done_callback(self._posts.discard)
+
+    def forget(self, ticket: int) -> None:
+        _, call = self._calls.pop(ticket, (None, None))
+        if call is not None:
+            call.cancel()
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._posts:
+            await asyncio.wait(self._posts)
+        if hasattr(self, "attachment"):
+            request = pb.CloseClientRequest(client_id=self.attachment.client_id)
+            with suppress(grpc.RpcError):  # it is gone; its TTL ends what we held
+                await self._stub.CloseClient(request, timeout=self._grace_s)
+        await self._channel.close()
+
+    def disown(self) -> None:
+        self.closed = True
+        _disowned.append(self)
+
+    async def _deliver(self, call: str, request: Any) -> None:
+        with suppress(grpc.RpcError):  # best effort, as for every post
+            await getattr(self._stub, call)(request, timeout=self._grace_s)
+
+    async def _keep_alive(self, period_s: float) -> None:
+        request = pb.KeepAliveRequest(client_id=self.attachment.client_id)
+        while True:
+            await asyncio.sleep(period_s)
+            with suppress(grpc.RpcError):  # the next call finds out and says so
+                await self._stub.KeepAlive(request, timeout=period_s)
+
+
+async def _in_a_thread(messages: Iterable[Any]) -> AsyncIterator[Any]:
+    """Yield the messages of a put. Making one may take a moment of encoding, which is nobody else's wait."""
+    iterator = iter(messages)
+    while (message := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield message

@@ -1,0 +1,370 @@
+"""The direct path, sans-IO: pages registered once, then gets into them and puts from them, one call each.
+
+A registration belongs to a connection. When that is replaced (the daemon was restarted, a call timed out) the
+next operation registers again, and the daemon answers that only when nothing of the earlier connection
+touches the pages any more; so the first answer on a new connection also settles what a broken call left open.
+
+While a call is under way its pages are the daemon's. A call that its caller gives up (a cancelled task,
+Ctrl-C) therefore returns only when the daemon has said that it is done with them.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ...v1 import direct_pb2, kvcache_pb2
+from ...v1.shm import HASH_BYTES
+from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError, PreconditionFailed, Unavailable
+from ..values.arguments import instances, number, text
+from ..values.keys import pack, parent_hash
+from ..values.namespace import Namespace
+from ..values.words import PutOutcome, PutReport, Retention, Tier, Urgency, tiers_of
+from .base import Operations, milliseconds
+from .effects import Attach, Attachment, Forget, Operation, Receive
+from .gets import Chain, check_first_block
+from .page_layouts import PagesDescription, describe
+
+
+class Exported(NamedTuple):
+    """One device allocation as another process can open it."""
+
+    handle: bytes
+    address: int  # where it begins, here
+    num_bytes: int
+
+
+class Exporter(Protocol):
+    """How this process's device memory and events become handles. CudaExporter (direct_cuda.py) is the one
+    for GPUs; its events are torch's."""
+
+    device_uuid: str
+
+    def export(self, address: int) -> Exported:
+        """Return the allocation that `address` lies in. Raises PreconditionFailed, naming the fix."""
+        ...
+
+    def new_event(self) -> tuple[Any, bytes]:
+        """Return an event that this process records, and its handle."""
+        ...
+
+    def open_event(self, handle: bytes) -> Any:
+        """Return an event of the daemon's, for this process's streams to wait for."""
+        ...
+
+
+class LayerGroup(NamedTuple):
+    """Layer groups up to `group` of the first `num_blocks` blocks are in the pages once `event` has happened.
+
+    Not a promise yet: a later layer may fail to arrive, and the final report then names fewer blocks."""
+
+    group: int
+    num_blocks: int
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PagesReport:
+    """What a get brought: blocks `first_block` to `num_blocks` of the chain are in their pages. Nothing else
+    that the get named is worth reading."""
+
+    num_blocks: int
+    first_block: int
+    tiers: tuple[Tier, ...] = ()  # where each block was found
+    num_stored: int = 0  # length of the stored prefix
+    reason: str = ""  # why less than that is there
+
+    @property
+    def num_loaded(self) -> int:
+        """Blocks whose bytes are in the pages."""
+        return max(0, self.num_blocks - self.first_block)
+
+
+@dataclass(eq=False)
+class PagesState:
+    """Registered pages. `events` are for the caller's streams to record (`after=` of get and put)."""
+
+    operations: Operations
+    namespace: Namespace
+    description: PagesDescription
+    exporter: Exporter
+    num_event_sets: int = 0
+    events: tuple[Any, ...] = ()
+    handles: tuple[bytes, ...] = ()
+    registration_id: int = 0
+    _attachment: Attachment | None = None
+    _group_events: list[Any] = field(default_factory=list)
+
+    @property
+    def pages_per_block(self) -> int:
+        """Pages that hold the tokens of one block."""
+        return self.namespace.geometry.block_tokens // self.description.page_tokens
+
+    def register(self, namespace: Namespace) -> Operation[tuple[Attachment, int]]:
+        """See that this connection knows the pages; return it, and the id of `namespace` on it."""
+        attachment, namespace_id = yield from self.operations.begin(namespace)
+        if not attachment.local:
+            raise PreconditionFailed(
+                "pages are registered over the local channel only; use a unix:// target of this host",
+                reason="NO_DEVICE",
+            )
+        if self._attachment is not attachment:
+            _, own_id = yield from self.operations.begin(self.namespace)
+            request = self._request(own_id)
+            timeout_s = self.operations.deadline(None)
+            answer = yield from self.operations.call(attachment, "RegisterPages", request, timeout_s)
+            self.registration_id = answer.registration_id
+            self._group_events = [self.exporter.open_event(handle) for handle in answer.event_handles]
+            self._attachment = attachment
+        return attachment, namespace_id
+
+    def unregister(self) -> Operation[None]:
+        """Forget the pages; returns when the daemon has let go of them. Never raises for one that is gone."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            request = direct_pb2.UnregisterPagesRequest(registration_id=self.registration_id)
+            if (yield Attach(connect=False)) is not attachment:
+                return
+            with suppress(KvtierError):
+                timeout_s = self.operations.deadline(None)
+                yield from self.operations.call(attachment, "UnregisterPages", request, timeout_s)
+
+    def put(
+        self,
+        namespace: Namespace,
+        hashes: Any,
+        page_ids: Any,
+        parent: bytes,
+        session: str,
+        deadline_s: float | None,
+        prefill_s: float,
+        retention: Sequence[Retention],
+        after: Any,
+    ) -> Operation[PutReport]:
+        """Store blocks from pages; see Pages.put."""
+        parent, session = parent_hash(parent), text("session", session)
+        prefill_s, retention = number("prefill_s", prefill_s), instances("retention", retention, Retention)
+        timeout_s = self.operations.deadline(deadline_s)
+        packed = pack(hashes)
+        num_blocks = len(packed) // HASH_BYTES
+        if not num_blocks:
+            return PutReport([])
+        ids, event = self._packed_ids(page_ids, num_blocks), self._number_of(after)
+        attachment, namespace_id = yield from self.register(namespace)
+        reserve = kvcache_pb2.ReserveRequest(
+            request_id=self.operations.request_id(),
+            namespace_id=namespace_id,
+            parent_hash=parent,
+            prefix_hashes=self.operations.chain(attachment, packed),
+            session_id=session,
+            deadline_ms=milliseconds("deadline_s", timeout_s),
+            prefill_s=prefill_s,
+            retention=[hint.to_wire() for hint in retention],
+        )
+        request = direct_pb2.PutPagesRequest(
+            registration_id=self.registration_id, reserve=reserve, page_ids=ids, after_event=event
+        )
+        ticket = yield from self.operations.send(attachment, "PutPages", request, timeout_s)
+        try:
+            answer = yield Receive(ticket)
+        except KvtierError:
+            raise
+        except BaseException:  # given up; but the daemon reads the pages until it answers
+            with suppress(KvtierError):
+                yield Receive(ticket)
+            raise
+        return PutReport([PutOutcome(number) for number in answer.message.outcomes])
+
+    def _request(self, namespace_id: int) -> direct_pb2.RegisterPagesRequest:
+        """Return the message that registers the pages."""
+        description = self.description
+        allocations: dict[int, tuple[int, Exported]] = {}  # by address: number, allocation
+        tensors = []
+        for placed in description.tensors:
+            found = next((a for a in allocations.values() if _contains(a[1], placed.address)), None)
+            if found is None:
+                exported = self.exporter.export(placed.address)
+                found = allocations[exported.address] = (len(allocations), exported)
+            tensors.append(
+                direct_pb2.PageTensor(
+                    allocation=found[0],
+                    offset=placed.address - found[1].address,
+                    first_layer=placed.first_layer,
+                    num_layers=placed.num_layers,
+                    layer_stride=placed.layer_stride,
+                    first_plane=placed.first_plane,
+                    num_planes=placed.num_planes,
+                    plane_stride=placed.plane_stride,
+                )
+            )
+        return direct_pb2.RegisterPagesRequest(
+            namespace_id=namespace_id,
+            device_uuid=self.exporter.device_uuid,
+            num_pages=description.num_pages,
+            page_tokens=description.page_tokens,
+            page_stride=description.page_stride,
+            token_stride=description.token_stride,
+            head_stride=description.head_stride,
+            allocations=[
+                direct_pb2.Allocation(handle=exported.handle, num_bytes=exported.num_bytes)
+                for _, exported in allocations.values()
+            ],
+            tensors=tensors,
+            event_handles=self.handles,
+            num_event_sets=self.num_event_sets,
+        )
+
+    def _packed_ids(self, page_ids: Any, num_blocks: int) -> bytes:
+        """Return page ids as they travel. Raises InvalidRequest when they are not as many as the blocks
+        need."""
+        ids = np.asarray(page_ids, np.int64).ravel()
+        wanted = num_blocks * self.pages_per_block
+        if len(ids) != wanted or (wanted and not 0 <= ids.min() <= ids.max() < self.description.num_pages):
+            raise InvalidRequest(
+                f"{num_blocks} blocks need {wanted} ids of {self.description.num_pages} pages, got {len(ids)}"
+                + (f" from {ids.min()} to {ids.max()}" if len(ids) else ""),
+                reason="BAD_PAGES",
+            )
+        return ids.astype("<u4").tobytes()
+
+    def _number_of(self, after: Any) -> int:
+        """Return the number of one of `events` on the wire."""
+        if after is None:
+            return 0
+        for place, event in enumerate(self.events, 1):
+            if event is after:
+                return place
+        raise InvalidRequest("`after` must be one of `events` of these pages", reason="BAD_PAGES")
+
+
+def pages_state(
+    operations: Operations,
+    namespace: Namespace,
+    preset: str,
+    tensors: Sequence[Any],
+    exporter: Exporter,
+    page_tokens: int | None,
+    num_events: int,
+    num_event_sets: int,
+) -> PagesState:
+    """Describe the tensors, make the events; nothing is sent. Raises InvalidRequest, PreconditionFailed."""
+    description = describe(preset, tensors, namespace.geometry, page_tokens)
+    made = [exporter.new_event() for _ in range(num_events)]
+    return PagesState(
+        operations,
+        namespace,
+        description,
+        exporter,
+        num_event_sets,
+        tuple(event for event, _ in made),
+        tuple(handle for _, handle in made),
+    )
+
+
+class DeliveryState:
+    """One get into pages, from request to last answer. `report` is None until then."""
+
+    def __init__(self, pages: PagesState, first_block: int) -> None:
+        self.report: PagesReport | None = None
+        self._pages = pages
+        self._first_block = first_block
+        self._attachment: Attachment | None = None
+        self._ticket = 0
+        self._request_id = ""
+
+    def open(
+        self,
+        namespace: Namespace,
+        hashes: Any,
+        page_ids: Any,
+        session: str,
+        urgency: Urgency,
+        deadline_s: float | None,
+        load_anyway: bool,
+        after: Any,
+        with_events: bool,
+    ) -> Operation[None]:
+        """Send the request. Raises InvalidRequest before anything is sent."""
+        pages, operations = self._pages, self._pages.operations
+        packed = pack(hashes)
+        num_named = len(packed) // HASH_BYTES
+        check_first_block(self._first_block, num_named)
+        ids = pages._packed_ids(page_ids, num_named - self._first_block)
+        event = pages._number_of(after)
+        if self._first_block == num_named:
+            self.report = PagesReport(num_named, self._first_block)
+            return
+        attachment, namespace_id = yield from pages.register(namespace)
+        chain = Chain(
+            namespace,
+            namespace_id,
+            operations.chain(attachment, packed),
+            self._first_block,
+            session,
+            urgency,
+            operations.deadline(deadline_s),
+            load_anyway,
+        )
+        acquire = chain.acquire_request(operations, attachment, self._first_block)
+        request = direct_pb2.GetPagesRequest(
+            registration_id=pages.registration_id,
+            acquire=acquire,
+            page_ids=ids,
+            after_event=event,
+            with_events=with_events,
+        )
+        self._attachment, self._request_id = attachment, acquire.request_id
+        self._ticket = yield from operations.send(attachment, "GetPages", request, chain.timeout_s)
+
+    def next_group(self) -> Operation[LayerGroup | None]:
+        """Return the next layer group that is under way as a whole; None when the get is over."""
+        if self.report is not None:
+            return None
+        if (yield Attach(connect=False)) is not self._attachment:
+            raise Unavailable("the connection was lost during the call", reason=CONNECTION_LOST)
+        try:
+            message = (yield Receive(self._ticket)).message
+        except KvtierError:
+            raise
+        except BaseException:
+            yield from self.cancel()
+            raise
+        if not message.last:
+            return LayerGroup(message.group, message.num_blocks, self._pages._group_events[message.event])
+        self.report = PagesReport(
+            message.num_blocks,
+            self._first_block,
+            tiers_of(message.tiers),
+            message.num_stored,
+            message.reason,
+        )
+        return None
+
+    def finish(self) -> Operation[PagesReport]:
+        """Wait until the get is over."""
+        while self.report is None:
+            yield from self.next_group()
+        return self.report
+
+    def cancel(self) -> Operation[None]:
+        """Give up; returns when the daemon has let go of the pages. Idempotent. Never raises for a daemon
+        that is gone: the next registration waits for what it may still be doing."""
+        attachment = self._attachment
+        if self.report is not None or attachment is None:
+            return
+        self.report = PagesReport(0, self._first_block, reason="cancelled")
+        request = direct_pb2.CancelPagesRequest(
+            registration_id=self._pages.registration_id, request_id=self._request_id
+        )
+        if (yield Attach(connect=False)) is not attachment:
+            return
+        with suppress(KvtierError):
+            yield Forget(self._ticket)
+            timeout_s = self._pages.operations.deadline(None)
+            yield from self._pages.operations.call(attachment, "CancelPages", request, timeout_s)
+
+
+def _contains(exported: Exported, address: int) -> bool:
+    return exported.address <= address < exported.address + exported.num_bytes

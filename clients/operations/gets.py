@@ -1,0 +1,294 @@
+"""Get: one-sided from shared memory as far as that goes, the rest under a lease, or as a gRPC stream.
+
+    shared index -> copy, proven by the slot headers        no call at all
+    Acquire (promotes from NVMe) -> copy as fragments land  from the first block in doubt on
+    Get stream                                              callers without shared memory
+
+All three fill the same targets: addresses of shape (blocks, groups, pieces of one fragment).
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...v1 import kvcache_pb2, local_pb2
+from ...v1.local import MAX_DESCRIPTORS
+from ...v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
+from ..errors import InvalidRequest, KvtierError, NotFound
+from ..memory.buffers import Pieces, blocks_of, copy_bytes, target_span
+from ..memory.extents import I64, U64, Wanted
+from ..memory.shared import NO_PLACE
+from ..values.arguments import instance, instances, member, text, whole
+from ..values.keys import pack
+from ..values.namespace import Namespace
+from ..values.words import GetReport, Retention, Urgency
+from .base import Operations, milliseconds, only_answer, wire_urgency
+from .coded import CodedReader, readable_codecs
+from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
+
+
+@dataclass(slots=True)
+class Chain:
+    """The blocks one call is about, and how it is to be treated."""
+
+    namespace: Namespace
+    namespace_id: int
+    packed: bytes
+    first_block: int
+    session: str
+    urgency: Urgency
+    timeout_s: float
+    load_anyway: bool = False
+    retention: Sequence[Retention] = ()
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for arguments of the wrong type."""
+        text("session", self.session)
+        member("urgency", self.urgency, Urgency)
+        instances("retention", self.retention, Retention)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks named."""
+        return len(self.packed) // HASH_BYTES
+
+    def acquire_request(
+        self, operations: Operations, attachment: Attachment, first_block: int, ttl_s: float = 0.0
+    ) -> kvcache_pb2.AcquireRequest:
+        """Return the message that pins the chain from `first_block` on."""
+        return kvcache_pb2.AcquireRequest(
+            request_id=operations.request_id(),
+            client_id=attachment.client_id,
+            namespace_id=self.namespace_id,
+            prefix_hashes=self.packed,
+            session_id=self.session,
+            urgency=wire_urgency(self.urgency),
+            ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
+            deadline_ms=milliseconds("deadline_s", self.timeout_s),
+            first_block=first_block,
+            load_anyway=bool(self.load_anyway),
+            retention=[hint.to_wire() for hint in self.retention],
+        )
+
+
+def get(
+    operations: Operations,
+    namespace: Namespace,
+    hashes: Any,
+    into: Any,
+    first_block: int,
+    session: str,
+    urgency: Urgency,
+    deadline_s: float | None,
+    load_anyway: bool = False,
+) -> Operation[GetReport]:
+    """Fetch blocks; see Client.get."""
+    instance("namespace", namespace, Namespace)
+    packed = pack(hashes)
+    num_named = len(packed) // HASH_BYTES
+    check_first_block(first_block, num_named)
+    num_wanted = num_named - first_block
+    data = np.empty(num_wanted * namespace.block_bytes, np.uint8) if into is None else into
+    blocks = blocks_of(data, num_wanted, namespace.block_bytes, writable=True)
+    attachment, namespace_id = yield from operations.begin(namespace)
+    chain = Chain(
+        namespace,
+        namespace_id,
+        operations.chain(attachment, packed),
+        first_block,
+        session,
+        urgency,
+        operations.deadline(deadline_s),
+        load_anyway,
+    )
+    targets = blocks.targets(namespace.fragment_offsets, namespace.fragment_bytes)
+    num_one_sided = 0
+    if num_wanted and attachment.reader is not None:
+        num_one_sided = yield from _read_shared(operations, attachment, chain, targets)
+    done = first_block + num_one_sided
+    if done < num_named:
+        rest = targets[num_one_sided:]
+        read = _read_leased if attachment.local else _read_streamed
+        end = yield from read(operations, attachment, chain, done, rest)
+        done = max(end, done) if num_one_sided else end
+    num_bytes = max(0, done - first_block) * namespace.block_bytes
+    return GetReport(done, first_block, data[:num_bytes] if into is None else into, num_bytes, num_one_sided)
+
+
+def get_one(
+    attachment: Attachment, namespace: Namespace, name: bytes, into: Any, session: str, thread_bytes: int
+) -> GetReport | None:
+    """Answer a get of one block from shared memory alone, without lock or generator, which takes the fewest
+    microseconds. None when that does not work, or the block has `thread_bytes` or more."""
+    reader = attachment.reader
+    if reader is None or namespace.__class__ is not Namespace or session.__class__ is not str:
+        return None  # what is wrong is said where there is time
+    namespace_id = attachment.namespace_ids.get(namespace.digest)
+    if namespace_id is None or not session.isascii() or isinstance(into, list | tuple | Pieces):
+        return None
+    target = target_span(into)
+    num_bytes = namespace.block_bytes
+    if target.num_bytes < num_bytes or num_bytes >= thread_bytes:
+        return None
+    if not reader.read_block(namespace_id, name, namespace.fragment_bytes, target.address):
+        return None
+    attachment.touches.add(namespace_id, session, name)
+    return GetReport(1, 0, into, num_bytes, 1)
+
+
+def check_first_block(first_block: int, limit: int) -> None:
+    """Raise InvalidRequest when `first_block` is not in the chain; at most `limit` is."""
+    if not 0 <= whole("first_block", first_block, -1 << 63) <= limit:
+        raise InvalidRequest(f"first_block is {first_block}, the chain allows 0 to {limit}")
+
+
+def map_extents(
+    operations: Operations, attachment: Attachment, numbers: Sequence[int], timeout_s: float
+) -> Operation[None]:
+    """Map extents that are not mapped yet. Raises NotFound when one is not ours."""
+    missing = attachment.extents.missing(numbers)
+    for start in range(0, len(missing), MAX_DESCRIPTORS):
+        wanted = missing[start : start + MAX_DESCRIPTORS]
+        ticket = yield Send("MapExtents", local_pb2.MapExtentsRequest(extents=wanted), timeout_s)
+        answer = yield from only_answer(ticket)
+        attachment.extents.add_all(answer.message.extents, answer.memory)
+
+
+def release(attachment: Attachment, lease_id: int) -> Operation[None]:
+    """End a lease; nobody waits for the answer."""
+    request = kvcache_pb2.ReleaseRequest(client_id=attachment.client_id, lease_ids=[lease_id])
+    yield Post("Release", request)
+
+
+def wanted_of(chain: Chain, fragments: kvcache_pb2.Fragments) -> tuple[Wanted, I64, I64]:
+    """Return what the fragments of an answer must look like in memory, and their (block, group)."""
+    blocks = np.array(fragments.block, np.int64)
+    groups = np.array(fragments.group, np.int64)
+    lengths = np.array(chain.namespace.fragment_bytes, np.uint64)[groups]
+    places = [
+        place_of(extent, offset // slot_bytes_for(length))
+        for extent, offset, length in zip(fragments.extent, fragments.offset, fragments.length, strict=True)
+    ]
+    names: U64 = np.frombuffer(chain.packed, "<u8").reshape(-1, 4)[blocks]
+    wanted = Wanted(
+        chain.namespace_id,
+        np.array(places, np.int64),
+        names,
+        groups.astype(np.uint64),
+        lengths,
+        np.array(fragments.generation, np.uint64),
+    )
+    return wanted, blocks, groups
+
+
+def _read_shared(
+    operations: Operations, attachment: Attachment, chain: Chain, targets: I64
+) -> Operation[int]:
+    """Read one-sidedly from the first wanted block on; return how many blocks that gave."""
+    reader = attachment.reader
+    assert reader is not None
+    packed = chain.packed[chain.first_block * HASH_BYTES :]
+    places = reader.find(tags_of(packed, chain.namespace_id, chain.namespace.num_groups))
+    listed = (places != NO_PLACE).all(axis=1)
+    num_listed = len(listed) if listed.all() else int(listed.argmin())
+    if num_listed == 0:
+        return 0
+    places, packed = places[:num_listed], packed[: num_listed * HASH_BYTES]
+    extents = (places >> 32).ravel().tolist()
+    if attachment.extents.missing(extents):
+        with suppress(NotFound):  # what cannot be mapped is read under a lease
+            yield from map_extents(operations, attachment, extents, chain.timeout_s)
+    fragment_bytes = chain.namespace.fragment_bytes
+    num_read: int = yield Work(
+        lambda: reader.read(chain.namespace_id, packed, places, fragment_bytes, targets[:num_listed]),
+        num_listed * chain.namespace.block_bytes,
+    )
+    if num_read:
+        attachment.touches.add(chain.namespace_id, chain.session, packed[: num_read * HASH_BYTES])
+        if attachment.touches.are_due(operations.settings.limits):
+            yield from operations.flush(attachment)
+    return num_read
+
+
+def _read_leased(
+    operations: Operations, attachment: Attachment, chain: Chain, first_block: int, targets: I64
+) -> Operation[int]:
+    """Read under a lease from `first_block` on, as fragments become readable; return the end of the
+    readable prefix. `targets` begin at `first_block`."""
+    request = chain.acquire_request(operations, attachment, first_block)
+    ticket = yield from operations.send(attachment, "Acquire", request, chain.timeout_s)
+    lease_id = 0
+    end = chain.num_blocks
+    try:
+        while True:
+            message = (yield Receive(ticket)).message
+            lease_id = message.lease_id
+            if message.ready.block:
+                wanted, blocks, groups = wanted_of(chain, message.ready)
+                extents = [extent_of(place) for place in wanted.places.tolist()]
+                yield from map_extents(operations, attachment, extents, chain.timeout_s)
+                copy = partial(attachment.extents.copy, wanted, targets[blocks - first_block, groups])
+                right = yield Work(copy, int(wanted.lengths.sum()))
+                if not right.all():  # a lease that does not hold: whatever the reason, a miss
+                    end = min(end, int(blocks[~right].min()))
+            if message.arriving_extents:  # takes milliseconds, and the device is busy reading meanwhile
+                with suppress(NotFound):
+                    yield from map_extents(operations, attachment, message.arriving_extents, chain.timeout_s)
+            if message.last:
+                return min(end, int(message.num_blocks))
+    finally:
+        with suppress(KvtierError):  # on a broken connection everything is released anyway
+            yield Forget(ticket)
+            if lease_id:
+                yield from release(attachment, lease_id)
+
+
+def _read_streamed(
+    operations: Operations, attachment: Attachment, chain: Chain, first_block: int, targets: I64
+) -> Operation[int]:
+    """Read from a gRPC stream; return the end of the readable prefix."""
+    request = kvcache_pb2.GetRequest(
+        acquire=chain.acquire_request(operations, attachment, first_block), codecs=readable_codecs()
+    )
+    ticket = yield from operations.send(attachment, "Get", request, chain.timeout_s)
+    fragment_bytes = chain.namespace.fragment_bytes
+    missing = np.tile(np.array(fragment_bytes, np.int64), (len(targets), 1))
+    coded = CodedReader(chain.namespace.identity.geometry)
+    try:
+        while True:
+            message = (yield Receive(ticket)).message
+            if message.HasField("encoded"):
+                row, group = message.block - first_block, message.group
+                if coded.take(message):  # the last chunk of it
+                    is_right = yield Work(
+                        partial(coded.decode, group, targets[row, group]), fragment_bytes[group]
+                    )
+                    missing[row, group] = 0 if is_right else fragment_bytes[group]
+            elif message.chunk:
+                row, group = message.block - first_block, message.group
+                assert message.offset + len(message.chunk) <= fragment_bytes[group], "chunk past its fragment"
+                _scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)
+                missing[row, group] -= len(message.chunk)
+            if message.last:
+                whole = (missing == 0).all(axis=1)
+                num_whole = len(whole) if whole.all() else int(whole.argmin())
+                return min(first_block + num_whole, int(message.num_blocks))
+    finally:
+        with suppress(KvtierError):
+            yield Forget(ticket)
+
+
+def _scatter(targets: I64, length: int, offset: int, chunk: bytes) -> None:
+    """Copy bytes from `offset` on of a fragment of `length` bytes to its pieces."""
+    piece_bytes = length // len(targets)
+    done = 0
+    while done < len(chunk):
+        piece, start = divmod(offset + done, piece_bytes)
+        num_bytes = min(piece_bytes - start, len(chunk) - done)
+        part = chunk if num_bytes == len(chunk) else chunk[done : done + num_bytes]
+        copy_bytes(int(targets[piece]) + start, part, num_bytes)
+        done += num_bytes

@@ -1,0 +1,179 @@
+"""The client's words: tiers, urgencies, outcomes, and what calls report.
+
+They mirror the wire (numbers are those of types.proto and kvcache.proto) instead of sharing classes
+with the daemon, because a runtime installs no daemon code.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ...v1 import types_pb2
+from ..errors import InvalidRequest
+from .arguments import number, whole
+
+
+class Tier(IntEnum):
+    """Where bytes live, fastest first."""
+
+    HBM = 1
+    DRAM = 2
+    NVME = 3
+    OBJECT = 4
+
+
+class Urgency(IntEnum):
+    """How soon a session needs its blocks, most urgent first."""
+
+    DECODING = 1
+    PREFILL = 2
+    QUEUED = 3
+    WAITING = 4
+    IDLE = 5
+    ENDED = 6
+
+
+class PutOutcome(IntEnum):
+    """What became of one block of a put."""
+
+    STORED = 2
+    DEDUPLICATED = 3  # was stored before
+    IN_PROGRESS = 4  # somebody else is writing the same block
+    NO_ROOM = 5
+    PARENT_MISSING = 6
+    FAILED = 7
+    DECLINED = 8  # what is stored is worth more to the appliance than this block
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Who answered, and over which transport: `local` (shared memory) or `grpc`."""
+
+    version: str
+    epoch: int  # changes at every start of the daemon
+    transport: str
+    max_blocks_per_request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How much of a chain is stored. No promise: only `acquire` promises."""
+
+    num_blocks: int
+    tiers: tuple[Tier, ...]  # one per stored block: the slowest its fragments must come from
+    load_s: float  # estimated time until all of it is readable
+    recompute_s: float = 0.0  # estimated prefill time of all of it
+    num_worth_loading: int = 0  # blocks, from the start of the chain; computing the rest is quicker
+    reason: str = ""  # why that is not all of it
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpeed:
+    """How fast the runtime computes prompts of one model; what loading a block is weighed against."""
+
+    tokens_per_s: float  # at the start of a context
+    doubling_tokens: float = 0.0  # context at which a token takes twice as long; 0: let the daemon guess
+
+    def __post_init__(self) -> None:
+        number("tokens_per_s", self.tokens_per_s)
+        number("doubling_tokens", self.doubling_tokens)
+
+    def to_wire(self) -> types_pb2.PrefillSpeed:
+        """Return the message."""
+        return types_pb2.PrefillSpeed(tokens_per_s=self.tokens_per_s, doubling_tokens=self.doubling_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much the tokens from `first_token` to `end_token` of a chain are worth keeping. Raises
+    InvalidRequest when the priority is out of range or the range is empty.
+
+    Tokens count from the start of the chain, whatever part of it a call names. A block belongs to the last
+    range given that contains its first token.
+    """
+
+    priority: int  # 0 to 100, lowest evicted first; blocks without a hint have 50
+    first_token: int = 0
+    end_token: int | None = None  # None: to the end of the blocks named
+    ttl_s: float | None = None  # None: until it is changed
+
+    def __post_init__(self) -> None:
+        whole("priority", self.priority, -1 << 63)
+        whole("first_token", self.first_token, -1 << 63)
+        if self.end_token is not None:
+            whole("end_token", self.end_token, -1 << 63)
+        if self.ttl_s is not None:
+            number("ttl_s", self.ttl_s, 0.0)
+        if not 0 <= self.priority <= 100:
+            raise InvalidRequest(f"priority is 0 to 100, is {self.priority}", reason="BAD_REQUEST")
+        if self.end_token is not None and not 0 <= self.first_token < self.end_token:
+            raise InvalidRequest(
+                f"tokens {self.first_token} to {self.end_token} are no range; end_token is behind the last",
+                reason="BAD_REQUEST",
+            )
+
+    def to_wire(self) -> types_pb2.Retention:
+        """Return the message."""
+        return types_pb2.Retention(
+            first_token=self.first_token,
+            end_token=self.end_token or 0,
+            priority=self.priority,
+            ttl_ms=max(1, round(self.ttl_s * 1000)) if self.ttl_s is not None else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PutReport:
+    """What became of a put, one outcome per block named."""
+
+    outcomes: list[PutOutcome]
+
+    @property
+    def num_stored(self) -> int:
+        """Blocks whose bytes were taken from this put."""
+        return self.outcomes.count(PutOutcome.STORED)
+
+    @property
+    def num_deduplicated(self) -> int:
+        """Blocks that were stored before."""
+        return self.outcomes.count(PutOutcome.DEDUPLICATED)
+
+    @property
+    def num_refused(self) -> int:
+        """Blocks that are not stored by this put. Never an error: the next get is a miss."""
+        return len(self.outcomes) - self.num_stored - self.num_deduplicated
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block is stored now."""
+        return self.num_refused == 0
+
+
+@dataclass(frozen=True, slots=True)
+class GetReport:
+    """What a get brought. Block `i` of the chain, for `first_block <= i < num_blocks`, is in `data`."""
+
+    num_blocks: int  # end of the readable prefix, counted from the start of the chain
+    first_block: int
+    data: Any  # `into` as it was passed; or a uint8 array cut to the bytes that came
+    num_bytes: int
+    num_one_sided: int  # blocks read from shared memory without any call
+
+    @property
+    def num_loaded(self) -> int:
+        """Blocks whose bytes are in `data`."""
+        return max(0, self.num_blocks - self.first_block)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """What a prefetch started."""
+
+    num_blocks: int  # stored prefix
+    num_promoted: int  # blocks a promotion was queued for
+
+
+def tiers_of(packed: bytes | Sequence[int]) -> tuple[Tier, ...]:
+    """Return the tiers in a packed `tiers` field."""
+    return tuple(Tier(number) for number in packed)

@@ -1,0 +1,300 @@
+"""The scheduler's errand boy: a thread with an event loop talks to the daemon, so that schedule() never does.
+
+One connection carries any number of lookups at a time: a prefix that comes up from nvme does not hold up
+the next one. Blocking clients in a pool of threads were rejected: the pool would have to be as large as the
+queue of requests.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ...aio import AsyncClient, AsyncLease, AsyncSession
+from ...connector.breaker import Breaker
+from ...errors import DeadlineExceeded, KvtierError
+from ...values.namespace import Namespace, NamespaceIdentity
+from ..counters import Counters
+from ..groups import Group
+from ..identity import adapter_digest, salted
+from ..options import Options
+from .finding import Finder, Found
+from .lookups import Answer, Asked, Question, Word
+
+MAX_TASKS = 4096  # lookups at a time
+LINE_PERIOD_S = 2.0  # after which one in line tries again unasked
+PROBE_PERIOD_S = 1.0  # while the appliance does not answer
+TELL_DELAY_S = 0.005  # a session that hurries through its states is told once
+FAILED = Answer(cause="misses_error")
+
+
+class Agent:
+    """Implements lookups.Asker. `ranks` are the identities of each rank's namespaces, one per group."""
+
+    def __init__(
+        self,
+        options: Options,
+        groups: Sequence[Group],
+        ranks: Sequence[Sequence[NamespaceIdentity]],
+        make_client: Callable[[], AsyncClient],
+        counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.breaker = Breaker(max_pause_s=PROBE_PERIOD_S, clock=clock)
+        self._options = options
+        self._groups = list(groups)
+        self._ranks = [list(identities) for identities in ranks]
+        self._make_client = make_client
+        self._counters = counters
+        self._clock = clock
+        self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
+        self._leases: dict[Asked, list[AsyncLease]] = {}
+        self._num_releasing = 0  # lookups whose leases are on their way back
+        self._line: deque[asyncio.Future[None]] = deque()  # of those that found no room to pin
+        self._untold: dict[str, Word] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_lookups = 0
+        self._is_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvtier-agent", daemon=True)
+        self._thread.start()
+        self._is_up.wait(10.0)
+
+    # ------------------------------------------------------------------- the scheduler's thread
+
+    def allows(self) -> bool:
+        return self.breaker.allows()
+
+    def ask(self, question: Question) -> Asked:
+        asked = Asked(question, self._clock())
+        self._submit(self._begin, asked)
+        return asked
+
+    def wait(self, asked: Asked, timeout_s: float) -> None:
+        asked.has_answer.wait(timeout_s)
+
+    def silent(self) -> None:
+        self._failed(DeadlineExceeded("no answer to a lookup in time", reason="NO_ANSWER"))
+
+    def release(self, asked: Asked) -> None:
+        if not asked.is_released:
+            asked.is_released = True
+            self._submit(self._let_go, asked)
+
+    def tell(self, session: str, word: Word) -> None:
+        self._submit(self._note, session, word)
+
+    def close(self) -> None:
+        """End the thread and the connection; waits a second at most."""
+        self._submit(self._stop)
+        self._thread.join(1.0)
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop has ended: the engine shuts down
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # --------------------------------------------------------------------------- its own thread
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._has_news = asyncio.Event()
+        self._client = self._make_client()
+        self._finder = Finder(self._client, self._groups, self._options.lease_ttl_s)
+        self._spawn(self._keep_alive())
+        self._spawn(self._tell_all())
+        self._spawn(self._probe())
+        self._is_up.set()
+        await self._stopped.wait()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+    def _stop(self) -> None:
+        self._stopped.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _failed(self, problem: Exception) -> None:
+        if self.breaker.failed(problem):
+            self._counters.add("breaker_openings")
+
+    async def _probe(self) -> None:
+        """Connect before the first request needs it, and again when the appliance is back: no request has
+        to be the one that finds out. Each try is a call: a connection may outlive whoever listened."""
+        is_new = True
+        while True:
+            if is_new or (self.breaker.is_open and self.breaker.allows()):
+                is_new = False
+                try:
+                    await self._registered("", b"")
+                    await self._client.register(self._ranks[0][0])
+                    self.breaker.succeeded()
+                except Exception as problem:  # whatever it is, the next try comes
+                    self._failed(problem)
+            await asyncio.sleep(PROBE_PERIOD_S / 4)
+
+    # ----------------------------------------------------------------------------------- lookups
+
+    def _begin(self, asked: Asked) -> None:
+        if self._num_lookups >= MAX_TASKS:
+            asked.answer = FAILED
+            asked.has_answer.set()
+            return
+        self._num_lookups += 1
+        self._spawn(self._answer(asked))
+
+    async def _answer(self, asked: Asked) -> None:
+        answer = FAILED
+        try:
+            answer = await self._find(asked)
+            self.breaker.succeeded()
+        except KvtierError as problem:
+            self._failed(problem)
+        except Exception as problem:  # whatever it is, the engine must get its answer
+            self._counters.add("hook_errors")
+            self._failed(problem)
+        finally:
+            self._num_lookups -= 1
+            asked.answer = answer
+            asked.has_answer.set()
+            if asked.is_released or not answer.num_tokens:
+                self._let_go(asked)
+
+    async def _find(self, asked: Asked) -> Answer:
+        question = asked.question
+        path = question.adapter_path
+        adapter = await asyncio.to_thread(adapter_digest, path) if path else b""
+        namespaces = await self._registered(question.salt, adapter)
+        found = await self._pin(asked, namespaces)
+        if found.num_tokens and not found.is_complete:
+            asked.arriving = _answer_of(found, adapter)
+        await self._finder.wait(found, question)
+        return _answer_of(found, adapter)
+
+    async def _pin(self, asked: Asked, namespaces: list[list[Namespace]]) -> Found:
+        """Pin. The daemon lets one client pin a part of its memory only: who finds that used up by others of
+        this engine waits in line for them to load and let go, instead of being computed in part. Who is alone
+        from before it pinned until after takes the part: nobody will let go."""
+        while True:
+            found, was_alone = Found(), self._is_alone
+            try:
+                await self._finder.pin(namespaces, asked.question, found)
+            except BaseException:
+                await self._release(found.leases)
+                raise
+            asked.is_pinned = True
+            if not found.is_crowded or (was_alone and self._is_alone) or asked.is_released:
+                if found.leases:
+                    self._leases[asked] = found.leases
+                self._wake_next()
+                return found
+            await self._release(found.leases)
+            self._counters.add("lookups_crowded")
+            if not self._is_alone:
+                await self._stand_in_line()
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nothing of this engine is pinned, or being given back."""
+        return not self._leases and not self._num_releasing
+
+    async def _stand_in_line(self) -> None:
+        turn = self._loop.create_future()
+        self._line.append(turn)
+        try:
+            await asyncio.wait_for(turn, LINE_PERIOD_S)
+        except TimeoutError:
+            self._line.remove(turn)
+
+    def _wake_next(self) -> None:
+        """Let the next in line try."""
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    async def _registered(self, salt: str, adapter: bytes) -> list[list[Namespace]]:
+        known = self._namespaces.get((salt, adapter))
+        if known is None:
+            known = [
+                [await self._client.register(salted(identity, salt, adapter)) for identity in rank]
+                for rank in self._ranks
+            ]
+            self._namespaces[salt, adapter] = known
+        return known
+
+    def _let_go(self, asked: Asked) -> None:
+        if leases := self._leases.pop(asked, []):
+            self._num_releasing += 1
+            self._spawn(self._release_for_next(leases))
+
+    async def _release_for_next(self, leases: list[AsyncLease]) -> None:
+        try:
+            await self._release(leases)
+        finally:
+            self._num_releasing -= 1
+        self._wake_next()
+
+    async def _release(self, leases: list[AsyncLease]) -> None:
+        for lease in leases:
+            with suppress(KvtierError):  # a connection that is gone has released everything
+                await lease.release()
+
+    async def _keep_alive(self) -> None:
+        """Extend the leases of requests that wait."""
+        while True:
+            await asyncio.sleep(self._options.lease_ttl_s / 3)
+            for asked, leases in list(self._leases.items()):
+                for lease in leases:
+                    try:
+                        await lease.extend(self._options.lease_ttl_s)
+                    except KvtierError:
+                        if self._leases.pop(asked, None) is not None:
+                            asked.is_lost = True
+                            await self._release(leases)
+                        break
+
+    # ---------------------------------------------------------------------------------- sessions
+
+    def _note(self, session: str, word: Word) -> None:
+        self._untold[session] = word
+        self._has_news.set()
+
+    async def _tell_all(self) -> None:
+        """Send the latest word about each session. What fails is dropped: it was a hint."""
+        while True:
+            await self._has_news.wait()
+            await asyncio.sleep(TELL_DELAY_S)
+            self._has_news.clear()
+            news, self._untold = self._untold, {}
+            for session_id, word in news.items():
+                if self.breaker.is_open:
+                    break
+                session = AsyncSession(self._client, session_id)
+                try:
+                    if not word.is_last or word.num_decoded_tokens:
+                        await session.update(
+                            word.urgency, word.deadline_s, word.back_in_s, word.num_decoded_tokens
+                        )
+                    if word.is_last:
+                        await session.end()
+                except KvtierError as problem:
+                    self._failed(problem)
+                except Exception:  # hints must not end this task
+                    self._counters.add("hook_errors")
+
+
+def _answer_of(found: Found, adapter: bytes) -> Answer:
+    cause = "" if found.num_tokens else "misses_nothing_stored"
+    return Answer(found.num_tokens, found.stored, found.tiers, adapter, cause)

@@ -1,0 +1,188 @@
+"""Find how much of a prompt is stored on all ranks and in all groups, and pin it. No thread, no clock.
+
+    one group     pin the chain; what is pinned and comes up is the hit
+    several       look up first: which blocks of a window are needed depends on how far the others reach
+
+A hit is what every rank and every group has. Only what a continuation can see is pinned and brought up: for
+a sliding window its last blocks, and nothing that the engine still has itself.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...aio import AsyncClient, AsyncLease
+from ...values.namespace import Namespace
+from ...values.words import Tier, Urgency
+from ..groups import Group, alignment_of
+from .lookups import Question
+
+MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
+
+
+@dataclass(slots=True)
+class PinnedChain:
+    """One chain of one namespace, pinned by as many leases as calls were needed."""
+
+    parts: list[tuple[int, int, AsyncLease]] = field(default_factory=list)  # (first block, blocks, lease)
+
+    @property
+    def end(self) -> int:
+        """End of the pinned prefix; of the readable one when all leases have been waited for."""
+        end = 0
+        for first, length, lease in self.parts:
+            end = first + lease.num_blocks
+            if lease.num_blocks < length:
+                break
+        return end
+
+    @property
+    def num_stored(self) -> int:
+        """Blocks stored from the start, as far as it was asked."""
+        end = 0
+        for first, length, lease in self.parts:
+            end = first + lease.num_stored
+            if lease.num_stored < length:
+                break
+        return end
+
+
+@dataclass(slots=True)
+class Found:
+    """What is pinned. The leases must be released, whatever `num_tokens` says."""
+
+    num_tokens: int = 0  # 0: nothing worth a load
+    stored: tuple[int, ...] = ()  # blocks from the start, per group, on all ranks
+    chains: list[list[PinnedChain]] = field(default_factory=list)  # [rank][group]
+
+    @property
+    def leases(self) -> list[AsyncLease]:
+        """All leases."""
+        return [lease for rank in self.chains for chain in rank for _, _, lease in chain.parts]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is on its way up any more."""
+        return all(lease.is_complete for lease in self.leases)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more is stored, and worth it, than could be pinned beside what this client holds already.
+        Ask before `wait`."""
+        return any(lease.num_stored > lease.num_blocks and not lease.reason for lease in self.leases)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Where the blocks of the first group were found, from the start of its chain as far as known."""
+        if not self.chains:
+            return ()
+        parts = self.chains[0][0].parts
+        return tuple(tier for _, _, lease in parts for tier in lease.tiers) if parts[0][0] == 0 else ()
+
+
+class Finder:
+    """Finds and pins with one client. `namespaces` arguments are [rank][group]."""
+
+    def __init__(self, client: AsyncClient, groups: Sequence[Group], ttl_s: float) -> None:
+        self._client = client
+        self._groups = list(groups)
+        self._alignment = alignment_of(groups)
+        self._ttl_s = ttl_s
+
+    async def pin(self, namespaces: list[list[Namespace]], question: Question, found: Found) -> None:
+        """First half: pin. Blocks may still be on their way up. Fills `found` step by step, so that no
+        lease is lost when this fails or is cancelled. Raises KvtierError."""
+        chains = [group.chain(question.hashes) for group in self._groups]
+        if len(self._groups) > 1:
+            found.stored = await self._look_up(namespaces, chains)
+            num_tokens = self._common(found.stored)
+            if num_tokens <= question.first_token:
+                return
+            chains = [
+                chain[: group.num_blocks(num_tokens)]
+                for group, chain in zip(self._groups, chains, strict=True)
+            ]
+        num_named = self._common([len(chain) for chain in chains])
+        firsts = [
+            max(group.num_blocks(question.first_token), group.first_needed(num_named))
+            for group in self._groups
+        ]
+        found.chains = [[PinnedChain() for _ in self._groups] for _ in namespaces]
+        await _all(
+            self._pin_chain(namespaces[r][g], chains[g], firsts[g], question, found.chains[r][g])
+            for r in range(len(namespaces))
+            for g in range(len(self._groups))
+        )
+        self._conclude(found, question, num_named)
+
+    async def wait(self, found: Found, question: Question) -> None:
+        """Second half: wait until all that is pinned is readable, or has failed to come up in time."""
+        if found.num_tokens:
+            await _all(lease.wait() for lease in found.leases)
+            self._conclude(found, question, found.num_tokens)
+
+    def _conclude(self, found: Found, question: Question, num_named: int) -> None:
+        """Work out the hit from what the leases say now."""
+        ends = [min(rank[g].end for rank in found.chains) for g in range(len(self._groups))]
+        if len(self._groups) == 1:
+            found.stored = (min(rank[0].num_stored for rank in found.chains),)
+        num_tokens = min(self._common(ends), num_named)
+        windowed = any(group.window_tokens for group in self._groups)
+        if windowed and num_tokens < num_named:  # the window before a shorter end was not pinned
+            num_tokens = 0
+        found.num_tokens = num_tokens if num_tokens > question.first_token else 0
+
+    async def _look_up(self, namespaces: list[list[Namespace]], chains: list[list[bytes]]) -> tuple[int, ...]:
+        """Return how many blocks of each chain all ranks have."""
+        found = await asyncio.gather(
+            *(self._look_up_chain(rank[g], chains[g]) for rank in namespaces for g in range(len(chains)))
+        )
+        return tuple(min(found[g :: len(chains)]) for g in range(len(chains)))
+
+    async def _look_up_chain(self, namespace: Namespace, chain: list[bytes]) -> int:
+        for first in range(0, len(chain), MAX_BLOCKS):
+            piece = chain[first : first + MAX_BLOCKS]
+            num_stored = (await self._client.lookup(namespace, piece)).num_blocks
+            if num_stored < len(piece):
+                return first + num_stored
+        return len(chain)
+
+    async def _pin_chain(
+        self,
+        namespace: Namespace,
+        chain: list[bytes],
+        first_block: int,
+        question: Question,
+        pinned: PinnedChain,
+    ) -> None:
+        for first in range(first_block // MAX_BLOCKS * MAX_BLOCKS, len(chain), MAX_BLOCKS):
+            piece = chain[first : first + MAX_BLOCKS]
+            lease = await self._client.acquire(
+                namespace,
+                piece,
+                session=question.session,
+                urgency=Urgency.QUEUED,
+                ttl_s=self._ttl_s,
+                deadline_s=question.deadline_s or None,
+                first_block=max(0, first_block - first),
+                views=False,
+            )
+            pinned.parts.append((first, len(piece), lease))
+            if lease.num_blocks < len(piece):
+                return
+
+    def _common(self, num_blocks: Sequence[int]) -> int:
+        """Return the tokens that so many blocks of each group have in common."""
+        num_tokens = min(
+            number * group.block_tokens for number, group in zip(num_blocks, self._groups, strict=True)
+        )
+        return num_tokens // self._alignment * self._alignment
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Wait for every call, then raise what the first one that failed raised: what others were granted after
+    that must be known, or nobody would release it."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,231 @@
+"""Which blocks to store, when, and what holds them meanwhile.
+
+A block is saved in the step that fills it: a sliding window may give it away in the next one. Its engine
+block is held by a reference of ours until every rank has acknowledged the save, so that a finished, aborted
+or preempted request can go. What is stored, or under way, is not saved again, whoever computed it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..counters import Counters
+from ..groups import NULL_BLOCK, Group
+from ..plan import Ack, Acks, Again, Save
+
+MAX_KNOWN = 1 << 16  # block names remembered as stored
+MAX_RETRIES = 3  # of a request whose blocks were refused
+NEVER = 1 << 62  # as the next block: nothing more of this group can be saved
+
+
+class Holder(Protocol):
+    """The engine's block pool, as far as it is needed here."""
+
+    def hold(self, block_ids: Sequence[int]) -> None:
+        """Take a reference on each block."""
+        ...
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Give the references back."""
+        ...
+
+
+@dataclass(slots=True)
+class Saving:
+    """How far one request is saved: the next block of each group; `num_retries` is over all groups.
+
+    `due_tokens` is how long it must be for a plan to have anything to do: most requests fill no block in most
+    steps, and must cost nothing then. Whoever changes `next_block` sets it to 0.
+    """
+
+    next_block: list[int]
+    num_retries: int = 0
+    due_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks that are stored on every rank. `origin` is what `plan` was given."""
+
+    group: int
+    first_block: int
+    parent: bytes
+    names: list[bytes]
+    origin: Any
+
+
+@dataclass(slots=True)
+class _Job:
+    saving: Saving
+    group: int
+    first_block: int
+    parent: bytes
+    names: list[bytes]
+    block_ids: list[int]
+    ranks_left: int
+    origin: Any
+
+
+class Saver:
+    """Plans saves and settles them. `max_blocks` bounds what is held at a time."""
+
+    def __init__(
+        self, groups: Sequence[Group], num_ranks: int, max_blocks: int, holder: Holder, counters: Counters
+    ) -> None:
+        self._groups = list(groups)
+        self._num_ranks = num_ranks
+        self._max_blocks = max_blocks
+        self._holder = holder
+        self._counters = counters
+        self._jobs: dict[int, _Job] = {}
+        self._last_job = 0
+        self._num_held = 0
+        self._known: OrderedDict[tuple[int, bytes], bool] = OrderedDict()  # True: stored, False: under way
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether saves are under way."""
+        return bool(self._jobs)
+
+    def plan(
+        self,
+        saving: Saving,
+        hashes: Sequence[bytes],
+        num_tokens: int,
+        tables: Sequence[Sequence[int]],
+        session: str,
+        adapter: bytes,
+        origin: Any = None,
+    ) -> list[Save]:
+        """Return the saves of one request whose first `num_tokens` tokens are in the cache after this step.
+        `tables` are its block tables, one per group. Advances `saving`; holds the blocks."""
+        saves = []
+        for group, table in zip(self._groups, tables, strict=True):
+            end = min(group.num_blocks(num_tokens), len(hashes) // group.hashes_per_block, len(table))
+            first = saving.next_block[group.index]
+            if end <= first:
+                continue
+            saving.next_block[group.index] = end
+            chain = [hashes[(i + 1) * group.hashes_per_block - 1] for i in range(max(0, first - 1), end)]
+            parent = chain.pop(0) if first else b""
+            for start, names in self._unknown(group.index, chain):
+                before = chain[start - 1] if start else parent
+                ids = list(table[first + start : first + start + len(names)])
+                job = _Job(saving, group.index, first + start, before, names, ids, self._num_ranks, origin)
+                num_named = len(names)
+                if not self._start(job):
+                    break
+                named = b"".join(job.names)
+                saves.append(
+                    Save(self._last_job, group.index, session, before, named, job.block_ids, adapter)
+                )
+                if len(job.names) < num_named:
+                    break
+        saving.due_tokens = min((saving.next_block[g.index] + 1) * g.block_tokens for g in self._groups)
+        return saves
+
+    def num_left(self, saving: Saving, num_tokens: int) -> int:
+        """Return how many of the first blocks have not been planned, for want of room."""
+        return sum(
+            max(0, group.num_blocks(num_tokens) - saving.next_block[group.index]) for group in self._groups
+        )
+
+    def settle(self, acks: Acks) -> list[Stored]:
+        """Take in what workers reported; return what is stored on every rank now."""
+        stored = []
+        for number, ack in acks.by_job.items():
+            job = self._jobs.get(number)
+            if job is None:
+                continue
+            job.ranks_left -= ack.num_ranks
+            if ack.num_stored < len(job.names):
+                self._forget(job, ack.num_stored, ack.again)
+            if job.ranks_left <= 0:
+                del self._jobs[number]
+                self._num_held -= len(job.block_ids)
+                self._holder.free(job.block_ids)
+                for name in job.names:
+                    if (job.group, name) in self._known:
+                        self._known[job.group, name] = True
+                if job.names:
+                    stored.append(Stored(job.group, job.first_block, job.parent, job.names, job.origin))
+        return stored
+
+    def drop(self, saves: Sequence[Save]) -> None:
+        """Give up saves that no worker has heard of."""
+        self.settle(Acks({save.job: Ack(self._num_ranks, 0) for save in saves}))
+
+    def seen(self, hashes: Sequence[bytes], stored: Sequence[int]) -> None:
+        """Correct what is remembered by what a lookup found: blocks behind its end have been evicted."""
+        for group, num_stored in zip(self._groups, stored, strict=True):
+            scale = group.hashes_per_block
+            for i in range(num_stored):
+                self._known.setdefault((group.index, hashes[(i + 1) * scale - 1]), True)
+            for i in range(num_stored, len(hashes) // scale):
+                key = (group.index, hashes[(i + 1) * scale - 1])
+                if not self._known.get(key, False):
+                    break  # unknown, or under way: what comes behind it is no older
+                del self._known[key]
+        self._trim()
+
+    def forget_all(self) -> None:
+        """Remember nothing as stored; saves under way go on."""
+        self._known.clear()
+
+    def check_integrity(self) -> list[str]:
+        """Audit: what is held belongs to a job."""
+        held = sum(len(job.block_ids) for job in self._jobs.values())
+        return [] if held == self._num_held else [f"saves hold {held} blocks, counted {self._num_held}"]
+
+    def _unknown(self, group: int, chain: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
+        """Return the runs of a chain that are neither stored nor under way, as (start, names)."""
+        runs: list[tuple[int, list[bytes]]] = []
+        for i, name in enumerate(chain):
+            if (group, name) in self._known:
+                self._known.move_to_end((group, name))
+            elif runs and runs[-1][0] + len(runs[-1][1]) == i:
+                runs[-1][1].append(name)
+            else:
+                runs.append((i, [name]))
+        return runs
+
+    def _start(self, job: _Job) -> bool:
+        """Hold the job's blocks and number it; False when none of it can be saved now. What is too much for
+        now is cut off, and left to a later step."""
+        saving, group = job.saving, job.group
+        if NULL_BLOCK in job.block_ids:  # given away before it was saved: nothing behind it can be stored
+            self._counters.add("saves_skipped_gap", len(job.names))
+            saving.next_block[group] = NEVER
+            return False
+        room = max(0, self._max_blocks - self._num_held)
+        if room < len(job.block_ids):
+            del job.names[room:], job.block_ids[room:]
+            saving.next_block[group] = job.first_block + room
+            if not room:
+                return False
+        self._holder.hold(job.block_ids)
+        self._num_held += len(job.block_ids)
+        self._last_job += 1
+        self._jobs[self._last_job] = job
+        for name in job.names:
+            self._known[group, name] = False
+        self._trim()
+        return True
+
+    def _trim(self) -> None:
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def _forget(self, job: _Job, num_stored: int, again: Again) -> None:
+        """The end of a job is not stored: a later step may try again, as long as the request lives."""
+        for name in job.names[num_stored:]:
+            self._known.pop((job.group, name), None)
+        del job.names[num_stored:]
+        saving = job.saving
+        if again is Again.NOTHING or saving.num_retries >= MAX_RETRIES:
+            return
+        saving.num_retries += 1
+        saving.due_tokens = 0
+        first = job.first_block + num_stored if again is Again.REST else 0
+        saving.next_block[job.group] = min(saving.next_block[job.group], first)

@@ -1,0 +1,454 @@
+"""The scheduler's half of the connector: what is promised to the engine, and what is planned for its workers.
+
+    on arrival      ask (agent.py): look up, pin, bring up
+    matched_tokens  None until the answer is there, then all of it, asynchronously; 0 when there is doubt.
+                    One load at a time may begin while its pinned blocks are still on their way up
+    allocated       the promised blocks have places: plan the load
+    plan            loads and saves of this step
+    update          loads are over: release; saves are over: free their blocks
+    finished        release what is left; the session ends, or waits for its next turn
+
+Pure: no thread, no socket, no vLLM. A request of the engine is read, never changed.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...values.words import Tier, Urgency
+from ..counters import Counters
+from ..groups import NULL_BLOCK, Group
+from ..options import Options
+from ..plan import Acks, Load, Part, Save, StepPlan
+from .lookups import Answer, Asked, Asker, Question, Word
+from .saving import NEVER, Saver, Saving, Stored
+from .sessions import Turn, turn_of
+
+MIN_PREFILL_TOKENS = 256  # of one request in a step whose time says how fast prompts are computed,
+MIN_PREFILL_FRACTION = 0.9  # and of all that the step computes: a few others may decode meanwhile
+OLD_NEWS = 2  # limits on answers; one of them is what a request loses while its turn has come
+GRACE_S = 1.0  # beyond the time that promotions may take
+MAX_QUESTIONS = 3  # per attempt to schedule a request: its lease got lost, or its local blocks did
+MISS = (0, False)
+PENDING = (None, False)
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One request from its arrival to its end."""
+
+    request: Any
+    turn: Turn
+    saving: Saving
+    asked: Asked | None = None
+    num_questions: int = 0
+    polled_at: float | None = None  # when the scheduler first wanted the answer
+    given_up: bool = False  # nothing more is loaded for it
+    is_loading: bool = False
+    promised: Answer | None = None
+    may_be_early: bool = True  # promised before all of it has come up
+    is_arriving: bool = False  # such a load is under way
+    learned_from: Answer | None = None
+    promised_from: int = 0  # tokens that the engine had when it was told
+    adapter: bytes = b""
+    urgency: Urgency = Urgency.QUEUED
+    num_preemptions: int = 0
+
+
+class SchedulerSide:
+    """Everything that happens in the engine's scheduler process. No method blocks, but for `answer_wait_s`
+    of a step in all."""
+
+    def __init__(
+        self,
+        options: Options,
+        groups: Sequence[Group],
+        asker: Asker,
+        saver: Saver,
+        counters: Counters,
+        engine: str = "",
+        has_listeners: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        is_local: Callable[[bytes], bool] = lambda name: False,
+    ) -> None:
+        self._options = options
+        self._groups = list(groups)
+        self._asker = asker
+        self._saver = saver
+        self._counters = counters
+        self._engine = engine
+        self._has_listeners = has_listeners  # to what is stored: requests are remembered for it
+        self._clock = clock
+        self._is_local = is_local  # whether the engine has a block itself, by hash
+        self._tracked: dict[str, Tracked] = {}
+        self._loading: dict[str, Tracked] = {}  # until every rank has said that it is over
+        self._num_arriving = 0  # loads that were begun early, and are not over
+        self._planned: list[Load] = []
+        self._last_saves: list[Save] = []  # of requests that have ended
+        self._num_leased = 0
+        self._wait_left_s = options.answer_wait_s  # in this step
+        self.salt = ""
+
+    # -------------------------------------------------------------------------------- scheduling
+
+    def arrived(self, request: Any) -> None:
+        """A request was added to the engine's queue."""
+        tracked = self._track(request)
+        if self._num_leased < self._options.max_early_leases:
+            self._ask(tracked, self._local_tokens(request), is_early=True)
+
+    def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens beyond `num_computed_tokens` will be loaded, and whether asynchronously;
+        (None, False) while that is not known. Idempotent while nothing changes."""
+        tracked = self._tracked.get(request.request_id) or self._track(request)
+        if tracked.num_preemptions != request.num_preemptions:  # its blocks are gone: everything anew
+            tracked.num_preemptions = request.num_preemptions
+            tracked.given_up, tracked.num_questions = False, 0
+        if tracked.given_up or request.skip_reading_prefix_cache:
+            self._let_go(tracked)
+            return MISS
+        asked = tracked.asked
+        if asked is not None and (self._is_stale(asked, num_computed_tokens) or self._is_old_news(asked)):
+            self._let_go(tracked)
+            asked = None
+        if asked is None:
+            asked = self._ask(tracked, num_computed_tokens)
+            if asked is None:
+                return MISS
+        if tracked.polled_at is None:
+            tracked.polled_at = self._clock()
+        if asked.answer is None and not asked.is_pinned and self._wait_left_s > 0:
+            self._wait_a_little(asked)
+        answer = asked.answer or self._early_answer(tracked, asked)
+        if answer is None:
+            if self._is_late(asked, tracked.polled_at):
+                return self._give_up(tracked, "misses_timeout")
+            return PENDING
+        return self._promise(tracked, answer, num_computed_tokens)
+
+    def allocated(self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int) -> None:
+        """The engine has allocated blocks, `num_external_tokens` of them for what was promised."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        if num_external_tokens <= 0:
+            if not tracked.is_loading:
+                self._let_go(tracked)  # another connector's, or nothing to load
+            return
+        load = Load(request.request_id, tracked.turn.session)
+        self._planned.append(load)  # first: whatever happens, this load must be reported as over
+        tracked.is_loading = True
+        self._loading[request.request_id] = tracked
+        answer = tracked.promised if tracked.asked else None
+        if answer is None or tracked.asked is None:
+            return
+        if tracked.asked.answer is None:
+            load.is_arriving = tracked.is_arriving = True
+            self._num_arriving += 1
+            self._counters.add("hits_early")
+        load.adapter = answer.adapter
+        first, end = tracked.promised_from, tracked.promised_from + num_external_tokens
+        load.parts = [
+            part
+            for group, table in zip(self._groups, block_ids, strict=True)
+            if (part := _part(group, request.block_hashes, table, first, end))
+        ]
+        self._counters.add("hits")
+        for source, number in self.hit_sources(request, num_external_tokens).items():
+            self._counters.add(f"hit_tokens_{source}", number)
+
+    def hit_sources(self, request: Any, num_external_tokens: int) -> dict[str, int]:
+        """Return the promised tokens by where they were found: "host" or "disk"."""
+        tracked = self._tracked.get(request.request_id)
+        answer = tracked.promised if tracked and tracked.asked else None
+        block_tokens = self._groups[0].block_tokens
+        num_disk = 0
+        if tracked and answer:
+            first = tracked.promised_from
+            tiers = answer.tiers[first // block_tokens : (first + num_external_tokens) // block_tokens]
+            num_disk = sum(tier not in (Tier.DRAM, Tier.HBM) for tier in tiers) * block_tokens
+        sources = {"host": num_external_tokens - num_disk, "disk": num_disk}
+        return {source: number for source, number in sources.items() if number}
+
+    # -------------------------------------------------------------------------------- every step
+
+    def plan(self, plan: StepPlan, scheduled: dict[str, int], tables: Callable[[str], Any]) -> None:
+        """Fill in the step's plan. `scheduled` has the number of tokens per request that runs in this step,
+        `tables` returns a request's block tables, one per group.
+
+        Fills instead of returning: should this fail half-way, the loads are in the plan all the same, and
+        nobody waits for one that was never begun.
+        """
+        self._wait_left_s = self._options.answer_wait_s
+        plan.loads, self._planned = self._planned, []
+        plan.saves, self._last_saves = self._last_saves, []
+        plan.salt = self.salt
+        for request_id, num_new_tokens in scheduled.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            num_tokens = tracked.request.num_computed_tokens + num_new_tokens
+            if tracked.urgency is not Urgency.DECODING:
+                self._hurry(tracked, num_tokens)
+            if num_tokens >= tracked.saving.due_tokens:
+                saves = self._save(tracked, num_tokens, tables)
+                self._share_out(saves, tracked, num_tokens, scheduled)
+                plan.saves += saves
+
+    def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
+        """Every rank has ended these loads; those in `failed` not well."""
+        failures = set(failed)
+        for request_id in finished:
+            tracked = self._loading.pop(request_id, None)
+            if tracked is None:
+                continue
+            tracked.is_loading = False
+            was_early, tracked.is_arriving = tracked.is_arriving, False
+            self._num_arriving -= was_early
+            if request_id in failures:
+                tracked.may_be_early = False
+                tracked.given_up = not was_early  # recompute: what fails once may fail for ever
+                self._counters.add("misses_load_failed")
+            self._let_go(tracked)
+
+    def saved(self, acks: Acks) -> list[Stored]:
+        """Saves are over; return what is stored on every rank now."""
+        return self._saver.settle(acks)
+
+    def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> None:
+        """A request has ended, by itself or by abort; its blocks are about to be freed. A load under way
+        keeps its lease until it is over."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return
+        if not tracked.is_loading:
+            self._let_go(tracked)
+            num_tokens = request.num_computed_tokens
+            self._last_saves += self._save(tracked, num_tokens, lambda _: block_ids)
+            num_left = self._saver.num_left(tracked.saving, self._num_saveable(tracked, num_tokens))
+            self._counters.add("saves_skipped_backpressure", num_left)
+        turn = tracked.turn
+        urgency = Urgency.ENDED if turn.is_last else Urgency.WAITING
+        num_decoded = max(0, request.num_tokens - request.num_prompt_tokens)
+        self._tell(turn, Word(urgency, None, turn.returns_in_s, num_decoded, turn.is_last))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that only further steps can end."""
+        return self._saver.is_busy or bool(self._planned or self._last_saves)
+
+    def reset(self, salt: str) -> None:
+        """What was stored so far is of no use any more, e.g. because the weights have changed. Nor is what
+        requests have computed or loaded so far: it must not be stored under the new salt."""
+        self.salt = salt
+        self._saver.forget_all()
+        self._saver.drop(self._last_saves)
+        self._last_saves = []
+        for tracked in self._tracked.values():
+            is_old = tracked.is_loading or tracked.request.num_computed_tokens > 0
+            tracked.saving = Saving([NEVER if is_old else 0] * len(self._groups))
+            if not tracked.is_loading:
+                self._let_go(tracked)
+                tracked.num_questions = 0
+
+    def check_integrity(self) -> list[str]:
+        """Audit: leases are counted, loads belong to requests that wait for them."""
+        problems = self._saver.check_integrity()
+        everyone = {id(t): t for t in (*self._tracked.values(), *self._loading.values())}
+        num_leased = sum(tracked.asked is not None for tracked in everyone.values())
+        if num_leased != self._num_leased:
+            problems.append(f"{num_leased} requests have asked, counted {self._num_leased}")
+        num_arriving = sum(tracked.is_arriving for tracked in self._loading.values())
+        if num_arriving != self._num_arriving or num_arriving > self._options.max_arriving_loads:
+            problems.append(f"{num_arriving} loads were begun early, counted {self._num_arriving}")
+        problems += [
+            f"{name} is loading and does not know" for name, t in self._loading.items() if not t.is_loading
+        ]
+        return problems
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _track(self, request: Any) -> Tracked:
+        tracked = Tracked(request, turn_of(request, self._engine), Saving([0] * len(self._groups)))
+        self._tracked[request.request_id] = tracked
+        return tracked
+
+    def _ask(self, tracked: Tracked, num_computed_tokens: int, is_early: bool = False) -> Asked | None:
+        """Ask; None when there is nothing to ask for, or nobody: for good, unless it `is_early`."""
+        request = tracked.request
+        first_token = min(
+            group.num_blocks(num_computed_tokens) * group.block_tokens for group in self._groups
+        )
+        shortest = max(group.block_tokens for group in self._groups)
+        may_load = self._options.load and tracked.turn.may_load
+        if not may_load or request.num_tokens - first_token < shortest:
+            return None
+        if tracked.num_questions >= MAX_QUESTIONS:
+            tracked.given_up = True
+            return None
+        if not self._asker.allows():
+            if is_early:  # it may answer again by the time that the scheduler comes to this request
+                return None
+            self._counters.add("misses_breaker")
+            tracked.given_up = True
+            return None
+        tracked.num_questions += 1
+        tracked.polled_at = None
+        self._counters.add("lookups")
+        adapter = getattr(request.lora_request, "lora_path", "") if request.lora_request else ""
+        hashes = tuple(request.block_hashes)
+        limit_s = min(self._options.promote_timeout_s, tracked.turn.deadline_s or float("inf"))
+        question = Question(tracked.turn.session, hashes, first_token, adapter, self.salt, limit_s)
+        tracked.asked = self._asker.ask(question)
+        self._num_leased += 1
+        return tracked.asked
+
+    def _early_answer(self, tracked: Tracked, asked: Asked) -> Answer | None:
+        """What is pinned, though some of it is on its way up still: its load then overlaps with that. A
+        request with a deadline waits: what has not come up by then is computed instead."""
+        if not tracked.may_be_early or tracked.turn.deadline_s:
+            return None
+        return asked.arriving if self._num_arriving < self._options.max_arriving_loads else None
+
+    def _promise(self, tracked: Tracked, answer: Answer, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tracked.adapter = answer.adapter
+        if answer.stored and tracked.learned_from is not answer:
+            tracked.learned_from = answer
+            self._saver.seen(tracked.request.block_hashes, answer.stored)
+            for i, number in enumerate(answer.stored):
+                tracked.saving.next_block[i] = max(tracked.saving.next_block[i], number)
+            tracked.saving.due_tokens = 0
+        gain = min(answer.num_tokens, tracked.request.num_tokens) - num_computed_tokens
+        if gain <= 0 or gain < self._options.min_load_tokens:
+            return self._give_up(tracked, answer.cause or "misses_nothing_stored")
+        tracked.promised, tracked.promised_from = answer, num_computed_tokens
+        return gain, True
+
+    def _give_up(self, tracked: Tracked, cause: str) -> tuple[int, bool]:
+        if cause == "misses_timeout":
+            self._asker.silent()
+        if not tracked.given_up:
+            self._counters.add(cause)
+        tracked.given_up = True
+        self._let_go(tracked)
+        return MISS
+
+    def _let_go(self, tracked: Tracked) -> None:
+        if tracked.asked is not None:
+            self._asker.release(tracked.asked)
+            tracked.asked = None
+            self._num_leased -= 1
+
+    def _is_stale(self, asked: Asked, num_computed_tokens: int) -> bool:
+        """Whether the pin has ended, or does not begin where the engine's own blocks end any more."""
+        if asked.is_lost:
+            self._counters.add("leases_lost")
+            return True
+        first = asked.question.first_token
+        return any(group.num_blocks(num_computed_tokens) < group.num_blocks(first) for group in self._groups)
+
+    def _is_old_news(self, asked: Asked) -> bool:
+        """Whether nobody answered so long ago that somebody may by now: a request that waited in the queue
+        meanwhile is asked for again."""
+        has_failed = asked.answer is not None and asked.answer.cause == "misses_error"
+        return has_failed and self._clock() - asked.asked_at > OLD_NEWS * self._options.answer_timeout_s
+
+    def _wait_a_little(self, asked: Asked) -> None:
+        """Requests that arrived together would start in different steps, each with its own pass over the
+        weights, if the first ones were sent away for the half millisecond that an answer takes."""
+        started_at = self._clock()
+        self._asker.wait(asked, self._wait_left_s)
+        self._wait_left_s -= self._clock() - started_at
+
+    def _is_late(self, asked: Asked, polled_at: float) -> bool:
+        limit_s = self._options.answer_timeout_s
+        if asked.is_pinned:
+            limit_s = asked.question.deadline_s + GRACE_S
+        return self._clock() - polled_at > limit_s
+
+    def _local_tokens(self, request: Any) -> int:
+        """Return about how many tokens the engine has itself. Blocks leave from the end: halving finds it."""
+        if len(self._groups) > 1:
+            return 0
+        group = self._groups[0]
+        chain = group.chain(request.block_hashes)
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._is_local(chain[middle - 1]) else (low, middle - 1)
+        return low * group.block_tokens
+
+    def _share_out(
+        self, saves: list[Save], tracked: Tracked, num_tokens: int, scheduled: dict[str, int]
+    ) -> None:
+        """Say which share of this step's time each save's blocks took, where the step is prefill of their
+        request, and of hardly anything else."""
+        if not saves or num_tokens > tracked.request.num_prompt_tokens:
+            return
+        num_own, num_all = scheduled[tracked.request.request_id], sum(scheduled.values())
+        if num_own >= max(MIN_PREFILL_TOKENS, MIN_PREFILL_FRACTION * num_all):
+            for save in saves:
+                num_saved = len(save.block_ids) * self._groups[save.group].block_tokens
+                save.prefill_share = num_saved / num_all
+
+    def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any]) -> list[Save]:
+        """Plan what the first `num_tokens` tokens of a request have filled and nobody has saved."""
+        request = tracked.request
+        num_tokens = self._num_saveable(tracked, num_tokens)
+        if num_tokens < tracked.saving.due_tokens:
+            return []
+        if request.lora_request and not tracked.adapter:
+            return []  # without its digest nobody could tell adapters apart
+        table = tables(request.request_id)
+        if table is None:
+            return []
+        return self._saver.plan(
+            tracked.saving,
+            request.block_hashes,
+            num_tokens,
+            table,
+            tracked.turn.session,
+            tracked.adapter,
+            request if self._has_listeners else None,
+        )
+
+    def _num_saveable(self, tracked: Tracked, num_tokens: int) -> int:
+        """Return how many of the first `num_tokens` tokens may be saved. Those that are not verified yet have
+        no hash, and need no limit here."""
+        match self._options.save if tracked.turn.may_save else "none":
+            case "none":
+                return 0
+            case "prompt":
+                return min(num_tokens, int(tracked.request.num_prompt_tokens))
+        return num_tokens
+
+    def _hurry(self, tracked: Tracked, num_tokens: int) -> None:
+        """Tell the appliance when the urgency of a session changes; not when its prompt ends in this step:
+        the next one says that it decodes."""
+        num_prompt_tokens = tracked.request.num_prompt_tokens
+        if num_tokens == num_prompt_tokens:
+            return
+        urgency = Urgency.DECODING if num_tokens > num_prompt_tokens else Urgency.PREFILL
+        if urgency != tracked.urgency:
+            tracked.urgency = urgency
+            self._tell(tracked.turn, Word(urgency, tracked.turn.deadline_s))
+
+    def _tell(self, turn: Turn, word: Word) -> None:
+        if not turn.is_private:
+            self._asker.tell(turn.session, word)
+
+
+def _part(
+    group: Group, hashes: Sequence[bytes], table: Sequence[int], first_token: int, end_token: int
+) -> Part | None:
+    """Return which blocks of a group to load: the last run of real ones (a window has no others)."""
+    first, end = group.num_blocks(first_token), group.num_blocks(end_token)
+    block_ids = list(table[first:end])
+    if NULL_BLOCK in block_ids:
+        last_null = len(block_ids) - 1 - block_ids[::-1].index(NULL_BLOCK)
+        first += last_null + 1
+        block_ids = block_ids[last_null + 1 :]
+    if not block_ids:
+        return None
+    return Part(group.index, b"".join(group.chain(hashes)[:end]), first, block_ids)
