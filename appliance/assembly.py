@@ -31,7 +31,6 @@ from ..tiers.recovery import Recovered
 from ..tiers.slots import SlotPool
 from ..v1.shm import MIN_SLOT_BYTES
 from .config import EncryptionSettings, NvmeTier, Settings, Switch
-from .dictionaries import read_zstd
 from .errors import StartError
 from .forward import ForwardCopier
 from .hot_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
@@ -132,7 +131,7 @@ def assemble(
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme, settings.encryption)
             assert assembly.store is not None
-            assembly.store.codecs.adopt_zstd(read_zstd(settings.compression))
+            assembly.store.codecs.set_zstd_level(settings.compression.zstd_level)
         _connect(assembly, num_threads, MAX_COPIES_PER_EDGE)
     except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
         assembly.close()

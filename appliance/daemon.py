@@ -33,7 +33,6 @@ from .config import Loaded, Settings, bandwidth_shares_of
 from .core.events import ColdEdgeOpened, DrainStarted
 from .core.planner import Planner
 from .core.results import CountResult
-from .dictionaries import adopt_zstd_again
 from .direct import DirectDevice, DirectPath
 from .doors import Doors
 from .errors import StartError
@@ -338,11 +337,11 @@ class Daemon:
         await asyncio.gather(*self._reports)
 
     def _adopt_profiles(self, settings: Settings) -> None:
-        """Look again at which profiles there are."""
+        """Read the profiles again, and take over the level of zstd."""
         self.service.profiles = profiles = read_profiles_again(settings.compression, self.service.profiles)
         if self.assembly.store is not None:
             self.assembly.store.codecs.adopt(profiles)
-            adopt_zstd_again(self.assembly.store.codecs, settings.compression)
+            self.assembly.store.codecs.set_zstd_level(settings.compression.zstd_level)
 
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""

@@ -9,7 +9,6 @@ from ... import __version__
 COMMANDS = (
     "bench",
     "calibrate",
-    "dictionary",
     "doctor",
     "drain",
     "evict",

@@ -80,10 +80,6 @@ class CompressionSettings(Section):
     names one is stored as it says."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """How hard codec `zstd` tries when it writes; every level reads alike."""
-    dictionaries: Directory | None = None
-    """Where dictionaries of zstd are, `*.zdict` as `kvtier dictionary train` writes them; all are read."""
-    zstd_dictionary: str = ""
-    """Name of the one that `zstd` writes with, without `.zdict`. Empty: none."""
     trusted_keys: list[PublicKey] = []
     """Public keys (hex, as `kvtier profile keygen` prints them). With any, only profiles that one of them
     signed are taken."""

@@ -1,4 +1,4 @@
-"""Checks of files that the settings name: certificates, tokens, master keys, profiles, dictionaries.
+"""Checks of files that the settings name: certificates, tokens, master keys, profiles.
 
 The files are those of this machine: what is missing here may be there where the daemon runs, and each line
 says so with the path. `kvtier policy validate --no-files` leaves these checks out.
@@ -135,23 +135,16 @@ def judge_master_keys(file: MasterKeyFile) -> Check:
 
 
 def check_compression_files(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Profiles and dictionaries can be read and are trusted."""
-    from ..dictionaries import read_zstd  # late: the codecs take half a second
-    from ..profiles import read_profiles
+    """Profiles can be read and are trusted."""
+    from ..profiles import read_profiles  # late: the codecs take half a second
 
-    compression = settings.compression
-    wanted = {
-        "profiles": (read_profiles, compression.profiles is not None),
-        "dictionaries": (read_zstd, bool(compression.dictionaries or compression.zstd_dictionary)),
-    }
-    for key, (read, is_wanted) in wanted.items():
-        if not is_wanted:
-            continue
-        try:
-            read(compression)
-        except StartError as problem:
-            setting, _, rest = str(problem).partition(": ")
-            what, _, fix = rest.partition("; ")
-            yield fail(key, what, fix, setting)
-        else:
-            yield ok(key, str(getattr(compression, key)))
+    if settings.compression.profiles is None:
+        return
+    try:
+        read_profiles(settings.compression)
+    except StartError as problem:
+        setting, _, rest = str(problem).partition(": ")
+        what, _, fix = rest.partition("; ")
+        yield fail("profiles", what, fix, setting)
+    else:
+        yield ok("profiles", str(settings.compression.profiles))

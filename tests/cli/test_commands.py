@@ -82,7 +82,6 @@ def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: Script
         ["bench", "--volume", "much"],
         ["bench", "--sizes", "64KiB,much"],
         ["bench", "codec", "--fragment", "big"],
-        ["dictionary", "train", "/dev/null", "--out", "a.zdict", "--sample-bytes", "0"],
         ["drain", "--grace", "soon"],
         ["status", "--target", "http://x"],
         ["bench", "--sizes", "1KB"],

@@ -9,12 +9,12 @@ import os
 import sys
 from pathlib import Path
 
-from kvtier.appliance import dictionaries, profiles, tokens
+from kvtier.appliance import profiles, tokens
 from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.preflight.table import require
 
-assert dictionaries, profiles
+assert profiles
 assert tokens
 
 

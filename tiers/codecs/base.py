@@ -31,8 +31,8 @@ class CodecError(Exception):
 
 
 class CodecMissing(CodecError):
-    """These bytes are right as far as anybody can tell, but what their codec needs (a profile, a dictionary,
-    a library) is not here. They can be read when it is back."""
+    """These bytes are right as far as anybody can tell, but what their codec needs (a profile or a
+    library) is not here. They can be read when it is back."""
 
 
 class DoesNotFit(Exception):

@@ -5,15 +5,11 @@ and are here for what is not floating point: quantised caches with long runs, st
 whose layout kvtier was not told.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
-
 import lz4.block
 import zstandard
 
 from ..base import Buffer
-from .base import EXACT, CodecError, CodecMissing, DoesNotFit, Shape
+from .base import EXACT, CodecError, DoesNotFit, Shape
 from .planes import fill_from_frame
 
 
@@ -58,33 +54,21 @@ class Lz4:
 
 
 class Zstd:
-    """Implements Codec with one zstd frame of `level`, made with `dictionary` where there is one. Reads
-    frames of all `dictionaries`, by zstd's id. `reserve`: the share of the raw size `encode` may take."""
+    """Implements Codec with one zstd frame of `level`, without a dictionary: a frame that names one is
+    refused. `reserve`: the share of the raw size `encode` may take."""
 
     codec_id = 4
     name = "zstd"
     exactness = EXACT
 
-    def __init__(
-        self,
-        level: int = 1,
-        reserve: float = 0.85,
-        *,
-        dictionary: zstandard.ZstdCompressionDict | None = None,
-        dictionaries: Mapping[int, zstandard.ZstdCompressionDict] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, level: int = 1, reserve: float = 0.85) -> None:
         assert -7 <= level <= 19
         assert 0 < reserve <= 1
         self._level = level
         self._reserve = reserve
-        self._dictionaries = dictionaries
-        self._options: dict[str, Any] = {"level": level}
-        if dictionary is not None:
-            dictionary.precompute_compress(level=level)
-            self._options["dict_data"] = dictionary
 
     def parameters(self) -> bytes:
-        """Nothing: the frame describes itself, and names its dictionary."""
+        """Nothing: the frame describes itself."""
         return b""
 
     def accepts(self, shape: Shape) -> bool:
@@ -98,23 +82,12 @@ class Zstd:
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
         """Encode; see Codec. Raises DoesNotFit."""
         del shape
-        return _store(zstandard.ZstdCompressor(**self._options).compress(payload), into)
+        return _store(zstandard.ZstdCompressor(level=self._level).compress(payload), into)
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
-        """Decode; see Codec. Raises CodecError, and CodecMissing for a dictionary that is not here."""
+        """Decode; see Codec. Raises CodecError."""
         del shape
-        frame = _stored(stored)
-        try:
-            number = zstandard.get_frame_parameters(frame).dict_id
-        except zstandard.ZstdError as error:
-            raise CodecError(f"zstd: {error}") from error
-        dictionary = self._dictionaries.get(number)
-        if number and dictionary is None:
-            raise CodecMissing(
-                f"zstd dictionary {number:08x} is not there; put its file back into the directory "
-                "compression.dictionaries and reload"
-            )
-        fill_from_frame(frame, into, dictionary)
+        fill_from_frame(_stored(stored), into)
 
 
 def _store(encoded: bytes, into: Buffer) -> int:

@@ -117,13 +117,10 @@ class Planes:
         return compressor
 
 
-def fill_from_frame(
-    frame: Buffer, into: Buffer, dictionary: zstandard.ZstdCompressionDict | None = None
-) -> None:
+def fill_from_frame(frame: Buffer, into: Buffer) -> None:
     """Fill `into` from one zstd frame. What the frame says of its length is not believed, and no more memory
     taken than a window of 8 MiB. Raises CodecError when it is not one frame of exactly this length."""
-    options: dict[str, Any] = {} if dictionary is None else {"dict_data": dictionary}
-    decompressor = zstandard.ZstdDecompressor(max_window_size=8 << 20, **options)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=8 << 20)
     try:
         with decompressor.stream_reader(frame) as reader:
             filled = 0

@@ -41,7 +41,7 @@ class CodecStatistics:
     num_unfit: int = 0  # too long once encoded, stored as they are
     num_decoded: int = 0
     num_refused: int = 0  # records that nothing encodes to
-    num_unreadable: int = 0  # records whose profile, dictionary or library is missing
+    num_unreadable: int = 0  # records whose profile or library is missing
     encoded_raw_bytes: int = 0
     encoded_stored_bytes: int = 0  # what was reserved for them
     decoded_raw_bytes: int = 0
@@ -58,7 +58,7 @@ class RecordCodecs:
         self._shape = lru_cache(MAX_KNOWN)(self._find_shape)
         self._fixed_codec = lru_cache(MAX_KNOWN)(codec_of_record)
         self.profiled: Mapping[bytes, Profiled] = {}  # by digest; replaced as a whole
-        self.zstd = Zstd()  # replaced as a whole: level and dictionaries are the policy's
+        self.zstd = Zstd()  # replaced as a whole: its level is the policy's
         self.needs = Needs()
         self._books: dict[int, CodecStatistics] = {}
         self._missed: set[str] = set()  # what is missing and was said to be
@@ -73,11 +73,9 @@ class RecordCodecs:
         with self._lock:
             self._missed.clear()  # say it again if it is still so
 
-    def adopt_zstd(self, zstd: Zstd) -> None:
-        """Write and read frames of zstd with this."""
-        self.zstd = zstd
-        with self._lock:
-            self._missed.clear()
+    def set_zstd_level(self, level: int) -> None:
+        """Write frames of zstd with `level`; frames of every level are read alike."""
+        self.zstd = Zstd(level)
 
     def can_read(self, identity: NamespaceIdentity) -> bool:
         """Whether the profile that a namespace names, if it names one, is there."""
