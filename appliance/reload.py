@@ -21,7 +21,16 @@ from ..tiers.block import Tier
 from ..tiers.ownership import ColdStoreError
 from ..v1.shm import extent_file_bytes
 from .appliance import Appliance
-from .config import Change, Loaded, Origin, Settings, SettingsError, changes, needing_restart
+from .config import (
+    Change,
+    Loaded,
+    Origin,
+    Settings,
+    SettingsError,
+    changes,
+    needing_restart,
+    note_of_empty,
+)
 from .core.events import PolicyChanged
 from .core.planner import Planner
 from .errors import ApplianceError, error
@@ -172,6 +181,8 @@ class Reload:
         status.num_applied += 1
         status.applied_at = self._appliance.clock()
         status.last_error = ""
+        if loaded.gathered.empty_file:
+            log.warning("%s", note_of_empty(loaded.gathered.empty_file))
         for one in found[:MAX_LOGGED_CHANGES]:
             said = one.key, brief(one.was), brief(one.becomes)
             log.info("policy generation %d: %s: %s -> %s", status.generation, *said)

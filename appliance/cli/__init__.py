@@ -7,9 +7,12 @@ click and rich are an extra, because a daemon in a container needs neither; this
 when they are missing, hence it imports them late.
 """
 
+import errno
+import io
 import os
 import sys
 
+# `kvtier --help` explains them (app.py); those of the daemon itself, 70 and 78, are in ..process.
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # wrong arguments, or settings that are refused
@@ -20,8 +23,31 @@ COMPLETE = "_KVTIER_COMPLETE"  # what click sets when a shell asks
 _EXTRA = {"click": "cli", "rich": "cli", "pydantic": "server", "yaml": "server"}
 
 
+#: What writing fails with when a disk, a quota or a device is at its end.
+_CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
 def main() -> None:
-    """Run the command line and exit: 0 ok, 1 failed, 2 usage or refused settings, 3 unreachable, 4 denied."""
+    """Run the command line and exit with a code that `kvtier --help` lists."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII only shows ? for the rest
+    try:
+        try:
+            _run()
+        finally:
+            sys.stdout.flush()  # what fails here can still be reported
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        print(f"Error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        # Python flushes stdout once more when it ends, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+
+
+def _run() -> None:
+    """Run completion or a command, which end in SystemExit. Names the extra to install when it is missing."""
     try:
         if COMPLETE in os.environ:
             from .completion import program

@@ -47,8 +47,17 @@ class Commands(click.Group):
 def cli() -> None:
     """Keep the KV cache of language models in tiers, and know what is kept.
 
-    Data goes to stdout, talk to stderr. Exit codes: 0 ok, 1 failed, 2 usage or refused settings,
-    3 no daemon reachable, 4 this user may not open its socket.
+    Data goes to stdout, messages to stderr.
+
+    \b
+    Exit codes:
+      0   success
+      1   failed
+      2   wrong arguments, or settings that are refused
+      3   no daemon reachable
+      4   no permission to open the daemon's socket
+      70  serve: internal error; the log has the trace
+      78  serve: cannot start; the message names the setting to change
 
     \b
     Example:

@@ -28,7 +28,8 @@ def talk() -> Console:
 
 def print_json(value: object) -> None:
     """Print `value` as JSON on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False), file=sys.stdout)
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=not is_unicode), file=sys.stdout)
 
 
 def plain(message: Message) -> dict[str, Any]:

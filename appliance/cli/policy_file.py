@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from ...v1 import admin_pb2
-from ..config import DEFAULT_SOURCE, Change, Problem, Settings, SettingsError, is_live
+from ..config import DEFAULT_SOURCE, Change, Problem, Settings, SettingsError, is_live, note_of_empty
 from ..preflight.verdicts import Verdict
 from . import EXIT_FAILED, EXIT_OK
 from .output import console, print_json
@@ -53,6 +53,8 @@ def validate(file: Path, no_files: bool, as_json: bool) -> None:
         _tell(error.problems, [], as_json)
         raise SystemExit(Refused.exit_code) from error
     verdicts: dict[Verdict, list[Problem]] = {verdict: [] for verdict in Verdict}
+    if written.empty_file:
+        verdicts[Verdict.WARN].append(note_of_empty(written.empty_file))
     facts, code = Facts(settings), EXIT_OK
     for scope in (Scope.SETTINGS,) if no_files else (Scope.SETTINGS, Scope.FILES):
         for check in examine(facts, settings, [scope]):

@@ -10,9 +10,7 @@ from kvtier.appliance.cli.completion import describe
 
 _INTRO = """# Commands
 
-Generated from `appliance/cli` by `make docs`. stdout is data, stderr is talk. Exit codes: 0 ok, 1 failed,
-2 usage or refused settings, 3 no daemon reachable, 4 its socket may not be opened by this user;
-`kvtier serve` also 70 and 78. `KVTIER_TARGET` stands for `--target`. Completion:
+Generated from `appliance/cli` by `make docs`. `KVTIER_TARGET` stands for `--target`. Completion:
 `eval "$(_KVTIER_COMPLETE=bash_source kvtier)"`, or `zsh_source`, `fish_source`.
 """
 

@@ -22,9 +22,6 @@ def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], 
 
     The policy file is read again when it changes, and at SIGHUP; see `kvtier policy --help`.
 
-    Exit codes beside the usual ones: 78 when it cannot start, the message names the setting to change;
-    70 when the daemon itself is wrong, its log has the trace.
-
     \b
     Example:
       kvtier serve

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..config import Loaded, Origin, Settings, SettingsError
+from ..config import Loaded, Origin, Settings, SettingsError, note_of_empty
 from . import EXIT_USAGE
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -44,6 +44,9 @@ def load(policy: Path | None, overrides: Sequence[str]) -> Settings:
 def load_traced(policy: Path | None, overrides: Sequence[str]) -> Loaded:
     """Return the settings, and where each of them was written. Raises Refused."""
     try:
-        return Origin(policy, dict(os.environ), tuple(overrides)).load()
+        loaded = Origin(policy, dict(os.environ), tuple(overrides)).load()
     except SettingsError as error:
         raise Refused(str(error)) from error
+    if loaded.gathered.empty_file:
+        click.echo(f"Warning: {note_of_empty(loaded.gathered.empty_file)}", err=True)
+    return loaded

@@ -14,7 +14,7 @@ from .origin import DEFAULT_SOURCE, Loaded, Origin, leaves
 from .policy import Policy
 from .reference import reference_table, schema_text
 from .settings import Settings
-from .sources import Problem, SettingsError
+from .sources import Problem, SettingsError, note_of_empty
 from .tenants import COMMON, Access, Identities, Tenant, Tls, bandwidth_shares_of, check_name
 from .tiers import HbmTier, NvmeTier, Tiers
 
@@ -49,6 +49,7 @@ __all__ = [
     "is_private",
     "leaves",
     "needing_restart",
+    "note_of_empty",
     "reference_table",
     "schema_text",
 ]

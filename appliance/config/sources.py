@@ -39,7 +39,13 @@ class Problem(NamedTuple):
     sentence: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in self if part)
+        path = "" if self.source == f"--set {self.path}" else self.path  # the source names it already
+        return ": ".join(part for part in (self.source, path, self.sentence) if part)
+
+
+def note_of_empty(file: str) -> Problem:
+    """Return the warning for a policy file that sets nothing."""
+    return Problem(file, "", "sets nothing; built-in defaults are used")
 
 
 class SettingsError(StartError):
@@ -57,6 +63,8 @@ class Gathered:
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[KeyPath, str] = field(default_factory=dict)
+    #: Names the policy file when it sets nothing; empty otherwise.
+    empty_file: str = ""
 
     def source_of(self, path: KeyPath) -> str:
         """Return where `path`, or the nearest thing around it, was written."""
@@ -129,7 +137,7 @@ def _read_file(path: Path, text: str | None) -> Gathered:
         line = document.lines[()]
         raise SettingsError([Problem(f"{path}:{line}", "", "a policy is a mapping, such as `tiers: ...`")])
     sources = {key_path: f"{path}:{line}" for key_path, line in document.lines.items()}
-    return Gathered(document.value, sources)
+    return Gathered(document.value, sources, "" if document.value else str(path))
 
 
 def _scalar(text: str, source: str) -> object:

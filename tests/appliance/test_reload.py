@@ -227,6 +227,19 @@ def test_the_file_is_read_when_it_is_another(scene: Scene) -> None:
     assert daemon.planner.options.lease_ttl_s == 9, "the last good one stays"
 
 
+def test_a_file_that_is_emptied_means_the_defaults_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("leases: {ttl: 9s}")
+    overrides = (f"listen=unix://{tmp_path}/k.sock", "observe.http=off", "tiers.dram.capacity=64MiB")
+    with DaemonThread(Origin(file, {}, overrides).load()) as thread:
+        file.write_text("")
+        thread.wait(thread.daemon.reload.from_file())
+        assert thread.daemon.planner.options.lease_ttl_s == 30
+    assert f"{file}: sets nothing; built-in defaults are used" in caplog.text
+
+
 def test_reloads_under_load_fail_nobody_and_leak_nothing(tmp_path: Path) -> None:
     """`python -m bench.reload` does this 200 times."""
     outcome = play(tmp_path, num_reloads=8, seed=20, num_clients=3)
