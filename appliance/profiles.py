@@ -1,9 +1,9 @@
 """The profiles a daemon knows: the files of one directory, read at the start and with every reload.
 
-A file that is damaged keeps the daemon from starting, because a namespace that counts on it would be
-refused later and nobody would know why; so does one that nobody signed who is trusted. In a reload the former
-set stays whole, and why is in the log. A profile that is taken away makes its records unreadable until it is
-back; they are misses meanwhile.
+Only the administrator writes there, as to the policy file itself, so nothing is signed; a digest over all
+that a decoder needs finds damage. A damaged file keeps the daemon from starting: a namespace that names it
+would be refused later, without a visible reason. A reload keeps the former set whole and logs the reason.
+Taking a profile away makes its records unreadable until it is back; they are misses meanwhile.
 """
 
 import logging
@@ -13,7 +13,6 @@ from pathlib import Path
 from ..tiers.block import NamespaceIdentity
 from ..tiers.codecs.profile import Profile, ProfileError
 from ..tiers.codecs.profile_file import SUFFIX, read_profile
-from ..tiers.codecs.profile_signature import why_not_trusted
 from .config import CompressionSettings
 from .errors import StartError, error
 
@@ -25,22 +24,18 @@ Profiles = Mapping[bytes, Profile]  # by digest
 def read_profiles(settings: CompressionSettings) -> Profiles:
     """Return the profiles of the directory in the settings, none without one. Raises StartError, naming what
     to change."""
-    trusted_keys = frozenset(map(bytes.fromhex, settings.trusted_keys))
     found: dict[bytes, Profile] = {}
     for path in _files(settings.profiles):
         try:
             profile = read_profile(path)
-            why_not = why_not_trusted(profile, path, trusted_keys) if trusted_keys else ""
         except (ProfileError, OSError) as problem:
             raise StartError(f"compression.profiles: {problem}; repair the file or take it away") from problem
-        if why_not:
-            raise StartError(f"compression.profiles: {path}: {why_not}")
         found[profile.digest] = profile
     return found
 
 
 def read_profiles_again(settings: CompressionSettings, before: Profiles) -> Profiles:
-    """Return the profiles there are now; those of before when they cannot be read, or not all be trusted."""
+    """Return the profiles there are now; those of before when they cannot be read."""
     try:
         found = read_profiles(settings)
     except StartError as problem:

@@ -14,7 +14,6 @@ COMMANDS = (
     "evict",
     "inspect",
     "policy",
-    "profile",
     "record",
     "replay",
     "serve",

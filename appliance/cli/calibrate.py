@@ -9,8 +9,6 @@ import click
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ...tiers.codecs.base import CodecError
-from ...tiers.codecs.profile import ProfileError
-from ...tiers.codecs.profile_signature import read_key, sign_file
 from ..calibrate.budget import parse_budget
 from ..calibrate.state import StateError
 from ..pictures import CannotDraw, check_drawing, check_target
@@ -96,11 +94,6 @@ class Bars:
     show_default=True,
     help="int: 2 to 8 bits a value, fast; transform: half of that, for the coldest tiers.",
 )
-@click.option(
-    "--sign-key",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Sign the profile with this key; see kvtier profile.",
-)
 @click.option("--dtype", help="Of the weights and the cache.  [default: the checkpoint's]")
 @click.option("--device", default="cpu", show_default=True, help="E.g. cuda.")
 @click.option(
@@ -116,7 +109,6 @@ def calibrate(
     out: Path,
     page: Path | None,
     state: Path | None,
-    sign_key: Path | None,
     rows: int,
     prefix: int,
     asked: int,
@@ -150,8 +142,7 @@ def calibrate(
     try:  # before hours of measuring
         check_target(page)
         check_drawing()
-        key = read_key(sign_key) if sign_key is not None else None
-    except (CannotDraw, ProfileError, OSError) as error:
+    except (CannotDraw, OSError) as error:
         raise Failed(str(error)) from error
     try:
         from ..calibrate.run import Wish, write
@@ -169,8 +160,6 @@ def calibrate(
             wish = Wish(budget, data, Cut(rows, prefix, asked), block_tokens, coder, digest)
             outcome = run(loaded, wish, state or out.with_suffix(".measured"), bars)
         write(outcome, model_name, out, page)
-        if key is not None:
-            sign_file(out, key)
     except (Unsuited, StateError, NotKept, CodecError, OSError) as error:
         raise Failed(str(error)) from error
     _tell(outcome, out, as_json)

@@ -21,7 +21,6 @@ from .fields import Directory, Section, refuse
 
 Edge: TypeAlias = Literal["nvme", "remote"]
 CodecName: TypeAlias = Literal["auto", "identity", "exponents", "planes", "lz4", "zstd"]
-PublicKey: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -80,9 +79,6 @@ class CompressionSettings(Section):
     names one is stored as it says."""
     zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
     """How hard codec `zstd` tries when it writes; every level reads alike."""
-    trusted_keys: list[PublicKey] = []
-    """Public keys (hex, as `kvtier profile keygen` prints them). With any, only profiles that one of them
-    signed are taken."""
 
     def codec_for(self, identity: NamespaceIdentity, group: int, edge: Edge = "nvme") -> CodecName:
         """Return the codec of the first rule that matches, or the one for everything else on this edge."""

@@ -135,7 +135,7 @@ def judge_master_keys(file: MasterKeyFile) -> Check:
 
 
 def check_compression_files(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Profiles can be read and are trusted."""
+    """Profiles can be read."""
     from ..profiles import read_profiles  # late: the codecs take half a second
 
     if settings.compression.profiles is None:

@@ -4,8 +4,8 @@
     near-lossless.tables   the tables of `transform`, one after the other; absent without them
 
 The file repeats the profile's digest, and reading compares it: a number changed by hand is noticed before it
-decodes anything. It is no signature; that may stand beside it (profile_signature.py). Numbers are read as
-YAML has them and nothing else: no tags, no Python objects.
+decodes anything. It is no signature: only the administrator writes profiles. Numbers are read as YAML has
+them and nothing else: no tags, no Python objects.
 """
 
 from pathlib import Path
@@ -30,7 +30,6 @@ _FIELDS = {
     "tables",
     "calibration",
 }
-_SIGNATURE = {"signed_by", "signature"}  # of no effect on what the profile says: see profile_signature.py
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -70,7 +69,7 @@ def read_profile(path: Path) -> Profile:
 def _profile_of(document: Any, path: Path) -> Profile:
     if not isinstance(document, dict) or document.get("kvtier_profile") != VERSION:
         raise ProfileError(f"no profile of version {VERSION}; `kvtier calibrate` writes them")
-    if unknown := document.keys() - _FIELDS - _SIGNATURE:
+    if unknown := document.keys() - _FIELDS:
         raise ProfileError(f"unknown fields {', '.join(map(str, unknown))}")
     geometry = document["geometry"]
     profile = Profile(
