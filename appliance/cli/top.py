@@ -12,7 +12,6 @@ import select
 import signal
 import sys
 import termios
-import threading
 import time
 import tty
 from collections.abc import Callable, Iterator
@@ -99,33 +98,45 @@ def _watch(screen: Console, look: Any, interval_s: float) -> None:
 @contextlib.contextmanager
 def keys(terminal: TextIO) -> Iterator[Callable[[float], str]]:
     """Have keys arrive without Return. Yields a function that waits so many seconds, or until one of LEAVING
-    was pressed, which it returns; else "". Where input is no terminal it only waits."""
-    if not terminal.isatty():
-        pause = threading.Event()
+    was pressed, which it returns; else "". A signal with a handler counts as one of them: Python calls the
+    handler between two bytecodes, and one that arrives right before `select` would not interrupt it."""
+    with signals() as signalled:
+        if not terminal.isatty():
+            yield lambda seconds: LEAVING[0] if select.select([signalled], [], [], seconds)[0] else ""
+            return
+        number = terminal.fileno()
 
-        def only_wait(seconds: float) -> str:
-            pause.wait(seconds)
+        def wait(seconds: float) -> str:
+            until = time.monotonic() + seconds
+            while (left_s := until - time.monotonic()) > 0:
+                ready = select.select([number, signalled], [], [], left_s)[0]
+                if signalled in ready:
+                    return LEAVING[0]
+                if ready:
+                    key = os.read(number, 1).decode("ascii", "replace")
+                    if not key or key in LEAVING:  # nothing: the terminal is gone
+                        return key or LEAVING[0]
             return ""
 
-        yield only_wait
-        return
-    number = terminal.fileno()
+        before = termios.tcgetattr(number)
+        try:
+            tty.setcbreak(number, termios.TCSADRAIN)
+            yield wait
+        finally:
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
 
-    def wait(seconds: float) -> str:
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            if select.select([number], [], [], left_s)[0]:
-                key = os.read(number, 1).decode("ascii", "replace")
-                if not key or key in LEAVING:  # nothing: the terminal is gone
-                    return key or LEAVING[0]
-        return ""
 
-    before = termios.tcgetattr(number)
+@contextlib.contextmanager
+def signals() -> Iterator[int]:
+    """Yield a descriptor that is readable once a signal that has a Python handler has arrived."""
+    ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     try:
-        tty.setcbreak(number, termios.TCSADRAIN)
-        yield wait
+        yield ours
     finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, before)
+        signal.set_wakeup_fd(before)
+        os.close(ours)
+        os.close(theirs)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from kvtier.appliance.cli.top import keys
+
 from .conftest import Shown, Start, use
 
 ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
@@ -123,3 +125,14 @@ def test_it_draws_again_until_then(watch: Any) -> None:
     terminal.grow(drawn)
     terminal.press(b"q")
     assert terminal.end() == 0
+
+
+def test_a_signal_that_arrives_before_the_wait_ends_it() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with open(os.devnull) as nothing, keys(nothing) as wait:
+            assert wait(0.0) == ""
+            os.kill(os.getpid(), signal.SIGUSR1)  # handled now, and the wait begins afterwards
+            assert wait(PATIENCE_S) == "q"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
