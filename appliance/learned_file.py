@@ -34,11 +34,6 @@ def read_learned(directory: Path) -> bytes:
     return read_whole(directory / NAME, MAX_BYTES)
 
 
-def write_learned(directory: Path, data: bytes) -> None:
-    """Put `data` in the place of what was kept before, whole or not at all. Blocks. Raises OSError."""
-    write_whole(directory / NAME, data)
-
-
 def read_whole(path: Path, max_bytes: int) -> bytes:
     """Return a file; empty, and said in the log, when there is none to be read. Blocks, never raises."""
     try:

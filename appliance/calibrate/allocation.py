@@ -86,11 +86,6 @@ def allocate(
     return {unit: one[rank] for unit, one, rank in zip(units, hulls, ranks, strict=True)}
 
 
-def mean_bits(allocated: Mapping[UnitT, Choice[CodingT]]) -> float:
-    """Bits a value, over all units."""
-    return sum(choice.bits for choice in allocated.values()) / len(allocated)
-
-
 def total_loss(allocated: Mapping[UnitT, Choice[CodingT]]) -> float:
     """Predicted loss: that of the units, added up."""
     return sum(choice.loss for choice in allocated.values())

@@ -67,7 +67,6 @@ class Subject:
         self._model = model.float().eval()
         self._device = model.device
         self.dtype = dtype
-        self._prefix_tokens = prefix_tokens
         self._suffixes = tokens[:, prefix_tokens:]
         self._passes = [slice(i, i + rows_per_pass) for i in range(0, len(tokens), rows_per_pass)]
         self.past = np.concatenate(

@@ -10,7 +10,6 @@ can be reloaded lists it here, and joins `Reload.parts` (reload.py) to hear of i
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .origin import leaves
 from .settings import Settings
 
 #: Keys, or sections with everything in them.
@@ -77,9 +76,3 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[Change]:
 def needing_restart(found: Iterable[Change]) -> list[Change]:
     """Return those of some changes that a reload cannot make."""
     return [change for change in found if not change.is_live]
-
-
-def live_keys(settings: Settings) -> list[str]:
-    """Return all keys that may change while the daemon runs, for the documentation."""
-    keys = [".".join(map(str, path)) for path, _ in leaves(settings.canonical())]
-    return [key for key in keys if is_live(key)]

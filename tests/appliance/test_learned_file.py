@@ -11,7 +11,7 @@ import pytest
 
 from kvtier.appliance.config import Settings
 from kvtier.appliance.daemon import Daemon
-from kvtier.appliance.learned_file import MAX_BYTES, NAME, NEW_NAME, LearnedFile, read_learned, write_learned
+from kvtier.appliance.learned_file import MAX_BYTES, NAME, NEW_NAME, LearnedFile, read_learned, write_whole
 
 from .conftest import small_settings
 from .loops import DaemonThread, run
@@ -182,7 +182,7 @@ def test_a_policy_that_cannot_say_what_it_learned_fails_nobody(tmp_path: Path) -
 
 
 def test_a_write_that_dies_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_learned(tmp_path, b"first")
+    write_whole(tmp_path / NAME, b"first")
 
     def dies(fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -190,9 +190,9 @@ def test_a_write_that_dies_leaves_the_last_one(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", dies)
         with pytest.raises(OSError, match="No space"):
-            write_learned(tmp_path, b"second")
+            write_whole(tmp_path / NAME, b"second")
     assert read_learned(tmp_path) == b"first"
-    write_learned(tmp_path, b"third")
+    write_whole(tmp_path / NAME, b"third")
     assert read_learned(tmp_path) == b"third"
 
 

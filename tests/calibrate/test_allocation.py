@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from kvtier.appliance.calibrate.allocation import Choice, allocate, hull, mean_bits, total_loss
+from kvtier.appliance.calibrate.allocation import Choice, allocate, hull, total_loss
 
 
 def random_choices(rng: random.Random, num_units: int) -> dict[str, list[Choice[str]]]:
@@ -26,6 +26,11 @@ def everything(choices: dict[str, list[Choice[str]]]) -> list[tuple[float, float
         (sum(one.bits for one in picked) / len(picked), sum(one.loss for one in picked))
         for picked in itertools.product(*choices.values())
     ]
+
+
+def mean_bits(allocated: dict[str, Choice[str]]) -> float:
+    """Return the bits a value, over all units."""
+    return sum(choice.bits for choice in allocated.values()) / len(allocated)
 
 
 @pytest.mark.parametrize("seed", range(20))

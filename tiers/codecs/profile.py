@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Final, Literal, TypeAlias, get_args
 
-from ..block import DTYPE_BYTES, NamespaceIdentity
+from ..block import NamespaceIdentity
 from .base import KNOWN_LAYOUT
 
 Coder: TypeAlias = Literal["exact", "int", "fp8_e4m3", "fp8_e5m2", "transform"]
@@ -170,11 +170,6 @@ class Profile:
             if getattr(identity.geometry, name) != value:
                 return f"its {name} is {value}, the namespace's is {getattr(identity.geometry, name)}"
         return ""
-
-    @property
-    def raw_bits(self) -> int:
-        """Bits of a value before encoding."""
-        return 8 * DTYPE_BYTES[self.dtype]
 
 
 def uniform_rules(

@@ -92,7 +92,6 @@ class PieceKernel:
     """
 
     def __init__(self, device: Device, launch: Launch, slab_pieces: int = SLAB_PIECES) -> None:
-        self.num_launches = 0
         self._device = device
         self._launch = launch
         self._slab_pieces = slab_pieces
@@ -123,7 +122,6 @@ class PieceKernel:
         places = [slab.address + row * column_bytes for row in range(3)]
         self._launch(stream, places[0], places[1], places[2], num_pieces)
         stream.record(slab.event)
-        self.num_launches += 1
 
     def close(self) -> None:
         """Unpin the columns. Idempotent."""
