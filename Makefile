@@ -130,7 +130,7 @@ $(WEB)/.ready: requirements.txt requirements-web.txt pyproject.toml
 	touch $@
 
 test-web: $(WEB)/.ready
-	$(WEB)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/web tests/sight/test_page.py)
+	$(WEB)/bin/python -m pytest -q -W default $(if $(ARGS),$(ARGS),tests/web tests/appliance/observability/test_page.py)
 
 # The planner compiled (setup.py), in an environment of its own: here it would shadow the sources.
 COMPILED := .venv-compiled

@@ -50,10 +50,10 @@ from .core.instructions import (
 )
 from .core.results import AcquireResult, Refusal, Result
 from .event_log import EventLog
-from .fair_queue import Shares
-from .lanes import Edge, Route
-from .mover import Mover
 from .replies import Replies
+from .transfer.fair_queue import Shares
+from .transfer.lanes import Edge, Route
+from .transfer.mover import Mover
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,8 @@ from ..tiers.block import Tier
 from ..tiers.gpu.device import DeviceError, DeviceFault, Event, Pieces
 from ..tiers.gpu.gather import AddressesOf
 from ..tiers.gpu.kernels import Way
-from ..tiers.places import I64
+from ..tiers.memory.places import I64
 from ..v1 import direct_pb2
-from . import checks
 from .answers import Answers
 from .appliance import Appliance
 from .core.events import ReleaseRequested
@@ -37,6 +36,7 @@ from .errors import ApplianceError
 from .registrations import Registration
 from .replies import Replies
 from .runtime_events import has_happened
+from .security import request_checks as checks
 
 log = logging.getLogger(__name__)
 

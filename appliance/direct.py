@@ -29,16 +29,13 @@ from ..tiers.gpu.kernels import PieceCopier, load, measured
 from ..tiers.gpu.layouts import LayoutError, check_layout
 from ..tiers.gpu.own_events import OwnEvents
 from ..tiers.gpu.pages import PageIdError
-from ..tiers.places import I64
+from ..tiers.memory.places import I64
 from ..v1 import direct_pb2, kvcache_pb2
 from . import runtime_events
 from .answers import Answers
-from .callers import Caller
-from .clients import Client
 from .core import events, results
 from .deliveries import Delivery
 from .errors import ApplianceError, error, from_refusal
-from .lanes import Route
 from .registrations import (
     CountedCopier,
     DeviceOccupied,
@@ -49,7 +46,10 @@ from .registrations import (
     map_pages,
 )
 from .runtime_events import has_happened
-from .service import Service
+from .security.callers import Caller
+from .security.client_registry import Client
+from .server.cache_service import Service
+from .transfer.lanes import Route
 
 log = logging.getLogger(__name__)
 

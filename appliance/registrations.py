@@ -29,7 +29,7 @@ from ..tiers.gpu.layouts import PageLayout, PageTensor, page_table
 from ..tiers.gpu.own_events import OwnEvents
 from ..tiers.gpu.pages import Pages
 from ..v1 import direct_pb2
-from .clients import Client
+from .security.client_registry import Client
 
 if TYPE_CHECKING:
     from ..tiers.block import Geometry

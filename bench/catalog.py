@@ -18,7 +18,7 @@ from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.slots import SlotPool
 
 from .machine import describe
 from .table import render

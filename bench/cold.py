@@ -34,8 +34,8 @@ import xxhash
 
 from bench.machine import describe
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
-from kvtier.tiers.log import SegmentLog, record_bytes
-from kvtier.tiers.nvme import ColdStore
+from kvtier.tiers.cold.engine import ColdStore
+from kvtier.tiers.cold.log import SegmentLog, record_bytes
 from kvtier.v1 import admin_pb2, admin_pb2_grpc
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -27,10 +27,13 @@ from bench.table import render
 from kvtier.tiers.base import CopyItem
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import Codec, Shape, shape_of
-from kvtier.tiers.codecs.exponents import Exponents
-from kvtier.tiers.codecs.profile import Profile, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.exact.exponents import Exponents
+from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.codecs.trial import trial_payload
+from kvtier.tiers.cold.engine import ColdStore
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.cold.mounts import filesystem_of
 from kvtier.tiers.gpu import gds
 from kvtier.tiers.gpu.chunks import NUM_CHUNKS
 from kvtier.tiers.gpu.cold_edge import ColdCopier
@@ -39,11 +42,8 @@ from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError
 from kvtier.tiers.gpu.device_decoding import load_decoding
 from kvtier.tiers.gpu.hbm import HbmEngine
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.mounts import filesystem_of
-from kvtier.tiers.nvme import ColdStore
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.tiers.payload import checksum
-from kvtier.tiers.slots import SlotPool
 from tests.fakes.gpu.device import FakeDevice
 
 MIB = 1 << 20

@@ -26,16 +26,16 @@ import numpy as np
 
 from bench.machine import describe
 from bench.table import render, size_text
-from kvtier.appliance.hot_tier import MAX_IN_FLIGHT, HotTier
-from kvtier.appliance.lanes import MAX_BATCH_BYTES, Edge
+from kvtier.appliance.gpu.hbm_tier import MAX_IN_FLIGHT, HotTier
+from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
 from kvtier.tiers.base import CopyItem
 from kvtier.tiers.block import FragmentLabel, Tier
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError, Pieces
-from kvtier.tiers.index import Indexes
-from kvtier.tiers.memory import ExtentEngine
+from kvtier.tiers.memory.engine import ExtentEngine
+from kvtier.tiers.memory.index import Indexes
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.tiers.payload import checksum
-from kvtier.tiers.slots import SlotPool
 from tests.fakes.gpu.device import FakeDevice
 
 MIB = 1 << 20

@@ -30,8 +30,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from kvtier.appliance.daemon import CLOSE_GRACE_S
-from kvtier.appliance.process import DRAIN_GRACE_S
+from kvtier.appliance.host.daemon import CLOSE_GRACE_S
+from kvtier.appliance.host.process import DRAIN_GRACE_S
 from kvtier.clients import Client, Geometry, KvtierError, NamespaceIdentity
 from kvtier.clients.connector.breaker import Breaker
 from kvtier.clients.connector.chain_store import ChainStore

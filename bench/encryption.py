@@ -28,11 +28,11 @@ import xxhash
 from bench.machine import describe
 from bench.table import render
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity
-from kvtier.tiers.envelope import Envelopes
-from kvtier.tiers.keyring import Keyring
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.master_keys import MasterKeys
-from kvtier.tiers.nvme import ColdStore
+from kvtier.tiers.cold.engine import ColdStore
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.encryption.envelope import Envelopes
+from kvtier.tiers.encryption.keyring import Keyring
+from kvtier.tiers.encryption.master_keys import MasterKeys
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SEGMENT_BYTES = 64 * MIB

@@ -35,9 +35,9 @@ from bench.machine import describe
 from bench.pages import Runtime
 from bench.table import render, size_text
 from kvtier.appliance.config import Settings
-from kvtier.appliance.daemon import Daemon
-from kvtier.appliance.lanes import Edge
-from kvtier.appliance.process import tame_garbage_collector
+from kvtier.appliance.host.daemon import Daemon
+from kvtier.appliance.host.process import tame_garbage_collector
+from kvtier.appliance.transfer.lanes import Edge
 from kvtier.tiers.block import Tier
 
 SIZES = (64 << 10, 1 * MIB, 2 * MIB)

@@ -18,11 +18,11 @@ from pathlib import Path
 import prometheus_client
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.daemon import Daemon, embedded_settings
 from kvtier.appliance.histogram import Histogram
-from kvtier.appliance.sight.census import MAX_SHARE, bytes_by_urgency
-from kvtier.appliance.sight.exposition import exposition
-from kvtier.appliance.sight.telemetry import Telemetry
+from kvtier.appliance.host.daemon import Daemon, embedded_settings
+from kvtier.appliance.observability.census import MAX_SHARE, bytes_by_urgency
+from kvtier.appliance.observability.exposition import exposition
+from kvtier.appliance.observability.telemetry import Telemetry
 from kvtier.tiers.block import Tier
 
 from .catalog import CHAIN, Rig

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from kvtier.appliance.tokens import hash_of, make_token
+from kvtier.appliance.security.tokens import hash_of, make_token
 from kvtier.clients import Client, Geometry, NamespaceIdentity, Timeout
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.channels import open_channel

@@ -20,8 +20,8 @@ from .base import (
     Use,
     Victim,
 )
+from .baselines.priced import PricedEviction
 from .options import BadPolicyOption, Number, read_numbers
-from .priced import PricedEviction
 
 __all__ = [
     "AdmissionPolicy",

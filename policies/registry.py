@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from ..tiers.block import Tier
 from .admission import AdmitAll
-from .arc import ArcEviction
 from .base import (
     AdmissionPolicy,
     BlockFacts,
@@ -23,19 +22,20 @@ from .base import (
     Prefetcher,
     Surroundings,
 )
-from .clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
-from .fifo import FifoEviction
-from .gdsf import GdsfEviction
+from .baselines.arc import ArcEviction
+from .baselines.clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
+from .baselines.fifo import FifoEviction
+from .baselines.gdsf import GdsfEviction
+from .baselines.lfu import LfuEviction
+from .baselines.lru import LruEviction
+from .baselines.s3fifo import S3FifoEviction
+from .baselines.sieve import SieveEviction
+from .baselines.wtinylfu import WTinyLfuEviction
 from .guarded import GuardedAdmission, GuardedEviction, GuardedPrefetcher, Report, Trouble
-from .lfu import LfuEviction
-from .lru import LruEviction
 from .options import BadPolicyOption
-from .prefetch import AnnouncedPrefetch, TurnPrefetch
+from .prefetch.turns import AnnouncedPrefetch, TurnPrefetch
 from .retained import RetainedAdmission, RetainedEviction
-from .s3fifo import S3FifoEviction
-from .sieve import SieveEviction
-from .urgency import UrgencyAdmission, UrgencyEviction
-from .wtinylfu import WTinyLfuEviction
+from .urgency.policy import UrgencyAdmission, UrgencyEviction
 
 Factory: TypeAlias = Callable[[Surroundings], Any]
 

@@ -23,10 +23,10 @@ from kvtier.appliance.config import reference_table, schema_text
 from kvtier.appliance.core.states import STATE_MEANING, State
 from kvtier.appliance.core.transitions import TRANSITIONS
 from kvtier.appliance.errors import error_table_markdown
-from kvtier.appliance.rights import matrix_markdown
-from kvtier.appliance.sight.alerts import alerts_yaml
-from kvtier.appliance.sight.dashboard import dashboard_json
-from kvtier.appliance.sight.exposition import reference_markdown as metrics_markdown
+from kvtier.appliance.observability.alerts import alerts_yaml
+from kvtier.appliance.observability.dashboard import dashboard_json
+from kvtier.appliance.observability.exposition import reference_markdown as metrics_markdown
+from kvtier.appliance.security.rights import matrix_markdown
 from kvtier.v1.diagnosis import reason_table_markdown
 
 from .sync_source import sync_modules
@@ -122,9 +122,9 @@ def metrics_reference() -> Iterator[tuple[Path, bytes]]:
     """Yield docs/metrics.md, printed from the table that is exported."""
     text = f"""# Metrics
 
-Generated from `appliance/sight/metrics_table.py` by `make docs`. Served at `/metrics` of `observe.http`
-(by default `127.0.0.1:9464`) in Prometheus's text format. The dashboard and the alert rules that come with
-kvtier (`helm/kvtier/files/`) use nothing else; a test checks every expression.
+Generated from `appliance/observability/metrics_table.py` by `make docs`. Served at `/metrics` of
+`observe.http` (by default `127.0.0.1:9464`) in Prometheus's text format. The dashboard and the alert rules
+that come with kvtier (`helm/kvtier/files/`) use nothing else; a test checks every expression.
 {metrics_markdown()}"""
     yield ROOT / "docs" / "metrics.md", text.encode()
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...tiers.codecs.base import DoesNotFit
-from ...tiers.codecs.profile import Axis, Coder, Rule
-from ...tiers.codecs.quantised import ExactSegment, IntSegment, SegmentCoder
-from ...tiers.codecs.transform import TransformSegment
-from ...tiers.codecs.transform_fit import fit_table
+from ...tiers.codecs.lossy.profile import Axis, Coder, Rule
+from ...tiers.codecs.lossy.quantised import ExactSegment, IntSegment, SegmentCoder
+from ...tiers.codecs.lossy.transform import TransformSegment
+from ...tiers.codecs.lossy.transform_fit import fit_table
 
 Words: TypeAlias = NDArray[np.uint16]  # float16 or bfloat16, as bits
 Kind: TypeAlias = Literal["int", "transform"]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...tiers.codecs.profile import PLANES
-from ..pictures import COLOURS, new_figure, svg_of
+from ...tiers.codecs.lossy.profile import PLANES
+from ..observability.pictures import COLOURS, new_figure, svg_of
 from .search import Checked
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from ...tiers.codecs.profile import Profile, Scalar
-from ...tiers.codecs.profile_file import write_profile
+from ...tiers.codecs.lossy.profile import Profile, Scalar
+from ...tiers.codecs.lossy.profile_file import write_profile
 from . import report
 from .allocation import allocate
 from .budget import Budget

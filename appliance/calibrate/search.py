@@ -13,8 +13,8 @@ from itertools import groupby
 import numpy as np
 
 from ...tiers.codecs.base import DoesNotFit, Shape
-from ...tiers.codecs.profile import Profile, Rule, Scalar
-from ...tiers.codecs.profiled import Profiled
+from ...tiers.codecs.lossy.profile import Profile, Rule, Scalar
+from ...tiers.codecs.lossy.profiled import Profiled
 from .allocation import Choice, allocate, total_loss
 from .budget import Budget
 from .coding import Coders, Coding, Unit, Words

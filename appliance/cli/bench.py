@@ -29,7 +29,7 @@ from ... import Client, KvtierError
 from ...clients.values.keys import prefix_hashes
 from ...clients.values.namespace import Geometry, Namespace, NamespaceIdentity
 from ...v1 import admin_pb2
-from ..units import about_bytes, count, format_bytes
+from ..config.units import about_bytes, count, format_bytes
 from .bench_codec import codec
 from .output import console, print_json, talk
 from .quantities import SIZE, SIZES

@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from ...tiers.codecs.base import CodecError
 from ..calibrate.budget import parse_budget
 from ..calibrate.state import StateError
-from ..pictures import CannotDraw, check_drawing, check_target
+from ..observability.pictures import CannotDraw, check_drawing, check_target
 from .output import console, print_json, talk
 from .target import Failed, json_option
 

@@ -3,7 +3,7 @@
 import click
 
 from ...v1 import admin_pb2, types_pb2
-from ..units import about_bytes, count
+from ..config.units import about_bytes, count
 from .output import console, plain, print_json
 from .quantities import SIZE
 from .target import admin, json_option, resolve, target_option

@@ -93,7 +93,7 @@ def segment(number: int, data: Path | None, target: str | None, as_json: bool) -
     if data is None:
         _show(_ask(target, admin_pb2.InspectRequest(segment=number)), as_json)
         return
-    from ...tiers.inspection import inspect_segment  # late: only this path needs the store's parsers
+    from ...tiers.cold.inspection import inspect_segment  # late: only this path needs the store's parsers
 
     try:
         _show(inspect_segment(data, number), as_json)

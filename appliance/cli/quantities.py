@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..units import format_bytes, format_duration, parse_bytes, parse_duration
+from ..config.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     BytesType = click.ParamType[int]

@@ -22,8 +22,8 @@ from ...tiers.block import Urgency
 from ...v1 import events_pb2 as pb
 from ...v1.events_pb2_grpc import EventsServiceStub
 from ...v1.shm import HASH_BYTES
+from ..config.units import format_duration
 from ..replay.recording import Recorder
-from ..units import format_duration
 from .output import talk
 from .quantities import Duration
 from .target import Failed, connect, failure, resolve, target_option

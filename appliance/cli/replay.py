@@ -15,8 +15,9 @@ from rich.progress import Progress, TaskID
 from ...policies.registry import UnknownPolicy
 from ...tiers.block import Tier
 from ..config import SettingsError
+from ..config.units import parse_bytes, parse_duration
 from ..core.options import PlannerOptions, WriteMode
-from ..pictures import CannotDraw, check_target
+from ..observability.pictures import CannotDraw, check_target
 from ..replay import report
 from ..replay.chart import write_chart
 from ..replay.outcomes import Outcome
@@ -25,7 +26,6 @@ from ..replay.setups import UNBOUNDED, Setup, Shape, choice_of, require_room, si
 from ..replay.sweep import run_setups
 from ..replay.traces import Trace, TraceError
 from ..replay.virtual import DEFAULT_SPEEDS, EdgeSpeed
-from ..units import parse_bytes, parse_duration
 from .output import console, print_json, talk
 from .target import Failed, json_option
 

@@ -36,6 +36,6 @@ def serve(policy: Path | None, overrides: Sequence[str], listen: Sequence[str], 
     if check:
         click.echo(loaded.settings.to_yaml(), nl=False)
         return
-    from ..process import run  # late: `--help` and `--check` need no server code
+    from ..host.process import run  # late: `--help` and `--check` need no server code
 
     raise SystemExit(run(loaded))

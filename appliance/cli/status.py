@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...v1 import admin_pb2, types_pb2
-from ..units import about_bytes, count, format_duration
+from ..config.units import about_bytes, count, format_duration
 from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 

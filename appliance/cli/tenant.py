@@ -12,8 +12,8 @@ from rich.table import Table
 
 from ...v1 import admin_pb2
 from ..config import check_name
-from ..tokens import hash_of, make_token
-from ..units import about_bytes
+from ..config.units import about_bytes
+from ..security.tokens import hash_of, make_token
 from .output import console, plain, print_json, talk
 from .target import TIMEOUT_S, Failed, admin, json_option, resolve, target_option
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...v1 import admin_pb2
-from ..units import about_bytes, about_duration, count, format_duration
+from ..config.units import about_bytes, about_duration, count, format_duration
 from .output import console, print_json
 from .quantities import Duration
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option

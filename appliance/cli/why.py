@@ -4,7 +4,7 @@ import click
 from rich.table import Table
 
 from ...v1 import admin_pb2
-from ..units import about_duration
+from ..config.units import about_duration
 from .names import parse_block
 from .output import console, plain, print_json
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option

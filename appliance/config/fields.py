@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ...v1.addresses import check_address
-from .. import units
+from . import units
 from .host_share import format_capacity, parse_capacity
 
 

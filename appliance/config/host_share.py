@@ -15,8 +15,8 @@ How much is available is asked once per process: a reload must find the size tha
 
 from functools import cache
 
-from .. import units
 from ..preflight.probes import Memory, read_memory
+from . import units
 
 AUTO = "auto"
 SHARE, SHARE_OF_AVAILABLE = 0.25, 0.5

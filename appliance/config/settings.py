@@ -19,9 +19,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from ...v1.addresses import default_address, socket_path
 from ...v1.shm import PAGE_BYTES
-from .. import units
 from ..core.options import PlannerOptions
-from . import sources
+from . import sources, units
 from .compression import CompressionSettings
 from .encryption import EncryptionSettings
 from .fields import (

@@ -11,8 +11,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ...v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
-from .. import units
 from ..core.options import WriteMode
+from . import units
 from .fields import (
     Bytes,
     Capacity,
@@ -27,7 +27,7 @@ from .fields import (
 )
 
 MAX_EXTENTS = 16_384  # each is a descriptor and a mapping, here and in every client
-MAX_SEGMENTS = 1_000_000  # of one cold store (tiers/opening.py)
+MAX_SEGMENTS = 1_000_000  # of one cold store (tiers/cold/opening.py)
 MIN_SEGMENTS = 3  # one to fill, one to reclaim, one to reclaim into
 
 

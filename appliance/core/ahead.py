@@ -26,7 +26,7 @@ as it was before: a tenth of dram stood empty, and was missed; cancelling an idl
 from typing import TYPE_CHECKING, Final
 
 from ...tiers.block import Tier, Urgency
-from ...tiers.log import SegmentLog, record_bytes
+from ...tiers.cold.log import SegmentLog, record_bytes
 from .catalog import NO_ROW
 from .dirty import Dirty, Line
 from .options import PlannerOptions

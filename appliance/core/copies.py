@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import FragmentLabel, Tier, Urgency
-from ...tiers.log import record_bytes
+from ...tiers.cold.log import record_bytes
 from ...v1.shm import extent_of
 from .encodings import is_lossy
 from .fresh import FreshRun

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...tiers.block import NO_PLACE, Tier
-from ...tiers.log import SegmentLog, SegmentState
+from ...tiers.cold.log import SegmentLog, SegmentState
 from .catalog import NO_ROW, Catalog
 from .desk import Desk
 from .events import EvictRequested

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ...tiers.block import NO_PLACE, Tier
-from ...tiers.log import SegmentLog, record_bytes
+from ...tiers.cold.log import SegmentLog, record_bytes
 from ...v1.shm import extent_of
 from .catalog import NO_ROW, TIERS
 from .states import State

@@ -21,7 +21,7 @@ from ...policies.learned import pack, unpack
 from ...policies.registry import PolicyChoice, build
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
-from ...tiers.log import SegmentLog
+from ...tiers.cold.log import SegmentLog
 from . import events as ev
 from .catalog import NO_ROW, Catalog
 from .changes import Changes
@@ -52,7 +52,7 @@ from .waiting import Waiting
 from .writes import Writes
 
 if TYPE_CHECKING:
-    from ...tiers.recovery import Recovered
+    from ...tiers.cold.recovery import Recovered
 
 
 class LookupResult(NamedTuple):

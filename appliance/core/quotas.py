@@ -1,6 +1,6 @@
 """Quotas: what one tenant may take of what everybody shares.
 
-    memory    extents of hbm and dram, given out when a domain first needs them (tiers/shares.py)
+    memory    extents of hbm and dram, given out when a domain first needs them (tiers/memory/shares.py)
     pinned    bytes that leases and pins of all its clients hold together
     calls     a rate, with bursts of a second's worth
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from ...tiers.base import Room
 from ...tiers.block import Tier, tenant_of
-from ...tiers.shares import Share
-from ...tiers.slots import SlotPool
+from ...tiers.memory.shares import Share
+from ...tiers.memory.slots import SlotPool
 from .leases import Client, Leases
 from .options import PlannerOptions
 from .pins import Pins

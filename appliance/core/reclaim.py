@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ...tiers.block import NO_PLACE, Tier, Urgency
-from ...tiers.log import SegmentLog, record_bytes
+from ...tiers.cold.log import SegmentLog, record_bytes
 from ...v1.shm import PAGE_BYTES, extent_of
 from .catalog import NO_ROW
 from .copies import Copies, Move

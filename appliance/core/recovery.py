@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...tiers.block import NO_SESSION, Tier
-from ...tiers.log import SegmentLog
+from ...tiers.cold.log import SegmentLog
 from .catalog import NO_ROW, Catalog, Namespace
 from .encodings import AS_IT_IS, Encoding
 from .residency import Residency
 
 if TYPE_CHECKING:
-    from ...tiers.recovery import Recovered
+    from ...tiers.cold.recovery import Recovered
 
 Records = npt.NDArray[np.void]
 

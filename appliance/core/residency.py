@@ -12,7 +12,7 @@ from ...policies.base import Victim
 from ...policies.registry import PolicySet
 from ...tiers.base import Cause, MemoryRoom, Room
 from ...tiers.block import NO_PLACE, FragmentLabel, Tier
-from ...tiers.log import SegmentLog
+from ...tiers.cold.log import SegmentLog
 from .audience import Audience
 from .catalog import NO_ROW, TIERS, Catalog
 from .encodings import AS_IT_IS

@@ -24,8 +24,8 @@ import numpy as np
 
 from ...tiers.base import Cause
 from ...tiers.block import NO_PLACE, Tier, Urgency
-from ...tiers.log import SegmentLog
-from ...tiers.slots import SlotPool
+from ...tiers.cold.log import SegmentLog
+from ...tiers.memory.slots import SlotPool
 from ...v1.shm import extent_of
 from .catalog import NO_ROW
 from .copies import Copies, Move

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 
 from ..config import Settings
+from ..config.units import format_duration
 from ..errors import StartError
-from ..units import format_duration
 from .certificates import TlsFiles
 from .facts import Facts, MasterKeyFile
 from .verdicts import Check, fail, ok, warn
@@ -57,7 +57,7 @@ def _soon(setting: str, not_after: float | None, files: TlsFiles) -> Iterator[Ch
 
 def check_tokens(facts: Facts, settings: Settings) -> Iterator[Check]:
     """The token file can be read, has a line for every name in the settings, and only its owner writes it."""
-    from ..tokens import parse
+    from ..security.tokens import parse
 
     path, setting = settings.access.tokens, "access.tokens"
     if path is None:
@@ -136,7 +136,7 @@ def judge_master_keys(file: MasterKeyFile) -> Check:
 
 def check_compression_files(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Profiles can be read."""
-    from ..profiles import read_profiles  # late: the codecs take half a second
+    from ..compression.profiles import read_profiles  # late: the codecs take half a second
 
     if settings.compression.profiles is None:
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from ...v1.addresses import socket_path
 from ...v1.shm import HUGE_PAGE_BYTES, extent_file_bytes
 from ..config import Settings
-from ..units import about_bytes, format_bytes
+from ..config.units import about_bytes, format_bytes
 from .facts import Facts, Host, Versions
 from .verdicts import Check, fail, ok, warn
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..config import Settings
-from ..units import about_bytes
+from ..config.units import about_bytes
 from .facts import Daemon, Directory, Facts, Listen, Versions
 from .verdicts import Check, fail, ok, warn
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ...tiers.block import Tier
 from ...v1.addresses import socket_path
 from ..config import Access, Settings
-from ..units import format_bytes
+from ..config.units import format_bytes
 from .facts import Facts
 from .verdicts import Check, fail, ok, warn
 

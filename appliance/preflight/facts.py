@@ -19,15 +19,15 @@ from pathlib import Path
 import grpc
 
 from ... import __version__
+from ...tiers.cold.mounts import filesystem_of
+from ...tiers.encryption.keyring import FILE_NAME as KEYS_FILE
+from ...tiers.encryption.keyring import count_wraps
+from ...tiers.encryption.master_keys import KeyringError, known_ids, read_master_keys
 from ...tiers.gpu import libraries
 from ...tiers.gpu.gds import GdsFacts, look
 from ...tiers.gpu.libraries import CudaLibraries
 from ...tiers.gpu.pinned import limits
 from ...tiers.gpu.topology import GpuPlace, gpus, with_nvlinks
-from ...tiers.keyring import FILE_NAME as KEYS_FILE
-from ...tiers.keyring import count_wraps
-from ...tiers.master_keys import KeyringError, known_ids, read_master_keys
-from ...tiers.mounts import filesystem_of
 from ...v1.addresses import socket_path
 from ..config import Settings
 from . import probes

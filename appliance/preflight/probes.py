@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ...tiers import memfd
+from ...tiers.memory import memfd
 from ...v1.shm import PAGE_BYTES
 
 CAP_IPC_LOCK = 14

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..pictures import BOUND_COLOUR, COLOURS, DASHES, new_figure, save
-from ..units import about_bytes
+from ..config.units import about_bytes
+from ..observability.pictures import BOUND_COLOUR, COLOURS, DASHES, new_figure, save
 from .outcomes import Outcome
 
 if TYPE_CHECKING:

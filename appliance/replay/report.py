@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...tiers.block import Tier
-from ..units import about_bytes, about_duration, format_duration
+from ..config.units import about_bytes, about_duration, format_duration
 from .outcomes import Outcome
 from .traces import Trace
 

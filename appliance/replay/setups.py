@@ -17,8 +17,7 @@ from pathlib import Path
 from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, UnknownPolicy, resolve
 from ...tiers.block import Geometry, NamespaceIdentity, Tier
 from ...v1.shm import slot_bytes_for
-from .. import units
-from ..config import Settings
+from ..config import Settings, units
 from ..core.options import PlannerOptions
 from .traces import MIN_GAP_S, Trace, TraceNamespace
 from .virtual import cold_room_bytes

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from ...tiers.base import Cause, CopyOutcome, Room
 from ...tiers.block import Geometry, Tier
-from ...tiers.footer import footer_bytes_for
-from ...tiers.log import SegmentLog, record_bytes
-from ...tiers.slots import SlotPool
+from ...tiers.cold.footer import footer_bytes_for
+from ...tiers.cold.log import SegmentLog, record_bytes
+from ...tiers.memory.slots import SlotPool
 from ...v1.shm import slot_bytes_for
 from ..core.events import CopyFinished
 from ..core.instructions import STAGING, CancelCopy, Copy, HastenCopy

@@ -27,7 +27,7 @@ from kvtier.appliance.calibrate.sensitivity import measure
 from kvtier.appliance.calibrate.state import State
 from kvtier.appliance.calibrate.subject import Subject
 from kvtier.appliance.calibrate.texts import Cut, Loaded, load, text_digest, tokens_of
-from kvtier.tiers.codecs.quantised import INSETS
+from kvtier.tiers.codecs.lossy.quantised import INSETS
 
 RATIOS: dict[Kind, tuple[float, ...]] = {"int": (4.0, 4.5, 5.3, 6.0), "transform": (4.5, 5.3, 7.0, 9.0)}
 BLOCK_TOKENS = 128

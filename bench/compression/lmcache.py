@@ -23,10 +23,10 @@ from bench.machine import ROOT, describe
 from bench.peers import is_installed, python_of
 from bench.table import render
 from kvtier.tiers.codecs.base import Codec, Shape
-from kvtier.tiers.codecs.exponents import Exponents
-from kvtier.tiers.codecs.planes import Planes
-from kvtier.tiers.codecs.profile import Coder, Profile, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.exact.exponents import Exponents
+from kvtier.tiers.codecs.exact.planes import Planes
+from kvtier.tiers.codecs.lossy.profile import Coder, Profile, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 
 PEERS = ROOT / ".cache" / "peers"
 HEADER = ("codec", "ratio", "error", "encode", "decode", "× fp8's", "× CacheGen's")

@@ -15,8 +15,8 @@ import numpy as np
 from bench.machine import describe
 from bench.table import render
 from kvtier.tiers.codecs.base import Shape
-from kvtier.tiers.codecs.profile import Coder, Profile, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.lossy.profile import Coder, Profile, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.codecs.trial import trial_payload
 
 SHAPES = (

@@ -14,7 +14,7 @@ from typing import Self
 
 import grpc
 
-from kvtier.appliance.compressing import CANDIDATES
+from kvtier.appliance.compression.codec_choice import CANDIDATES
 from kvtier.v1 import admin_pb2, admin_pb2_grpc, types_pb2
 
 START_S = 180.0  # on an idle machine it takes a second, beside two engines that start much longer

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kvtier.appliance.config import Loaded, Settings
-from kvtier.appliance.daemon import Daemon
+from kvtier.appliance.host.daemon import Daemon
 from kvtier.tiers.gpu.device import Device
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import pytest
 from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.event_log import EventLog
-from kvtier.appliance.lanes import Edge, Route
+from kvtier.appliance.transfer.lanes import Edge, Route
 from kvtier.tiers.base import Cause, CopyError, CopyItem, CopyOutcome, EngineStatistics
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity, Tier, Urgency
 

@@ -12,10 +12,11 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from kvtier.appliance import daemon, errors
+from kvtier.appliance import errors
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.results import Refusal
+from kvtier.appliance.host import daemon
 from kvtier.v1 import admin_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

@@ -18,7 +18,7 @@ from kvtier.appliance.preflight import probes, table
 from kvtier.appliance.preflight.facts import Facts
 from kvtier.appliance.preflight.table import Scope
 from kvtier.appliance.preflight.verdicts import Check, Verdict
-from kvtier.appliance.tokens import hash_of
+from kvtier.appliance.security.tokens import hash_of
 
 from ..cli.conftest import run
 from ..security import certificates

@@ -19,7 +19,7 @@ from kvtier.appliance.calibrate.search import Model, NotKept, check, profile_of,
 from kvtier.appliance.calibrate.sensitivity import units_of  # noqa: E402
 from kvtier.appliance.calibrate.subject import Subject, Unsuited  # noqa: E402
 from kvtier.appliance.cli.app import cli  # noqa: E402
-from kvtier.tiers.codecs.profile_file import read_profile  # noqa: E402
+from kvtier.tiers.codecs.lossy.profile_file import read_profile  # noqa: E402
 
 BLOCK_TOKENS = 16
 PREFIX_TOKENS = 48

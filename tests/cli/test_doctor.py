@@ -13,11 +13,11 @@ from kvtier.appliance.preflight import checks_gpu, checks_host, checks_places, f
 from kvtier.appliance.preflight.checks_files import judge_master_keys
 from kvtier.appliance.preflight.checks_settings import check_tcp_address
 from kvtier.appliance.preflight.verdicts import Verdict
+from kvtier.tiers.cold.mounts import filesystem_of
+from kvtier.tiers.encryption.keyring import Keyring
+from kvtier.tiers.encryption.master_keys import MasterKeys, key_id
 from kvtier.tiers.gpu.libraries import CudaLibraries
 from kvtier.tiers.gpu.topology import GpuPlace
-from kvtier.tiers.keyring import Keyring
-from kvtier.tiers.master_keys import MasterKeys, key_id
-from kvtier.tiers.mounts import filesystem_of
 
 from .conftest import GIB, ScriptedAdmin, run
 
@@ -422,7 +422,7 @@ def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
 
 
 def test_a_held_lock_is_seen_and_not_disturbed(tmp_path: Path) -> None:
-    from kvtier.tiers.ownership import DirectoryLock
+    from kvtier.tiers.cold.ownership import DirectoryLock
 
     assert facts.gather_directory(tmp_path).lock_holder == ""
     lock = DirectoryLock(tmp_path)

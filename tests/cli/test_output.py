@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance import cli, process
+from kvtier.appliance import cli
+from kvtier.appliance.host import process
 
 from .conftest import ScriptedAdmin, run
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvtier.appliance.cli import bench
-from kvtier.appliance.daemon import Daemon, embedded_settings
+from kvtier.appliance.host.daemon import Daemon, embedded_settings
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 
 from .conftest import run

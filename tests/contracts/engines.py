@@ -7,12 +7,12 @@ from pathlib import Path
 
 from kvtier.tiers.base import Engine, Room
 from kvtier.tiers.block import Tier
+from kvtier.tiers.cold.engine import ColdStore
+from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.gpu.hbm import HbmEngine
-from kvtier.tiers.index import Indexes
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.memory import ExtentEngine
-from kvtier.tiers.nvme import ColdStore
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.engine import ExtentEngine
+from kvtier.tiers.memory.index import Indexes
+from kvtier.tiers.memory.slots import SlotPool
 from tests.fakes.gpu.device import FakeDevice
 
 

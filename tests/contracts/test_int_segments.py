@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvtier.tiers.codecs.base import DoesNotFit, Shape
-from kvtier.tiers.codecs.profile import Axis, Coder, Rule
-from kvtier.tiers.codecs.profiled import Profiled, coder_of
+from kvtier.tiers.codecs.lossy.profile import Axis, Coder, Rule
+from kvtier.tiers.codecs.lossy.profiled import Profiled, coder_of
 from tests.contracts.kv_values import values_like_kv
 from tests.contracts.test_lossy_codecs import adversaries, floats_of, profile_of, profiled
 

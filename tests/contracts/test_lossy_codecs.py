@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Exactness, Shape
-from kvtier.tiers.codecs.profile import Coder, Profile, ProfileError, Rule, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled, coder_of
-from kvtier.tiers.codecs.quantised import INSETS
-from kvtier.tiers.codecs.transform import TransformSegment
-from kvtier.tiers.codecs.transform_fit import fit_table
-from kvtier.tiers.codecs.transform_table import TransformTable
+from kvtier.tiers.codecs.lossy.profile import Coder, Profile, ProfileError, Rule, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled, coder_of
+from kvtier.tiers.codecs.lossy.quantised import INSETS
+from kvtier.tiers.codecs.lossy.transform import TransformSegment
+from kvtier.tiers.codecs.lossy.transform_fit import fit_table
+from kvtier.tiers.codecs.lossy.transform_table import TransformTable
 from tests.contracts.kv_values import values_like_kv
 from tests.contracts.test_codecs import GUARD, round_trip
 

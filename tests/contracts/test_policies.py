@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvtier.policies.base import EvictionPolicy, Newcomer, Surroundings, Use, Victim
-from kvtier.policies.clairvoyant import ReplayOnly
+from kvtier.policies.baselines.clairvoyant import ReplayOnly
 from kvtier.policies.options import BadPolicyOption
 from kvtier.policies.registry import ADMISSION, EVICTION, resolve
 from kvtier.tiers.block import Tier, Urgency

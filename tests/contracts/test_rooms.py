@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvtier.tiers.base import Room
-from kvtier.tiers.log import SegmentLog, SegmentState, record_bytes
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog, SegmentState, record_bytes
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import PAGE_BYTES, extent_of, slot_bytes_for, slot_of
 
 EXTENT_BYTES = 256 << 10

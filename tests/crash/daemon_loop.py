@@ -29,8 +29,8 @@ import grpc
 import numpy as np
 
 from kvtier.clients import Client, Geometry, KvtierError, Namespace, NamespaceIdentity
-from kvtier.tiers.manifest import Kind, frame, segment_event
-from kvtier.tiers.manifest_file import load_manifest
+from kvtier.tiers.cold.manifest import Kind, frame, segment_event
+from kvtier.tiers.cold.manifest_file import load_manifest
 from kvtier.v1 import admin_pb2
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub
 from tests.daemon import Daemon

@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtier.tiers.base import Cause
-from kvtier.tiers.log import record_bytes
-from kvtier.tiers.master_keys import KEY_BYTES, MasterKeys, read_master_keys
-from kvtier.tiers.nvme import ColdStore
+from kvtier.tiers.cold.engine import ColdStore
+from kvtier.tiers.cold.log import record_bytes
+from kvtier.tiers.encryption.master_keys import KEY_BYTES, MasterKeys, read_master_keys
 from kvtier.v1.shm import PAGE_BYTES
-from tests.tiers.cold import (
+from tests.tiers.cold.store import (
     NAMESPACES,
     Cold,
     adopt,

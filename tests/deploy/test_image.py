@@ -120,7 +120,7 @@ def test_the_package_is_built_from_the_context_alone(tmp_path: Path) -> None:
     modules = set(zipfile.ZipFile(wheel).namelist())
     wanted = {f"kvtier/{name}" for name in tracked() if name.startswith(("appliance/", "clients/", "tiers/"))}
     assert wanted <= modules
-    assert "kvtier/appliance/sight/page/index.html" in modules
+    assert "kvtier/appliance/observability/page/index.html" in modules
 
 
 def test_hadolint_finds_nothing() -> None:

@@ -1,6 +1,6 @@
 """Damaged files between two lives, and full disks: right bytes or misses, counted, and a daemon that serves.
 
-The formats are attacked one by one in tests/tiers/test_cold_damage.py; here the whole daemon meets the
+The formats are attacked one by one in tests/tiers/cold/test_damage.py; here the whole daemon meets the
 same damage, and a real file system without room: tmpfs (no O_DIRECT: the buffered way) and a loop-mounted
 ext4, where this process may mount.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvtier.appliance import process
-from kvtier.tiers.segment_files import segment_path
+from kvtier.appliance.host import process
+from kvtier.tiers.cold.segment_files import segment_path
 from kvtier.v1 import admin_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

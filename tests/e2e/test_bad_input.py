@@ -1,7 +1,7 @@
 """Bad requests and dying clients: the documented error over both transports, and nothing is lost.
 
 Damaged files and full disks are in test_bad_disk.py; every row of the error table once more, one by one, in
-tests/appliance/test_errors.py; broken framing in tests/appliance/test_local_server.py.
+tests/appliance/test_errors.py; broken framing in tests/appliance/server/test_local_server.py.
 """
 
 import signal

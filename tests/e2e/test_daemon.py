@@ -14,11 +14,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from kvtier.appliance import daemon as daemon_module
-from kvtier.appliance import process
-from kvtier.appliance.compressing import Compressing
+from kvtier.appliance.compression.codec_choice import Compressing
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import DrainStarted
+from kvtier.appliance.host import daemon as daemon_module
+from kvtier.appliance.host import process
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtier.appliance import assembly
-from kvtier.appliance.assembly import assemble
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import EvictRequested
-from kvtier.appliance.daemon import Daemon
 from kvtier.appliance.errors import StartError
+from kvtier.appliance.host import assembly
+from kvtier.appliance.host.assembly import assemble
+from kvtier.appliance.host.daemon import Daemon
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients import Tier as Asked
 from kvtier.tiers.block import Tier

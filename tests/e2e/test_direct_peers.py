@@ -7,7 +7,7 @@ import pytest
 
 from kvtier.appliance import direct
 from kvtier.appliance.core.events import EvictRequested
-from kvtier.appliance.peer_devices import carries
+from kvtier.appliance.gpu.peer_devices import carries
 from kvtier.clients import PutOutcome
 from kvtier.clients import Tier as Asked
 from kvtier.tiers.block import Tier

@@ -14,7 +14,7 @@ import pytest
 from kvtier.appliance import direct, runtime_events
 from kvtier.clients import Client, Tier
 from kvtier.clients.errors import InvalidRequest, KvtierError
-from kvtier.tiers.segment_files import segment_path
+from kvtier.tiers.cold.segment_files import segment_path
 from tests.fakes.gpu.device import FakeDevice
 
 from .direct_scene import IDENTITY, NUM_PAGES, NUM_STREAMS, WAIT_S, Runtime, Served, names, runtime_at

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance.process import EXIT_CANNOT_START
+from kvtier.appliance.host.process import EXIT_CANNOT_START
 
 from ..daemon import START_S, Daemon
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.errors import KvtierError
 from kvtier.tiers.codecs.base import Shape
-from kvtier.tiers.codecs.profile import Profile, uniform_rules
-from kvtier.tiers.codecs.profile_file import write_profile
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
+from kvtier.tiers.codecs.lossy.profile_file import write_profile
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 
 from ..contracts.kv_values import values_like_kv
 from ..daemon import PATIENT, Daemon

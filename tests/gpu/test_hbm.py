@@ -11,16 +11,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvtier.appliance.hot_tier import HotTier
-from kvtier.appliance.lanes import Edge
+from kvtier.appliance.gpu.hbm_tier import HotTier
+from kvtier.appliance.transfer.lanes import Edge
 from kvtier.tiers.base import CopyItem
 from kvtier.tiers.block import FragmentLabel, Tier
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError
-from kvtier.tiers.index import Indexes
-from kvtier.tiers.memory import ExtentEngine
+from kvtier.tiers.memory.engine import ExtentEngine
+from kvtier.tiers.memory.index import Indexes
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.tiers.payload import checksum
-from kvtier.tiers.slots import SlotPool
 from tests.tiers.helpers import make_label
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ import pytest
 import xxhash
 
 from kvtier.tiers.codecs.base import Shape
-from kvtier.tiers.codecs.exponents import Exponents
-from kvtier.tiers.codecs.profile import Profile, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.exact.exponents import Exponents
+from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.gpu import device_codec, kernels, launching, quantised_kernels
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError, Pieces, Stream

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvtier.tiers.master_keys import key_id
+from kvtier.tiers.encryption.master_keys import key_id
 from tests.helm.charts import of_kind, policies, render
 from tests.helm.pods import Container, why_not
 from tests.ports import free_port

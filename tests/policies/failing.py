@@ -12,7 +12,7 @@ from kvtier.policies.base import (
     Use,
     Victim,
 )
-from kvtier.policies.lru import LruEviction
+from kvtier.policies.baselines.lru import LruEviction
 
 NUM_GOOD_ANSWERS = 20
 

@@ -1,8 +1,8 @@
 """Policies as an administrator writes them: a class in a module of their own, named `module:Class`."""
 
 from kvtier.policies.base import Surroundings
+from kvtier.policies.baselines.priced import PricedEviction
 from kvtier.policies.options import read_numbers
-from kvtier.policies.priced import PricedEviction
 
 #: As it stands in the settings; `policy.allowed_modules` names "tests".
 LONGEST_FIRST = "tests.policies.own:LongestFirstEviction"

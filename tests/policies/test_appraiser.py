@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kvtier.policies.ages import NUM_BINS
-from kvtier.policies.appraiser import MAX_REPRICED, Appraiser
-from kvtier.policies.stretches import I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
-from kvtier.policies.visits import NEW, Visit
+from kvtier.policies.urgency.ages import NUM_BINS
+from kvtier.policies.urgency.appraiser import MAX_REPRICED, Appraiser
+from kvtier.policies.urgency.stretches import I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
+from kvtier.policies.urgency.visits import NEW, Visit
 
 NUM_STRETCHES = 3 * MAX_REPRICED
 LATE_S = 40.0

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvtier.policies.arc import ArcEviction
-from kvtier.policies.clairvoyant import ClairvoyantAdmission
+from kvtier.policies.baselines.arc import ArcEviction
+from kvtier.policies.baselines.clairvoyant import ClairvoyantAdmission
+from kvtier.policies.baselines.wtinylfu import WTinyLfuEviction
 from kvtier.policies.options import BadPolicyOption
 from kvtier.policies.registry import EVICTION
-from kvtier.policies.wtinylfu import WTinyLfuEviction
 from kvtier.tiers.block import Urgency
 from tests.policies.tree import Tree, name, surroundings_of
 

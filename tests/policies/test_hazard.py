@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from kvtier.policies import hazard
-from kvtier.policies.ages import NUM_BINS
-from kvtier.policies.hazard import Hazards, Observations
+from kvtier.policies.urgency import hazard
+from kvtier.policies.urgency.ages import NUM_BINS
+from kvtier.policies.urgency.hazard import Hazards, Observations
 
 NUM_KINDS, SIZES, NUM_GAPS = 3, (6, 6), 2
 LINES = {1: (0.0, 0.0, 1.0, 2.0, 4.0, 8.0)}  # values 6 to 11

@@ -3,7 +3,7 @@ a month."""
 
 from kvtier.appliance.core.catalog import Catalog
 from kvtier.policies.base import Use
-from kvtier.policies.forecast import Forecast
+from kvtier.policies.urgency.forecast import Forecast
 from kvtier.tiers.block import Urgency
 
 from .tree import NO_ROW, Facts, name

@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from kvtier.policies.base import Newcomer, Use, Victim
+from kvtier.policies.baselines.clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
+from kvtier.policies.baselines.ghosts import Ghosts
+from kvtier.policies.baselines.sketch import ADDITIONS_PER_COUNTER, FIRST_WIDTH, MAX_COUNT, FrequencySketch
 from kvtier.policies.candidates import SLACK, Candidates
-from kvtier.policies.clairvoyant import ClairvoyantAdmission, ClairvoyantEviction
-from kvtier.policies.ghosts import Ghosts
-from kvtier.policies.sketch import ADDITIONS_PER_COUNTER, FIRST_WIDTH, MAX_COUNT, FrequencySketch
 from kvtier.tiers.block import Urgency
 from tests.policies.tree import NO_ROW, Facts, name, surroundings_of
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from kvtier.policies.base import Use
-from kvtier.policies.duel import Duel
-from kvtier.policies.forecast import Forecast
+from kvtier.policies.urgency.forecast import Forecast
+from kvtier.policies.urgency.lru_fallback import Duel
 from kvtier.tiers.block import Urgency
 
 from .tree import NO_ROW, Facts, name

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvtier.policies.pool import FRESH_S, I32, NUM_READY, PORTION, Pool
+from kvtier.policies.urgency.pool import FRESH_S, I32, NUM_READY, PORTION, Pool
 
 
 class Prices:

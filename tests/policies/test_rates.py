@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.policies.appraiser import Appraiser
-from kvtier.policies.rates import EXPONENT, HALF_LIFE, LEAST_EXPONENT, Rates
-from kvtier.policies.stretches import Stretches
-from kvtier.policies.visits import PRIVATE, Visit
+from kvtier.policies.urgency.appraiser import Appraiser
+from kvtier.policies.urgency.rates import EXPONENT, HALF_LIFE, LEAST_EXPONENT, Rates
+from kvtier.policies.urgency.stretches import Stretches
+from kvtier.policies.urgency.visits import PRIVATE, Visit
 
 
 def test_a_new_block_is_the_measure_and_uses_count_and_time_takes_away() -> None:

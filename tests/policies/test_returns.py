@@ -9,10 +9,10 @@ import pytest
 
 from kvtier.appliance.core.catalog import Catalog
 from kvtier.policies.costs import CostModel
-from kvtier.policies.habits import NAME, Habits
 from kvtier.policies.learned import pack, unpack
+from kvtier.policies.prefetch.habits import NAME, Habits
+from kvtier.policies.prefetch.returns import EDGES_S, NUM_BINS, KeptPromises, ReturnTimes, bin_of
 from kvtier.policies.registry import PolicyChoice, build
-from kvtier.policies.returns import EDGES_S, NUM_BINS, KeptPromises, ReturnTimes, bin_of
 from kvtier.tiers.block import Tier
 
 

@@ -15,11 +15,11 @@ import pytest
 from kvtier.appliance.replay.setups import Shape, single_tier
 from kvtier.appliance.replay.sweep import run_setup
 from kvtier.appliance.replay.traces import Trace
-from kvtier.policies.ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, Clock
-from kvtier.policies.duel import MARGIN, SLACK, Duel
-from kvtier.policies.forecast import Forecast
-from kvtier.policies.ghosts import Names
-from kvtier.policies.pool import I32, NUM_READY, PORTION, Pool
+from kvtier.policies.baselines.ghosts import Names
+from kvtier.policies.urgency.ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, Clock
+from kvtier.policies.urgency.forecast import Forecast
+from kvtier.policies.urgency.lru_fallback import MARGIN, SLACK, Duel
+from kvtier.policies.urgency.pool import I32, NUM_READY, PORTION, Pool
 
 from .tree import name
 from .workloads import WORKLOADS, make

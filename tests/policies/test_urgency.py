@@ -7,7 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from kvtier.policies.ages import (
+from kvtier.policies.base import EvictionPolicy, Newcomer, SessionChange, Use, Victim
+from kvtier.policies.baselines.lru import LruEviction
+from kvtier.policies.learned import pack, unpack
+from kvtier.policies.options import BadPolicyOption
+from kvtier.policies.urgency.ages import (
     EDGES_S,
     NUM_BINS,
     NUM_STEPS,
@@ -17,15 +21,11 @@ from kvtier.policies.ages import (
     step_of,
     steps_of,
 )
-from kvtier.policies.base import EvictionPolicy, Newcomer, SessionChange, Use, Victim
-from kvtier.policies.forecast import Forecast, forecast_of
-from kvtier.policies.hazard import MAX_AT_RISK, Hazards, Observations
-from kvtier.policies.learned import pack, unpack
-from kvtier.policies.lru import LruEviction
-from kvtier.policies.options import BadPolicyOption
-from kvtier.policies.urgency import UrgencyAdmission, UrgencyEviction
-from kvtier.policies.visits import NUM_GAPS, PRIVATE, SHARED_UP_TO, Visit, kind_of
-from kvtier.policies.worth import index_at
+from kvtier.policies.urgency.forecast import Forecast, forecast_of
+from kvtier.policies.urgency.hazard import MAX_AT_RISK, Hazards, Observations
+from kvtier.policies.urgency.policy import UrgencyAdmission, UrgencyEviction
+from kvtier.policies.urgency.visits import NUM_GAPS, PRIVATE, SHARED_UP_TO, Visit, kind_of
+from kvtier.policies.urgency.worth import index_at
 from kvtier.tiers.block import Urgency
 
 from .tree import Facts, Tree, name, surroundings_of

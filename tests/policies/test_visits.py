@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvtier.policies.ages import bin_of
-from kvtier.policies.visits import (
+from kvtier.policies.urgency.ages import bin_of
+from kvtier.policies.urgency.visits import (
     FIRST,
     FORK,
     LINES,

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvtier.appliance.cli.app import cli
+from kvtier.appliance.config.units import about_duration
 from kvtier.appliance.replay.chart import chart, write_chart
 from kvtier.appliance.replay.setups import Shape, capacity_of, choice_of, single_tier
 from kvtier.appliance.replay.sweep import run_setups
 from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
-from kvtier.appliance.units import about_duration
 from kvtier.policies.registry import EVICTION, UnknownPolicy
 
 from .traces import drawn, request, trace_of, write

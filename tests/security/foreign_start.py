@@ -9,10 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-from kvtier.appliance import profiles, tokens
+from kvtier.appliance.compression import profiles
 from kvtier.appliance.config import Settings
 from kvtier.appliance.errors import StartError
 from kvtier.appliance.preflight.table import require
+from kvtier.appliance.security import tokens
 
 assert profiles
 assert tokens

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kvtier.appliance.access import COMMON, Access, Principal
-from kvtier.appliance.callers import Caller, domain_in
 from kvtier.appliance.config import Access as AccessSettings
 from kvtier.appliance.config import Settings, Tenant
 from kvtier.appliance.errors import ApplianceError, StartError
-from kvtier.appliance.tls import names_of
-from kvtier.appliance.tokens import PREFIX, hash_of, make_token, parse
+from kvtier.appliance.security.callers import Caller, domain_in
+from kvtier.appliance.security.principals import COMMON, Access, Principal
+from kvtier.appliance.security.tls import names_of
+from kvtier.appliance.security.tokens import PREFIX, hash_of, make_token, parse
 from kvtier.tiers.block import Urgency
 
 DAEMON_UID = 990

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import kvtier
 from kvtier.appliance.cli.app import cli
-from kvtier.appliance.tokens import hash_of, make_token, parse
+from kvtier.appliance.security.tokens import hash_of, make_token, parse
 from kvtier.clients.errors import InvalidRequest, KvtierError, PermissionDenied
 from kvtier.v1.channels import credentials_for
 

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvtier.appliance.tokens import hash_of, make_token
+from kvtier.appliance.security.tokens import hash_of, make_token
 from kvtier.v1 import admin_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvtier.appliance import local_server
-from kvtier.appliance.access import COMMON, Principal
-from kvtier.appliance.gate import Gate
+from kvtier.appliance.security.principals import COMMON, Principal
+from kvtier.appliance.server import local_server
+from kvtier.appliance.server.peer_credential_proxy import Gate
 
 from ..appliance.loops import run, turns
 

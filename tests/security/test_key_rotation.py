@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvtier.appliance.config import Loaded, Origin
 from kvtier.appliance.errors import ApplianceError, StartError
-from kvtier.appliance.sight.exposition import exposition
-from kvtier.tiers.master_keys import key_id
+from kvtier.appliance.observability.exposition import exposition
+from kvtier.tiers.encryption.master_keys import key_id
 from kvtier.v1 import admin_pb2 as pb
 
 from .test_erase import NAMES, Served, settings_in

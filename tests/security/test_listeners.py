@@ -62,8 +62,9 @@ def paths_of(pid: int) -> list[Path]:
 
 
 def test_a_default_daemon_has_at_most_one_listener_that_asks_nobody_who_they_are(daemon: int) -> None:
-    """That one is HTTP, for this host, and answers GET only (tests/sight/test_web.py). Of the Unix sockets
-    the kernel says who connects, and file modes keep out whoever is neither this user nor its group."""
+    """That one is HTTP, for this host, and answers GET only (tests/appliance/observability/test_web.py).
+    Of the Unix sockets the kernel says which user connects, and file modes keep out all but this user and
+    its group."""
     ports = ports_of(daemon)
     assert len(ports) <= 1, "9464 when it is free; when it is not, none"
     assert all(address == LOOPBACK for address, _ in ports)

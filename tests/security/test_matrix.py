@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from kvtier.appliance.errors import DETAIL_KEY, REASONS
-from kvtier.appliance.grpc_server import SERVICES
-from kvtier.appliance.rights import RIGHTS, Role
-from kvtier.appliance.tokens import hash_of, make_token
+from kvtier.appliance.security.rights import RIGHTS, Role
+from kvtier.appliance.security.tokens import hash_of, make_token
+from kvtier.appliance.server.grpc_server import SERVICES
 from kvtier.v1 import admin_pb2, events_pb2, types_pb2
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.admin_pb2_grpc import AdminServiceStub

@@ -1,8 +1,8 @@
 """VirtualColdStore: segments of records on a medium that survives the daemon, and lies when told to.
 
-Mirrors tiers/nvme.py: records name themselves and the life (epoch) of their segment, sealed segments have a
-footer, unsealed ones are scanned at recovery and their records believed one by one. What stood in a segment
-before it was freed stays on the medium until it is overwritten.
+Mirrors tiers/cold/engine.py: records name themselves and the life (epoch) of their segment, sealed segments
+have a footer, unsealed ones are scanned at recovery and their records believed one by one. What stood in a
+segment before it was freed stays on the medium until it is overwritten.
 """
 
 from collections import Counter, defaultdict
@@ -12,10 +12,10 @@ import numpy as np
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import FragmentLabel, NamespaceIdentity, tenant_of
 from kvtier.tiers.codecs.base import PROFILED_ID
-from kvtier.tiers.footer import Footer
-from kvtier.tiers.log import record_bytes
-from kvtier.tiers.record import ENTRY
-from kvtier.tiers.recovery import Found, Recovered, assemble
+from kvtier.tiers.cold.footer import Footer
+from kvtier.tiers.cold.log import record_bytes
+from kvtier.tiers.cold.record import ENTRY
+from kvtier.tiers.cold.recovery import Found, Recovered, assemble
 from kvtier.v1.shm import PAGE_BYTES, extent_of, slot_of
 
 from .oracle import Contents, checksum_of

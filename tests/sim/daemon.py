@@ -12,8 +12,8 @@ from kvtier.appliance.core.planner import Planner
 from kvtier.appliance.core.rules import MEMORY_TIERS
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Tier
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import extent_of
 
 from .cold import VirtualColdStore

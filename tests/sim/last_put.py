@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtier.appliance.core import events as ev
 from kvtier.tiers.block import NamespaceIdentity, Tier
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.slots import SlotPool
 
 from .config import Config
 from .putting import Put

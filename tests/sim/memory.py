@@ -1,4 +1,4 @@
-"""VirtualMemory: a memory tier whose slots hold tokens, with the publish and retract of tiers/memory.py.
+"""VirtualMemory: a memory tier whose slots hold tokens; publishes and retracts as tiers/memory/engine.py.
 
 The slot model screams: a slot that is written while somebody reads or writes it, published before its
 content is there, or retracted under a lease, is a violation at that instant, whatever is read later.
@@ -7,7 +7,7 @@ content is there, or retracted under a lease, is a violation at that instant, wh
 from itertools import count
 
 from kvtier.tiers.block import FragmentLabel, Tier
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import extent_of
 
 from .oracle import Contents, Key, checksum_of

@@ -29,8 +29,8 @@ from kvtier.appliance.core.instructions import Publish, Retract, RetractRun
 from kvtier.appliance.core.states import State
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import NO_PLACE, Tier, Urgency
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import extent_of, place_of
 
 from . import (

@@ -4,8 +4,8 @@ from typing import Any
 
 from kvtier.appliance.core import residency
 from kvtier.appliance.core.instructions import Retract
-from kvtier.tiers.log import SegmentLog, SegmentState
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog, SegmentState
+from kvtier.tiers.memory.slots import SlotPool
 
 Patch = tuple[Any, str, Any]
 

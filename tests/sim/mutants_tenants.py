@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvtier.appliance.core import copies, erasing, quotas
-from kvtier.tiers import shares
+from kvtier.tiers.memory import shares
 
 Patch = tuple[Any, str, Any]
 

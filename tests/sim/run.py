@@ -11,7 +11,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core import puts
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier
-from kvtier.tiers.log import SegmentLog
+from kvtier.tiers.cold.log import SegmentLog
 from kvtier.v1.shm import extent_of, slot_of
 
 from .acquiring import Acquire

@@ -11,7 +11,7 @@ from random import Random
 from kvtier.appliance.core.options import Quota
 from kvtier.appliance.core.planner import Planner
 from kvtier.tiers.block import Tier, tenant_of
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.slots import SlotPool
 
 from .config import SLOT_BYTES, Config
 from .world import Violation

@@ -18,7 +18,7 @@ from kvtier.appliance.core.instructions import Copy, Instruction, Notify
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier
-from kvtier.tiers.log import SegmentLog, record_bytes
+from kvtier.tiers.cold.log import SegmentLog, record_bytes
 
 from .config import SLOT_BYTES
 from .world import Violation, World

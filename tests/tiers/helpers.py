@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from kvtier.tiers.block import FragmentLabel, Tier
-from kvtier.tiers.index import Indexes
-from kvtier.tiers.memory import ExtentEngine
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.engine import ExtentEngine
+from kvtier.tiers.memory.index import Indexes
+from kvtier.tiers.memory.slots import SlotPool
 
 EXTENT_BYTES = 2 << 20
 

@@ -14,8 +14,8 @@ from kvtier.tiers.base import Buffer, Cause, Copier, CopyError, CopyItem, CopyOu
 from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.copiers import HostCopier, make_pool
 from kvtier.tiers.edges import Transfer
+from kvtier.tiers.memory.staging import StagingExtent
 from kvtier.tiers.payload import checksum
-from kvtier.tiers.staging import StagingExtent
 from tests.tiers.helpers import make_label, make_payload, open_engine, store
 
 LENGTH = 100_000

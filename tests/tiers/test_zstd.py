@@ -5,8 +5,8 @@ import pytest
 import zstandard
 
 from kvtier.tiers.codecs.base import CodecError, CodecMissing
-from kvtier.tiers.codecs.general import Zstd
-from tests.tiers.test_cold_encoded import SHAPE
+from kvtier.tiers.codecs.exact.general import Zstd
+from tests.tiers.cold.test_encoded import SHAPE
 
 WORDS = [np.random.default_rng(seed).bytes(48) for seed in range(40)]
 

@@ -21,10 +21,10 @@ from functools import lru_cache
 from ..base import Buffer
 from ..block import HASH_BYTES, FragmentLabel, NamespaceIdentity
 from .base import PROFILED_ID, Codec, CodecError, CodecMissing, DoesNotFit, Shape, shape_of
-from .general import Zstd
+from .exact.general import Zstd
+from .lossy.profile import Profile
+from .lossy.profiled import Profiled
 from .needs import Need, Needs
-from .profile import Profile
-from .profiled import Profiled
 from .registry import codec_of_record
 
 log = logging.getLogger(__name__)

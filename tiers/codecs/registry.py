@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Final
 
 from .base import Codec, CodecError
-from .exponents import Exponents
-from .general import Lz4, Zstd
-from .identity import Identity
-from .planes import Planes
-from .profiled import Profiled
+from .exact.exponents import Exponents
+from .exact.general import Lz4, Zstd
+from .exact.identity import Identity
+from .exact.planes import Planes
+from .lossy.profiled import Profiled
 
 #: Exact codecs that need nothing but a name, best known first.
 BY_NAME: Final[dict[str, Callable[[], Codec]]] = {

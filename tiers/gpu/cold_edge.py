@@ -32,9 +32,9 @@ from ..base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
 from ..block import FragmentLabel, Tier
 from ..codecs.base import Codec, CodecError, Shape
 from ..codecs.records import RecordCodecs
-from ..log import record_bytes
-from ..transfer import stored_bytes
-from ..transfers import TransferItem
+from ..cold.log import record_bytes
+from ..cold.record_io import stored_bytes
+from ..cold.segment_io import TransferItem
 from .chunks import Chunk, Chunks
 from .device import Device, DeviceError, DeviceFault, DeviceMemory, Pieces, Stream
 from .device_codec import Record

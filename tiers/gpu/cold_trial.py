@@ -20,9 +20,9 @@ import numpy as np
 from ...v1.shm import PAGE_BYTES
 from ..base import Buffer
 from ..codecs.base import Codec, Shape
-from ..codecs.exponents import Exponents
-from ..codecs.profile import Profile, uniform_rules
-from ..codecs.profiled import Profiled
+from ..codecs.exact.exponents import Exponents
+from ..codecs.lossy.profile import Profile, uniform_rules
+from ..codecs.lossy.profiled import Profiled
 from ..codecs.trial import trial_payload
 from ..payload import checksum
 from .chunks import Chunk

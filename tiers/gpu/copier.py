@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ..base import Cause, CopyError, CopyItem, CopyOutcome, landed
 from ..block import FragmentLabel, Tier
-from ..headers import Identities
+from ..memory.headers import Identities
+from ..memory.places import I64, column_of, extents_of
 from ..payload import checksum
-from ..places import I64, column_of, extents_of
 from .device import Addresses, DeviceError, DeviceFault, Event, Pieces, Stream
 from .flights import Flight, Touched
 from .hbm import HbmEngine

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codecs.base import Shape
-from ..codecs.exponents import Exponents, Layout
+from ..codecs.exact.exponents import Exponents, Layout
 from . import launching
 from .device import Device, DeviceError, DeviceMemory, Pieces, Stream
 from .exponent_kernels import NAMES, SOURCE

@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ..codecs.base import Codec, Shape
-from ..codecs.exponents import Exponents
-from ..codecs.profiled import Profiled
+from ..codecs.exact.exponents import Exponents
+from ..codecs.lossy.profiled import Profiled
 from . import exponent_kernels, quantised_kernels
 from .device import Device, DeviceError, Stream
 from .device_codec import DeviceExponents, Record, Ticket

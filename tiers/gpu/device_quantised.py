@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codecs.base import Shape
-from ..codecs.profile import Rule
-from ..codecs.profiled import Profiled
+from ..codecs.lossy.profile import Rule
+from ..codecs.lossy.profiled import Profiled
 from .device import Device, Stream
 from .device_codec import Record
 from .launching import Launch

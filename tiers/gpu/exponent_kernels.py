@@ -1,4 +1,4 @@
-"""The codec `exponents` on a device: the same bytes as tiers/codecs/exponents.py, both ways, as CUDA kernels.
+"""The codec `exponents` on a device: the bytes of tiers/codecs/exact/exponents.py, both ways, in CUDA.
 
 Bit planes were chosen for this: a value's three code bits stand in one byte each, at its own position, and
 which values are exceptions is the AND of three words. So no thread reads what another one decoded. Where an

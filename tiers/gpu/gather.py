@@ -21,8 +21,8 @@ from itertools import count, groupby
 import numpy as np
 
 from ..base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
+from ..memory.places import I64
 from ..payload import checksum
-from ..places import I64
 from .device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
 from .kernels import PieceCopier, Way
 from .own_events import OwnEvents

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from ...v1.shm import CHECKSUM_BYTES, extent_of, place_of
 from ..base import Buffer, Cause, CopyError, EngineStatistics
 from ..block import FragmentLabel, Tier
-from ..headers import Identities
+from ..memory.headers import Identities
+from ..memory.places import addresses, column_of
+from ..memory.slots import SlotPool
 from ..payload import checksum
-from ..places import addresses, column_of
-from ..slots import SlotPool
 from .bounce import Bounce
 from .device import Addresses, Device, DeviceError, DeviceFault, DeviceMemory
 from .flights import Flights

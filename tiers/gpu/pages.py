@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..places import I64
+from ..memory.places import I64
 from .device import Addresses, Pieces
 from .layouts import PageTable
 

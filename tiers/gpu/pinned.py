@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from ...v1.shm import extent_of, place_of
 from ..base import Cause, CopyError
 from ..block import FragmentLabel, Tier
-from ..headers import Identities
-from ..memory import ExtentEngine
-from ..places import addresses, column_of
-from ..slots import SlotPool
+from ..memory.engine import ExtentEngine
+from ..memory.headers import Identities
+from ..memory.places import addresses, column_of
+from ..memory.slots import SlotPool
 from .device import Addresses, Device, DeviceError, DeviceFault
 
 log = logging.getLogger(__name__)

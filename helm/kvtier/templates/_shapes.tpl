@@ -27,7 +27,7 @@ when there are no groups.
 kvtier.io/node-group: {{ default "all" .shape.name }}
 {{- end -}}
 
-{{/* Bytes of a size as people write it, the same grammar as appliance/units.py. */}}
+{{/* Bytes of a size as people write it, the same grammar as appliance/config/units.py. */}}
 {{- define "kvtier.bytes" -}}
 {{- $text := kindIs "string" . | ternary . (. | int64 | toString) | lower | nospace -}}
 {{- $number := regexFind "^[0-9]+(\\.[0-9]+)?" $text -}}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance import process
 from kvtier.appliance.config import Origin, Settings, SettingsError, changes, host_share
 from kvtier.appliance.config.host_share import auto_bytes
+from kvtier.appliance.host import process
 from kvtier.appliance.preflight import table
 from kvtier.appliance.preflight.probes import Memory
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvtier.appliance import units
 from kvtier.appliance.config import (
     LIVE,
     Origin,
@@ -22,8 +21,9 @@ from kvtier.appliance.config import (
     needing_restart,
     reference_table,
     schema_text,
+    units,
 )
-from kvtier.appliance.policy_watch import Watch, signature_of
+from kvtier.appliance.host.policy_watch import Watch, signature_of
 
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from kvtier.appliance.core.rules import MEMORY_TIERS
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.memory.slots import SlotPool
 
 SLOT_BYTES = 16 << 10
 RECORD_BYTES = SLOT_BYTES + 4096

@@ -6,8 +6,8 @@ from dataclasses import replace
 from kvtier.appliance.core import events as ev
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.block import Tier
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import extent_of
 
 from .rig import CLIENT, SLOT_BYTES, STORED, Rig, hashes

@@ -10,7 +10,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.story import Story, Verdict
 from kvtier.policies.admission import AdmitAll
 from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
-from kvtier.policies.lru import LruEviction
+from kvtier.policies.baselines.lru import LruEviction
 from kvtier.policies.registry import ADMISSION, EVICTION, PolicyChoice, UnknownPolicy, build, resolve
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Tier, Urgency

@@ -5,7 +5,7 @@ from kvtier.appliance.core.encodings import AS_IT_IS, MAX_ENCODINGS, Encoding, E
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier
 from kvtier.tiers.codecs.base import PROFILED_ID
-from kvtier.tiers.log import record_bytes
+from kvtier.tiers.cold.log import record_bytes
 
 from .rig import GEOMETRY, Rig, hashes
 

@@ -8,18 +8,18 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
-from kvtier.appliance.compressing import Choice
+from kvtier.appliance.compression.codec_choice import Choice
 from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.core import events as ev
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import NamespaceIdentity, Tier
 from kvtier.tiers.codecs.base import PROFILED_ID, shape_of
-from kvtier.tiers.codecs.profile import Coder, Profile, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.lossy.profile import Coder, Profile, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.codecs.registry import codec_named
-from kvtier.tiers.nvme import ColdStore
+from kvtier.tiers.cold.engine import ColdStore
 from tests.contracts.kv_values import values_like_kv
-from tests.tiers.cold import in_slot
+from tests.tiers.cold.store import in_slot
 
 from .rig import GEOMETRY, Rig, hashes
 

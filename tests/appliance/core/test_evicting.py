@@ -7,7 +7,7 @@ import pytest
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.evicting import PATIENCE_S
 from kvtier.tiers.block import Tier, Urgency
-from kvtier.tiers.log import SegmentLog, SegmentState
+from kvtier.tiers.cold.log import SegmentLog, SegmentState
 
 from .rig import CLIENT, Rig, hashes
 

@@ -9,8 +9,8 @@ from kvtier.appliance.core.options import Quota
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.recovery import RECORD, Recovered, RecoveredSegment
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.cold.recovery import RECORD, Recovered, RecoveredSegment
 from kvtier.v1.shm import place_of
 
 from .rig import CLIENT, GEOMETRY, RECORD_BYTES, STORED, Rig, hashes

@@ -14,8 +14,8 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core import loads
-from kvtier.appliance.fair_queue import Shares
-from kvtier.appliance.lanes import Edge, Job, Lane
+from kvtier.appliance.transfer.fair_queue import Shares
+from kvtier.appliance.transfer.lanes import Edge, Job, Lane
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Geometry, Tier
 

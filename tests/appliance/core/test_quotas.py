@@ -15,8 +15,8 @@ from kvtier.appliance.core.results import AcquireResult, PinResult, PutOutcome, 
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.memory.slots import SlotPool
 
 GEOMETRY = Geometry(8, 1, 64, 16, "float16")
 BLOCK_BYTES = GEOMETRY.block_bytes

@@ -20,9 +20,9 @@ from kvtier.appliance.core.states import State
 from kvtier.appliance.core.transitions import TRANSITIONS, InvalidTransition, Step, Transitions
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
-from kvtier.tiers.log import SegmentLog
-from kvtier.tiers.recovery import RECORD, Recovered, RecoveredSegment
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.cold.recovery import RECORD, Recovered, RecoveredSegment
+from kvtier.tiers.memory.slots import SlotPool
 
 MANY = settings(max_examples=150)
 CHECKSUM = bytes(range(16))

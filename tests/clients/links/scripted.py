@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvtier.clients.memory.extents import map_memory
-from kvtier.tiers.staging import StagingExtent
+from kvtier.tiers.memory.staging import StagingExtent
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1 import local_pb2, types_pb2
 from kvtier.v1.local import Decoder, Flag, Frame, Method, encode

@@ -10,9 +10,9 @@ import numpy as np
 from kvtier.clients.memory.extents import ExtentTable, map_memory
 from kvtier.clients.memory.shared import OneSidedReader
 from kvtier.tiers.block import FragmentLabel
-from kvtier.tiers.index import Indexes
-from kvtier.tiers.memory import ExtentEngine
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.engine import ExtentEngine
+from kvtier.tiers.memory.index import Indexes
+from kvtier.tiers.memory.slots import SlotPool
 
 EPOCH = 77
 EXTENT_BYTES = 2 << 20

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers import memfd
 from kvtier.tiers.base import Buffer
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import PAGE_BYTES
 
 HANDLE_BYTES = 64  # as CUDA's

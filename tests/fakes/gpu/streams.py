@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers import memfd
 from kvtier.tiers.gpu.device import Event, Pieces
+from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import PAGE_BYTES
 
 from .memory import open_handle, pack_handle

@@ -12,10 +12,10 @@ from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.gpu.copier import DeviceCopier
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.gpu.pinned import Pinned
-from kvtier.tiers.index import Indexes
-from kvtier.tiers.memory import ExtentEngine
+from kvtier.tiers.memory.engine import ExtentEngine
+from kvtier.tiers.memory.index import Indexes
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.tiers.payload import checksum
-from kvtier.tiers.slots import SlotPool
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.helpers import make_label, make_payload
 

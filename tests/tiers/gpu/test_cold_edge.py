@@ -14,9 +14,10 @@ import xxhash
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.codecs.base import shape_of
-from kvtier.tiers.codecs.profile import Profile, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.codecs.registry import codec_named
+from kvtier.tiers.cold.segment_files import segment_path
 from kvtier.tiers.gpu.chunks import Chunks
 from kvtier.tiers.gpu.cold_edge import ColdCopier
 from kvtier.tiers.gpu.cold_trial import quicker_codecs
@@ -25,12 +26,11 @@ from kvtier.tiers.gpu.device_decoding import load_decoding
 from kvtier.tiers.gpu.flights import NOTHING, Flight, Touched
 from kvtier.tiers.gpu.gds import Records
 from kvtier.tiers.gpu.hbm import HbmEngine
-from kvtier.tiers.segment_files import segment_path
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import PAGE_BYTES
 from tests.contracts.kv_values import values_like_kv
 from tests.fakes.gpu.device import FakeDevice
-from tests.tiers.cold import Cold, cold, flip, in_slot
+from tests.tiers.cold.store import Cold, cold, flip, in_slot
 
 from .host_kernels import on_host
 

@@ -14,8 +14,8 @@ from kvtier.tiers.block import FragmentLabel, Tier
 from kvtier.tiers.gpu.copier import End
 from kvtier.tiers.gpu.device import Pieces, Stream
 from kvtier.tiers.gpu.flights import Flight, Flights, Touched
-from kvtier.tiers.headers import Identities
-from kvtier.tiers.places import column_of
+from kvtier.tiers.memory.headers import Identities
+from kvtier.tiers.memory.places import column_of
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.hot import EXTENT_BYTES, LENGTH, Hot, opened
 from tests.tiers.helpers import make_payload

@@ -16,7 +16,7 @@ from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.gpu.copier import coalesce
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, Pieces
 from kvtier.tiers.gpu.hbm import HbmEngine
-from kvtier.tiers.slots import SlotPool
+from kvtier.tiers.memory.slots import SlotPool
 from tests.fakes.gpu.device import FakeDevice
 from tests.fakes.gpu.streams import FakeStream
 from tests.tiers.gpu.hot import EXTENT_BYTES, LENGTH, Hot, opened

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Shape
-from kvtier.tiers.codecs.exponents import Exponents, Layout
+from kvtier.tiers.codecs.exact.exponents import Exponents, Layout
 from kvtier.tiers.gpu import exponent_kernels
 from kvtier.tiers.gpu import kernels as pieces
 from kvtier.tiers.gpu.device import DeviceMemory, Stream

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from kvtier.tiers.codecs.base import CodecError, Shape
-from kvtier.tiers.codecs.profile import Profile, Rule, uniform_rules
-from kvtier.tiers.codecs.profiled import Profiled
+from kvtier.tiers.codecs.lossy.profile import Profile, Rule, uniform_rules
+from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.gpu.device import DeviceMemory
 from kvtier.tiers.gpu.device_codec import Record
 from kvtier.tiers.gpu.device_quantised import NUM_SLABS, DeviceQuantised

@@ -1,0 +1,235 @@
+"""Assembly: from settings to tiers. Rooms for the planner, engines and routes for the shell.
+
+Everything that may take seconds or fail for reasons of the host happens here, before anybody is served:
+opening the cold store and recovering it, mapping the first extents. It blocks; run it in a thread.
+
+Threads: copies between memories, reads from the cold store and writes to it each have their own, so that
+no load waits for a thread that a spill holds.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ...tiers.base import CopyError, Engine, Room
+from ...tiers.block import Tier
+from ...tiers.cold.engine import ColdStore
+from ...tiers.cold.log import SegmentLog
+from ...tiers.cold.ownership import ColdStoreError
+from ...tiers.cold.recovery import Recovered
+from ...tiers.copiers import HostCopier, make_pool
+from ...tiers.edges import Viewable
+from ...tiers.encryption.master_keys import load_master_keys
+from ...tiers.gpu.device import Device
+from ...tiers.gpu.links import LinkSpeed
+from ...tiers.memory.engine import MAX_NUMBERS, ExtentEngine
+from ...tiers.memory.index import Indexes
+from ...tiers.memory.memfd import SharedMemoryError
+from ...tiers.memory.slots import SlotPool
+from ...v1.shm import MIN_SLOT_BYTES
+from ..compression.profiles import Profiles, read_profiles
+from ..config import EncryptionSettings, NvmeTier, Settings, Switch
+from ..errors import StartError
+from ..gpu.hbm_tier import MAX_COLD_IN_FLIGHT, MAX_IN_FLIGHT, HotTier, open_device
+from ..gpu.peer_devices import open_peers
+from ..persisted.learned_file import read_learned, read_whole
+from ..persisted.writes_file import MAX_BYTES, STEM
+from ..transfer.forward import ForwardCopier
+from ..transfer.lanes import Edge, Route
+
+log = logging.getLogger(__name__)
+
+#: Batches of copies in flight between one pair of tiers. With 8 an NVMe device has work queued while results
+#: are handled; more only delay urgent copies, which cannot overtake what has started.
+MAX_COPIES_PER_EDGE = 8
+MAX_MEMORY_THREADS = 4  # a few saturate the memory; more only take processors from the runtime
+
+
+@dataclass(slots=True)
+class Assembly:
+    """The tiers of one daemon. `close` ends what `Appliance.stop` does not: threads and indexes."""
+
+    rooms: dict[Tier, Room]
+    engines: dict[Tier, Engine]
+    routes: dict[Edge, Route]
+    max_in_flight: dict[Edge, int]
+    memory_threads: ThreadPoolExecutor
+    indexes: Indexes
+    store: ColdStore | None = None
+    recovered: Recovered | None = None
+    profiles: Profiles = field(default_factory=dict)
+    learned: bytes = b""  # what the policies of the last owner of the cold store knew
+    written: bytes = b""  # how much it had written
+    pools: list[ThreadPoolExecutor] = field(default_factory=list)
+    hot: HotTier | None = None  # where hbm is a GPU's
+    is_link_measured: bool = False  # not of a device that a test brings and drives
+    link_speeds: dict[Edge, LinkSpeed] = field(default_factory=dict)  # known once memory is in place
+    from_nvme: Switch = "off"  # whether what is in the cold store may go straight into hbm
+    straight_codecs: frozenset[int] = frozenset()  # and of which codecs it does, known at the same time
+
+    @property
+    def dram(self) -> ExtentEngine:
+        """The warm tier, where every put lands."""
+        engine = self.engines[Tier.DRAM]
+        assert isinstance(engine, ExtentEngine)
+        return engine
+
+    @property
+    def shared_tiers(self) -> tuple[Tier, ...]:
+        """Memory tiers that every client on this host reads in place, fastest first."""
+        return tuple(
+            tier for tier, engine in sorted(self.engines.items()) if isinstance(engine, ExtentEngine)
+        )
+
+    def staging_routes(self, staging: Viewable) -> Mapping[Tier, Route]:
+        """Return the ways out of a client's staging extent."""
+        copier = HostCopier(staging, self.dram, self.memory_threads, num_tasks=1)
+        return {Tier.DRAM: Route(copier, copier.run)}
+
+    def prefault(self) -> None:
+        """Allocate the memory tiers' pages, seconds per gigabyte. The daemon may serve meanwhile."""
+        began_at = time.monotonic()
+        for engine in self.engines.values():
+            if isinstance(engine, ExtentEngine):
+                try:
+                    engine.prefault()
+                except SharedMemoryError as problem:
+                    log.error("tier %s: %s", engine.tier.label, problem)
+        if self.hot is not None:
+            self.hot.pinned.pin_all()
+            if self.is_link_measured and not self.link_speeds:
+                self.link_speeds = self.hot.measure_links()
+            self.straight_codecs = self.hot.straight_codecs(self.from_nvme, self.store)
+        log.info("memory in place after %.1f s", time.monotonic() - began_at)
+
+    def close(self) -> None:
+        """End the threads, close what nobody closed. Idempotent."""
+        for engine in self.engines.values():
+            engine.close()
+        for pool in self.pools:
+            pool.shutdown()
+        self.indexes.close()
+
+
+def assemble(
+    settings: Settings, epoch: int, device: Device | None = None, peers: Sequence[Device] = ()
+) -> Assembly:
+    """Build the tiers that `settings` ask for; hbm in the memory of `device`, when one is given, with `peers`
+    beside it. Blocks. Raises StartError, naming the setting to change."""
+    tiers = settings.tiers
+    memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
+    num_places = sum(part.num_extents * part.extent_bytes // MIN_SLOT_BYTES for part in memory.values())
+    num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
+    threads = make_pool(num_threads)
+    assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
+    try:
+        _open_memory(assembly, settings, device, peers)
+        assembly.profiles = read_profiles(settings.compression)
+        if tiers.nvme is not None:
+            _open_store(assembly, tiers.nvme, settings.encryption)
+            assert assembly.store is not None
+            assembly.store.codecs.set_zstd_level(settings.compression.zstd_level)
+        _connect(assembly, num_threads, MAX_COPIES_PER_EDGE)
+    except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
+        assembly.close()
+        raise StartError(str(problem)) from problem
+    except StartError:
+        assembly.close()
+        raise
+    return assembly
+
+
+def _open_memory(
+    assembly: Assembly, settings: Settings, device: Device | None, peers: Sequence[Device]
+) -> None:
+    hbm, dram = settings.tiers.hbm, settings.tiers.dram
+    is_on_device = hbm is not None and (device is not None or hbm.backend != "host")
+    for tier, part in ((Tier.HBM, hbm), (Tier.DRAM, dram)):
+        if part is None or (tier is Tier.HBM and is_on_device):
+            continue
+        room = SlotPool(part.num_extents, part.extent_bytes)
+        engine = ExtentEngine(
+            room,
+            assembly.indexes,
+            tier=tier,
+            first_extent=tier * MAX_NUMBERS,
+            huge_pages=dram.hugepages != "off",
+            numa_nodes=dram.numa_nodes if tier is Tier.DRAM else (),
+        )
+        assembly.rooms[tier], assembly.engines[tier] = room, engine
+    if dram.hugepages == "on" and not assembly.dram.reports()[0].huge_pages:
+        raise StartError("tiers.dram.hugepages is on, but the host has too few free 2MiB pages; write auto")
+    if hbm is not None and is_on_device:
+        assembly.is_link_measured = device is None
+        # Not of a device that a test brings and drives, unless it says so.
+        assembly.from_nvme = "off" if device is not None and hbm.from_nvme == "auto" else hbm.from_nvme
+        _open_hot(assembly, device or open_device(hbm), SlotPool(hbm.num_extents, hbm.extent_bytes))
+        assert assembly.hot is not None
+        assembly.hot.serve_peers(peers if device is not None else open_peers(hbm), is_tried=device is None)
+        if advice := assembly.hot.advise_nodes(dram.numa_nodes):
+            log.warning("%s", advice)
+
+
+def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
+    """Put the hot tier on a device. It stands before dram, which it has pinned: what is closed goes in this
+    order."""
+    dram_room = assembly.rooms[Tier.DRAM]
+    assert isinstance(dram_room, SlotPool)
+    assembly.hot = hot = HotTier(device, room, assembly.dram, dram_room)
+    assembly.rooms = {Tier.HBM: room, **assembly.rooms}
+    assembly.engines = {Tier.HBM: hot.engine, **assembly.engines}
+    assembly.pools.append(hot.enqueuer)
+
+
+def _open_store(assembly: Assembly, nvme: NvmeTier, encryption: EncryptionSettings) -> None:
+    key_file, masters = encryption.master_key, None
+    if key_file is not None:
+        masters = load_master_keys(key_file, group_may_read=encryption.group_may_read)
+    store = ColdStore.open(
+        nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_keys=masters
+    )
+    store.codecs.adopt(assembly.profiles)
+    assembly.store = assembly.engines[Tier.NVME] = store
+    assembly.rooms[Tier.NVME] = SegmentLog(nvme.num_segments, nvme.segment_bytes, store.footer_bytes)
+    assembly.recovered = store.recover()
+    assembly.learned = read_learned(nvme.path)
+    assembly.written = read_whole(nvme.path / f"{STEM}.json", MAX_BYTES)
+
+
+def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int) -> None:
+    """Give every pair of tiers its route."""
+    memories = [engine for engine in assembly.engines.values() if isinstance(engine, ExtentEngine)]
+    routes, bounds = assembly.routes, assembly.max_in_flight
+    bounds[Edge(None, Tier.DRAM)] = num_memory_threads
+    for source in memories:
+        for target in memories:
+            edge = Edge(source.tier, target.tier)  # inside one tier, too: when it shrinks
+            routes[edge] = Route(HostCopier(source, target, assembly.memory_threads, num_tasks=1))
+            bounds[edge] = num_memory_threads
+    hot, store = assembly.hot, assembly.store
+    if hot is not None:
+        hot_routes = hot.routes(assembly.memory_threads)
+        routes.update(hot_routes)
+        bounds.update(dict.fromkeys(hot_routes, MAX_IN_FLIGHT))
+    if store is None:
+        return
+    reading = make_pool(num_store_threads, "kvtier-load")
+    writing = make_pool(num_store_threads, "kvtier-spill", in_background=True)
+    forwarding = make_pool(1, "kvtier-forward", in_background=True)
+    assembly.pools += [reading, writing, forwarding]
+    for memory in memories:
+        load, spill = Edge(Tier.NVME, memory.tier), Edge(memory.tier, Tier.NVME)
+        routes[load] = Route(HostCopier(store, memory, reading, num_tasks=1))
+        routes[spill] = Route(HostCopier(memory, store, writing, num_tasks=1))
+        bounds[load] = bounds[spill] = num_store_threads
+    if hot is not None:
+        spill = Edge(Tier.HBM, Tier.NVME)
+        routes[spill], bounds[spill] = hot.spill_route(store, writing), num_store_threads
+        if assembly.from_nvme != "off" and (route := hot.cold_route(store, reading)) is not None:
+            load = Edge(Tier.NVME, Tier.HBM)
+            routes[load], bounds[load] = route, MAX_COLD_IN_FLIGHT
+    routes[Edge(Tier.NVME, Tier.NVME)] = Route(ForwardCopier(store, forwarding))
+    bounds[Edge(Tier.NVME, Tier.NVME)] = 1

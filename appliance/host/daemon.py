@@ -1,0 +1,396 @@
+"""The daemon: one process, from settings to the last sealed segment.
+
+    assemble tiers -> adopt what the cold store recovered -> serve -> (signal) drain -> stop
+
+Draining keeps the order that lets everybody leave well: report NOT_SERVING, take nothing new, write what is
+dirty to the cold store, seal it, then close connections and end. A second signal skips the waiting.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ...tiers.block import Tier
+from ...tiers.gpu.device import Device
+from ...v1.addresses import socket_path
+from ..appliance import Appliance
+from ..compression.codec_choice import Compressing
+from ..compression.profiles import read_profiles_again
+from ..config import Loaded, Settings, bandwidth_shares_of
+from ..core.events import ColdEdgeOpened, DrainStarted
+from ..core.planner import Planner
+from ..core.results import CountResult
+from ..direct import DirectDevice, DirectPath
+from ..errors import StartError
+from ..event_log import MAX_BLOCK_EVENTS, EventLog
+from ..observability.daemon_view import DRAINING, READY, Eyes
+from ..observability.observability import Sight
+from ..persisted.codec_speeds import SpeedFile
+from ..persisted.learned_file import LearnedFile
+from ..persisted.writes_file import WritesFile
+from ..preflight.table import require
+from ..security.callers import Rates
+from ..security.client_registry import Clients
+from ..security.key_rotation import KeyRotation
+from ..security.principals import Access
+from ..server.access_log import AccessLog
+from ..server.admin_service import Admin, Drained
+from ..server.cache_service import Service
+from ..server.grpc_server import GrpcServer
+from ..server.listeners import Doors
+from ..server.local_server import LocalOptions, LocalServer
+from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers, Streams
+from ..transfer.fair_queue import Shares
+from .assembly import MAX_COPIES_PER_EDGE, Assembly, assemble
+from .policy_watch import watch
+from .reload import Reload
+
+log = logging.getLogger(__name__)
+
+LOCAL_SUFFIX = ".local"  # the local channel's socket stands beside the gRPC one
+CLOSE_GRACE_S = 1.0  # for calls in progress when everything else is done
+SWEEP_INTERVAL_S = 5.0
+
+
+class Daemon:
+    """Everything that serves. Made by `Daemon.start`; ended by `stop`."""
+
+    def __init__(self, loaded: Loaded, assembly: Assembly, epoch: int) -> None:
+        """Wire the parts; nothing is served yet. Must run on the event loop."""
+        settings = loaded.settings
+        self.settings = settings
+        self.assembly = assembly
+        try:
+            self.planner = Planner(
+                settings.planner_options(),
+                assembly.rooms,
+                policies=settings.policy.choice(),
+                shared=assembly.shared_tiers,
+                secret=secrets.token_bytes(32),
+            )
+        except ValueError as problem:  # as build in policies/registry.py says
+            raise StartError(f"policy: {problem}") from problem
+        self.planner.on_policy_failed = partial(log.error, "%s; %s")
+        self.events = EventLog(MAX_BLOCK_EVENTS)
+        self.appliance = Appliance(
+            self.planner,
+            assembly.engines,
+            assembly.routes,
+            assembly.max_in_flight,
+            assembly.store,
+            self.events,
+            shares=Shares(lambda number: self.planner.catalog.namespaces[number].identity.domain),
+        )
+        self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
+        self.accesses = AccessLog(self.appliance, self.planner, MAX_BLOCK_EVENTS)
+        if assembly.hot is not None:
+            soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
+            assembly.hot.when_lost(lambda reason: soon(lose, Tier.HBM, reason))
+        self._recall(assembly.learned)
+        nvme = settings.tiers.nvme
+        cold_path = nvme.path if nvme is not None else None
+        self.learned = LearnedFile(cold_path, self._what_was_learned)
+        budget = self.planner.pressure.ahead.budget
+        self.writes = WritesFile(cold_path, budget, self.appliance.clock, time.time)
+        self.writes.restore(assembly.written)
+        if assembly.recovered is not None:
+            self.planner.adopt(assembly.recovered, self.appliance.clock())
+            assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
+        self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
+        self.reload.parts.append(self._adopt)
+        self.rotation: KeyRotation | None = None  # while what is stored is encrypted
+        if assembly.store is not None and assembly.store.is_encrypted:
+            self.rotation = KeyRotation(self.appliance, assembly.store, settings.encryption)
+        self.reload.rotation = self.rotation
+        self.compressing: Compressing | None = None  # while there is a cold store
+        if assembly.store is not None:
+            self.compressing = Compressing(
+                settings.compression,
+                self.appliance,
+                assembly.store.codecs,
+                lambda: {ns.identity.geometry.dtype for ns in self.planner.catalog.namespaces.values()},
+                self.appliance.mover.statistics,
+                min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
+                SpeedFile(nvme.path if nvme is not None else None),
+            )
+        self._open_doors(settings, epoch)
+        self.leaving = asyncio.Event()
+        self._drained: Drained | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._prefaulting: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
+        self._compressing: asyncio.Task[None] | None = None
+
+    def _open_doors(self, settings: Settings, epoch: int) -> None:
+        """Wire what serves: who may call, the two transports, and what is seen of it all."""
+        limits, assembly = settings.limits, self.assembly
+        self.clients = Clients(self.appliance, limits.max_clients)
+        paths = [path for path in map(socket_path, settings.listen) if path is not None]
+        local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
+        self.access, self.rates = Access(settings.access, settings.tenants), Rates(settings.tenants)
+        self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
+        self.service = Service(
+            self.appliance,
+            self.planner,
+            self.clients,
+            settings.planner_options(),
+            epoch=epoch,
+            extent_bytes=settings.tiers.dram.extent_bytes,
+            remote_routes=assembly.staging_routes(self.put_buffers),
+            local_socket_path=str(local_path or ""),
+        )
+        self.service.profiles = assembly.profiles
+        self.service.compression = settings.compression
+        self.local: LocalServer | None = None
+        if local_path is not None:
+            local = local_options(settings)
+            self.local = LocalServer(
+                self.service, local_path, assembly.staging_routes, local, self.access, self.rates
+            )
+        self.direct: DirectPath | None = None  # while there is a device
+        eyes = Eyes(
+            self.service,
+            self.events,
+            lambda: self.planner.choice,
+            self.counters,
+            lambda: self.reload.status,
+        )
+        eyes.rotation = self.rotation
+        self.sight = Sight(eyes, settings.observe, self.access)
+        self.doors = Doors(settings.listen, self.access, settings.access.tls, settings.socket_mode)
+        self.grpc = GrpcServer(
+            self.service,
+            Streams(self.service, self.put_buffers),
+            Admin(
+                self.service,
+                self.drain,
+                self.counters,
+                self.sight,
+                self.reload,
+                lambda: self.compressing.speeds if self.compressing else {},
+            ),
+            self.events,
+            self.accesses,
+            self.doors,
+            self.rates,
+            with_reflection=settings.reflection,
+        )
+        self._reports: set[asyncio.Task[None]] = set()
+        eyes.heralds.append(self._report)
+
+    @classmethod
+    async def start(
+        cls, source: Settings | Loaded, device: Device | None = None, peers: Sequence[Device] = ()
+    ) -> "Daemon":
+        """Assemble, recover, listen. Raises StartError, naming what to change. Settings that say where they
+        are from are read again when that changes. With a `device`, hbm is in its memory, and runtimes on
+        `peers` are served, too."""
+        loaded = Loaded(source) if isinstance(source, Settings) else source
+        settings, origin = loaded.settings, loaded.origin
+        epoch = secrets.randbits(63) | 1
+        for warning in await asyncio.to_thread(require, settings):
+            if warning.setting:  # of the host the doctor tells more
+                log.warning("%s", str(warning))
+        assembly = await asyncio.to_thread(assemble, settings, epoch, device, peers)
+        daemon = cls(loaded, assembly, epoch)
+        try:
+            for address in settings.listen:
+                _make_folder(socket_path(address), is_shared=bool(settings.tenants))
+            await daemon.sight.start()
+            await daemon.grpc.start()
+            if assembly.hot is not None:
+                daemon.serve_pages(assembly.hot.direct)
+            if daemon.local is not None:
+                daemon.local.start()  # last: whoever can connect here finds everything there
+        except StartError:
+            await daemon.stop()
+            raise
+        daemon._prefaulting = asyncio.create_task(daemon._prefault())
+        if daemon.compressing is not None:
+            daemon._compressing = asyncio.create_task(daemon.compressing.run())
+        if origin is not None and origin.path is not None:
+            daemon._watching.append(asyncio.create_task(watch(origin.path, daemon.reload.file_changed)))
+        if daemon.rotation is not None and settings.encryption.master_key is not None:
+            watching = watch(settings.encryption.master_key, daemon.rotation.file_changed)
+            daemon._watching.append(asyncio.create_task(watching))
+        daemon._sweep()
+        daemon.learned.begin()
+        daemon.writes.begin()
+        return daemon
+
+    def serve_pages(self, devices: list[DirectDevice]) -> None:
+        """Let runtimes register pages on these devices. Local clients only."""
+        if self.local is not None:
+            self.direct = DirectPath(self.service, devices, self.assembly.memory_threads)
+            self.local.serve_pages(self.direct)
+
+    async def drain(self, grace_s: float, leave: bool = False) -> Drained:
+        """Take nothing new, flush what is dirty, seal; with `leave` let the process end. Idempotent."""
+        if not self.service.draining:
+            log.info("draining: nothing new is taken, within %g s what only memory holds is written", grace_s)
+            self.service.draining = True
+            await self.grpc.stop_serving()
+        if self._drained is None:
+            num_leases = self.planner.statistics()["num_leases"]
+            answer = self.appliance.ask(DrainStarted)
+            result = await answer if isinstance(answer, asyncio.Future) else answer
+            assert isinstance(result, CountResult)
+            self._drained = Drained(num_leases, result.count)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.appliance.settled()
+                while to_seal := self.planner.close_cold_store():  # reclaiming may go on meanwhile
+                    self.appliance.execute(to_seal)
+                    await self.appliance.settled()
+                await self.learned.keep()
+                await self.writes.keep()
+        self.appliance.execute(self.planner.close_cold_store())  # when time ran out: what can be sealed
+        if leave:
+            self.leaving.set()
+        return self._drained
+
+    async def stop(self) -> None:
+        """Close every connection, then every tier. Idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._compressing is not None:
+            self._compressing.cancel()
+            await asyncio.gather(self._compressing, return_exceptions=True)
+        for watching in self._watching:
+            watching.cancel()
+        await self.reload.close()
+        await self.sight.stop()
+        await self.settle_reports()
+        self.events.close()
+        self.accesses.close()
+        await self.grpc.stop(CLOSE_GRACE_S)
+        if self.local is not None:
+            await self.local.stop()
+        if self.direct is not None:
+            await self.direct.close()  # before its leases end: a device may be reading
+        for client in self.clients:
+            self.clients.close(client.id, "daemon stops")
+        await self.learned.close()  # while the directory is still ours
+        await self.writes.close()
+        await self.appliance.stop()
+        await asyncio.to_thread(self.assembly.close)
+        if self._prefaulting is not None:
+            await self._prefaulting
+
+    def counters(self) -> Counter[str]:
+        """Return what the shell counted, by name."""
+        counters = self.appliance.counters + self.learned.counters + self.writes.counters
+        counters["policies_applied"] = self.reload.status.num_applied
+        counters["policies_refused"] = self.reload.status.num_refused
+        if self.direct is not None:
+            counters += self.direct.counters
+        hot = self.assembly.hot
+        for name, number in (hot.cold.counters if hot is not None and hot.cold is not None else {}).items():
+            counters[f"nvme_to_hbm_{name}"] += number
+        for reason, number in (self.local.counters if self.local is not None else Counter[str]()).items():
+            counters[f"local_closed_{reason.replace(' ', '_')}"] += number
+        return counters
+
+    def check_integrity(self) -> list[str]:
+        """Audit planner and shell."""
+        return [
+            *self.planner.check_integrity(),
+            *self.appliance.check_integrity(),
+            *self.sight.eyes.check_integrity(),
+            *(self.direct.check_integrity() if self.direct is not None else []),
+        ]
+
+    def _adopt(self, settings: Settings) -> None:
+        """Let the shell's parts follow another policy."""
+        self._adopt_profiles(settings)
+        self.settings = settings
+        self.service.options = settings.planner_options()
+        self.service.compression = settings.compression
+        self.clients.limit(settings.limits.max_clients)
+        if self.compressing is not None:
+            self.compressing.adopt(settings.compression)
+        self.access.adopt(settings.tenants)
+        self.rates.adopt(settings.tenants)
+        self.sight.adopt(settings.observe)
+        self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
+        self.doors.set_mode(settings.socket_mode)
+        if self.local is not None:
+            self.local.options = local_options(settings)
+            os.chmod(self.local.path, settings.socket_mode)
+
+    def _report(self, state: str) -> None:
+        """Let gRPC's health say what /readyz says."""
+        if state not in (READY, DRAINING):
+            log.error("not ready: %s %s", state, ", ".join(self.sight.eyes.health.stalled))
+        self._reports.add(task := asyncio.get_running_loop().create_task(self.grpc.report(state == READY)))
+        task.add_done_callback(self._reports.discard)
+
+    async def settle_reports(self) -> None:
+        """Wait until gRPC's health says what was last noticed."""
+        await asyncio.gather(*self._reports)
+
+    def _adopt_profiles(self, settings: Settings) -> None:
+        """Read the profiles again, and take over the level of zstd."""
+        self.service.profiles = profiles = read_profiles_again(settings.compression, self.service.profiles)
+        if self.assembly.store is not None:
+            self.assembly.store.codecs.adopt(profiles)
+            self.assembly.store.codecs.set_zstd_level(settings.compression.zstd_level)
+
+    def _recall(self, learned: bytes) -> None:
+        """Give the policies what they knew before the restart."""
+        for name, why in (self.planner.recall(learned) if learned else {}).items():
+            log.warning("what the policies learned before is ignored (%s): %s", name, why)
+
+    def _what_was_learned(self) -> bytes:
+        """Return what to keep: nothing of a planner that failed, or the next one might fail of it, too."""
+        return b"" if self.appliance.failed.done() else self.planner.learned()
+
+    async def _prefault(self) -> None:
+        """Make the tiers' memory, and begin with what the links to it make."""
+        await asyncio.to_thread(self.assembly.prefault)
+        for edge, speed in self.assembly.link_speeds.items():
+            mover, now = self.appliance.mover, self.appliance.clock()
+            mover.assume(edge, speed.bandwidth_bytes_per_s, speed.latency_s, now)
+        if self.assembly.straight_codecs:
+            self.appliance.step(ColdEdgeOpened(self.assembly.straight_codecs))
+
+    def _sweep(self) -> None:
+        """Forget remote clients that fell silent. (What they held went with their ttl, in the planner.)"""
+        self.clients.expire()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
+
+
+def local_options(settings: Settings) -> LocalOptions:
+    """Return the bounds of the local channel."""
+    limits = settings.limits
+    return LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
+
+
+def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
+    """Return small settings for tests, demos and a daemon inside another process: hbm 64 MiB, dram
+    256 MiB, and with a `directory` nvme 1 GiB in it."""
+    tiers: dict[str, object] = {
+        "hbm": {"capacity": "64MiB", "extent": "16MiB"},
+        "dram": {"capacity": "256MiB", "extent": "16MiB"},
+    }
+    if directory is not None:
+        tiers["nvme"] = {"path": str(directory), "capacity": "1GiB"}
+    observe = {"http": "off"}  # many of them may be in one process
+    return Settings.model_validate({"listen": [listen], "tiers": tiers, "observe": observe})
+
+
+def _make_folder(path: Path | None, *, is_shared: bool) -> None:
+    """Create the folder of a socket where it is missing: for this user alone, unless it is for tenants."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(mode=0o755 if is_shared else 0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise StartError(f"cannot create {path.parent}: {problem.strerror}; change `listen`") from problem

@@ -1,0 +1,180 @@
+"""The daemon as a process: what signals mean, how it ends, what it asks of the interpreter and the kernel.
+
+Apart from `daemon.py`, because a daemon may also live on an event loop inside another process (tests, demos),
+which keeps its own signals and its own garbage collector.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+import resource
+import signal
+import sys
+
+from ... import __version__
+from ...tiers.block import Geometry
+from ..config import HostShare, Loaded, Settings, Tiers
+from ..config.units import about_bytes
+from ..errors import StartError
+from ..observability.logs import configure
+from ..server.admin_service import Drained
+from .daemon import Daemon
+from .reload import Applied
+
+log = logging.getLogger(__name__)
+
+DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
+EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
+#: Of KV: how quick codecs are for them is known soon after the start, before anybody stores a block.
+USUAL_DTYPES = frozenset({"bfloat16", "float16"})
+#: What the ready line counts in: a model that many know, in bfloat16. A token's K and V in all its layers.
+MODEL_NAME = "Llama 3.1 8B"
+TOKEN_BYTES = Geometry(
+    num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=1, dtype="bfloat16"
+).block_bytes
+NVME_HINT = "--set tiers.nvme.path=/var/lib/kvtier --set tiers.nvme.capacity=100GiB"
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_DUMPABLE = 4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_KEPT_BYTES = 16 << 20  # freed memory of each arena that the kernel does not get back at once
+_MAPPED_BYTES = 5 << 20  # what is longer gets pages of its own: more than a message of gRPC
+
+
+def run(source: Settings | Loaded) -> int:
+    """Run the daemon as this process; return its exit code."""
+    configure((source.settings if isinstance(source, Loaded) else source).observe.log)
+    # Another process of the same user could otherwise write our memory through /proc.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _keep_freed_memory()
+    _raise_descriptor_limit()
+    return asyncio.run(serve(source))
+
+
+async def serve(source: Settings | Loaded) -> int:
+    """Run a daemon until it is told to leave; return the process's exit code. Prints one line when it is
+    ready."""
+    heard = Signals(asyncio.ensure_future(Daemon.start(source)))
+    try:
+        daemon = await heard.starting
+    except StartError as problem:
+        print(f"kvtier: {problem}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    except asyncio.CancelledError:
+        if heard.num_endings > 1:
+            return 0
+        raise
+    heard.obey(daemon)
+    if daemon.compressing is not None:
+        daemon.compressing.expect(USUAL_DTYPES)
+    addresses = ", ".join(daemon.grpc.addresses)
+    print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
+    daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
+    tame_garbage_collector()
+    await daemon.leaving.wait()
+    await heard.stop_draining()
+    failed = daemon.appliance.failed.done()
+    if failed:
+        log.critical("the planner failed; ending", exc_info=daemon.appliance.failed.exception())
+    await daemon.stop()
+    heard.close()
+    log.info("ended")
+    return EXIT_FAILED if failed else 0
+
+
+def holding(tiers: Tiers) -> str:
+    """Return how much the tiers hold, in tokens of a known model, and how to hold more where that was not
+    chosen."""
+    held = []
+    for name, tier in (("hbm", tiers.hbm), ("dram", tiers.dram), ("nvme", tiers.nvme)):
+        if tier is not None:
+            num_tokens = tier.capacity_bytes // TOKEN_BYTES
+            held.append(f"{name} {about_bytes(tier.capacity_bytes)} ({num_tokens:,} tokens)")
+    text = f"{', '.join(held)}; a token of {MODEL_NAME} is {about_bytes(TOKEN_BYTES)}"
+    more = ["--set tiers.dram.capacity=50%"] if isinstance(tiers.dram.capacity_bytes, HostShare) else []
+    more += [NVME_HINT] if tiers.nvme is None else []
+    return f"{text}; for more: {' '.join(more)}" if more else text
+
+
+class Signals:
+    """SIGTERM and SIGINT drain the daemon, and end it at once when repeated; SIGHUP reads the policy again.
+
+    Heard from the first moment: a signal's default is to kill. Who ends a daemon that is starting is
+    obeyed when it has started, since it may have acknowledged puts by then.
+    """
+
+    def __init__(self, starting: "asyncio.Future[Daemon]") -> None:
+        self.starting = starting
+        self.num_endings = 0
+        self._daemon: Daemon | None = None
+        self._draining: asyncio.Task[Drained] | None = None
+        self._reloads: set[asyncio.Task[Applied | None]] = set()
+        self._loop = asyncio.get_running_loop()
+        for number in _ENDING:
+            self._loop.add_signal_handler(number, self._end)
+        self._loop.add_signal_handler(signal.SIGHUP, self._read_policy_again)
+
+    def obey(self, daemon: Daemon) -> None:
+        """The daemon has started: what it was told meanwhile is done now."""
+        self._daemon = daemon
+        if self.num_endings:
+            self._drain(daemon)
+
+    async def stop_draining(self) -> None:
+        """End a drain that still waits for others."""
+        if self._draining is not None:
+            self._draining.cancel()
+            await asyncio.gather(self._draining, return_exceptions=True)
+
+    def close(self) -> None:
+        """Leave signals to Python again."""
+        for number in (*_ENDING, signal.SIGHUP):
+            self._loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        self.num_endings += 1
+        if self._daemon is None:
+            if self.num_endings > 1:
+                self.starting.cancel()
+        elif self.num_endings > 1:
+            self._daemon.leaving.set()
+        else:
+            self._drain(self._daemon)
+
+    def _drain(self, daemon: Daemon) -> None:
+        self._draining = self._loop.create_task(daemon.drain(DRAIN_GRACE_S, leave=True))
+
+    def _read_policy_again(self) -> None:
+        if self._daemon is not None:  # else it is being read
+            self._reloads.add(task := self._loop.create_task(self._daemon.reload.from_file()))
+            task.add_done_callback(self._reloads.discard)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what messages were freed of. A megabyte is a message of a stream: its pages went back to
+    the kernel and came anew with every one, a third of what a streamed put took."""
+    with contextlib.suppress(AttributeError):  # another libc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow this process as many open files as it may have. Extents, segments and clients are descriptors;
+    the usual soft limit, 1024, protects programs that call select(), and 64 GiB of nvme are beyond it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def tame_garbage_collector() -> None:
+    """Keep Python's collector away from what lives long.
+
+    The catalog's objects have no cycles, yet with the default thresholds the collector walked them every
+    second put: 0.6 of the 1.5 ms that a put of 64 blocks took. What is here now is exempt, young objects
+    are looked at in portions of a millisecond, and the oldest generation, whose walk would stop everybody,
+    is left alone.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 50, 1_000_000)

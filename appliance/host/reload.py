@@ -1,0 +1,256 @@
+"""Reload: another policy comes into force without a restart, as a whole or not at all.
+
+    read -> check -> compare -> prepare what can fail -> one event into the planner -> tell the shell's parts
+
+Everything that can go wrong does so before the event: the file, settings that need a restart, a tier smaller
+than what is pinned in it, policies that cannot be built, memory or disk that is not there. Then nothing has
+changed, the last good policy stays in force, and why is in the log, in the status and in the metrics. After
+the event nothing can fail; a tier that shrinks does so step by step (core/resizing.py).
+
+A policy has a generation, counted from 1 at the start. Who applies one may name the generation it was made
+for, and is refused when another was applied meanwhile: two administrators do not undo each other unseen.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...tiers.block import Tier
+from ...tiers.cold.ownership import ColdStoreError
+from ...v1.shm import extent_file_bytes
+from ..appliance import Appliance
+from ..config import (
+    Change,
+    Loaded,
+    Origin,
+    Settings,
+    SettingsError,
+    changes,
+    needing_restart,
+    note_of_empty,
+)
+from ..core.events import PolicyChanged
+from ..core.planner import Planner
+from ..errors import ApplianceError, error
+from ..preflight.checks_host import check_memory
+from ..preflight.facts import Facts, gather_host
+from ..preflight.table import RELOAD, examine, failed, sentence
+from ..preflight.verdicts import Verdict
+from ..security.key_rotation import KeyRotation
+
+log = logging.getLogger(__name__)
+
+MAX_LOGGED_CHANGES = 20
+MAX_LOGGED_LIST = 60  # characters
+
+
+class Applied(NamedTuple):
+    """What an applied policy changed, or would have; the generation that is in force afterwards."""
+
+    generation: int
+    changes: list[Change]
+
+
+@dataclass(slots=True)
+class ReloadStatus:
+    """How reloading went so far. Times are the appliance's clock's."""
+
+    generation: int = 1
+    applied_at: float = 0.0
+    num_applied: int = 0
+    num_refused: int = 0
+    last_error: str = ""  # empty again after the next policy that is applied
+    refused_at: float = 0.0
+
+
+class Reload:
+    """Owned by the event loop. One change at a time, in the order in which they were asked for.
+
+    `parts` hear of every new policy after the planner; they must not fail. `prefault` makes the memory of new
+    extents; it blocks.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        appliance: Appliance,
+        planner: Planner,
+        prefault: Callable[[], None],
+    ) -> None:
+        self.origin = loaded.origin or Origin()
+        self.loaded = loaded  # in force
+        self.parts: list[Callable[[Settings], None]] = []
+        self.rotation: KeyRotation | None = None  # reads its file again with every policy
+        self.status = ReloadStatus(applied_at=appliance.clock())
+        self._appliance = appliance
+        self._planner = planner
+        self._prefault = prefault
+        self._prefaulting: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        self._file_text = loaded.text  # as read last
+
+    async def file_changed(self) -> None:
+        """The policy file looks different: read it, unless what is in it was read already. (At SIGHUP, say;
+        another policy may have been applied since.)"""
+        if await asyncio.to_thread(self.origin.read) != self._file_text:
+            await self.from_file()
+
+    async def from_file(self) -> Applied | None:
+        """Read the policy file again, and the master keys. Never raises: a policy that is refused is logged;
+        None is returned."""
+        if self.origin.path is None and self.rotation is not None:
+            await self.rotation.file_changed()
+            return None
+        try:
+            return await self.apply()
+        except ApplianceError as problem:
+            log.error("the policy stays as it is, generation %d: %s", self.status.generation, problem.message)
+            return None
+
+    async def apply(
+        self, text: str | None = None, name: str = "", *, is_dry_run: bool = False, generation: int = 0
+    ) -> Applied:
+        """Bring the policy in `text` into force, or the file's; with `is_dry_run` only say what would change.
+
+        `generation`: of the policy this one is meant to replace; 0: whichever. Raises ApplianceError
+        (BAD_POLICY, NEEDS_RESTART, GENERATION_CONFLICT, TIER_FULL); nothing has changed then.
+        """
+        async with self._turn:
+            try:
+                return await self._apply(text, name, is_dry_run, generation)
+            except ApplianceError as problem:
+                if not is_dry_run:
+                    self.status.num_refused += 1
+                    self.status.last_error = problem.message
+                    self.status.refused_at = self._appliance.clock()
+                raise
+
+    async def close(self) -> None:
+        """Wait for memory that is being made."""
+        async with self._turn:
+            await asyncio.gather(*self._prefaulting)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    async def _apply(self, text: str | None, name: str, is_dry_run: bool, generation: int) -> Applied:
+        status = self.status
+        if generation not in (0, status.generation):
+            message = (
+                f"generation {generation} is not in force any more, {status.generation} is; look at it first"
+            )
+            raise error("GENERATION_CONFLICT", message)
+        if text is None and self.origin.path is None:
+            raise error(
+                "BAD_POLICY", "this daemon has no policy file; start it with --policy, or send a policy"
+            )
+        if text is None:
+            self._file_text = await asyncio.to_thread(self.origin.read)
+        try:
+            if await asyncio.to_thread(self._names_new_code, text, name):
+                what = "policy.allowed_modules (which code may run is decided at the start)"
+                raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {what}")
+            loaded = await asyncio.to_thread(self.origin.load, text, name)
+        except SettingsError as problem:
+            raise error("BAD_POLICY", str(problem)) from problem
+        found = changes(self.loaded.settings, loaded.settings)
+        if stuck := needing_restart(found):
+            words = (f"{c.key} ({c.was} -> {c.becomes})" for c in stuck)
+            raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {', '.join(words)}")
+        if self.rotation is not None:  # before the planner is asked: things go on meanwhile
+            await self.rotation.refresh(is_dry_run=is_dry_run)
+        wanted = loaded.settings
+        checks = await asyncio.to_thread(examine, Facts(wanted), wanted, RELOAD)
+        if wrong := failed(checks):
+            raise error("BAD_POLICY", sentence(wrong))
+        change = self._event(wanted)
+        self._check(change, wanted)
+        if is_dry_run:
+            return Applied(status.generation, found)
+        if Tier.NVME in change.num_units:
+            await self._resize_store(change, wanted)
+        if found:
+            self._appliance.step(change)
+            for part in self.parts:
+                part(loaded.settings)
+            status.generation += 1
+            if change.num_units:
+                self._make_memory()
+        self.loaded = loaded
+        status.num_applied += 1
+        status.applied_at = self._appliance.clock()
+        status.last_error = ""
+        if loaded.gathered.empty_file:
+            log.warning("%s", note_of_empty(loaded.gathered.empty_file))
+        for one in found[:MAX_LOGGED_CHANGES]:
+            said = one.key, brief(one.was), brief(one.becomes)
+            log.info("policy generation %d: %s: %s -> %s", status.generation, *said)
+        return Applied(status.generation, found)
+
+    def _names_new_code(self, text: str | None, name: str) -> bool:
+        """Whether a policy allows other modules than those of the start. Asked before it is checked, because
+        checking a policy's name imports its module. Raises SettingsError."""
+        section = self.origin.gather(text, name).values.get("policy")
+        modules = section.get("allowed_modules") if isinstance(section, dict) else None
+        return (modules or []) != self.loaded.settings.policy.allowed_modules
+
+    def _event(self, settings: Settings) -> PolicyChanged:
+        """Return the event that brings `settings` into force. It names only tiers of another size."""
+        tiers = settings.tiers
+        sizes = {Tier.DRAM: tiers.dram.num_extents}
+        if tiers.hbm is not None:
+            sizes[Tier.HBM] = tiers.hbm.num_extents
+        if tiers.nvme is not None:
+            sizes[Tier.NVME] = tiers.nvme.num_segments
+        now = self._planner.changes
+        resized = {tier: count for tier, count in sizes.items() if count != now.num_units(tier)}
+        return PolicyChanged(settings.planner_options(), settings.policy.choice(), resized)
+
+    def _check(self, change: PolicyChanged, settings: Settings) -> None:
+        """Refuse what the planner or the host cannot do. Raises ApplianceError."""
+        problems = self._planner.changes.objections(change)
+        fixed = [tier for tier in change.num_units if not hasattr(self._appliance.engines[tier], "give_back")]
+        if fixed:
+            names = ", ".join(f"tiers.{tier.label}.capacity" for tier in fixed)
+            raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {names}")
+        if problems:
+            raise error("BAD_POLICY", "; ".join(problems))
+        memory = check_memory(gather_host(), settings, running=False, held_bytes=self._held_bytes())
+        if memory.verdict is Verdict.FAIL:
+            raise error("TIER_FULL", str(memory))
+
+    def _held_bytes(self) -> int:
+        """Return how much host memory the memory tiers have."""
+        tiers, now = self.loaded.settings.tiers, self._planner.changes
+        num_extents = now.num_units(Tier.DRAM)
+        if tiers.hbm is not None and tiers.hbm.backend == "host":
+            num_extents += now.num_units(Tier.HBM)
+        return num_extents * extent_file_bytes(tiers.dram.extent_bytes)
+
+    async def _resize_store(self, change: PolicyChanged, settings: Settings) -> None:
+        """See that the files of new segments are there. Raises ApplianceError."""
+        try:
+            await self._appliance.resize_store(change.num_units[Tier.NVME])
+            self._check(change, settings)  # things went on meanwhile
+        except ColdStoreError as problem:
+            raise error("TIER_FULL", f"tiers.nvme.capacity: {problem}") from problem
+        except ApplianceError:
+            await self._appliance.resize_store(self._planner.changes.num_units(Tier.NVME))
+            raise
+
+    def _make_memory(self) -> None:
+        """Let the memory of new extents be made in the background; they may be used meanwhile."""
+        task = asyncio.create_task(asyncio.to_thread(self._prefault))
+        self._prefaulting.add(task)
+        task.add_done_callback(self._prefaulting.discard)
+
+
+def brief(value: object) -> str:
+    """Return a setting in a few words for the log; a section, such as a tenant, and a long list in one."""
+    if isinstance(value, dict):
+        return "given"
+    if isinstance(value, list):
+        text = ", ".join(map(str, value))
+        return f"[{text}]" if len(text) <= MAX_LOGGED_LIST else f"{len(value)} entries"
+    return "none" if value is None else str(value)

@@ -1,0 +1,119 @@
+"""The alert rules that come with kvtier: few, each with what to do.
+
+An alert is for something a person should do; everything else is a panel. helm/kvtier/files/alerts.yaml is
+generated from here (`make docs`); tests/appliance/observability/test_dashboard.py parses every expression
+and checks every name, label and value in it.
+"""
+
+from dataclasses import dataclass
+
+import yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One rule."""
+
+    name: str
+    expression: str
+    lasts: str  # before it is told
+    severity: str  # warning: look today; critical: look now
+    summary: str
+    todo: str
+
+
+ALERTS = (
+    Alert(
+        "KvtierNotReady",
+        "kvtier_ready == 0",
+        "5m",
+        "critical",
+        "A node has served no calls for five minutes.",
+        "Look at its log; a daemon that failed says why in the last lines. Runtimes recompute meanwhile.",
+    ),
+    Alert(
+        "KvtierTierOffline",
+        "kvtier_tier_offline == 1",
+        "1m",
+        "critical",
+        "Tier {{ $labels.tier }} stopped working; the node goes on without it.",
+        "Look at the device and the log, then restart the daemon: what was sealed comes back.",
+    ),
+    Alert(
+        "KvtierCorruptFragments",
+        "sum by (instance, tier) (increase(kvtier_corrupt_fragments_total[1h])) > 3",
+        "0m",
+        "warning",
+        "Fragments failed verification in {{ $labels.tier }} and were dropped; nobody has read them.",
+        "Check the device's health (`smartctl`, `nvme smart-log`); replace it if the count grows.",
+    ),
+    Alert(
+        "KvtierAboveWatermark",
+        "sum by (instance, tier) (kvtier_tier_bytes) / "
+        "sum by (instance, tier) (kvtier_tier_capacity_bytes) > 0.98 "
+        'and on (instance) sum by (instance) (rate(kvtier_copy_bytes_total{target="nvme"}[10m])) > 0',
+        "30m",
+        "warning",
+        "Tier {{ $labels.tier }} has been full for half an hour while spilling to nvme.",
+        "Spilling does not keep up: raise the tier's capacity, lower `watermarks.high`, or mend the device.",
+    ),
+    Alert(
+        "KvtierPrefetchWaste",
+        'sum by (instance) (rate(kvtier_prefetch_blocks_total{outcome="wasted"}[1h])) / '
+        "sum by (instance) (rate(kvtier_prefetch_blocks_total[1h])) > 0.3 and "
+        "sum by (instance) (rate(kvtier_prefetch_blocks_total[1h])) > 0.1",
+        "1h",
+        "warning",
+        "Nearly a third of the prefetched blocks are never used.",
+        "Choose another `policy.prefetch`, or lower `prefetch.bandwidth`; `kvtier replay` compares them.",
+    ),
+    Alert(
+        "KvtierRefusals",
+        "sum by (instance, reason) "
+        '(rate(kvtier_refusals_total{reason=~"TIER_FULL|TOO_MANY_IN_FLIGHT"}[10m])) > 1',
+        "15m",
+        "warning",
+        "Requests are refused for {{ $labels.reason }}: more than one a second for fifteen minutes.",
+        "docs/api.md says which limit; raise it, or give the tier more room.",
+    ),
+    Alert(
+        "KvtierPolicyRefused",
+        'increase(kvtier_policy_reloads_total{outcome="refused"}[15m]) > 0',
+        "0m",
+        "warning",
+        "A new policy was refused; the one before stays in force.",
+        "`kvtier policy validate FILE` names line and fix; the daemon's log has the same sentence.",
+    ),
+    Alert(
+        "KvtierMasterKeysRefused",
+        "kvtier_master_key_file_refused == 1",
+        "5m",
+        "warning",
+        "The file of master keys cannot be used as it is now; the keys read before still hold.",
+        "Mend it before the next start, which would fail: `kvtier status` says which line is missing.",
+    ),
+    Alert(
+        "KvtierLoopLate",
+        "histogram_quantile(0.99, sum by (instance, le) (rate(kvtier_loop_late_seconds_bucket[10m]))) > 0.25",
+        "15m",
+        "warning",
+        "The daemon's event loop is a quarter of a second late: every call waits that long.",
+        "Give the daemon a core of its own; if it has one, file an issue with `kvtier status --json`.",
+    ),
+)
+
+
+def alerts_yaml() -> str:
+    """Return the rules as Prometheus loads them."""
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": alert.expression,
+            "for": alert.lasts,
+            "labels": {"severity": alert.severity},
+            "annotations": {"summary": alert.summary, "description": alert.todo},
+        }
+        for alert in ALERTS
+    ]
+    text = yaml.safe_dump({"groups": [{"name": "kvtier", "rules": rules}]}, sort_keys=False, width=1000)
+    return "# Generated from appliance/observability/alerts.py by `make docs`.\n" + text

@@ -1,0 +1,179 @@
+"""Eyes: everything there is to see, in one place, for those who show it.
+
+Reads the planner, the mover, the event log and the clients, and keeps what none of them keeps: telemetry,
+call times, samples. Whoever shows something (snapshot, metrics, readiness) is handed these and nothing else.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...policies.registry import PolicyChoice
+from ...tiers.base import Cause
+from ...tiers.block import Tier
+from ...tiers.codecs.records import CodecStatistics
+from ...tiers.cold.engine import ColdStore
+from ..event_log import EventLog
+from ..histogram import Histogram
+from ..host.reload import ReloadStatus
+from ..security.key_rotation import KeyRotation
+from ..server.cache_service import Service
+from ..transfer.lanes import EdgeStatistics
+from .census import Census
+from .health import Health, organs
+from .sampler import INTERVAL_S, Sample, Sampler
+from .telemetry import Telemetry
+
+READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
+
+
+class Eyes:
+    """Owned by the event loop. `choice`, `counters` and `reloads` are the daemon's: which policies it runs,
+    what it counted, how its policy changed."""
+
+    def __init__(
+        self,
+        service: Service,
+        events: EventLog,
+        choice: Callable[[], PolicyChoice],
+        counters: Callable[[], Counter[str]],
+        reloads: Callable[[], ReloadStatus],
+    ) -> None:
+        self.service = service
+        self.appliance = service.appliance
+        self.planner = service.planner
+        self.clock = service.appliance.clock
+        self.events = events
+        self.epoch = service.epoch
+        self.started_at = self.clock()
+        self.reloads = reloads
+        self.counters = counters
+        self.rpcs = service.rpcs
+        self.loop_late = Histogram()
+        self.telemetry = Telemetry(self.planner)
+        self.census = Census(self.planner.catalog, self.planner.rooms, self.clock)
+        self.sampler = Sampler(self._look)
+        self.health = Health()
+        #: Hear of the state when it has changed, a second late at most.
+        self.heralds: list[Callable[[str], None]] = []
+        self.rotation: KeyRotation | None = None  # while something is encrypted
+        self._told = READY
+        self._choice = choice
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0
+        self.appliance.observers.append(self.telemetry.stepped)
+
+    def open(self) -> None:
+        """Begin to take samples."""
+        self.sampler.sample()
+        self.look_after()
+        self._due_at = self.clock() + INTERVAL_S
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self.loop_late.observe(max(0.0, self.clock() - self._due_at))
+        self.open()
+
+    def look_after(self) -> None:
+        """See whether everything goes on; tell the heralds when that has changed."""
+        now = self.clock()
+        self.health.look(organs(self.appliance, now), now)
+        if (state := self.state()) != self._told:
+            self._told = state
+            for tell in self.heralds:
+                tell(state)
+
+    def close(self) -> None:
+        """Take no more samples. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def uptime_s(self) -> float:
+        """Return seconds since the daemon began."""
+        return self.clock() - self.started_at
+
+    def state(self) -> str:
+        """Return `serving`, `stalled`, `draining` or `failed`."""
+        if self.appliance.failed.done():
+            return FAILED
+        if self.service.draining:
+            return DRAINING
+        return STALLED if self.health.stalled else READY
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the planner's numbers."""
+        return self.planner.statistics()
+
+    def writes(self) -> dict[str, Any] | None:
+        """Return what is written to the cold store and what is not there, by the names of WriteStatus; None
+        without one."""
+        planner = self.planner
+        if Tier.NVME not in planner.rooms:
+            return None
+        budget, now = planner.pressure.ahead.budget, self.clock()
+        num_blocks, num_bytes = self.census.only_in_memory()
+        return {
+            "mode": planner.options.write,
+            "written_bytes": budget.written(now),
+            "daily_bytes": budget.daily_bytes,
+            "left_bytes": budget.left_bytes(now) or 0,
+            "is_overdrawn": budget.is_overdrawn(now),
+            "num_blocks_only_in_memory": num_blocks,
+            "only_in_memory_bytes": num_bytes,
+        }
+
+    def edges(self) -> Sequence[EdgeStatistics]:
+        """Return what each edge did."""
+        return self.appliance.mover.statistics()
+
+    def tenants(self) -> frozenset[str]:
+        """Return the domains of the tenants that the policy names."""
+        return self.appliance.mover.shares.named
+
+    def nvme_failures(self) -> dict[Cause, int]:
+        """Return how often a record of the cold store was not read or written, by cause."""
+        engine = self.appliance.engines.get(Tier.NVME)
+        return engine.statistics().failures if isinstance(engine, ColdStore) else {}
+
+    def codecs(self) -> list[CodecStatistics]:
+        """Return what each codec of the cold store did."""
+        engine = self.appliance.engines.get(Tier.NVME)
+        return engine.codecs.statistics() if isinstance(engine, ColdStore) else []
+
+    def backend(self, tier: Tier) -> str:
+        """Return what holds the bytes of a tier."""
+        return self.appliance.engines[tier].statistics().backend
+
+    def num_clients(self) -> int:
+        """Return how many clients there are."""
+        return len(self.service.clients)
+
+    def policy_names(self) -> dict[str, Any]:
+        """Return which policies run, by tier where that differs."""
+        choice = self._choice()
+        tiers = [tier for tier in self.planner.rooms if tier < Tier.NVME]
+        return {
+            "eviction": {tier.label: choice.eviction_of.get(tier, choice.eviction) for tier in tiers},
+            "admission": {
+                tier.label: choice.admission_of.get(tier, choice.admission) for tier in self.planner.rooms
+            },
+            "prefetch": choice.prefetch or None,
+        }
+
+    def check_integrity(self) -> list[str]:
+        """Audit what is kept here."""
+        return self.telemetry.check_integrity()
+
+    def _look(self) -> Sample:
+        total, residency = self.telemetry.total, self.planner.residency
+        return Sample(
+            self.uptime_s(),
+            total.num_asked,
+            tuple(total.found),
+            total.num_missed,
+            total.num_declined,
+            sum(self.events.num_removed.values()),
+            {tier: residency.transitions.resident_bytes[tier] for tier in self.planner.rooms},
+            {f"{edge.source}>{edge.target}": edge.num_bytes for edge in self.edges()},
+        )

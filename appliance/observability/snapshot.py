@@ -1,0 +1,178 @@
+"""Snapshot: the appliance at one moment as one plain value, for `kvtier top` and the page.
+
+docs/web-api.md says what is in it and keeps its promise: fields are added, never changed. Names (session
+ids, prefix hashes) are in it only for those who may see them: through the admin API always, over HTTP, where
+nobody says who they are, only with `observe.names`. Others see numbers.
+"""
+
+import math
+import time
+from typing import Any
+
+from ... import __version__
+from ...tiers.block import Tier
+from ..core.story import Decision
+from . import holdings
+from .daemon_view import Eyes
+from .telemetry import Books
+
+SCHEMA = 1
+MAX_DECISIONS = 40
+NAME_BYTES = 4  # of a block's hash: what `kvtier why block` needs at least
+
+LEAVING = {"evicted_hbm": "hbm", "evicted_dram": "dram"}
+SPILLING = {"spill_hbm": "hbm", "spill_dram": "dram"}
+OTHER = {
+    **dict.fromkeys(("prefetch", "prefetch_used", "prefetch_late", "prefetch_wasted"), "dram"),
+    **{f"condemned_{tier}": tier for tier in ("hbm", "dram", "nvme")},
+}
+WORDS = frozenset({*LEAVING, *SPILLING, *OTHER})
+
+
+class Snapshots:
+    """Makes them."""
+
+    def __init__(self, eyes: Eyes) -> None:
+        self._eyes = eyes
+
+    def take(self, num_samples: int, with_names: bool) -> dict[str, Any]:
+        """Return the appliance now, with the last `num_samples` samples of the past. Plain JSON values; no
+        NaN."""
+        eyes = self._eyes
+        planner = eyes.planner
+        books = planner.statistics()
+        counters = books["counters"]
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "epoch": f"{eyes.epoch:016x}",
+            "at": round(time.time(), 3),
+            "uptime_s": round(eyes.uptime_s(), 3),
+            "state": eyes.state(),
+            "policy": {"generation": eyes.reloads().generation, **eyes.policy_names()},
+            "tiers": self._tiers(books),
+            "writes": eyes.writes(),
+            "edges": self._edges(),
+            "totals": {**asked(eyes.telemetry.total), "evicted": sum(eyes.events.num_removed.values())},
+            "prefetch": {
+                **{word: counters.get(f"prefetch_{word}", 0) for word in ("begun", "used", "late", "wasted")},
+                "cancelled": counters.get("prefetch_cancelled", 0),
+                "awaited_bytes": books["awaited_bytes"],
+            },
+            "codecs": [
+                {
+                    "name": codec.name,
+                    "raw_bytes": codec.encoded_raw_bytes,
+                    "stored_bytes": codec.encoded_stored_bytes,
+                    "num_encoded": codec.num_encoded,
+                    "num_decoded": codec.num_decoded,
+                    "encode_s": round(codec.encode_s, 6),
+                    "decode_s": round(codec.decode_s, 6),
+                }
+                for codec in eyes.codecs()
+            ],
+            "counts": {
+                "blocks": books["num_blocks"],
+                "namespaces": books["num_namespaces"],
+                "clients": eyes.num_clients(),
+                "sessions": books["num_sessions"],
+                "leases": books["num_leases"],
+                "pins": books["num_pins"],
+                "waiting": books["num_waiting"],
+            },
+            "sessions": self._sessions(with_names),
+            "decisions": [
+                self._decision(decision, with_names)
+                for decision in planner.story.decisions(WORDS, MAX_DECISIONS)
+            ],
+            "history": eyes.sampler.series(num_samples),
+        }
+
+    def _tiers(self, books: dict[str, Any]) -> list[dict[str, Any]]:
+        eyes = self._eyes
+        census = eyes.census.take()
+        tiers = []
+        for tier, numbers in books["tiers"].items():
+            tiers.append(
+                {
+                    "tier": tier.label,
+                    "backend": eyes.backend(tier),
+                    "is_offline": tier in eyes.planner.residency.offline,
+                    **numbers,
+                    "bytes_by_urgency": census[tier],
+                }
+            )
+        return tiers
+
+    def _edges(self) -> list[dict[str, Any]]:
+        rates = self._eyes.sampler.rates()
+        return [
+            {
+                "source": edge.source,
+                "target": edge.target,
+                "bytes_per_s": round(rates.get(f"{edge.source}>{edge.target}", 0.0)),
+                "bytes": edge.num_bytes,
+                "num_copies": edge.num_copies,
+                "num_failed": edge.num_failed,
+                "num_in_flight": edge.num_in_flight,
+                "num_queued": edge.num_queued,
+                "bandwidth_bytes_per_s": round(edge.bandwidth_bytes_per_s),
+                "latency_s": edge.latency_s,
+                "p50_s": edge.seconds.quantile(0.5),
+                "p99_s": edge.seconds.quantile(0.99),
+            }
+            for edge in self._eyes.edges()
+        ]
+
+    def _sessions(self, with_names: bool) -> dict[str, Any]:
+        eyes = self._eyes
+        now = eyes.clock()
+        latest = []
+        for session, place in holdings.latest(eyes.planner):
+            entry = {
+                "number": session.number,
+                "urgency": session.urgency.name.lower(),
+                "idle_s": round(max(0.0, now - session.last_active), 3),
+                **place,
+                **asked(eyes.telemetry.of(session.id)),
+            }
+            latest.append({"name": session.id, **entry} if with_names else entry)
+        return {"by_urgency": holdings.by_urgency(eyes.planner), "latest": latest}
+
+    def _decision(self, decision: Decision, with_names: bool) -> dict[str, Any]:
+        line, verdict = decision.line, decision.line.verdict
+        entry = {
+            "at_s": round(line.at - self._eyes.started_at, 3),
+            "what": line.what,
+            "tier": (LEAVING | SPILLING | OTHER)[line.what],
+            "num_blocks": decision.num_blocks,
+            "why": line.why.partition("; price")[0],
+            "price": number_or_none(verdict.price),
+            "next_price": number_or_none(verdict.next_price),
+        }
+        if with_names and isinstance(line.subject, bytes):
+            entry["block"] = line.subject[:NAME_BYTES].hex()
+            entry["next_block"] = verdict.next_block[:NAME_BYTES].hex() or None
+        return entry
+
+
+def number_or_none(value: float) -> float | None:
+    """Return a price as JSON can carry it."""
+    return value if math.isfinite(value) else None
+
+
+def asked(books: Books) -> dict[str, Any]:
+    """Return the books of a session, or of all of them. asked = found + missed + declined."""
+    tiers = (Tier.HBM, Tier.DRAM, Tier.NVME)
+    return {
+        "asked": books.num_asked,
+        "found": {tier.label: books.found[tier] for tier in tiers},
+        "missed": books.num_missed,
+        "declined": books.num_declined,
+        "hit_ratio": books.hit_ratio,
+        "stored": books.num_stored,
+        "read_bytes": books.read_bytes,
+        "loaded_bytes": books.loaded_bytes,
+        "stored_bytes": books.stored_bytes,
+        "saved_s": round(books.saved_s, 6),
+    }

@@ -1,0 +1,163 @@
+"""Clients: who is there, by which way, and what the shell itself keeps for them.
+
+A *local* client is a connection of the local channel: it lives as long as the connection and its process,
+and owns a staging extent. A *remote* one opened itself over gRPC and lives as long as it keeps alive. What
+either of them holds (leases, reservations) is the planner's to know; here is only what the planner must
+not know: names for people, staging, process ids.
+
+A remote client belongs to the identity that opened it (`owner`); ids of remote clients are random all the
+same, because where nobody proves who they are (access.insecure) the id is all that says who is calling.
+"""
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ...tiers.block import Tier
+from ...tiers.codecs.streaming import StreamEncoder
+from ...tiers.memory.staging import StagingExtent
+from ..appliance import Appliance
+from ..core.events import ClientOpened
+from ..errors import error
+from ..transfer.lanes import Route
+
+#: Silence after which a client without a local connection is closed: what OpenClient gets when it asks for no
+#: other (idle connections make no call, so a client that stays idle for longer asks for more), and the most.
+CLIENT_TTL_S, MAX_CLIENT_TTL_S = 60.0, 3600.0
+_FIRST_REMOTE_ID = 1 << 32  # below it local ones, counted
+
+
+@dataclass(slots=True)
+class Client:
+    """One caller. `expires_at` is infinite for local ones; `staging_bytes` is 0 without staging."""
+
+    id: int
+    name: str
+    domain: str
+    local: bool
+    ttl_s: float = 0.0
+    expires_at: float = float("inf")
+    request_id: str = ""
+    staging: StagingExtent | None = None
+    staging_bytes: int = 0
+    pid: int = 0
+    uid: int = -1
+    owner: str = ""  # remote ones: name of the principal that opened it
+    encoder: StreamEncoder | None = None  # remote ones that read codecs: what is known of their connection
+
+
+class Clients:
+    """The registry, bounded by `max_clients`. Opening and closing tells the planner."""
+
+    def __init__(self, appliance: Appliance, max_clients: int) -> None:
+        self._appliance = appliance
+        self._max_clients = max_clients
+        self._by_id: dict[int, Client] = {}
+        self._by_request: dict[tuple[str, str], Client] = {}  # remote ones: OpenClient is idempotent
+        self._local_ids = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(list(self._by_id.values()))
+
+    def limit(self, max_clients: int) -> None:
+        """Set the largest number of clients. Clients that are registered stay."""
+        self._max_clients = max_clients
+
+    def get(self, client_id: int) -> Client | None:
+        """Return a client, None when it is unknown or was silent for too long."""
+        client = self._by_id.get(client_id)
+        if client is not None and client.expires_at <= self._appliance.clock():
+            self.close(client_id, "silent for longer than its ttl")
+            return None
+        return client
+
+    def open_local(
+        self,
+        name: str,
+        domain: str,
+        staging: StagingExtent,
+        routes: Mapping[Tier, Route],
+        pid: int,
+        uid: int,
+    ) -> Client:
+        """Register a connection of the local channel with its staging extent. Raises BusyError."""
+        self._make_room()
+        client = Client(next(self._local_ids), name, domain, True, pid=pid, uid=uid)
+        client.staging, client.staging_bytes = staging, staging.num_bytes
+        self._by_id[client.id] = client
+        self._appliance.mover.attach(client.id, routes)
+        self._appliance.step(ClientOpened(client.id, name, True, domain))
+        return client
+
+    def open_pages(self, owner: Client, routes: Mapping[Tier, Route]) -> Client:
+        """Register what holds leases and makes puts for registered pages of `owner`, which it may outlive:
+        a device may still be copying. `routes` lead out of the pages. Raises BusyError."""
+        self._make_room()
+        client = Client(next(self._local_ids), f"pages of {owner.name or owner.id}", owner.domain, True)
+        client.pid, client.uid = owner.pid, owner.uid
+        self._by_id[client.id] = client
+        self._appliance.mover.attach(client.id, routes)
+        self._appliance.step(ClientOpened(client.id, client.name, True, client.domain))
+        return client
+
+    def open_remote(
+        self,
+        name: str,
+        request_id: str,
+        ttl_s: float,
+        routes: Mapping[Tier, Route],
+        domain: str,
+        owner: str,
+    ) -> Client:
+        """Register a client that came over gRPC; `ttl_s` 0 means the default. The same request id of the same
+        owner finds the same client. Raises BusyError."""
+        known = self._by_request.get((owner, request_id))
+        if known is not None and self.get(known.id) is known:
+            return known
+        self._make_room()
+        now = self._appliance.clock()
+        client = Client(_FIRST_REMOTE_ID + secrets.randbits(62), name, domain, False, owner=owner)
+        client.ttl_s = ttl_s or CLIENT_TTL_S
+        client.expires_at = now + client.ttl_s
+        client.request_id = request_id
+        self._by_id[client.id] = client
+        if request_id:
+            self._by_request[owner, request_id] = client
+        self._appliance.mover.attach(client.id, routes)
+        self._appliance.step(ClientOpened(client.id, name, False, domain, client.ttl_s))
+        return client
+
+    def heard_of(self, client: Client) -> None:
+        """A remote client gave a sign of life."""
+        if not client.local:
+            client.expires_at = self._appliance.clock() + client.ttl_s
+
+    def close(self, client_id: int, reason: str) -> None:
+        """Give everything of a client back. Idempotent. Copies in flight keep what they read of its
+        staging extent until they end."""
+        client = self._by_id.pop(client_id, None)
+        if client is None:
+            return
+        self._by_request.pop((client.owner, client.request_id), None)
+        self._appliance.client_gone(client_id, reason)
+        if client.staging is not None:
+            client.staging.close()
+            client.staging = None
+
+    def expire(self) -> float | None:
+        """Close the silent ones; return when the next one would be, on the appliance's clock."""
+        now = self._appliance.clock()
+        for client in self:
+            if client.expires_at <= now:
+                self.close(client.id, "silent for longer than its ttl")
+        return min((client.expires_at for client in self), default=None)
+
+    def _make_room(self) -> None:
+        if len(self._by_id) >= self._max_clients:
+            self.expire()
+        if len(self._by_id) >= self._max_clients:
+            raise error("TOO_MANY_CLIENTS", f"{self._max_clients} clients are open", retry_after_s=1.0)

@@ -1,0 +1,146 @@
+"""Access: who is calling, from what was proven, and what that lets them do.
+
+    Unix socket   the kernel says the user and group of the process         of_peer
+    TLS           the certificate says names, an authority vouches for them  of_certificate
+    token         whoever knows it; goes before both                         of_token
+    plain TCP     nothing; only with access.insecure                         of_nobody
+
+The answer is a Principal. No field of a request takes part: a caller cannot name its tenant, only be it.
+What every call asks of a principal is the table RIGHTS in rights.py.
+
+Without tenants there is one, the common one: whoever may open the socket uses it, as before there were any.
+With tenants, who belongs to none may touch no block.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...tiers.block import Urgency
+from ..config import Access as AccessSettings
+from ..config import Identities, Tenant
+from ..errors import error
+from .tokens import TokenFile
+
+ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """What a tenant is to the calls of its clients."""
+
+    name: str  # empty: the common one
+    domain: str  # isolation domain that its namespaces belong to
+    most_urgent: Urgency = Urgency.DECODING
+
+
+COMMON = Tenancy("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls, as far as it was proven."""
+
+    name: str  # what clients are bound to and messages say: "uid 1000", "dns:rt.acme.svc", "token ops"
+    tenancy: Tenancy | None
+    is_admin: bool = False
+
+
+class Access:
+    """Finds principals. Pure but for the token file, which it reads again when that changes."""
+
+    def __init__(
+        self, settings: AccessSettings, tenants: Mapping[str, Tenant], own_uid: int | None = None
+    ) -> None:
+        """Raises StartError when the token file cannot be read. `own_uid`: the daemon's, unless told."""
+        admin = settings.admin
+        if not admin.all():
+            admin = Identities(uids=sorted({ROOT, os.getuid() if own_uid is None else own_uid}))
+        self._admins = admin.all()
+        self._tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
+        self.adopt(tenants)
+
+    def adopt(self, tenants: Mapping[str, Tenant]) -> None:
+        """Have these tenants from now on. Clients that are open keep the domain they were opened in."""
+        self._has_tenants = bool(tenants)
+        self._tenancies = {
+            name: Tenancy(name, tenant.domain(name), Urgency[tenant.most_urgent.upper()])
+            for name, tenant in tenants.items()
+        }
+        self._tenant_of = {
+            identity: name for name, tenant in tenants.items() for identity in sorted(tenant.all())
+        }
+        named = {*self._tenant_of, *self._admins}
+        self._patterns = [(_pattern(san), san) for san in named if san[:4] in ("dns:", "uri:")]
+        self._known: dict[tuple[str, ...], Principal] = {}  # of certificates, by their names
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether there are tenants, who must not see each other."""
+        return self._has_tenants
+
+    def token_name(self, token: str) -> str | None:
+        """Return the name of a token, None when nobody has it."""
+        return self._tokens.name_of(token) if self._tokens is not None else None
+
+    def of_peer(self, uid: int, gid: int) -> Principal:
+        """Return who a process on this host is."""
+        identities = (f"uid:{uid}", f"gid:{gid}")
+        tenants = [self._tenant_of[identity] for identity in identities if identity in self._tenant_of]
+        return self._principal(f"uid {uid}", tenants[:1], not self._admins.isdisjoint(identities))
+
+    def of_certificate(self, names: Iterable[str]) -> Principal:
+        """Return who a verified client certificate with these names (dns:..., uri:...) is.
+
+        One that fits two tenants is neither: which was meant nobody said.
+        """
+        names = tuple(sorted(names))
+        known = self._known.get(names)
+        if known is None:
+            fitting = {san for pattern, san in self._patterns if any(map(pattern.fullmatch, names))}
+            tenants = sorted({self._tenant_of[san] for san in fitting & self._tenant_of.keys()})
+            is_admin = not self._admins.isdisjoint(fitting)
+            known = self._principal(" ".join(names) or "a certificate without names", tenants, is_admin)
+            if len(self._known) < 4096:  # every one was signed by the authority; bounded all the same
+                self._known[names] = known
+        return known
+
+    def of_token(self, token: str) -> Principal:
+        """Return whose token this is. Raises AccessError when it is nobody's."""
+        name = self.token_name(token)
+        if name is None:
+            raise error("NOT_AUTHENTICATED", "the bearer token is not known; ask for a new one, or send none")
+        identity = f"token:{name}"
+        tenants = [self._tenant_of[identity]] if identity in self._tenant_of else []
+        return self._principal(f"token {name}", tenants, identity in self._admins)
+
+    def of_nobody(self) -> Principal:
+        """Return who calls over TCP without TLS."""
+        return self._principal("nobody", [], False)
+
+    def _principal(self, name: str, tenants: list[str], is_admin: bool) -> Principal:
+        if not self._has_tenants:
+            return Principal(name, COMMON, is_admin)
+        return Principal(name, self._tenancies[tenants[0]] if len(tenants) == 1 else None, is_admin)
+
+
+def tenancy_of(principal: Principal) -> Tenancy:
+    """Return the tenant of a caller. Raises AccessError when it has none."""
+    if principal.tenancy is None:
+        raise error(
+            "NO_TENANT",
+            f"{principal.name} belongs to no tenant, or to several; name it under one tenant",
+        )
+    return principal.tenancy
+
+
+def require_admin(principal: Principal) -> None:
+    """Raise AccessError unless the caller is an administrator."""
+    if not principal.is_admin:
+        raise error("NOT_ADMIN", f"{principal.name} is no administrator; name it under `access.admin`")
+
+
+def _pattern(san: str) -> re.Pattern[str]:
+    """Return what a name pattern fits: `*` is one part between dots or slashes."""
+    return re.compile("[^./]+".join(map(re.escape, san.split("*"))))

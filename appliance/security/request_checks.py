@@ -1,0 +1,185 @@
+"""Checks: what a caller may send. Pure functions from wire values to the planner's words.
+
+Each raises CallerError with a message that names the fix. They stand before the planner, so that it can
+assert what it relies on.
+"""
+
+import math
+from collections.abc import Sequence
+
+from ...policies.costs import (
+    LEAST_TOKENS_PER_S,
+    MOST_DOUBLING_TOKENS,
+    MOST_TOKENS_PER_S,
+    PrefillSpeed,
+)
+from ...tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
+from ...v1 import types_pb2
+from ..core.events import RetentionHint
+from ..errors import error
+
+MAX_TEXT = 256  # characters of names, session ids and request ids
+MAX_RETENTION = 64  # ranges in one request
+MAX_SHARD = 1024  # characters of a namespace's free texts
+DEFAULT_LAYOUT = "layer,kv,token,head,dim"
+_WIRE_TIERS = bytes((n + 1) % 256 for n in range(256))  # ours start at 0, the wire's at 1
+
+
+def chain(packed: bytes, max_blocks: int) -> list[bytes]:
+    """Return the prefix hashes of `packed` 32-byte strides."""
+    num_bytes = len(packed)
+    if num_bytes == 0 or num_bytes % HASH_BYTES:
+        raise error(
+            "BAD_KEY", f"prefix_hashes must be whole 32-byte hashes, at least one; is {num_bytes} bytes"
+        )
+    if num_bytes > max_blocks * HASH_BYTES:
+        raise error(
+            "TOO_MANY_BLOCKS", f"{num_bytes // HASH_BYTES} blocks, limit {max_blocks}; split the call"
+        )
+    return [packed[start : start + HASH_BYTES] for start in range(0, num_bytes, HASH_BYTES)]
+
+
+def text(field: str, value: str) -> str:
+    """Return a short free text."""
+    if len(value) > MAX_TEXT:
+        raise error("BAD_REQUEST", f"{field} may have {MAX_TEXT} characters, has {len(value)}")
+    return value
+
+
+def ttl_s(ttl_ms: int, max_s: float) -> float:
+    """Return a TTL in seconds; 0 asks for the default."""
+    if ttl_ms > max_s * 1000:
+        raise error("LEASE_TTL_TOO_LARGE", f"ttl_ms is {ttl_ms}, at most {max_s * 1000:.0f}; ask for less")
+    return ttl_ms / 1000
+
+
+def urgency(value: int) -> Urgency:
+    """Return an urgency; unspecified means queued."""
+    if value == types_pb2.URGENCY_UNSPECIFIED:
+        return Urgency.QUEUED
+    if not 1 <= value <= len(Urgency):
+        raise error("BAD_REQUEST", f"urgency {value} is not known")
+    return Urgency(value - 1)
+
+
+def wire_urgency(value: Urgency) -> types_pb2.Urgency.ValueType:
+    """Return the wire's number of an urgency."""
+    return types_pb2.Urgency.ValueType(value + 1)
+
+
+def retention(given: Sequence[types_pb2.Retention]) -> list[RetentionHint]:
+    """Return retention hints; empty ranges and priorities above 100 are refused."""
+    if len(given) > MAX_RETENTION:
+        raise error("BAD_REQUEST", f"{len(given)} retention ranges, limit {MAX_RETENTION}; merge some")
+    for hint in given:
+        if hint.priority > 100:
+            raise error("BAD_REQUEST", f"retention priority is 0 to 100, is {hint.priority}")
+        if hint.end_token and hint.end_token <= hint.first_token:
+            raise error("BAD_REQUEST", f"retention range {hint.first_token} to {hint.end_token} is empty")
+    return [RetentionHint(h.first_token, h.end_token, h.priority, h.ttl_ms / 1000) for h in given]
+
+
+def prefill_s(value: float) -> float:
+    """Return a measured prefill time; 0 means it was not measured."""
+    if not 0.0 <= value < math.inf:
+        raise error(
+            "BAD_REQUEST", f"prefill_s must be a number of seconds, is {value}; leave it 0 if unknown"
+        )
+    return value
+
+
+def prefill_speed(given: types_pb2.PrefillSpeed) -> PrefillSpeed:
+    """Return a stated prefill speed."""
+    doubling_tokens = given.doubling_tokens
+    is_speed = LEAST_TOKENS_PER_S <= given.tokens_per_s <= MOST_TOKENS_PER_S
+    if not is_speed or (doubling_tokens != 0 and not 1.0 <= doubling_tokens <= MOST_DOUBLING_TOKENS):
+        raise error(
+            "BAD_REQUEST",
+            f"prefill.tokens_per_s must be {LEAST_TOKENS_PER_S:g} to {MOST_TOKENS_PER_S:g}, is "
+            f"{given.tokens_per_s}; doubling_tokens 0, or 1 to {MOST_DOUBLING_TOKENS:g}, is "
+            f"{doubling_tokens}; leave `prefill` out if unknown",
+        )
+    return PrefillSpeed(given.tokens_per_s, given.doubling_tokens)
+
+
+def tier(field: str, value: int, default: Tier | None = None) -> Tier:
+    """Return a tier; unspecified means `default` where there is one."""
+    if value == types_pb2.TIER_UNSPECIFIED and default is not None:
+        return default
+    if not 1 <= value <= len(Tier):
+        raise error("BAD_REQUEST", f"{field}: tier {value} is not known; 1 is hbm, 2 dram, 3 nvme")
+    return Tier(value - 1)
+
+
+def wire_tier(tier: Tier) -> types_pb2.Tier.ValueType:
+    """Return one of our tiers as the wire numbers it."""
+    return types_pb2.Tier.ValueType(tier + 1)
+
+
+def wire_tiers(tiers: bytes) -> bytes:
+    """Return a column of our tiers as the wire numbers them."""
+    return tiers.translate(_WIRE_TIERS)
+
+
+def spans(given: Sequence[types_pb2.StagingSpan], staging_bytes: int) -> list[tuple[int, int]]:
+    """Return (offset, length) of spans that lie inside the staging extent. Empty ones may stand for blocks
+    that need no bytes."""
+    if given and staging_bytes == 0:
+        raise error(
+            "BAD_SPAN", "this client has no staging extent; attach over the local channel, or use Put"
+        )
+    checked = []
+    for number, span in enumerate(given):
+        if span.length > staging_bytes or span.offset > staging_bytes - span.length:
+            raise error(
+                "BAD_SPAN",
+                f"span {number} is {span.length} bytes at {span.offset}, "
+                f"outside the staging extent of {staging_bytes} bytes",
+            )
+        checked.append((span.offset, span.length))
+    return checked
+
+
+def spans_of_blocks(
+    given: list[tuple[int, int]], num_blocks: int, geometry: Geometry
+) -> list[tuple[int, int]]:
+    """Return one span per block, each as long as a block: those given, or the parts of the one given."""
+    size = geometry.block_bytes
+    if len(given) == 1 and num_blocks > 1 and given[0][1] == num_blocks * size:
+        first = given[0][0]
+        return [(first + number * size, size) for number in range(num_blocks)]
+    if len(given) != num_blocks:
+        raise error("BAD_SPAN", f"{len(given)} spans for {num_blocks} blocks; give one per block")
+    for number, (_, length) in enumerate(given):
+        if length != size:
+            raise error("BAD_SPAN", f"span {number} is {length} bytes, a block has {size}")
+    return given
+
+
+def identity(given: types_pb2.NamespaceIdentity, domain: str) -> NamespaceIdentity:
+    """Return a namespace's identity in isolation domain `domain`."""
+    shape = given.geometry
+    for field, value in (("shard", given.shard), ("domain", domain), ("layout", shape.layout)):
+        if len(value) > MAX_SHARD:
+            raise error("BAD_NAMESPACE", f"{field} may have {MAX_SHARD} characters, has {len(value)}")
+    try:
+        geometry = Geometry(
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_tokens=shape.block_tokens,
+            dtype=shape.dtype,
+            layout=shape.layout or DEFAULT_LAYOUT,
+            layers_per_group=shape.layers_per_group,
+            num_planes=shape.num_planes or 2,
+        )
+        return NamespaceIdentity(
+            model_digest=given.model_digest,
+            geometry=geometry,
+            adapter_digest=given.adapter_digest,
+            shard=given.shard,
+            domain=domain,
+            profile_digest=given.profile_digest,
+        )
+    except ValueError as problem:
+        raise error("BAD_NAMESPACE", str(problem)) from None

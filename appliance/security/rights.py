@@ -1,0 +1,106 @@
+"""Rights: what every call asks of its caller. The table that the server obeys and docs/security.md shows.
+
+`role` is who may call at all; `foreign` is what a tenant is told that names what belongs to another one, in
+the same words as for what does not exist: so an answer never says whether it does.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from ...v1.local import Method
+from .principals import Principal, require_admin, tenancy_of
+
+
+class Role(Enum):
+    """Who may make a call."""
+
+    ANYONE = "whoever got in"
+    TENANT = "a tenant"
+    ADMIN = "an administrator"
+
+
+class Right(NamedTuple):
+    """One line of the table."""
+
+    role: Role
+    foreign: str = ""  # reason of the refusal; empty: names nothing, or nothing happens
+    is_limited: bool = False  # counts against `quota.requests_per_s`; what gives something back never does
+
+    def require(self, principal: Principal) -> None:
+        """Raise AccessError unless `principal` may make the call."""
+        if self.role is Role.ADMIN:
+            require_admin(principal)
+        elif self.role is Role.TENANT:
+            tenancy_of(principal)
+
+
+_ASKS = Right(Role.TENANT, "UNKNOWN_CLIENT", is_limited=True)
+_GIVES_BACK = Right(Role.TENANT, "UNKNOWN_CLIENT")
+_ADMIN = Right(Role.ADMIN)
+
+RIGHTS: dict[str, Right] = {
+    "KVCacheService/GetServerInfo": Right(Role.ANYONE),
+    "KVCacheService/OpenClient": Right(Role.TENANT, is_limited=True),
+    "KVCacheService/CloseClient": Right(Role.TENANT),
+    "KVCacheService/RegisterNamespace": Right(Role.TENANT, is_limited=True),
+    "KVCacheService/Lookup": Right(Role.TENANT, "UNKNOWN_NAMESPACE", is_limited=True),
+    "KVCacheService/Acquire": _ASKS,
+    "KVCacheService/Release": _GIVES_BACK,
+    "KVCacheService/KeepAlive": _GIVES_BACK,
+    "KVCacheService/Touch": _GIVES_BACK,
+    "KVCacheService/Reserve": _ASKS,
+    "KVCacheService/Commit": _ASKS,
+    "KVCacheService/Abort": _GIVES_BACK,
+    "KVCacheService/Pin": _ASKS,
+    "KVCacheService/Unpin": Right(Role.TENANT),
+    "KVCacheService/Prefetch": _ASKS,
+    "KVCacheService/UpdateSession": _ASKS,
+    "KVCacheService/ForkSession": _ASKS,
+    "KVCacheService/EndSession": _GIVES_BACK,
+    "KVCacheService/Put": _ASKS,
+    "KVCacheService/Get": _ASKS,
+    "AdminService/GetStatus": _ADMIN,
+    "AdminService/Inspect": _ADMIN,
+    "AdminService/GetStory": _ADMIN,
+    "AdminService/Explain": _ADMIN,
+    "AdminService/GetPolicy": _ADMIN,
+    "AdminService/ApplyPolicy": _ADMIN,
+    "AdminService/GetSnapshot": _ADMIN,
+    "AdminService/Evict": _ADMIN,
+    "AdminService/Drain": _ADMIN,
+    "AdminService/ListTenants": _ADMIN,
+    "AdminService/EraseTenant": _ADMIN,
+    "AdminService/CheckIntegrity": _ADMIN,
+    "EventsService/Watch": _ADMIN,
+    "EventsService/WatchAccesses": _ADMIN,
+}
+
+
+def right_of(service: str, method: str) -> Right:
+    """Return what a call asks for. One that the table does not know is for administrators only."""
+    return RIGHTS.get(f"{service}/{method}", _ADMIN)
+
+
+def limited_calls() -> frozenset[Method]:
+    """Return the calls of the local channel that count against a tenant's rate."""
+    asked = {name.partition("/")[2] for name, right in RIGHTS.items() if right.is_limited}
+    by_name = {method.name.replace("_", "").lower(): method for method in Method}
+    named = {by_name[name.lower()] for name in asked if name.lower() in by_name}
+    return frozenset(named | {Method.GET_PAGES, Method.PUT_PAGES})
+
+
+def matrix_markdown() -> str:
+    """Return the table as Markdown: every call, and what each kind of caller is told."""
+    lines = [
+        "| call | no certificate | wrong authority | another tenant's things | tenant | admin, no tenant |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, right in RIGHTS.items():
+        foreign = f"`{right.foreign}`" if right.foreign else "answered; nothing of the other's"
+        tenant, admin = "answered", "answered"
+        if right.role is Role.ADMIN:
+            foreign = tenant = "`NOT_ADMIN`"
+        elif right.role is Role.TENANT:
+            admin = "`NO_TENANT`"
+        lines.append(f"| `{name}` | no connection | no connection | {foreign} | {tenant} | {admin} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,96 @@
+"""Bearer tokens: a file of names and hashes, and who a token belongs to.
+
+    # name  SHA-256 of the token
+    ops     2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b
+
+The daemon never keeps a token, only its hash, and compares with all of them in constant time. SHA-256 without
+salt or stretching is enough because tokens are made here, of 256 random bits: there is nothing to guess.
+The file is read again when it changes; one that cannot be read leaves what was known and says so in the log.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from pathlib import Path
+
+from ..config import check_name
+from ..errors import StartError
+
+log = logging.getLogger(__name__)
+
+PREFIX = "kvt_"  # so that scanners for leaked secrets know one when they see one
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def make_token() -> str:
+    """Return a new token."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_of(token: str) -> str:
+    """Return what the file keeps of a token: 64 hex digits."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def parse(text: str) -> dict[str, str]:
+    """Return the hash of each name. Raises ValueError with the line that is wrong."""
+    hashes: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or _HASH.fullmatch(words[1]) is None:
+            raise ValueError(f"line {number}: write a name and the SHA-256 of its token, 64 hex digits")
+        try:
+            name = check_name(words[0])
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        if name in hashes:
+            raise ValueError(f"line {number}: {name} has a token already; one name, one token")
+        hashes[name] = words[1]
+    return hashes
+
+
+class TokenFile:
+    """The tokens of one file. Raises StartError when it cannot be read at start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = self._look()
+        try:
+            self._hashes = parse(path.read_text())
+        except OSError as error:
+            fix = "`kvtier tenant token NAME` makes its lines"
+            raise StartError(f"access.tokens: cannot read {path}: {error.strerror}; {fix}") from error
+        except ValueError as error:
+            raise StartError(f"access.tokens: {path}: {error}") from error
+
+    def name_of(self, token: str) -> str | None:
+        """Return whose token this is, None when it is nobody's. Takes as long for any of them."""
+        self._refresh()
+        wanted = hash_of(token)
+        found = None
+        for name, known in self._hashes.items():
+            if hmac.compare_digest(known, wanted):
+                found = name
+        return found
+
+    def _refresh(self) -> None:
+        stamp = self._look()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._hashes = parse(self._path.read_text())
+        except (OSError, ValueError) as error:
+            log.error("access.tokens: %s: %s; the tokens read before still hold", self._path, error)
+
+    def _look(self) -> tuple[int, int, int]:
+        """Return what changes when the file does, through symbolic links (a mounted Secret is one)."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return (0, 0, 0)
+        return (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -1,0 +1,235 @@
+"""Admin: what people and their tools ask, for AdminService. Sees everything, changes little."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+from ... import __version__
+from ...v1 import admin_pb2 as pb
+from ..core import events
+from ..errors import error, from_refusal
+from ..host.reload import Reload
+from ..observability.observability import Sight
+from ..security import request_checks as checks
+from ..security.callers import Caller
+from .cache_service import Service
+from .tenant_admin import TenantAdmin
+
+MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
+
+
+class Drained(NamedTuple):
+    """What a drain did."""
+
+    num_leases_ended: int
+    num_blocks_flushed: int
+
+
+class Admin:
+    """Handlers of AdminService. `drain` is the daemon's: (grace_s, exit) -> Drained. `codec_speeds` are those
+    of decoding, in bytes a second, by dtype and codec."""
+
+    def __init__(
+        self,
+        service: Service,
+        drain: Callable[[float, bool], Awaitable[Drained]],
+        counters: Callable[[], Counter[str]],
+        sight: Sight,
+        reload: Reload,
+        codec_speeds: Callable[[], Mapping[tuple[str, str], float]],
+    ) -> None:
+        self._service = service
+        self._drain = drain
+        self._counters = counters
+        self._sight = sight
+        self._reload = reload
+        self._codec_speeds = codec_speeds
+        self._tenants = TenantAdmin(
+            service.appliance, service.planner, lambda: reload.loaded.settings.tenants
+        )
+        self._started_at = service.appliance.clock()
+
+    def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
+        service = self._service
+        books = service.planner.statistics()
+        engines = service.appliance.engines
+        return pb.GetStatusResponse(
+            version=__version__,
+            epoch=service.epoch,
+            uptime_s=service.appliance.clock() - self._started_at,
+            draining=service.draining,
+            tiers=[
+                pb.TierStatus(
+                    tier=checks.wire_tier(tier), backend=engines[tier].statistics().backend, **numbers
+                )
+                for tier, numbers in books["tiers"].items()
+            ],
+            edges=[
+                pb.EdgeStatus(
+                    source=edge.source,
+                    target=edge.target,
+                    num_copies=edge.num_copies,
+                    num_failed=edge.num_failed,
+                    num_in_flight=edge.num_in_flight,
+                    num_queued=edge.num_queued,
+                    bytes=edge.num_bytes,
+                    bandwidth_bytes_per_s=edge.bandwidth_bytes_per_s,
+                    latency_s=edge.latency_s,
+                )
+                for edge in service.appliance.mover.statistics()
+            ],
+            num_blocks=books["num_blocks"],
+            num_sessions=books["num_sessions"],
+            num_leases=books["num_leases"],
+            num_clients=len(service.clients),
+            num_namespaces=books["num_namespaces"],
+            counters={**books["counters"], **self._counters()},
+            policy=self._policy_status(),
+            encryption=self._encryption_status(),
+            codec_speeds=[
+                pb.CodecSpeed(codec=name, dtype=dtype, decode_bytes_per_s=speed)
+                for (dtype, name), speed in sorted(self._codec_speeds().items())
+            ],
+            writes=self._write_status(),
+        )
+
+    def _write_status(self) -> pb.WriteStatus | None:
+        writes = self._sight.eyes.writes()
+        return None if writes is None else pb.WriteStatus(**writes)
+
+    def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
+        rows = self._reload.loaded.rows()
+        values = [
+            pb.PolicyValue(key=key, json=json.dumps(value), source=source) for key, value, source in rows
+        ]
+        return pb.GetPolicyResponse(status=self._policy_status(), values=values)
+
+    async def apply_policy(self, caller: Caller, request: pb.ApplyPolicyRequest) -> pb.ApplyPolicyResponse:
+        text = request.yaml if request.HasField("yaml") else None
+        applied = await self._reload.apply(
+            text, request.name, is_dry_run=request.dry_run, generation=request.generation
+        )
+        changes = [
+            pb.PolicyChange(key=c.key, was=json.dumps(c.was), becomes=json.dumps(c.becomes))
+            for c in applied.changes
+        ]
+        return pb.ApplyPolicyResponse(generation=applied.generation, changes=changes)
+
+    def _policy_status(self) -> pb.PolicyStatus:
+        status, now = self._reload.status, self._service.appliance.clock()
+        return pb.PolicyStatus(
+            generation=status.generation,
+            path=str(self._reload.origin.path or ""),
+            applied_s_ago=now - status.applied_at,
+            num_applied=status.num_applied,
+            num_refused=status.num_refused,
+            last_error=status.last_error,
+            refused_s_ago=now - status.refused_at if status.last_error else 0.0,
+        )
+
+    def _encryption_status(self) -> pb.EncryptionStatus | None:
+        rotation = self._sight.eyes.rotation
+        if rotation is None:
+            return None
+        keys = [
+            pb.MasterKeyStatus(id=use.id, is_current=use.is_current, num_wrapped=use.num_wrapped)
+            for use in rotation.uses()
+        ]
+        return pb.EncryptionStatus(master_keys=keys, last_error=rotation.last_error)
+
+    def inspect(self, caller: Caller, request: pb.InspectRequest) -> pb.InspectResponse:
+        inspection = self._service.planner.inspection
+        what = request.WhichOneof("what")
+        if what == "block":
+            found = inspection.block(request.block.namespace_id, _name(request.block))
+        elif what == "session_id":
+            found = inspection.session(request.session_id)
+            if found is not None:
+                found |= self._sight.asked_by(request.session_id)
+        elif what == "lease_id":
+            found = inspection.lease(request.lease_id)
+        elif what == "segment":
+            found = inspection.segment(request.segment)
+        else:
+            raise error("BAD_REQUEST", "name a block, a session, a lease or a segment")
+        if found is None:
+            name = request.block.prefix_hash.hex() if what == "block" else getattr(request, what)
+            raise error("NOTHING_THERE", f"there is no {what.removesuffix('_id')} {name}")
+        return pb.InspectResponse(json=json.dumps(found, sort_keys=True))
+
+    def get_story(self, caller: Caller, request: pb.GetStoryRequest) -> pb.GetStoryResponse:
+        inspection = self._service.planner.inspection
+        what = request.WhichOneof("what")
+        if what == "block":
+            lines = inspection.story(request.block.namespace_id, _name(request.block))
+        elif what == "session_id":
+            lines = inspection.session_story(request.session_id)
+        else:
+            raise error("BAD_REQUEST", "name a block or a session")
+        if not lines:
+            raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
+        since = self._started_at
+        return pb.GetStoryResponse(
+            lines=[pb.StoryLine(at_s=line.at - since, what=line.what, why=line.why) for line in lines],
+            uptime_s=self._service.appliance.clock() - since,
+        )
+
+    def explain(self, caller: Caller, request: pb.ExplainRequest) -> pb.ExplainResponse:
+        what = request.WhichOneof("what")
+        if what == "block":
+            found = self._sight.why.block(request.block.namespace_id, _name(request.block))
+        elif what == "session_id":
+            found = self._sight.why.session(request.session_id)
+        else:
+            raise error("BAD_REQUEST", "name a block or a session")
+        if found is None:
+            raise error("NOTHING_THERE", f"nothing is remembered about this {what.removesuffix('_id')}")
+        return found.message(self._started_at, self._service.appliance.clock())
+
+    def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
+        return pb.GetSnapshotResponse(json=json.dumps(self._sight.snapshot(request.num_samples)))
+
+    async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
+        tier = checks.tier("tier", request.tier)
+        if tier not in self._service.appliance.engines:
+            tiers = ", ".join(one.label for one in sorted(self._service.appliance.engines))
+            raise error("BAD_TIER", f"this daemon has no tier {tier.label}; it has {tiers}")
+        if request.bytes and request.namespace_id:
+            raise error("BAD_REQUEST", "name a namespace or a number of bytes, not both")
+        wanted = (tier, request.bytes, request.namespace_id)
+        answer = self._service.appliance.ask(lambda call: events.EvictRequested(call, *wanted))
+        result = await answer if isinstance(answer, asyncio.Future) else answer
+        if isinstance(result, events.Refusal):
+            raise from_refusal(result)
+        assert isinstance(result, events.EvictResult)
+        return pb.EvictResponse(
+            num_blocks=result.num_blocks,
+            bytes=result.num_bytes,
+            num_readable=result.num_readable,
+            num_kept=result.num_kept,
+        )
+
+    async def drain(self, caller: Caller, request: pb.DrainRequest) -> pb.DrainResponse:
+        drained = await self._drain(request.grace_ms / 1000, request.exit)
+        return pb.DrainResponse(
+            num_leases_ended=drained.num_leases_ended, num_blocks_flushed=drained.num_blocks_flushed
+        )
+
+    def list_tenants(self, caller: Caller, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
+        return self._tenants.list()
+
+    async def erase_tenant(self, caller: Caller, request: pb.EraseTenantRequest) -> pb.EraseTenantResponse:
+        return await self._tenants.erase(request.name)
+
+    def check_integrity(self, caller: Caller, request: pb.CheckIntegrityRequest) -> pb.CheckIntegrityResponse:
+        service = self._service
+        problems = [*service.planner.check_integrity(), *service.appliance.check_integrity()]
+        return pb.CheckIntegrityResponse(problems=problems)
+
+
+def _name(block: pb.BlockName) -> bytes:
+    if len(block.prefix_hash) < MIN_PREFIX_BYTES:
+        raise error("BAD_KEY", f"give at least {MIN_PREFIX_BYTES} bytes of the prefix hash")
+    return block.prefix_hash

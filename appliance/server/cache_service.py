@@ -1,0 +1,499 @@
+"""Service: what every call of KVCacheService means, for both transports.
+
+    request message -> checked -> event -> planner -> result -> response message
+
+A handler takes (caller, request) and returns the response itself when the planner answered at once, which
+it nearly always does, else a future of it; only Acquire has several answers. So the local channel never
+makes a task for a lookup, and the gRPC servicers stay one line each. Refusals are raised as
+ApplianceError. Whatever a caller sends is checked here, before the planner sees it: the planner asserts
+where it would have to trust.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ... import __version__
+from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
+from ...tiers.codecs.streaming import usable_codecs
+from ...tiers.memory.engine import ExtentEngine
+from ...v1 import kvcache_pb2 as pb
+from ...v1.local import MAX_PAYLOAD_BYTES
+from ..appliance import Appliance
+from ..compression.profiles import Profiles, check_profile
+from ..config import CompressionSettings
+from ..core import events
+from ..core.options import PlannerOptions
+from ..core.planner import Planner
+from ..errors import error, from_refusal
+from ..replies import Replies
+from ..security import request_checks as checks
+from ..security.callers import Caller
+from ..security.client_registry import MAX_CLIENT_TTL_S, Client, Clients
+from ..transfer.lanes import Route
+from .call_latency import Rpcs
+from .stream_codecs import stream_codecs
+
+DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Service:
+    """Handlers of KVCacheService without its two streams of bytes (streams.py)."""
+
+    def __init__(
+        self,
+        appliance: Appliance,
+        planner: Planner,
+        clients: Clients,
+        options: PlannerOptions,
+        *,
+        epoch: int,
+        extent_bytes: int,
+        remote_routes: Mapping[Tier, Route],
+        local_socket_path: str = "",
+    ) -> None:
+        self.appliance = appliance
+        self.planner = planner
+        self.clients = clients
+        self.options = options
+        self.epoch = epoch
+        self._extent_bytes = extent_bytes
+        self._remote_routes = remote_routes  # from the buffers of streamed puts
+        self.local_socket_path = local_socket_path
+        self.rpcs = Rpcs()
+        self.profiles: Profiles = {}  # that a namespace may name
+        self.compression = CompressionSettings()  # of streams
+        self.draining = False
+        self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
+
+    # --------------------------------------------------------------------------- who is who
+
+    def get_server_info(self, caller: Caller, request: pb.GetServerInfoRequest) -> pb.GetServerInfoResponse:
+        return pb.GetServerInfoResponse(
+            version=__version__,
+            api_versions=["v1"],
+            epoch=self.epoch,
+            local_socket_path=self.local_socket_path,
+            max_blocks_per_request=self.options.max_blocks_per_request,
+            max_message_bytes=MAX_PAYLOAD_BYTES,
+            max_lease_ttl_ms=round(self.options.lease_ttl_max_s * 1000),
+            draining=self.draining,
+        )
+
+    def open_client(self, caller: Caller, request: pb.OpenClientRequest) -> pb.OpenClientResponse:
+        """Only over gRPC: on the local channel the connection is the client."""
+        if self.draining:
+            raise error("DRAINING", "the daemon is shutting down; recompute", retry_after_s=1.0)
+        name = checks.text("name", request.name)
+        request_id = checks.text("request_id", request.request_id)
+        ttl_s = checks.ttl_s(request.ttl_ms, MAX_CLIENT_TTL_S)
+        client = self.clients.open_remote(
+            name, request_id, ttl_s, self._remote_routes, caller.domain, caller.principal.name
+        )
+        return pb.OpenClientResponse(client_id=client.id, ttl_ms=round(client.ttl_s * 1000))
+
+    def close_client(self, caller: Caller, request: pb.CloseClientRequest) -> pb.CloseClientResponse:
+        client = self.clients.get(request.client_id)
+        if client is not None and not client.local and client.owner == caller.principal.name:
+            self.clients.close(client.id, "closed")
+        return pb.CloseClientResponse()
+
+    def register_namespace(
+        self, caller: Caller, request: pb.RegisterNamespaceRequest
+    ) -> "pb.RegisterNamespaceResponse | asyncio.Future[pb.RegisterNamespaceResponse]":
+        identity = checks.identity(request.identity, self._domain(caller, request.identity.domain))
+        check_profile(identity, self.profiles)
+        prefill = checks.prefill_speed(request.prefill) if request.HasField("prefill") else None
+        answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
+
+        def respond(result: events.NamespaceResult) -> pb.RegisterNamespaceResponse:
+            self.namespaces[result.namespace_id] = identity
+            return pb.RegisterNamespaceResponse(
+                namespace_id=result.namespace_id,
+                digest=result.digest,
+                num_groups=len(result.fragment_bytes),
+                fragment_bytes=result.fragment_bytes,
+                put_codecs=usable_codecs(),
+                stream_codecs=stream_codecs(self.compression, identity),
+                takes_first_chunks=True,
+            )
+
+        return self._then(answer, events.NamespaceResult, respond)
+
+    # -------------------------------------------------------------------------------- reading
+
+    def lookup(self, caller: Caller, request: pb.LookupRequest) -> pb.LookupResponse:
+        hashes = self._chain(request.prefix_hashes)
+        self.identity_of(caller, request.namespace_id)
+        found = self.planner.lookup(request.namespace_id, hashes)
+        if isinstance(found, events.Refusal):
+            raise from_refusal(found)
+        return pb.LookupResponse(
+            num_blocks=found.num_blocks,
+            tiers=checks.wire_tiers(found.tiers),
+            load_s=found.load_s,
+            recompute_s=found.recompute_s,
+            num_worth_loading=found.num_worth_loading,
+            reason=found.reason,
+        )
+
+    def start_acquire(
+        self,
+        caller: Caller,
+        request: pb.AcquireRequest,
+        convert: Callable[[events.AcquireResult], T],
+        device_reader: Client | None = None,
+        reads_hbm: bool = False,
+    ) -> Replies[T]:
+        """Start an acquire; its results pass through `convert` (self.acquired for most) as they come. With a
+        `device_reader` the lease is that client's, and if it `reads_hbm` what it is given may lie in any
+        memory tier."""
+        client = device_reader or self.client_of(caller, request.client_id)
+        hashes = self._chain(request.prefix_hashes)
+        self.identity_of(caller, request.namespace_id)
+        checks.text("request_id", request.request_id)
+        session_id = caller.session("session_id", request.session_id)
+        if len(set(hashes)) != len(hashes):
+            raise error("BAD_KEY", "a block stands twice in one chain")
+        if request.first_block >= len(hashes):
+            raise error(
+                "BAD_REQUEST", f"first_block {request.first_block} is not one of {len(hashes)} blocks"
+            )
+        deadline_at = self._deadline(caller, request.deadline_ms, DEFAULT_DEADLINE_S)
+        ttl_s = checks.ttl_s(request.ttl_ms, self.options.lease_ttl_max_s)
+        retention, urgency = checks.retention(request.retention), caller.urgency(request.urgency)
+        replies = self.appliance.ask_many(
+            lambda call: events.AcquireRequested(
+                call,
+                client.id,
+                request.request_id,
+                request.namespace_id,
+                hashes,
+                session_id,
+                urgency,
+                ttl_s,
+                deadline_at,
+                request.first_block,
+                request.load_anyway,
+                retention,
+                reads_hbm,
+            ),
+            convert,
+        )
+        replies.raise_first()
+        return replies
+
+    async def acquire(self, caller: Caller, request: pb.AcquireRequest) -> AsyncIterator[pb.AcquireResponse]:
+        """Yield the answers of an acquire; ends its lease when the caller stops listening before the last."""
+        replies = self.start_acquire(caller, request, self.acquired)
+        try:
+            async for answer in replies:
+                yield answer
+        finally:
+            self.appliance.abandon(replies)
+
+    def acquired(self, result: events.AcquireResult) -> pb.AcquireResponse:
+        """Return one answer of an acquire, places named as clients map them."""
+        response = pb.AcquireResponse(
+            lease_id=result.lease_id,
+            num_blocks=result.num_blocks,
+            last=result.last,
+            ttl_ms=round(result.ttl_s * 1000),
+            tiers=checks.wire_tiers(result.tiers),
+            num_stored=result.num_stored,
+            reason=result.reason,
+            load_s=result.load_s,
+            recompute_s=result.recompute_s,
+            arriving_extents=[self.memory(tier).first_extent + extent for tier, extent in result.arriving],
+        )
+        if result.ready:
+            places = [self.memory(part.tier).location(part.place) for part in result.ready]
+            extents, offsets, generations = zip(*places, strict=True)
+            ready = response.ready
+            ready.block.extend(result.ready.blocks)
+            ready.group.extend(result.ready.groups)
+            ready.extent.extend(extents)
+            ready.offset.extend(offsets)
+            ready.length.extend(result.ready.lengths)
+            ready.generation.extend(generations)
+        return response
+
+    def release(
+        self, caller: Caller, request: pb.ReleaseRequest
+    ) -> "pb.ReleaseResponse | asyncio.Future[pb.ReleaseResponse]":
+        client = self.client_of(caller, request.client_id)
+        lease_ids = self._lease_ids(request.lease_ids)
+        answer = self.appliance.ask(lambda call: events.ReleaseRequested(call, client.id, lease_ids))
+        return self._then(
+            answer, events.ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
+        )
+
+    def keep_alive(
+        self, caller: Caller, request: pb.KeepAliveRequest
+    ) -> "pb.KeepAliveResponse | asyncio.Future[pb.KeepAliveResponse]":
+        client = self.client_of(caller, request.client_id)
+        lease_ids = self._lease_ids(request.lease_ids)
+        ttl_s = checks.ttl_s(request.ttl_ms, self.options.lease_ttl_max_s)
+        answer = self.appliance.ask(lambda call: events.KeptAlive(call, client.id, lease_ids, ttl_s))
+        return self._then(
+            answer,
+            events.KeepAliveResult,
+            lambda result: pb.KeepAliveResponse(expired_lease_ids=result.expired),
+        )
+
+    def touch(self, caller: Caller, request: pb.TouchRequest) -> pb.TouchResponse:
+        client = self.client_of(caller, request.client_id)
+        hashes = self._chain(request.prefix_hashes)
+        self.identity_of(caller, request.namespace_id)
+        session_id = caller.session("session_id", request.session_id)
+        self.appliance.step(events.Touched(client.id, request.namespace_id, hashes, session_id))
+        return pb.TouchResponse()
+
+    # -------------------------------------------------------------------------------- writing
+
+    def reserve(
+        self, caller: Caller, request: pb.ReserveRequest
+    ) -> "pb.ReserveResponse | asyncio.Future[pb.ReserveResponse]":
+        client = self.client_of(caller, request.client_id)
+        event = self.reservation(caller, client, request)
+        answer = self.appliance.ask(event)
+        return self._then(
+            answer,
+            events.ReserveResult,
+            lambda result: pb.ReserveResponse(reservation_id=result.reservation_id, outcomes=result.outcomes),
+        )
+
+    def commit(
+        self, caller: Caller, request: pb.CommitRequest
+    ) -> "pb.CommitResponse | asyncio.Future[pb.CommitResponse]":
+        client = self.client_of(caller, request.client_id)
+        checks.text("request_id", request.request_id)
+        spans = checks.spans(request.spans, client.staging_bytes)
+        build = None
+        if request.HasField("reserve"):
+            if request.reservation_id:
+                raise error("BAD_REQUEST", "give a reservation_id or `reserve`, not both")
+            build = self.reservation(caller, client, request.reserve)
+            identity = self.identity_of(caller, request.reserve.namespace_id)
+            num_blocks = len(request.reserve.prefix_hashes) // HASH_BYTES
+            spans = checks.spans_of_blocks(spans, num_blocks, identity.geometry)
+        elif not request.reservation_id:
+            raise error("BAD_REQUEST", "a commit needs a reservation_id, or `reserve` set")
+        answer = self.appliance.ask(
+            lambda call: events.CommitRequested(
+                call, client.id, request.request_id, request.reservation_id, spans, build and build(call)
+            )
+        )
+        return self._then(
+            answer, events.PutResult, lambda result: pb.CommitResponse(outcomes=result.outcomes)
+        )
+
+    def reservation(
+        self, caller: Caller, client: Client, request: pb.ReserveRequest
+    ) -> Callable[[int], events.ReserveRequested]:
+        """Check a reserve request; return what makes its event from a call number."""
+        hashes = self._chain(request.prefix_hashes)
+        self.identity_of(caller, request.namespace_id)
+        checks.text("request_id", request.request_id)
+        session_id = caller.session("session_id", request.session_id)
+        if len(request.parent_hash) not in (0, HASH_BYTES):
+            raise error("BAD_KEY", f"parent_hash must be empty or 32 bytes, is {len(request.parent_hash)}")
+        if len(set(hashes)) != len(hashes) or request.parent_hash in hashes:
+            raise error("BAD_KEY", "a block stands twice in one chain")
+        deadline_at = float("inf")
+        if request.deadline_ms:
+            deadline_at = self.appliance.clock() + request.deadline_ms / 1000
+        prefill_s, retention = checks.prefill_s(request.prefill_s), checks.retention(request.retention)
+        return lambda call: events.ReserveRequested(
+            call,
+            client.id,
+            request.request_id,
+            request.namespace_id,
+            request.parent_hash,
+            hashes,
+            session_id,
+            deadline_at,
+            prefill_s,
+            retention,
+        )
+
+    def abort(self, caller: Caller, request: pb.AbortRequest) -> pb.AbortResponse:
+        client = self.client_of(caller, request.client_id)
+        self.appliance.step(events.AbortRequested(client.id, request.reservation_id))
+        return pb.AbortResponse()
+
+    # -------------------------------------------------------------------------------- intent
+
+    def pin(
+        self, caller: Caller, request: pb.PinRequest
+    ) -> "pb.PinResponse | asyncio.Future[pb.PinResponse]":
+        client = self.client_of(caller, request.client_id)
+        hashes = self._chain(request.prefix_hashes)
+        self.identity_of(caller, request.namespace_id)
+        checks.text("request_id", request.request_id)
+        floor = checks.tier("floor", request.floor, Tier.DRAM)
+        ttl_s = checks.ttl_s(request.ttl_ms, self.options.pin_ttl_max_s) or self.options.lease_ttl_max_s
+        answer = self.appliance.ask(
+            lambda call: events.PinRequested(
+                call, client.id, request.request_id, request.namespace_id, hashes, floor, ttl_s
+            )
+        )
+        return self._then(
+            answer,
+            events.PinResult,
+            lambda result: pb.PinResponse(pin_id=result.pin_id, num_blocks=result.num_blocks),
+        )
+
+    def unpin(self, caller: Caller, request: pb.UnpinRequest) -> pb.UnpinResponse:
+        if self.planner.pins.domain_of(request.pin_id) == caller.domain:
+            self.appliance.step(events.UnpinRequested(request.pin_id))
+        return pb.UnpinResponse()
+
+    def prefetch(
+        self, caller: Caller, request: pb.PrefetchRequest
+    ) -> "pb.PrefetchResponse | asyncio.Future[pb.PrefetchResponse]":
+        client = self.client_of(caller, request.client_id)
+        hashes = self._chain(request.prefix_hashes)
+        self.identity_of(caller, request.namespace_id)
+        target = checks.tier("target", request.target, Tier.DRAM)
+        if target not in (Tier.HBM, Tier.DRAM):
+            raise error("BAD_REQUEST", f"blocks are prefetched into hbm or dram, not {target.label}")
+        deadline_at = self._deadline(Caller(), request.deadline_ms, float("inf"))
+        answer = self.appliance.ask(
+            lambda call: events.PrefetchRequested(
+                call, client.id, request.namespace_id, hashes, target, deadline_at
+            )
+        )
+        return self._then(
+            answer,
+            events.PrefetchResult,
+            lambda result: pb.PrefetchResponse(
+                num_blocks=result.num_blocks, num_promoted=result.num_promoted
+            ),
+        )
+
+    def update_session(self, caller: Caller, request: pb.UpdateSessionRequest) -> pb.UpdateSessionResponse:
+        client = self.client_of(caller, request.client_id)
+        session_id = caller.known_session("session_id", request.session_id)
+        deadline_at = self._deadline(Caller(), request.deadline_ms, float("inf"))
+        created = self.planner.inspection.session(session_id) is None
+        back_at = self._deadline(Caller(), request.back_in_ms, float("inf"))
+        urgency = caller.urgency(request.urgency)
+        num_decoded = request.num_decoded_tokens
+        self.appliance.step(
+            events.SessionUpdated(client.id, session_id, urgency, deadline_at, back_at, num_decoded)
+        )
+        return pb.UpdateSessionResponse(created=created)
+
+    def fork_session(
+        self, caller: Caller, request: pb.ForkSessionRequest
+    ) -> "pb.ForkSessionResponse | asyncio.Future[pb.ForkSessionResponse]":
+        client = self.client_of(caller, request.client_id)
+        old = caller.known_session("session_id", request.session_id)
+        new = caller.known_session("new_session_id", request.new_session_id)
+        answer = self.appliance.ask(lambda call: events.SessionForked(call, client.id, old, new))
+        return self._then(
+            answer, events.CountResult, lambda result: pb.ForkSessionResponse(num_blocks=result.count)
+        )
+
+    def end_session(
+        self, caller: Caller, request: pb.EndSessionRequest
+    ) -> "pb.EndSessionResponse | asyncio.Future[pb.EndSessionResponse]":
+        client = self.client_of(caller, request.client_id)
+        session_id = caller.known_session("session_id", request.session_id)
+        archive = request.archive
+        answer = self.appliance.ask(lambda call: events.SessionEnded(call, client.id, session_id, archive))
+        return self._then(
+            answer, events.CountResult, lambda result: pb.EndSessionResponse(num_archived=result.count)
+        )
+
+    # ------------------------------------------------------------------------------- common parts
+
+    def memory(self, tier: Tier) -> ExtentEngine:
+        """Return the engine of a memory tier."""
+        engine = self.appliance.engines[tier]
+        assert isinstance(engine, ExtentEngine)
+        return engine
+
+    @property
+    def extent_bytes(self) -> int:
+        """Data bytes of every extent: one number for all memory tiers, as clients learn only one."""
+        return self._extent_bytes
+
+    def domain_number(self, name: str) -> int:
+        """Return the number by which rooms and engines know an isolation domain."""
+        return self.planner.domain_number(name)
+
+    def engine_of_extent(self, number: int) -> ExtentEngine | None:
+        """Return the memory tier that has extent `number`."""
+        for engine in self.appliance.engines.values():
+            if isinstance(engine, ExtentEngine) and engine.owns(number):
+                return engine
+        return None
+
+    def identity_of(self, caller: Caller, namespace_id: int) -> NamespaceIdentity:
+        """Return a namespace that the caller may use. Those of other isolation domains do not exist for it.
+        Raises UnknownError."""
+        identity = self.namespaces.get(namespace_id)
+        if identity is None or caller.domain != identity.domain:
+            raise error("UNKNOWN_NAMESPACE", f"namespace {namespace_id} is not registered; register it first")
+        return identity
+
+    def client_of(self, caller: Caller, client_id: int) -> Client:
+        """Return the client a request is of. Raises UnknownError."""
+        return caller.client_in(self.clients, client_id)
+
+    def _domain(self, caller: Caller, wanted: str) -> str:
+        """A connection's namespaces belong to its domain, whatever they say; over gRPC they belong to the
+        tenant's, which nobody divides there."""
+        if caller.client is None and wanted:
+            raise error("BAD_NAMESPACE", "isolation domains need the local channel; leave `domain` empty")
+        return caller.domain
+
+    def _chain(self, packed: bytes) -> list[bytes]:
+        return checks.chain(packed, self.options.max_blocks_per_request)
+
+    def _lease_ids(self, lease_ids: Sequence[int]) -> list[int]:
+        limit = self.options.max_leases_per_client
+        if len(lease_ids) > limit:
+            raise error("BAD_REQUEST", f"{len(lease_ids)} leases in one call, limit {limit}; split the call")
+        return list(lease_ids)
+
+    def _deadline(self, caller: Caller, deadline_ms: int, default_s: float) -> float:
+        """Return the deadline of a call on the appliance's clock: the caller's, at the latest the RPC's."""
+        now = self.appliance.clock()
+        if deadline_ms:
+            return min(now + deadline_ms / 1000, caller.deadline_at)
+        return min(now + default_s, caller.deadline_at)
+
+    def _then(
+        self,
+        answer: "events.Result | asyncio.Future[events.Result]",
+        kind: type[T],
+        respond: Callable[[T], R],
+    ) -> "R | asyncio.Future[R]":
+        """Turn an answer of the planner, now or later, into a response. Raises refusals, now or later."""
+
+        def convert(result: events.Result) -> R:
+            if isinstance(result, events.Refusal):
+                raise from_refusal(result)
+            assert isinstance(result, kind)
+            return respond(result)
+
+        if not isinstance(answer, asyncio.Future):
+            return convert(answer)
+        later: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+        def arrived(future: "asyncio.Future[events.Result]") -> None:
+            if later.done():  # its caller is gone
+                return
+            try:
+                later.set_result(convert(future.result()))
+            except Exception as problem:
+                later.set_exception(problem)
+
+        answer.add_done_callback(arrived)
+        return later

@@ -1,0 +1,103 @@
+"""Doors: the addresses of the gRPC server, and who came in by which.
+
+    unix:///path   gate.py tells whose process it is; gRPC itself listens behind it
+    host:port      TLS (tls.py) with client certificates, or without an authority for those with a token in
+    every call; or plain with access.insecure
+
+A bearer token in the metadata (`authorization: Bearer ...`) says who calls at either door, and goes before
+what the door says; one that nobody knows is refused, never overlooked.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from ...v1.addresses import socket_path
+from ..config import Tls
+from ..errors import StartError, error
+from ..security.principals import Access, Principal
+from ..security.tls import Certificates, names_of
+from .peer_credential_proxy import Gate
+
+_BEARER = "bearer "
+
+
+class Doors:
+    """All addresses of one server. `add_to` before the server starts, `open` after it, `close` at the end."""
+
+    def __init__(self, addresses: Sequence[str], access: Access, tls: Tls | None, socket_mode: int) -> None:
+        self.addresses: list[str] = []  # filled by `add_to`
+        self._wanted = list(addresses)
+        self._access = access
+        self._tls = tls
+        self._socket_mode = socket_mode
+        self._gates: list[Gate] = []
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """Let `server` listen at every address. Raises StartError."""
+        credentials = Certificates(self._tls).credentials() if self._tls is not None else None
+        for address in self._wanted:
+            path = socket_path(address)
+            try:
+                if path is not None:
+                    gate = Gate(path, self._socket_mode, self._access.of_peer)
+                    gate.prepare()
+                    server.add_insecure_port(f"unix://{gate.inner}")
+                    self._gates.append(gate)
+                    self.addresses.append(address)
+                    continue
+                if credentials is not None:
+                    port = server.add_secure_port(address, credentials)
+                else:
+                    port = server.add_insecure_port(address)
+            except RuntimeError as problem:
+                raise StartError(f"cannot listen at {address}; change `listen`") from problem
+            self.addresses.append(f"{address.rpartition(':')[0]}:{port}")
+
+    def open(self) -> None:
+        """Let callers in by the Unix sockets. Raises StartError."""
+        for gate in self._gates:
+            gate.start()
+
+    def set_mode(self, socket_mode: int) -> None:
+        """Let others open the Unix sockets, or no longer."""
+        for gate in self._gates:
+            gate.set_mode(socket_mode)
+
+    def close(self) -> None:
+        """Close the Unix sockets. Idempotent."""
+        for gate in self._gates:
+            gate.stop()
+
+    def principal_of(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
+        """Return who makes a call. Raises AccessError when what was given proves nobody."""
+        principal = self._at_door(context)
+        for key, value in context.invocation_metadata() or ():
+            if key == "authorization":
+                text = str(value)
+                if not text.lower().startswith(_BEARER):
+                    raise error(
+                        "NOT_AUTHENTICATED", "authorization is not `Bearer TOKEN`; send that, or none"
+                    )
+                return self._access.of_token(text[len(_BEARER) :].strip())
+        if principal is None:
+            raise error(
+                "NOT_AUTHENTICATED",
+                "this port takes bearer tokens, and none came; name a file with one in KVTIER_TOKEN_FILE",
+            )
+        return principal
+
+    def _at_door(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal | None:
+        """Return the principal of a caller at this door; None: it has to show a token. Raises AccessError."""
+        peer = context.peer()
+        if peer.startswith("unix"):
+            for gate in self._gates:
+                if (principal := gate.principal_of(peer)) is not None:
+                    return principal
+            raise error("NOT_AUTHENTICATED", "this socket is the daemon's own; leave the suffix away")
+        names = names_of(context.auth_context())
+        if names is None:
+            return self._access.of_nobody()
+        has_authority = self._tls is not None and self._tls.client_ca is not None
+        return self._access.of_certificate(names) if has_authority else None

@@ -1,0 +1,361 @@
+"""LocalServer: the local channel. A Unix stream socket beside the gRPC one, and who connects to it.
+
+Framing is v1/local.py; the calls are those of KVCacheService, plus two that carry file descriptors:
+Attach (the client's own staging extent, its domain's index) and MapExtents (warm extents of that domain,
+never another's). Who may open the socket its mode says; which domain a connection is of, the kernel's word on
+whose process it is. A connection may divide that domain, and never leave it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from ... import __version__
+from ...tiers.base import CopyError
+from ...tiers.block import Tier
+from ...tiers.memory.memfd import SharedMemoryError
+from ...tiers.memory.staging import StagingExtent
+from ...v1 import direct_pb2, local_pb2
+from ...v1 import kvcache_pb2 as pb
+from ...v1.local import MAX_DESCRIPTORS, Frame, Method
+from ...v1.shm import PAGE_BYTES
+from ..direct import DirectPath
+from ..errors import ApplianceError, StartError, error
+from ..security import request_checks as checks
+from ..security.callers import Caller, Rates, domain_in
+from ..security.principals import Access
+from ..security.rights import limited_calls
+from ..transfer.lanes import Route
+from .cache_service import Service
+from .local_connection import LocalConnection
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+ATTACH_TIMEOUT_S = 5.0
+MAX_DOMAINS = 256
+REST_S = 1.0  # after a connection could not be accepted
+LIMITED_CALLS = limited_calls()
+
+PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
+
+Handler = Callable[[Caller, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """Bounds of the local channel."""
+
+    staging_bytes: int = 64 << 20  # largest staging extent a client gets
+    max_connections: int = 256
+    socket_mode: int = 0o660
+
+
+class LocalServer:
+    """Listens at `path`. `staging_routes` returns the mover's routes out of a staging extent."""
+
+    def __init__(
+        self,
+        service: Service,
+        path: Path,
+        staging_routes: Callable[[StagingExtent], Mapping[Tier, Route]],
+        options: LocalOptions,
+        access: Access,
+        rates: Rates,
+    ) -> None:
+        self.path = path
+        self.connections: set[LocalConnection] = set()
+        self.counters: Counter[str] = Counter()  # ends of connections, by reason
+        self._service = service
+        self._staging_routes = staging_routes
+        self.options = options
+        self._access = access
+        self._rates = rates
+        self._domains: set[str] = set()
+        self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
+        self._direct: DirectPath | None = None
+        self._socket: socket.socket | None = None
+        self._calls: dict[Method, tuple[Callable[[bytes], Message], Handler]] = {
+            Method.REGISTER_NAMESPACE: (pb.RegisterNamespaceRequest.FromString, service.register_namespace),
+            Method.LOOKUP: (pb.LookupRequest.FromString, service.lookup),
+            Method.RELEASE: (pb.ReleaseRequest.FromString, service.release),
+            Method.KEEP_ALIVE: (pb.KeepAliveRequest.FromString, service.keep_alive),
+            Method.TOUCH: (pb.TouchRequest.FromString, service.touch),
+            Method.RESERVE: (pb.ReserveRequest.FromString, service.reserve),
+            Method.COMMIT: (pb.CommitRequest.FromString, service.commit),
+            Method.ABORT: (pb.AbortRequest.FromString, service.abort),
+            Method.PIN: (pb.PinRequest.FromString, service.pin),
+            Method.UNPIN: (pb.UnpinRequest.FromString, service.unpin),
+            Method.PREFETCH: (pb.PrefetchRequest.FromString, service.prefetch),
+            Method.UPDATE_SESSION: (pb.UpdateSessionRequest.FromString, service.update_session),
+            Method.FORK_SESSION: (pb.ForkSessionRequest.FromString, service.fork_session),
+            Method.END_SESSION: (pb.EndSessionRequest.FromString, service.end_session),
+        }
+
+    def serve_pages(self, direct: DirectPath) -> None:
+        """Take calls of the direct path, too."""
+        self._direct = direct
+        self._calls |= {
+            Method.REGISTER_PAGES: (direct_pb2.RegisterPagesRequest.FromString, direct.register_pages),
+            Method.UNREGISTER_PAGES: (direct_pb2.UnregisterPagesRequest.FromString, direct.unregister_pages),
+            Method.CANCEL_PAGES: (direct_pb2.CancelPagesRequest.FromString, direct.cancel_pages),
+            Method.PUT_PAGES: (direct_pb2.PutPagesRequest.FromString, direct.put_pages),
+        }
+
+    # ------------------------------------------------------------------------------ the socket
+
+    def start(self) -> None:
+        """Listen. Raises StartError when somebody else does, or the path cannot be used."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            remove_stale_socket(self.path)
+            listener.bind(str(self.path))
+            os.chmod(self.path, self.options.socket_mode)
+            listener.listen(BACKLOG)
+        except OSError as problem:
+            listener.close()
+            raise StartError(
+                f"cannot listen at {self.path}: {problem.strerror}; change `listen`"
+            ) from problem
+        self._socket = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept)
+
+    async def stop(self) -> None:
+        """Close every connection and the socket. Idempotent."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+        for connection in list(self.connections):
+            connection.close("daemon stops")
+        if self._attaching:
+            await asyncio.wait(self._attaching)
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        try:
+            accepted, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as problem:  # out of descriptors: the peer waits in the backlog
+            log.warning("cannot accept a local client: %s; raise `ulimit -n`", problem.strerror)
+            rest(self._socket, self._accept)
+            return
+        accepted.setblocking(False)
+        if len(self.connections) >= self.options.max_connections:
+            self.counters["too many connections"] += 1
+            accepted.close()
+            return
+        connection = LocalConnection(accepted, self._answer, self._closed, self._service.rpcs)
+        self.connections.add(connection)
+        loop = asyncio.get_running_loop()
+        loop.call_later(ATTACH_TIMEOUT_S, self._expect_attached, connection)
+
+    def _expect_attached(self, connection: LocalConnection) -> None:
+        if connection.caller.client is None and connection not in self._attaching.values():
+            connection.close("did not attach")
+
+    def _closed(self, connection: LocalConnection, reason: str) -> None:
+        self.connections.discard(connection)
+        self.counters[reason] += 1
+        client = connection.caller.client
+        if client is not None:
+            connection.caller.client = None
+            if self._direct is not None:
+                self._direct.client_gone(client.id)
+            self._service.clients.close(client.id, reason)
+
+    # -------------------------------------------------------------------------------- dispatch
+
+    def _answer(self, connection: LocalConnection, frame: Frame) -> None:
+        """Answer one frame, now or later. Whatever goes wrong with a call is its own answer; only what
+        makes the stream itself doubtful closes the connection."""
+        if (frame.method is Method.ATTACH) != (connection.caller.client is None):
+            connection.close("attached twice" if frame.method is Method.ATTACH else "call before attach")
+            return
+        try:
+            if frame.method in LIMITED_CALLS:
+                self._rates.charge(connection.caller, self._service.appliance.clock())
+            if frame.method is Method.ATTACH:
+                self._start_attach(connection, frame)
+            elif frame.method is Method.MAP_EXTENTS:
+                self._map_extents(connection, frame)
+            elif frame.method is Method.ACQUIRE:
+                self._acquire(connection, frame)
+            elif frame.method in PAGE_CALLS and self._direct is None:
+                raise error("NO_DEVICE", "the daemon has no GPU; get and put through shared memory")
+            elif frame.method is Method.GET_PAGES and self._direct is not None:
+                request = direct_pb2.GetPagesRequest.FromString(frame.payload)
+                connection.stream(frame, self._direct.get_pages(connection.caller, request))
+            else:
+                parse, handler = self._calls[frame.method]
+                answer = handler(connection.caller, parse(frame.payload))
+                if isinstance(answer, asyncio.Future):
+                    answer.add_done_callback(lambda future: self._answer_later(connection, frame, future))
+                else:
+                    connection.reply(frame, answer)
+        except ApplianceError as problem:
+            connection.reply_error(frame, problem)
+        except DecodeError:
+            connection.reply_error(frame, error("BAD_REQUEST", f"{frame.method.name}: undecodable message"))
+        except Exception:
+            connection.reply_error(frame, _bug(frame))
+
+    def _answer_later(
+        self, connection: LocalConnection, frame: Frame, answer: "asyncio.Future[Message]"
+    ) -> None:
+        try:
+            connection.reply(frame, answer.result())
+        except ApplianceError as problem:
+            connection.reply_error(frame, problem)
+        except Exception:
+            connection.reply_error(frame, _bug(frame))
+        connection.flush()
+
+    def _acquire(self, connection: LocalConnection, frame: Frame) -> None:
+        request = pb.AcquireRequest.FromString(frame.payload)
+        replies = self._service.start_acquire(connection.caller, request, self._service.acquired)
+        answers = replies.take()
+        for answer in answers:
+            connection.reply(frame, answer, last=answer.last)
+        if not replies.is_last:
+            connection.stream(frame, replies)
+
+    # ----------------------------------------------------------------- calls with descriptors
+
+    def _start_attach(self, connection: LocalConnection, frame: Frame) -> None:
+        request = local_pb2.AttachRequest.FromString(frame.payload)
+        connection.pause()  # what follows belongs to an attached client
+        task = asyncio.get_running_loop().create_task(self._attach(connection, frame, request))
+        self._attaching[task] = connection
+        task.add_done_callback(self._attaching.pop)
+
+    async def _attach(
+        self, connection: LocalConnection, frame: Frame, request: local_pb2.AttachRequest
+    ) -> None:
+        try:
+            await self._open_client(connection, frame, request)
+        except ApplianceError as problem:
+            connection.reply_error(frame, problem)
+        except Exception:
+            connection.reply_error(frame, _bug(frame))
+        connection.flush()
+        connection.resume()
+
+    async def _open_client(
+        self, connection: LocalConnection, frame: Frame, request: local_pb2.AttachRequest
+    ) -> None:
+        service = self._service
+        name = checks.text("name", request.name)
+        connection.caller.principal = self._access.of_peer(connection.uid, connection.gid)
+        domain = domain_in(connection.caller.tenancy, checks.text("domain", request.domain))
+        if service.draining:
+            raise error("DRAINING", "the daemon is shutting down; recompute", retry_after_s=1.0)
+        if domain not in self._domains and len(self._domains) >= MAX_DOMAINS:
+            raise error("TOO_MANY_CLIENTS", f"{MAX_DOMAINS} isolation domains are in use; share some")
+        self._domains.add(domain)
+        number = service.domain_number(domain)
+        wanted = request.staging_bytes or self.options.staging_bytes
+        staging_bytes = -(-min(wanted, self.options.staging_bytes) // PAGE_BYTES) * PAGE_BYTES
+        memory = service.memory(Tier.DRAM)
+
+        def make() -> tuple[StagingExtent, int]:
+            # Fresh pages come at 0.4 GB/s: far too slow for the event loop.
+            staging = StagingExtent(staging_bytes)
+            try:
+                staging.prefault()
+                return staging, memory.index_for(number).descriptor
+            except SharedMemoryError:
+                staging.close()
+                raise
+
+        try:
+            staging, index = await asyncio.to_thread(make)
+        except SharedMemoryError as problem:
+            raise error("TOO_MANY_CLIENTS", str(problem), retry_after_s=1.0) from problem
+        if connection.closed:
+            staging.close()
+            return
+        try:
+            client = service.clients.open_local(
+                name, domain, staging, self._staging_routes(staging), connection.pid, connection.uid
+            )
+        except ApplianceError:
+            staging.close()
+            raise
+        connection.caller.client = client
+        response = local_pb2.AttachResponse(
+            client_id=client.id,
+            epoch=service.epoch,
+            staging_bytes=staging_bytes,
+            extent_bytes=service.extent_bytes,
+            version=__version__,
+            max_blocks_per_request=service.options.max_blocks_per_request,
+            is_traced=service.rpcs.is_traced,
+        )
+        connection.reply(frame, response, fds=(staging.descriptor, index))
+
+    def _map_extents(self, connection: LocalConnection, frame: Frame) -> None:
+        request = local_pb2.MapExtentsRequest.FromString(frame.payload)
+        client = connection.caller.client
+        assert client is not None
+        if not 0 < len(request.extents) <= MAX_DESCRIPTORS:
+            raise error("BAD_REQUEST", f"ask for 1 to {MAX_DESCRIPTORS} extents at a time")
+        own = self._service.domain_number(client.domain)
+        fds = []
+        for number in request.extents:
+            engine = self._service.engine_of_extent(number)
+            if engine is None or engine.domain_of(number) != own:
+                raise error("UNKNOWN_EXTENT", f"extent {number} is not one of this client's domain")
+            try:
+                fds.append(engine.descriptor(number))
+            except CopyError as problem:  # its memory was still to be made, and there is none
+                raise error("UNKNOWN_EXTENT", f"extent {number}: {problem}") from problem
+        connection.reply(frame, local_pb2.MapExtentsResponse(extents=request.extents), fds=fds)
+
+
+def rest(listener: socket.socket, accept: Callable[[], None]) -> None:
+    """Accept nobody for a while: as long as somebody waits to be accepted the listener is ready, and to fail
+    at that again and again would be all that this process does."""
+    loop = asyncio.get_running_loop()
+    loop.remove_reader(listener)
+
+    def go_on() -> None:
+        if listener.fileno() >= 0:  # it was not closed meanwhile
+            loop.add_reader(listener, accept)
+
+    loop.call_later(REST_S, go_on)
+
+
+def remove_stale_socket(path: Path) -> None:
+    """Remove the socket a dead daemon left at `path`. Raises StartError when a living one listens there."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            try:
+                path.unlink()
+            except OSError as problem:
+                raise StartError(f"cannot remove the dead socket {path}: {problem.strerror}") from problem
+            return
+        except PermissionError as problem:
+            raise StartError(f"{path} is another user's socket; change `listen`") from problem
+    raise StartError(f"another daemon listens at {path}; stop it, or change `listen`")
+
+
+def _bug(frame: Frame) -> ApplianceError:
+    log.exception("local channel: %s failed", frame.method.name)
+    return error("BUG", f"{frame.method.name} failed inside the daemon; its log says why")

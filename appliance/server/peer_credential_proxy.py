@@ -1,0 +1,184 @@
+"""Gate: the Unix socket in front of gRPC, which says who connects.
+
+gRPC for Python takes Unix sockets but does not tell who is at the other end. So the public socket is ours: a
+connection is accepted here, the kernel says whose it is (SO_PEERCRED), and it is joined to a new connection
+into the real server, which stands at a private path. The inner end is bound to an abstract name that nobody
+can guess; gRPC tells that name with every call (`context.peer()`), and `principal_of` knows whose it is.
+Whoever connects to the private path directly has no such name and is nobody.
+
+Rejected: a server per tenant behind a socket per tenant (who may open a file is then all that says who
+calls, and every tenant costs a server); tickets fetched over the local channel (grpcurl could not call any
+more). The price is one copy of what crosses, which is metadata: a client on this host takes its bytes from
+shared memory.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import StartError
+from .local_connection import peer_of
+from .local_server import remove_stale_socket, rest
+
+if TYPE_CHECKING:
+    from ..security.principals import Principal
+
+log = logging.getLogger(__name__)
+
+INNER_SUFFIX = ".grpc"
+CHUNK_BYTES = 256 << 10
+BACKLOG = 128
+MAX_CONNECTIONS = 1024
+
+
+class Gate:
+    """Listens at `path`; the server behind it listens at `inner`."""
+
+    def __init__(self, path: Path, mode: int, who: "Callable[[int, int], Principal]") -> None:
+        self.path = path
+        self.inner = path.with_name(path.name + INNER_SUFFIX)
+        self._mode = mode
+        self._who = who
+        self._socket: socket.socket | None = None
+        self._peers: dict[str, tuple[int, int]] = {}  # user and group, by gRPC's name of a connection
+        self._joints: set[_Joint] = set()
+
+    def __len__(self) -> int:
+        return len(self._joints)
+
+    def principal_of(self, peer: str) -> "Principal | None":
+        """Return who is behind what gRPC calls `peer`; None: it did not come through here."""
+        known = self._peers.get(peer)
+        return self._who(*known) if known is not None else None
+
+    def set_mode(self, mode: int) -> None:
+        """Let others open the socket, or no longer."""
+        self._mode = mode
+        os.chmod(self.path, mode)
+
+    def prepare(self) -> None:
+        """Make sure that nobody listens here, before the inner server does. Raises StartError."""
+        remove_stale_socket(self.path)
+        remove_stale_socket(self.inner)
+
+    def start(self) -> None:
+        """Listen. The inner server must do so already. Raises StartError."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            os.chmod(self.inner, 0o600)
+            listener.bind(str(self.path))
+            os.chmod(self.path, self._mode)
+            listener.listen(BACKLOG)
+        except OSError as problem:
+            listener.close()
+            raise StartError(
+                f"cannot listen at {self.path}: {problem.strerror}; change `listen`"
+            ) from problem
+        self._socket = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept)
+
+    def stop(self) -> None:
+        """Close the socket and every connection. Idempotent."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+            for path in (self.path, self.inner):
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+        for joint in list(self._joints):
+            joint.close()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        try:
+            outer, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as problem:  # out of descriptors: the peer waits in the backlog
+            log.warning("cannot accept a client: %s; raise `ulimit -n`", problem.strerror)
+            rest(self._socket, self._accept)
+            return
+        inner: socket.socket | None = None
+        name = f"kvtier-{secrets.token_hex(16)}"
+        try:
+            if len(self._joints) >= MAX_CONNECTIONS:
+                raise OSError("too many connections")
+            inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            outer.setblocking(False)
+            _, uid, gid = peer_of(outer)
+            inner.bind(f"\0{name}")
+            inner.connect(str(self.inner))
+        except OSError as problem:  # the server ends, or its backlog is full
+            log.warning("a client was turned away: %s", problem)
+            outer.close()
+            if inner is not None:
+                inner.close()
+            return
+        peer = f"unix-abstract:{name}"
+        self._peers[peer] = (uid, gid)
+
+        def ended(joint: "_Joint") -> None:
+            self._joints.discard(joint)
+            del self._peers[peer]
+
+        self._joints.add(_Joint(outer, inner, ended))
+
+
+class _Joint:
+    """Two connected sockets; what comes in at one goes out at the other, until either ends."""
+
+    def __init__(self, outer: socket.socket, inner: socket.socket, ended: "Callable[[_Joint], None]") -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sockets = (outer, inner)
+        self._ended = ended
+        self._is_closed = False
+        for source, target in ((outer, inner), (inner, outer)):
+            self._loop.add_reader(source, self._carry, source, target)
+
+    def close(self) -> None:
+        """Close both ends. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for end in self._sockets:
+            self._loop.remove_reader(end)
+            self._loop.remove_writer(end)
+            end.close()
+        self._ended(self)
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        """Take what is there and pass it on; when the target takes no more, read no more until it does."""
+        try:
+            data = source.recv(CHUNK_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._pass_on(memoryview(data), source, target)
+        else:  # HTTP/2 has no use for a half that is still open
+            self.close()
+
+    def _pass_on(self, data: memoryview, source: socket.socket, target: socket.socket) -> None:
+        try:
+            sent = target.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        if sent < len(data):
+            self._loop.remove_reader(source)
+            self._loop.add_writer(target, self._resume, data[sent:], source, target)
+
+    def _resume(self, data: memoryview, source: socket.socket, target: socket.socket) -> None:
+        self._loop.remove_writer(target)
+        self._loop.add_reader(source, self._carry, source, target)
+        self._pass_on(data, source, target)

@@ -1,0 +1,125 @@
+"""What an administrator asks of tenants that is no setting: to erase one, and what each of them takes.
+
+Erasing has an order that a crash cannot upset. First the key is destroyed, durably: from then on nothing that
+lies on the device can be read, whatever becomes of us. Then the planner forgets the tenant's blocks, in
+memory and in the catalog, and lets nothing land that was on its way. When nothing is on its way any more, the
+tenant may have another key, and the administrator is told.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from ...tiers.base import CopyError
+from ...tiers.block import Tier, tenant_of
+from ...tiers.cold.engine import ColdStore
+from ...v1 import admin_pb2 as pb
+from ..appliance import Appliance
+from ..config import COMMON, Tenant
+from ..core.events import TenantErased
+from ..core.planner import Planner
+from ..core.results import CountResult
+from ..errors import error
+
+
+class TenantAdmin:
+    """Owned by the event loop. `tenants` are those of the policy in force."""
+
+    def __init__(
+        self, appliance: Appliance, planner: Planner, tenants: Callable[[], Mapping[str, Tenant]]
+    ) -> None:
+        self._appliance = appliance
+        self._planner = planner
+        self._tenants = tenants
+        self._erasing: set[asyncio.Task[pb.EraseTenantResponse]] = set()
+        self._turn = asyncio.Lock()
+
+    async def erase(self, name: str) -> pb.EraseTenantResponse:
+        """Make everything unreadable that a tenant ever stored, here and after any restart. Idempotent.
+
+        Goes on when its caller does not wait. Raises ApplianceError: BAD_REQUEST, NOTHING_THERE,
+        NOT_ENCRYPTED, or TIER_FULL where the key file could not be replaced; nothing has changed then.
+        """
+        tenant = self._domain(name)
+        if tenant not in self._known():
+            message = f"nothing is known of {name}; `kvtier tenant list` says who is known"
+            raise error("NOTHING_THERE", message)
+        store = self._appliance.engines.get(Tier.NVME)
+        if isinstance(store, ColdStore) and not store.is_encrypted:
+            message = (
+                "nothing is encrypted, so no key can be destroyed: what this tenant stored lies readable in "
+                "the segments; set encryption.master_key for what is to come"
+            )
+            raise error("NOT_ENCRYPTED", message)
+        erasing = asyncio.create_task(self._erase(tenant, store if isinstance(store, ColdStore) else None))
+        self._erasing.add(erasing)
+        erasing.add_done_callback(self._erasing.discard)
+        return await asyncio.shield(erasing)
+
+    async def _erase(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
+        async with self._turn:  # who is second destroys the key that the first one allowed
+            return await self._erase_alone(tenant, store)
+
+    async def _erase_alone(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
+        had_key = False
+        if store is not None:
+            try:
+                had_key = await self._appliance.keep_store(lambda: store.erase_tenant(tenant))
+            except CopyError as problem:
+                message = f"nothing is erased: {problem}; make room beside the segments, then try again"
+                raise error("TIER_FULL", message) from problem
+        answer = self._appliance.ask(lambda call: TenantErased(call, tenant))
+        result = await answer if isinstance(answer, asyncio.Future) else answer
+        assert isinstance(result, CountResult)
+        if store is not None:
+            store.admit_tenant(tenant)
+        return pb.EraseTenantResponse(num_blocks=result.count, had_key=had_key)
+
+    def list(self) -> pb.ListTenantsResponse:
+        """Return who there is, with or without a policy, and what each has moved and keeps."""
+        store = self._appliance.engines.get(Tier.NVME)
+        shares = self._appliance.mover.shares
+        cold: dict[str, int] = {}
+        for namespace in self._planner.catalog.namespaces.values():
+            tenant = tenant_of(namespace.identity.domain)
+            cold[tenant] = cold.get(tenant, 0) + self._planner.residency.transitions.cold_bytes[namespace.id]
+        rows = []
+        for tenant in sorted(self._known()):
+            moved = {
+                f"{edge.source}>{edge.target}": edge.bytes_of_tenant[tenant]
+                for edge in self._appliance.mover.statistics()
+                if edge.bytes_of_tenant[tenant]
+            }
+            rows.append(
+                pb.TenantStatus(
+                    name=tenant or COMMON,
+                    bandwidth_share=shares.weight(tenant),
+                    nvme_bytes=cold.get(tenant, 0),
+                    copied_bytes=moved,
+                    has_key=isinstance(store, ColdStore) and store.has_key(tenant),
+                    master_key=store.keyring.wrapped_by(tenant) if isinstance(store, ColdStore) else "",
+                )
+            )
+        return pb.ListTenantsResponse(tenants=rows)
+
+    def _domain(self, name: str) -> str:
+        """Return the first part of the isolation domains that a name means."""
+        if name == COMMON:
+            return ""
+        tenant = self._tenants().get(name)
+        if tenant is not None and (domain := tenant.domain(name)) != f"tenant:{name}":
+            raise error(
+                "BAD_REQUEST",
+                f"{name} keeps nothing of its own; what it shares is {domain or COMMON}: "
+                f"`kvtier tenant erase {domain or COMMON}` erases it for all who share it",
+            )
+        if not name or "/" in name:
+            raise error("BAD_REQUEST", "name a tenant, or group:NAME, public: or common:")
+        return name if ":" in name else f"tenant:{name}"
+
+    def _known(self) -> set[str]:
+        """Return who has blocks, a key, or a place in the policy."""
+        store = self._appliance.engines.get(Tier.NVME)
+        namespaces = self._planner.catalog.namespaces.values()
+        known = {tenant_of(namespace.identity.domain) for namespace in namespaces}
+        known.update(tenant.domain(name) for name, tenant in self._tenants().items())
+        return known | (store.tenants_with_keys() if isinstance(store, ColdStore) else set())

@@ -1,0 +1,329 @@
+"""Mover: executes the planner's copies, the most urgent first, a bounded number at a time.
+
+Every Copy ends in exactly one CopyFinished, outcomes in the order of its items, however its batches were
+cut and whatever became of them. Completions arrive on worker threads and are handed to the event loop
+together: one wake-up for as many as have gathered, because a wake-up costs more than settling a batch.
+"""
+
+import asyncio
+import errno
+import itertools
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+
+from ...tiers.base import Cause, CopyOutcome
+from ...tiers.block import Tier
+from ..core.events import CopyFinished, EdgeMeasured, Event
+from ..core.instructions import CancelCopy, Copy, HastenCopy
+from .fair_queue import Shares
+from .lanes import Batch, Edge, EdgeStatistics, Inline, Job, Lane, Route
+
+log = logging.getLogger(__name__)
+
+MEASUREMENT_INTERVAL_S = 0.5  # the planner hears about an edge at most this often
+
+#: Small puts are copied at once, on the event loop: copy and hash of 256 KiB take 15 us here and of 4 MiB
+#: 240 us, less than planning such a batch takes. The way through worker threads and back costs 30 to 60 us a
+#: task, and what is left in Python contends for the interpreter: 64 fragments of 64 KiB took 1.3 instead
+#: of 0.9 ms.
+INLINE_BYTES = 4 << 20
+
+#: Where processors are few, larger ones are, too, one batch in each turn of the loop: 16 MiB took 1.7 ms
+#: with two threads beside the loop and its interpreter's lock, 0.9 ms on it. More processors than this copy
+#: quicker than one does, and leave the loop to others.
+FEW_PROCESSORS = 3
+TURN_BYTES = 16 << 20  # others wait for a millisecond
+MAX_TURN_BYTES = 32 << 20  # and two where a fragment is so long; a longer one goes to the threads
+
+
+class Mover:
+    """Owned by the event loop. `deliver` receives CopyFinished and EdgeMeasured; it is called on the loop,
+    from `start` itself when a copy was short enough to run at once."""
+
+    def __init__(
+        self,
+        routes: Mapping[Edge, Route],
+        deliver: Callable[[Event], None],
+        *,
+        max_in_flight: Mapping[Edge, int],
+        clock: Callable[[], float],
+        takes_turns: bool | None = None,
+        shares: Shares | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._routes = dict(routes)
+        self._deliver = deliver
+        self._clock = clock
+        self._takes_turns = num_processors() <= FEW_PROCESSORS if takes_turns is None else takes_turns
+        self._inline_bytes = TURN_BYTES if self._takes_turns else INLINE_BYTES
+        self.shares = shares or Shares()
+        self._lanes = {edge: Lane(edge, bound, self.shares) for edge, bound in max_in_flight.items()}
+        self._jobs: dict[int, Job] = {}
+        self._stagings: dict[int, Mapping[Tier, Route]] = {}
+        self._held: set[Tier] = set()
+        self._refused: set[Tier] = set()
+        self._sequence = itertools.count()
+        # Filled by worker threads; deque.append is atomic.
+        self._ended: deque[tuple[Lane, Batch, float, Future[list[CopyOutcome]]]] = deque()
+        self._wake_up_sent = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_stopping = False
+
+    # ------------------------------------------------------------------------------ instructions
+
+    def start(self, copy: Copy) -> None:
+        """Queue `copy`, or run it at once when it is a short one. Ends in one CopyFinished, always; but for
+        one that comes when the mover is stopping, of which nobody hears again."""
+        if self._is_stopping:  # an end of it would let the planner begin another one, and so on
+            return
+        edge = Edge(copy.source, copy.target)
+        lane = self._lanes[edge]
+        assert copy.items
+        assert copy.copy not in self._jobs
+        job = Job(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items))
+        self._jobs[copy.copy] = job
+        self._idle.clear()
+        route = self._route(edge, copy.client)
+        if route is None or copy.target in self._refused:
+            # Without a route the client died while the planner was deciding.
+            cause = Cause.SOURCE_GONE if route is None else Cause.TIER_OFFLINE
+            job.num_open = 1
+            self._end(lane, lane.batch(job, 0, len(copy.items), 0, self._sequence), cause)
+        elif not self._run_inline(lane, job, route):
+            is_in_turns = self._takes_turns and route.inline is not None
+            lane.enqueue(job, self._sequence, TURN_BYTES if is_in_turns else route.batch_bytes)
+            self._fill(lane)
+
+    def cancel(self, instruction: CancelCopy) -> None:
+        """Drop what is still queued of a copy; what is in flight completes. Unknown copies are ignored:
+        they have ended already and their CopyFinished is on its way."""
+        job = self._jobs.get(instruction.copy)
+        if job is not None:
+            lane = self._lanes[Edge(job.copy.source, job.copy.target)]
+            for batch in lane.queue.take(lambda batch: batch.job is job):
+                self._end(lane, batch, Cause.CANCELLED)
+
+    def hasten(self, instruction: HastenCopy) -> None:
+        """Let what is queued of a copy go where it would be with this urgency and deadline."""
+        job = self._jobs.get(instruction.copy)
+        if job is not None:
+            job.copy.urgency, job.copy.deadline_at = instruction.urgency, instruction.deadline_at
+            lane = self._lanes[Edge(job.copy.source, job.copy.target)]
+            lane.put_back(lane.queue.take(lambda batch: batch.job is job))
+
+    # ------------------------------------------------------------------------- staging, pauses, end
+
+    def attach(self, client: int, routes: Mapping[Tier, Route]) -> None:
+        """Make a client's staging extent a source, with one route per tier it may be copied to."""
+        assert client not in self._stagings
+        self._stagings[client] = routes
+
+    def detach(self, client: int) -> None:
+        """Forget a client's staging extent. Its queued copies end as SOURCE_GONE; those in flight hold a
+        view of the extent, which therefore may be closed at once. Idempotent."""
+        if self._stagings.pop(client, None) is None:
+            return
+        for edge, lane in self._lanes.items():
+            if edge.source is None:
+                for batch in lane.queue.take(lambda batch: batch.job.copy.client == client):
+                    self._end(lane, batch, Cause.SOURCE_GONE)
+
+    def assume(self, edge: Edge, bandwidth_bytes_per_s: float, latency_s: float, now: float) -> None:
+        """Begin with this measurement of an edge, unless copies have been measured already."""
+        lane = self._lanes[edge]
+        if lane.meter.assume(bandwidth_bytes_per_s, latency_s):
+            self._report(lane, now)
+
+    def hold(self, target: Tier) -> None:
+        """Start nothing into `target` until `resume`."""
+        self._held.add(target)
+
+    def resume(self, target: Tier) -> None:
+        """End `hold`."""
+        self._held.discard(target)
+        for lane in self._lanes.values():
+            self._fill(lane)
+
+    def refuse(self, target: Tier) -> None:
+        """From now on every copy into `target` ends as TIER_OFFLINE; those in flight may still land."""
+        self._refused.add(target)
+        for edge, lane in self._lanes.items():
+            if edge.target is target:
+                for batch in lane.queue.take(lambda batch: True):
+                    self._end(lane, batch, Cause.TIER_OFFLINE)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a copy has not ended."""
+        return bool(self._jobs)
+
+    async def idle(self) -> None:
+        """Wait until every copy has ended."""
+        await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Cancel what is queued and wait for what is in flight. Nothing starts any more. Idempotent."""
+        self._is_stopping = True
+        for lane in self._lanes.values():
+            for batch in lane.queue.take(lambda batch: True):
+                self._end(lane, batch, Cause.CANCELLED)
+        await self._idle.wait()
+
+    # --------------------------------------------------------------------------------- what is known
+
+    def statistics(self) -> list[EdgeStatistics]:
+        """Return one row per edge."""
+        return [lane.statistics() for lane in self._lanes.values()]
+
+    def check_integrity(self) -> list[str]:
+        """Audit: in-flight counts within bounds, no lane idle with work, no job forgotten."""
+        problems = []
+        num_queued: dict[int, int] = {}
+        for lane in self._lanes.values():
+            name = f"edge {lane.edge.source_label}->{lane.edge.target.label}"
+            if not 0 <= lane.num_in_flight <= lane.max_in_flight:
+                problems.append(f"{name}: {lane.num_in_flight} batches in flight")
+            for batch in lane.queue:
+                number = batch.job.copy.copy
+                num_queued[number] = num_queued.get(number, 0) + 1
+            problems += [f"{name}: {problem}" for problem in lane.queue.check_integrity()]
+            if lane.queue and lane.num_in_flight == 0 and lane.edge.target not in self._held:
+                problems.append(f"{name}: {len(lane.queue)} batches queued, none in flight")
+        for number, job in self._jobs.items():
+            if job.num_open <= 0:
+                problems.append(f"copy {number}: ended but not delivered")
+            if num_queued.get(number, 0) > job.num_open:
+                problems.append(f"copy {number}: more batches queued than open")
+        for number in num_queued.keys() - self._jobs.keys():
+            problems.append(f"copy {number}: delivered with batches still queued")
+        if self._idle.is_set() != (not self._jobs):
+            problems.append(f"idle={self._idle.is_set()} with {len(self._jobs)} copies")
+        return problems
+
+    # ------------------------------------------------------------------------------------- private
+
+    def _route(self, edge: Edge, client: int) -> Route | None:
+        if edge.source is not None:
+            return self._routes[edge]
+        routes = self._stagings.get(client)
+        return None if routes is None else routes[edge.target]
+
+    def _run_inline(self, lane: Lane, job: Job, route: Route) -> bool:
+        """Copy a short job here and now; False when it is not short."""
+        items = job.copy.items
+        num_bytes = sum(item.label.raw_length for item in items)
+        if route.inline is None or num_bytes > self._inline_bytes:
+            return False
+        batch = lane.batch(job, 0, len(items), num_bytes, self._sequence)
+        job.num_open = 1
+        self._begin(lane, batch)
+        self._settle(lane, batch, route.inline(items), self._clock())
+        return True
+
+    def _fill(self, lane: Lane) -> None:
+        """Start queued batches while the lane has room."""
+        while lane.queue and lane.num_in_flight < lane.max_in_flight and lane.edge.target not in self._held:
+            batch = lane.queue.pop()
+            route = self._route(lane.edge, batch.job.copy.client)
+            assert route is not None, "detach takes what is queued"
+            self._begin(lane, batch)
+            if self._takes_turns and route.inline is not None and batch.num_bytes <= MAX_TURN_BYTES:
+                self._loop.call_soon(self._take_turn, lane, batch, route.inline)
+                return
+            future = route.copier.start(batch.items)
+            future.add_done_callback(partial(self._on_done, lane, batch))
+
+    def _take_turn(self, lane: Lane, batch: Batch, copy: Inline) -> None:
+        """On the loop: copy one batch here and now; others are served before the next one."""
+        try:
+            outcomes = copy(batch.items)
+        except Exception as failure:
+            outcomes = _of_defect(batch, failure)
+        self._settle(lane, batch, outcomes, self._clock())
+        self._fill(lane)
+
+    def _begin(self, lane: Lane, batch: Batch) -> None:
+        lane.num_in_flight += 1
+        batch.began_at = self._clock()
+        lane.meter.began(batch.began_at)
+
+    def _on_done(self, lane: Lane, batch: Batch, future: "Future[list[CopyOutcome]]") -> None:
+        """Called by a worker thread: remember the completion, wake the loop once for all of them."""
+        self._ended.append((lane, batch, self._clock(), future))
+        if not self._wake_up_sent:
+            self._wake_up_sent = True
+            self._loop.call_soon_threadsafe(self._gather)
+
+    def _gather(self) -> None:
+        """On the loop: settle every batch that has ended since the last time, then start others."""
+        self._wake_up_sent = False  # before looking: a completion after this line sends its own wake-up
+        lanes: dict[Edge, Lane] = {}
+        try:
+            while self._ended:
+                lane, batch, ended_at, future = self._ended.popleft()
+                lanes[lane.edge] = lane
+                failure = future.exception()
+                outcomes = future.result() if failure is None else _of_defect(batch, failure)
+                self._settle(lane, batch, outcomes, ended_at)
+        except BaseException:  # of a planner that failed: `stop` waits for the others all the same
+            self._loop.call_soon(self._gather)
+            raise
+        for lane in lanes.values():
+            self._fill(lane)
+
+    def _settle(self, lane: Lane, batch: Batch, outcomes: list[CopyOutcome], ended_at: float) -> None:
+        """Take over the outcomes of a batch that was in flight."""
+        assert len(outcomes) == batch.stop - batch.start
+        lane.num_in_flight -= 1
+        batch.job.outcomes[batch.start : batch.stop] = outcomes
+        landed = sum(outcome.cause is None for outcome in outcomes)
+        lane.num_copies += landed
+        lane.num_failed += len(outcomes) - landed
+        num_bytes = batch.num_bytes if landed == len(outcomes) else 0
+        lane.bytes_of_tenant[batch.tenant] += num_bytes
+        lane.seconds.observe(ended_at - batch.began_at)
+        if lane.meter.ended(batch.began_at, ended_at, num_bytes):
+            self._report(lane, ended_at)
+        self._close(batch.job)
+
+    def _end(self, lane: Lane, batch: Batch, cause: Cause) -> None:
+        """End a batch that was never started."""
+        num_items = batch.stop - batch.start
+        batch.job.outcomes[batch.start : batch.stop] = [CopyOutcome(cause)] * num_items
+        lane.num_failed += num_items
+        self._close(batch.job)
+
+    def _close(self, job: Job) -> None:
+        """Count a batch of `job` as ended; deliver the job when it was the last."""
+        job.num_open -= 1
+        if job.num_open == 0:
+            del self._jobs[job.copy.copy]
+            if not self._jobs:
+                self._idle.set()
+            self._deliver(CopyFinished(job.copy.copy, job.outcomes))
+
+    def _report(self, lane: Lane, now: float) -> None:
+        """Tell the planner what an edge between tiers does lately."""
+        source, target = lane.edge
+        if source is not None and now - lane.measured_at >= MEASUREMENT_INTERVAL_S:
+            lane.measured_at = now
+            meter = lane.meter
+            self._deliver(EdgeMeasured(source, target, meter.bandwidth_bytes_per_s, meter.latency_s))
+
+
+def num_processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _of_defect(batch: Batch, failure: BaseException) -> list[CopyOutcome]:
+    """An engine raised what it must not; for the planner one more way not to land. What it read from is not
+    to be tried again, unless it was only memory that was short."""
+    log.error("copy %d: the copier raised", batch.job.copy.copy, exc_info=failure)
+    is_short = isinstance(failure, MemoryError) or getattr(failure, "errno", 0) == errno.ENOMEM
+    return [CopyOutcome(Cause.NO_SPACE if is_short else Cause.IO_ERROR)] * (batch.stop - batch.start)

@@ -1,0 +1,452 @@
+"""The forecast: what every block is worth, learned from what the appliance sees. Shared by all tiers.
+
+It is told once per request. A request that uses stored blocks is a *visit* (visits.py); the blocks it used
+again and the ones it brought become stretches (stretches.py), each with a kind and features; their hazards
+(hazard.py) give a price for every age (worth.py), and what they live through is learned (appraiser.py).
+
+What is used is known before what will be put behind it, and a visit is described by both. So a use waits
+(`_pending`) until the put behind it, or anything else, comes.
+
+Hints sharpen it. Blocks of a session that ended are worth a thousandth, as far as nobody shares them. A
+session that said when it will be back is believed until it is overdue by as much again. Waiting (a tool
+runs), idle (a user thinks) and the length of the answer are features, so what they mean is learned.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...tiers.block import Urgency
+from ..base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
+from .ages import F64, Clock
+from .appraiser import Appraiser
+from .lru_fallback import Duel
+from .stretches import I32, PRICED, UNKNOWN, UNPRICED, Stretches
+from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
+
+NAME = "forecast"
+MAX_GHOSTS = 131_072  # about 30 MB
+MAX_SESSIONS = 65_536
+#: Weight of the newest answer in the running mean of their lengths.
+USUAL_WEIGHT = 0.01
+#: Longest answer that is believed of a dump: no model decodes 2**30 tokens.
+MAX_LOG_DECODED = 30.0
+
+
+class _Pending(NamedTuple):
+    """Blocks used by a request whose put, if there is one, has not been heard of."""
+
+    rows: Sequence[int]
+    row_set: frozenset[int]
+    use: Use
+
+
+class _Priced(NamedTuple):
+    """The blocks that wanted to come in last; a put asks again for each part of it."""
+
+    newcomer: Newcomer
+    visit: Visit
+    ends: list[int]  # positions at which its parts end
+    prices: list[float]  # of the parts
+
+    def covers(self, other: Newcomer) -> bool:
+        """Whether this is the same put: at the same instant, or what is left of it later. Who asks for all of
+        it later asks again."""
+        mine = self.newcomer
+        num_placed = other.position - mine.position
+        if mine.session != other.session or num_placed < 0:
+            return False
+        if mine.now == other.now:
+            return True
+        rest = mine.prefix_hashes[num_placed : num_placed + 1]
+        return num_placed > 0 and len(rest) > 0 and list(rest) == list(other.prefix_hashes[:1])
+
+
+class Forecast(Observer):
+    """Learns when blocks are used again, and prices them: expected uses per second of keeping."""
+
+    def __init__(self, facts: BlockFacts, max_ghosts: int = MAX_GHOSTS) -> None:
+        self._facts = facts
+        self._clock = Clock()
+        self._duel = Duel()
+        self._stretches = Stretches(max_ghosts)
+        self._appraiser = Appraiser(self._stretches)
+        self._pending: _Pending | None = None
+        self._visit: Visit | None = None  # the last one, which a put may still belong to
+        self._by_session: dict[int, Visit] = {}  # the last visit of each
+        #: What sessions usually say when a request is over: believed of a request until its session says it.
+        self._usual_silence = 0
+        self._usual_log_decoded = 0.0  # running mean of log2 of the tokens; 0: nobody said
+        self._priced: _Priced | None = None  # the last newcomer
+
+    # ------------------------------------------------------------------------------- what is heard
+
+    def used(self, rows: Sequence[int], use: Use) -> None:
+        """A request used these blocks. They are accounted for when it is known what it adds."""
+        self._settle()
+        now = self._clock.begin_request(use.now)
+        self._appraiser.advance(now)
+        self._pending = _Pending(list(rows), frozenset(rows), use._replace(now=now))
+
+    def stored(self, rows: Sequence[int], use: Use) -> None:
+        """New blocks continue a chain: of the request just heard of, or of one that still decodes."""
+        parent = self._facts.parent[rows[0]]
+        names = [self._facts.prefix_hash[row] for row in rows]
+        visit = self._visit_before(parent, names, use._replace(now=self._clock.at(use.now)), names[0])
+        now = self._clock.at(use.now)
+        self._appraiser.advance(now)
+        visit.num_blocks = max(visit.num_blocks, self._facts.position[rows[0]] + use.num_asked)
+        if visit is self._visit and self._facts.position[rows[0]] >= visit.num_named:
+            self._ask_for_more(visit, names)
+        if visit.used_at < now:
+            self._go_on(visit, now)
+        self._adopt(visit, rows, names, use)
+        visit.tip = rows[-1]
+        self._priced = None
+        self._appraiser.describe(visit)
+        self._appraiser.learn()
+
+    def session_changed(self, change: SessionChange) -> None:
+        """A session ended, fell silent, said when it will be back, or is back and waits for its turn.
+
+        Who is back needs its blocks at once, and is learned as what it was while it was away: a return counts
+        for those who said "waiting", not for those who say nothing.
+        """
+        self._settle()
+        visit = self._by_session.get(change.session)
+        if visit is None:
+            return
+        is_back = change.urgency < Urgency.WAITING
+        if not is_back:
+            visit.silence = change.urgency if change.urgency != Urgency.ENDED else 0
+        visit.is_over = change.urgency == Urgency.ENDED
+        if change.num_decoded_tokens:
+            visit.num_decoded_tokens = change.num_decoded_tokens
+            log_decoded = math.log2(1 + change.num_decoded_tokens)
+            usual = self._usual_log_decoded
+            self._usual_log_decoded = usual + USUAL_WEIGHT * (log_decoded - usual) if usual else log_decoded
+        self._usual_silence = visit.silence or self._usual_silence
+        visit.said_at = self._clock.at(change.now)
+        visit.back_at = visit.said_at + (0.0 if is_back else change.back_at - change.now)
+        self._appraiser.describe(visit)
+
+    def forgotten(self, rows: Sequence[int]) -> None:
+        """These blocks are nowhere any more; their names are remembered.
+
+        They often make room for the put that a use waits for; so that goes on waiting.
+        """
+        if self._pending is not None and not self._pending.row_set.isdisjoint(rows):
+            self._settle()
+        self._stretches.bury(rows, self._facts.prefix_hash)
+
+    # ------------------------------------------------------------------------------- what is asked
+
+    def price(self, row: int, now: float) -> float:
+        """Return the expected uses per second of keeping this block, at best. About two microseconds, where
+        a price `is_ready`."""
+        of_row = self._stretches.of_row
+        stretch = of_row[row] if row < len(of_row) else UNKNOWN
+        if stretch == UNKNOWN:
+            return self._appraiser.price_of_unknown(now - self._facts.last_used[row])
+        return self._appraiser.price(stretch, self._clock.at(now))
+
+    def end_of_same_price(self, rows: Sequence[int], first: int) -> int:
+        """Return where the part of a chain ends that begins at `first` and has one price: it lies in one
+        stretch, or is one block whose past is not known."""
+        of_row, num_rows = self._stretches.of_row, len(rows)
+        num_known, end = len(of_row), first + 1
+        stretch = of_row[rows[first]] if rows[first] < num_known else UNKNOWN
+        while stretch and end < num_rows and rows[end] < num_known and of_row[rows[end]] == stretch:
+            end += 1
+        return end
+
+    def is_ready(self, row: int) -> bool:
+        """Whether `price` is quick; else it has to make a price, which costs twenty times as much as making
+        one of many (`prepare`)."""
+        of_row = self._stretches.of_row
+        stretch = of_row[row] if row < len(of_row) else UNKNOWN
+        return self._appraiser.follows_age or self._stretches.freshness[stretch] == PRICED
+
+    def is_described_anew(self, row: int) -> bool:
+        """Whether anything was said or learned about the block itself since somebody asked for its price."""
+        of_row = self._stretches.of_row
+        stretch = of_row[row] if row < len(of_row) else UNKNOWN
+        return self._stretches.freshness[stretch] == UNPRICED
+
+    def prepare(self, rows: I32) -> None:
+        """Make the prices of blocks that are not ready."""
+        self._appraiser.prepare(self._stretches.of(rows))
+
+    def prices(self, rows: I32, now: float) -> F64:
+        """Return the same for many blocks."""
+        stretches = self._stretches.of(rows)
+        prices = self._appraiser.prices(stretches, self._clock.at(now))
+        if not stretches.all():
+            unknown = (stretches == UNKNOWN).nonzero()[0]
+            ages_s = now - np.asarray(self._facts.last_used)[rows[unknown]]
+            prices[unknown] = self._appraiser.prices_of_unknown(ages_s)
+        return prices
+
+    def price_of_new(self, newcomer: Newcomer) -> float:
+        """Return the price that the first of these new blocks will have once they are stored.
+
+        The parts of a put have pasts of their own: a beginning that many share, a turn that was given up,
+        what is new. Those before a dear part are worth as much as that one, which needs them.
+        """
+        priced = self._priced
+        if priced is None or not priced.covers(newcomer):
+            priced = self._priced = self._price_parts(newcomer)
+        part = bisect_right(priced.ends, newcomer.position)
+        return priced.prices[min(part, len(priced.prices) - 1)]
+
+    def _price_parts(self, newcomer: Newcomer) -> _Priced:
+        position = newcomer.position
+        use = Use(self._clock.at(newcomer.now), newcomer.session, newcomer.num_blocks, newcomer.urgency)
+        visit = self._visit_before(newcomer.parent, newcomer.prefix_hashes, use)
+        visit.num_blocks = max(visit.num_blocks, position + newcomer.num_blocks)
+        stretches = self._stretches
+        ends, parts = [position + newcomer.num_blocks], [(NEW, NO_PAST)]
+        if newcomer.prefix_hashes:
+            ends, parts = [], []
+        for first, end, ghost in stretches.ghost_runs(newcomer.prefix_hashes):
+            if ghost and stretches.visit[ghost] is not visit:
+                past = self._past(ghost, visit.used_at)
+                parts.append((visit.kind_of(past), past))
+            else:
+                is_last = end == newcomer.num_blocks
+                if is_last and end - first > 1:
+                    ends.append(position + end - 1)
+                    parts.append((NEW, NO_PAST))
+                parts.append((TAIL if is_last else NEW, NO_PAST))
+            ends.append(position + end)
+        prices = self._appraiser.prices_of_new(visit, parts)
+        needed = np.maximum.accumulate(prices[::-1])[::-1]
+        return _Priced(newcomer, visit, ends, needed.tolist())
+
+    def declined(self, newcomer: Newcomer) -> None:
+        """The newcomer that was priced last was not let in: its names are remembered, to notice a return."""
+        priced = self._priced
+        if priced is not None and priced.covers(newcomer):
+            self._remember(priced.visit, newcomer.prefix_hashes)
+            self._appraiser.describe(priced.visit)
+
+    def dump(self) -> dict[str, Any]:
+        """Return what was learned (not who is where), to be loaded after a restart."""
+        return {
+            "hazards": self._appraiser.dump(),
+            "usual_silence": self._usual_silence,
+            "usual_log_decoded": self._usual_log_decoded,
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Take over what was learned before. Raises ValueError, and changes nothing, where it cannot."""
+        try:
+            silence, log_decoded = saved["usual_silence"], float(saved["usual_log_decoded"])
+            hazards = saved["hazards"]
+        except (TypeError, KeyError, OverflowError) as error:
+            raise ValueError(f"what was learned lacks a part: {error!r}") from error
+        if silence not in (0, Urgency.WAITING, Urgency.IDLE) or not 0 <= log_decoded <= MAX_LOG_DECODED:
+            raise ValueError("what was learned says impossible things of sessions; start without it")
+        self._appraiser.load(hazards)
+        self._usual_silence, self._usual_log_decoded = int(silence), log_decoded
+        self._priced = None
+
+    @property
+    def num_stretches(self) -> int:
+        """Stretches that have blocks or ghosts."""
+        return len(self._stretches)
+
+    def check_integrity(self) -> list[str]:
+        """Return what is wrong with the books."""
+        return self._stretches.check_integrity()
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _visit_before(self, parent: int, names: Sequence[bytes], use: Use, head: bytes = b"") -> Visit:
+        """Return the visit that new blocks under `parent` belong to: the one being heard of, or a new one.
+
+        Chains begin anew all the time. What asks for room is of this visit at the same instant only, what was
+        stored also later, by its `head`: its bytes had to be copied first.
+        """
+        pending = self._pending
+        if pending is not None and pending.rows[-1] == parent:
+            self._pending = None
+            return self._begin(pending.rows, pending.use, names)
+        self._settle()
+        visit = self._visit
+        if (
+            visit is not None
+            and visit.tip == parent
+            and visit.session in (0, use.session)
+            and (parent >= 0 or visit.used_at == use.now or (head and visit.head == head))
+        ):
+            return visit
+        stretches = self._stretches
+        stretch = stretches.of_row[parent] if 0 <= parent < len(stretches.of_row) else UNKNOWN
+        earlier = stretches.visit[stretch] if stretch else None
+        if earlier is not None and earlier.tip == parent:
+            return earlier
+        use = use._replace(now=self._clock.begin_request(use.now))
+        return self._begin((), use, names, parent)
+
+    def _ask_for_more(self, visit: Visit, names: Sequence[bytes]) -> None:
+        """A prompt that is put in several calls goes on. What was known of it may end only here, and the duel
+        counts what one request asked for, in how many calls ever."""
+        last_ghost = UNKNOWN
+        for number, ghost in enumerate(self._stretches.ghosts.get_all(names)):
+            if ghost and self._stretches.visit[ghost] is not visit:
+                visit.num_known, last_ghost = visit.num_named + number + 1, ghost
+        earlier = self._stretches.visit[last_ghost]
+        if earlier is not None and not visit.turn and visit.continues(earlier, visit.num_known):
+            visit.follow(earlier)
+        visit.num_named += len(names)
+        self._duel.asked((), names, self._stretches.num_blocks)
+
+    def _settle(self) -> None:
+        """Account for a use that no put followed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._begin(pending.rows, pending.use, ())
+
+    def _begin(self, rows: Sequence[int], use: Use, names: Sequence[bytes], parent: int = -1) -> Visit:
+        """A request used `rows` and goes on with blocks of these names: count it, and make it a visit."""
+        stretches, now = self._stretches, use.now
+        tip = rows[-1] if rows else parent
+        num_used = self._facts.position[tip] + 1 if tip >= 0 else 0
+        num_known, last_ghost = num_used, UNKNOWN
+        for number, ghost in enumerate(stretches.ghosts.get_all(names)):
+            if ghost:
+                num_known, last_ghost = num_used + number + 1, ghost
+        num_blocks = max(num_used, use.num_asked if rows else 0, num_used + len(names))
+        visit = Visit(now, use.session, tip, num_blocks, num_known, silence=self._usual_silence)
+        visit.num_decoded_tokens = int(2.0**self._usual_log_decoded) - 1
+        of_row = stretches.of_row
+        before = last_ghost or (of_row[tip] if 0 <= tip < len(of_row) else UNKNOWN)
+        earlier = stretches.visit[before]
+        if earlier is not None and visit.continues(earlier, num_known):
+            visit.follow(earlier)
+        visit.num_named = num_used + len(names)
+        if rows:
+            self._take(visit, rows, stretches.runs(rows))
+        if use.session:
+            self._by_session.pop(use.session, None)
+            self._by_session[use.session] = visit
+            if len(self._by_session) > MAX_SESSIONS:
+                del self._by_session[next(iter(self._by_session))]
+        if tip < 0 and names:
+            visit.head = names[0]
+        self._visit = visit
+        prefix_hash = self._facts.prefix_hash
+        self._duel.asked([prefix_hash[row] for row in rows], names, stretches.num_blocks)
+        self._appraiser.follows_age = not self._duel.follows_forecast
+        self._appraiser.describe(visit)
+        self._appraiser.learn()
+        return visit
+
+    def _take(self, visit: Visit, rows: Sequence[int], runs: Iterable[tuple[int, int, int]]) -> None:
+        """Blocks that were used again leave their stretches for ones of this visit."""
+        stretches = self._stretches
+        last = UNKNOWN
+        for first, end, before in runs:
+            past = self._past(before, visit.used_at)
+            if before:
+                self._appraiser.count_use(before, visit.used_at, end - first)
+            if not last or visit.kind_of(past) != stretches.kind[last]:
+                last = self._open(visit, visit.kind_of(past), past)
+            stretches.put(rows[first:end], last)
+
+    def _past(self, stretch: int, now: float) -> Past:
+        """Return the past of a stretch's blocks, which are used now."""
+        stretches = self._stretches
+        if stretch == UNKNOWN:
+            return Past(0, 1, -1.0, 0.0)
+        age_s = now - stretches.used_at[stretch]
+        num_forks = stretches.num_forks[stretch]
+        visit = stretches.visit[stretch]
+        if visit is not None and not visit.turn and stretches.kind[stretch] >= PRIVATE:
+            num_forks += 1  # the visit it had was a fork itself
+        known_s = stretches.known_s[stretch] + age_s
+        return Past(num_forks, stretches.num_uses[stretch] + 1, age_s, known_s)
+
+    def _open(self, visit: Visit, kind: int, past: Past = NO_PAST) -> int:
+        stretches = self._stretches
+        stretch = stretches.open(
+            visit, visit.used_at, kind, past.num_forks, past.num_uses, past.age_s, past.known_s
+        )
+        visit.stretches.append(stretch)
+        self._appraiser.watch(stretch)
+        return stretch
+
+    def _go_on(self, visit: Visit, now: float) -> None:
+        """A visit is still adding blocks (its answer is decoded): its age begins again."""
+        visit.used_at = now
+        stretches = self._stretches
+        for stretch in visit.stretches:
+            stretches.used_at[stretch] = now
+            stretches.bin[stretch] = 0
+            stretches.renew(stretch)
+            self._appraiser.watch(stretch)
+
+    def _adopt(self, visit: Visit, rows: Sequence[int], names: Sequence[bytes], use: Use) -> None:
+        """Blocks were stored behind a visit: new ones, and ghosts that are back."""
+        stretches = self._stretches
+        is_whole = self._facts.position[rows[-1]] + 1 >= visit.num_blocks
+        fresh: list[int] = []
+        returned: dict[int, list[int]] = {}
+        for row, name, ghost in zip(rows, names, stretches.ghosts.get_all(names), strict=True):
+            if ghost and stretches.visit[ghost] is not visit:
+                returned.setdefault(ghost, []).append(row)
+            else:
+                if ghost:
+                    stretches.lay(name)
+                fresh.append(row)
+        back = [row for rows_back in returned.values() for row in rows_back]
+        ranges, first = [], 0
+        for ghost, rows_back in returned.items():
+            ranges.append((first, first + len(rows_back), ghost))
+            first += len(rows_back)
+        for row in back:
+            name = self._facts.prefix_hash[row]
+            stretches.num_ghosts[stretches.ghosts.pop(name)] -= 1
+        self._take(visit, back, ranges)
+        for ghost in returned:
+            stretches.close_if_empty(ghost)
+        tail = fresh[-1:] if is_whole and fresh and fresh[-1] == rows[-1] else []
+        self._put_new(visit, fresh[:-1] if tail else fresh, NEW)
+        self._put_new(visit, tail, TAIL)
+
+    def _put_new(self, visit: Visit, rows: Sequence[int], kind: int) -> None:
+        if rows:
+            self._stretches.put(rows, self._stretch_of_kind(visit, kind))
+
+    def _stretch_of_kind(self, visit: Visit, kind: int) -> int:
+        """Return the stretch of a visit's new blocks, made if need be."""
+        for stretch in visit.stretches:
+            if self._stretches.kind[stretch] == kind:
+                return stretch
+        return self._open(visit, kind)
+
+    def _remember(self, visit: Visit, names: Sequence[bytes]) -> None:
+        """Make ghosts of blocks that were asked for and not kept."""
+        stretches = self._stretches
+        for first, end, ghost in stretches.ghost_runs(names):
+            if ghost and stretches.visit[ghost] is visit:
+                continue
+            if ghost:
+                past = self._past(ghost, visit.used_at)
+                self._appraiser.count_use(ghost, visit.used_at, end - first)
+                stretch = self._open(visit, visit.kind_of(past), past)
+            else:
+                stretch = self._stretch_of_kind(visit, NEW)
+            stretches.haunt(names[first:end], stretch)
+
+
+def forecast_of(surroundings: Surroundings) -> Forecast:
+    """Return the forecast that all policies of one planner share."""
+    if NAME not in surroundings.shared:
+        surroundings.shared[NAME] = Forecast(surroundings.facts)
+    forecast: Forecast = surroundings.shared[NAME]
+    return forecast

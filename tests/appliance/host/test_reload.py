@@ -1,0 +1,264 @@
+"""Reloading a real daemon: what is refused is refused whole, what is applied holds at once."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from bench.reload import play
+from kvtier.appliance.config import Origin
+from kvtier.appliance.errors import ApplianceError
+from kvtier.appliance.host import reload as reload_module
+from kvtier.appliance.host.reload import Applied
+from kvtier.appliance.preflight import probes
+from kvtier.clients import Client, Geometry, NamespaceIdentity
+from kvtier.tiers.block import Tier
+
+from ..loops import DaemonThread
+
+GEOMETRY = Geometry(
+    num_layers=4, num_kv_heads=2, head_dim=128, block_tokens=16, dtype="bfloat16", layers_per_group=2
+)
+IDENTITY = NamespaceIdentity(hashlib.sha256(b"reload").digest(), GEOMETRY)
+NUM_BLOCKS = 100  # of 64 KiB: 6.25 MiB, three extents and a bit
+NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(NUM_BLOCKS)]
+
+
+class Scene:
+    """A daemon with a policy file, and some blocks in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "policy.yaml"
+        self.target = f"unix://{folder}/k.sock"
+        self.policy: dict[str, Any] = {
+            "listen": self.target,
+            "observe": {"http": "off"},
+            "compression": {"codec": "identity"},  # not something else in the middle of a test
+            "tiers": {
+                "hbm": {"capacity": "4MiB", "extent": "2MiB"},
+                "dram": {"capacity": "16MiB", "extent": "2MiB"},
+                "nvme": {"path": str(folder / "nvme"), "capacity": "16MiB", "segment": "2MiB"},
+            },
+        }
+        self.nvme = folder / "nvme"
+        self.write()
+        self.thread = DaemonThread(Origin(self.file, {}).load())
+
+    def text(self, **sections: Any) -> str:
+        """Return the policy with other values in some sections."""
+        changed: dict[str, Any] = yaml.safe_load(yaml.safe_dump(self.policy))
+        for section, values in sections.items():
+            for key, value in values.items():
+                here = changed.setdefault(section, {})
+                here[key] = {**here.get(key, {}), **value} if isinstance(value, dict) else value
+        return yaml.safe_dump(changed)
+
+    def write(self, **sections: Any) -> None:
+        """Exchange the file."""
+        new = self.file.with_suffix(".new")
+        new.write_text(self.text(**sections))
+        os.replace(new, self.file)
+
+    def apply(self, text: str | None = None, **options: Any) -> Applied:
+        """Apply a policy, on the daemon's own loop."""
+        return self.thread.wait(self.thread.daemon.reload.apply(text, "sent.yaml", **options))
+
+    def capacity(self, tier: Tier) -> int:
+        """Return the capacity that the books know."""
+        books: dict[Tier, dict[str, int]] = self.thread.daemon.planner.statistics()["tiers"]
+        return books[tier]["capacity_bytes"]
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, and audit."""
+        self.thread.wait(self.thread.daemon.appliance.settled())
+        self.thread.wait(audit(self.thread.daemon))
+
+
+async def audit(daemon: Any) -> None:
+    assert daemon.check_integrity() == []
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    with made.thread:
+        yield made
+        made.settle()
+
+
+def test_what_is_applied_holds_at_once(scene: Scene) -> None:
+    daemon = scene.thread.daemon
+    assert daemon.reload.status.generation == 1
+    policy = {"eviction": "s3fifo", "prefetch": "turns"}
+    text = scene.text(policy=policy, leases={"ttl": "5s"}, limits={"max_clients": 1})
+    assert [change.key for change in scene.apply(text, is_dry_run=True).changes] == [
+        "policy.eviction",
+        "policy.prefetch",
+        "leases.ttl",
+        "limits.max_clients",
+    ]
+    assert (daemon.reload.status.generation, daemon.planner.options.lease_ttl_s) == (1, 30), "dry"
+    assert scene.apply(text, generation=1).generation == 2
+    assert (daemon.planner.options.lease_ttl_s, daemon.service.options.lease_ttl_s) == (5, 5)
+    assert daemon.planner.choice.eviction == "s3fifo"
+    assert daemon.planner.prefetching.prefetcher is not None
+    assert daemon.local is not None
+    assert daemon.local.options.max_connections == 1
+    assert scene.apply(text).generation == 2, "nothing differs any more"
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason", "words"),
+    [
+        (
+            {"leases": {"ttl": "20m"}},
+            "BAD_POLICY",
+            r"sent\.yaml:\d+: leases\.ttl: 20m is longer than 10m, the longest lease",
+        ),
+        ({"policy": {"eviction": "lur"}}, "BAD_POLICY", "no policy 'lur'"),
+        (
+            {"policy": {"options": {"s3fifo": {"smal": 1}}, "eviction": "s3fifo"}},
+            "BAD_POLICY",
+            "policy: .*s3fifo",
+        ),
+        ({"tiers": {"dram": {"extent": "4MiB"}}}, "NEEDS_RESTART", r"tiers\.dram\.extent \(2MiB -> 4MiB\)"),
+        ({"tiers": {"nvme": {"path": "/elsewhere"}}}, "NEEDS_RESTART", r"tiers\.nvme\.path"),
+        ({"policy": {"allowed_modules": ["os"], "eviction": "os:path"}}, "NEEDS_RESTART", "at the start"),
+        ({"tiers": {"dram": {"capacity": "15TiB", "extent": "2MiB"}}}, "BAD_POLICY", "limit 16384"),
+        ({"tiers": {"dram": {"capacity": "32GiB"}}}, "TIER_FULL", "are available; lower tiers"),
+        (
+            {"tiers": {"nvme": {"capacity": "32GiB"}}},
+            "TIER_FULL",
+            r"tiers\.nvme\.capacity: .* bytes are free",
+        ),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    scene: Scene, sections: dict[str, Any], reason: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 9, 9, 9, 9, 9, 9, 9, 9)))
+    if sections.get("tiers", {}).get("nvme", {}).get("capacity"):
+        monkeypatch.setattr(type(scene.thread.daemon.assembly.store._io), "allocate", no_space)  # type: ignore[union-attr]
+    before = scene.thread.daemon.settings
+    files = sorted(scene.nvme.glob("[!c]*"))  # codec_speeds.json comes when it comes
+    sections = {"leases": {"ttl": "9s"}, **sections}  # something right beside it
+    with pytest.raises(ApplianceError, match=words) as caught:
+        scene.apply(scene.text(**sections))
+    assert caught.value.reason == reason
+    daemon = scene.thread.daemon
+    assert daemon.settings is before
+    assert daemon.planner.options.lease_ttl_s == 30
+    assert sorted(scene.nvme.glob("[!c]*")) == files
+    status = daemon.reload.status
+    assert (status.generation, status.num_refused) == (1, 1)
+    assert status.last_error == caught.value.message
+    scene.apply(scene.text(leases={"ttl": "9s"}))
+    assert (status.generation, status.last_error, daemon.planner.options.lease_ttl_s) == (2, "", 9)
+
+
+def no_space(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_two_administrators_do_not_undo_each_other(scene: Scene) -> None:
+    scene.apply(scene.text(leases={"ttl": "9s"}), generation=1)
+    with pytest.raises(ApplianceError, match="generation 1 is not in force any more, 2 is") as caught:
+        scene.apply(scene.text(leases={"ttl": "8s"}), generation=1)
+    assert caught.value.reason == "GENERATION_CONFLICT"
+
+
+def test_tiers_shrink_and_grow_under_what_they_hold(scene: Scene) -> None:
+    data = np.random.default_rng(1).integers(0, 256, NUM_BLOCKS * GEOMETRY.block_bytes, np.uint8)
+    with Client(scene.target) as client:
+        namespace = client.register(IDENTITY)
+        assert client.put(namespace, NAMES, data).complete
+        for sizes in ((2, 12), (16, 10), (4, 16)):
+            dram, nvme = sizes
+            tiers = {"dram": {"capacity": f"{dram}MiB"}, "nvme": {"capacity": f"{nvme}MiB"}}
+            scene.apply(scene.text(tiers=tiers))
+            scene.settle()
+            assert (scene.capacity(Tier.DRAM), scene.capacity(Tier.NVME)) == (dram << 20, nvme << 20)
+            assert not scene.thread.daemon.planner.resizing.is_active
+            assert len(list(scene.nvme.glob("segment-*"))) == nvme // 2
+            made = scene.thread.daemon.assembly.dram.reports()
+            assert len(made) <= dram // 2
+            report = client.get(namespace, NAMES)
+            num_bytes = report.num_blocks * GEOMETRY.block_bytes
+            np.testing.assert_array_equal(np.asarray(report.data)[:num_bytes], data[:num_bytes])
+            if sizes == (2, 12):  # what left dram was spilled
+                assert client.lookup(namespace, NAMES).num_blocks == NUM_BLOCKS
+
+
+def test_a_tier_does_not_shrink_below_what_is_pinned(scene: Scene) -> None:
+    data = np.zeros(NUM_BLOCKS * GEOMETRY.block_bytes, np.uint8)
+    with Client(scene.target) as client:
+        namespace = client.register(IDENTITY)
+        client.put(namespace, NAMES, data)
+        client.pin(namespace, NAMES[:40], 60.0)
+        with pytest.raises(ApplianceError, match=r"tier dram cannot shrink .* are pinned; unpin first"):
+            scene.apply(scene.text(tiers={"dram": {"capacity": "2MiB"}}))
+        scene.apply(scene.text(tiers={"dram": {"capacity": "4MiB"}}))
+        scene.settle()
+        assert client.get(namespace, NAMES[:40]).num_blocks == 40
+
+
+def test_the_file_is_read_when_it_is_another(scene: Scene) -> None:
+    daemon = scene.thread.daemon
+    scene.write(leases={"ttl": "9s"})
+    scene.thread.wait(daemon.reload.file_changed())
+    assert daemon.planner.options.lease_ttl_s == 9
+    scene.apply(scene.text(leases={"ttl": "8s"}))
+    scene.thread.wait(daemon.reload.file_changed())
+    assert daemon.planner.options.lease_ttl_s == 8, "the file is as it was: the call stays in force"
+    scene.thread.wait(daemon.reload.from_file())
+    assert daemon.planner.options.lease_ttl_s == 9, "SIGHUP reads it whatever it says"
+    scene.file.write_text("leases: {ttl: soon}")
+    assert scene.thread.wait(daemon.reload.from_file()) is None
+    assert "leases.ttl: 'soon' is not a duration" in daemon.reload.status.last_error
+    scene.file.unlink()
+    assert scene.thread.wait(daemon.reload.from_file()) is None
+    assert "cannot be read" in daemon.reload.status.last_error
+    assert daemon.planner.options.lease_ttl_s == 9, "the last good one stays"
+
+
+def test_a_file_that_is_emptied_means_the_defaults_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("leases: {ttl: 9s}")
+    overrides = (f"listen=unix://{tmp_path}/k.sock", "observe.http=off", "tiers.dram.capacity=64MiB")
+    with DaemonThread(Origin(file, {}, overrides).load()) as thread:
+        file.write_text("")
+        thread.wait(thread.daemon.reload.from_file())
+        assert thread.daemon.planner.options.lease_ttl_s == 30
+    assert f"{file}: sets nothing; built-in defaults are used" in caplog.text
+
+
+def test_reloads_under_load_fail_nobody_and_leak_nothing(tmp_path: Path) -> None:
+    """`python -m bench.reload` does this 200 times."""
+    outcome = play(tmp_path, num_reloads=8, seed=20, num_clients=3)
+    print((tmp_path / "daemon.log").read_text()[-2000:])
+    assert outcome.failures == []
+    assert outcome.num_applied + outcome.num_refused == 8
+    assert sum(tally.num_blocks_read for tally in outcome.tallies) > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"uids": [1]}, "given"),
+        ([1, 2], "[1, 2]"),
+        (["dns:*.acme.svc"] * 5, "5 entries"),
+        (None, "none"),
+        ("64MiB", "64MiB"),
+        (0.9, "0.9"),
+    ],
+)
+def test_what_the_log_says_of_a_change(value: object, words: str) -> None:
+    assert reload_module.brief(value) == words

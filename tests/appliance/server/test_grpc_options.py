@@ -1,0 +1,29 @@
+"""What the gRPC server is told about its transports; by option, because the times are minutes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from kvtier.appliance.server import grpc_server
+
+
+class Made(Exception):
+    """The server was made, with these options."""
+
+
+def test_a_peer_that_is_gone_without_a_word_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-open connection kept its streams and leases for ever."""
+
+    def server(*, options: Sequence[tuple[str, Any]], **others: Any) -> None:
+        raise Made(dict(options))
+
+    monkeypatch.setattr(grpc.aio, "server", server)
+    service: Any = type("Anything", (), {"__getattr__": lambda self, name: self})()
+    with pytest.raises(Made) as made:
+        grpc_server.GrpcServer(*[service] * 7, with_reflection=False)
+    options = made.value.args[0]
+    assert options["grpc.keepalive_permit_without_calls"] == 1, "also of a client that only keeps a lease"
+    assert options["grpc.http2.max_pings_without_data"] == 0, "a stream of events may wait for hours"
+    assert 0 < options["grpc.keepalive_timeout_ms"] < options["grpc.keepalive_time_ms"] <= 300_000

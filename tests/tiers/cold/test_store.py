@@ -1,0 +1,655 @@
+"""The cold store at work: round trips, direct I/O, life of segments, restarts, owners, failures."""
+
+import errno
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from kvtier.tiers.base import Buffer, Cause, CopyError
+from kvtier.tiers.cold.buffered_io import BufferedIo
+from kvtier.tiers.cold.direct_io import DirectIo
+from kvtier.tiers.cold.engine import ColdStore
+from kvtier.tiers.cold.footer import footer_bytes_for
+from kvtier.tiers.cold.log import record_bytes
+from kvtier.tiers.cold.opening import Durability
+from kvtier.tiers.cold.ownership import ColdStoreError, DirectoryOwned
+from kvtier.tiers.cold.segment_files import segment_path
+from kvtier.v1.shm import PAGE_BYTES
+from tests.tiers.cold.store import (
+    NAMESPACES,
+    NUM_SEGMENTS,
+    SEGMENT_BYTES,
+    FaultyIo,
+    VolatileIo,
+    address_of,
+    aligned,
+    cold,
+    failing,
+    in_slot,
+    label_of,
+    labels_of,
+    payload_of,
+    without_checksum,
+)
+
+LENGTHS = [1, 511, 4095, 4096, 4097, 8192, 12_345, 40_960]
+
+
+# ------------------------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("shift", [0, 1, 512], ids=["aligned", "odd", "512"])
+def test_every_length_and_alignment_comes_back(tmp_path: Path, length: int, shift: int) -> None:
+    with cold(tmp_path) as opened:
+        place = opened.room.reserve(0, length)
+        assert place is not None
+        payload, label = payload_of(1, length), label_of(1, length)
+        assert opened.store.write(place, label, in_slot(payload, shift=shift)) == label.checksum
+        opened.room.settle(place)
+        for buffer in (aligned(length), aligned(length)[:length], aligned(length + shift)[shift:][:length]):
+            opened.store.read(place, label, buffer)
+            assert bytes(buffer[:length]) == payload
+
+
+def test_a_read_only_payload_can_be_written(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        place = opened.room.reserve(0, 9000) or 0
+        opened.store.write(place, label_of(1, 9000), memoryview(payload_of(1, 9000)))
+        opened.room.settle(place)
+        assert opened.get(place, label_of(1, 9000)) == payload_of(1, 9000)
+
+
+class SpyIo(DirectIo):
+    """Remembers the addresses and lengths of the buffers of every direct transfer."""
+
+    def __init__(self) -> None:
+        self.transfers: list[list[tuple[int, int]]] = []
+
+    def read(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        self.transfers.append([(address_of(buffer), len(buffer)) for buffer in buffers])
+        return super().read(fd, buffers, offset)
+
+    def write(self, fd: int, buffers: Sequence[Buffer | bytes], offset: int, *, durable: bool = False) -> int:
+        self.transfers.append([(address_of(memoryview(buffer)), len(buffer)) for buffer in buffers])
+        return super().write(fd, buffers, offset, durable=durable)
+
+
+def test_aligned_payloads_move_without_a_bounce(tmp_path: Path) -> None:
+    io = SpyIo()
+    with cold(tmp_path, io=io) as opened:
+        place, length = opened.room.reserve(0, 10_000) or 0, 10_000
+        source, target, slot = in_slot(payload_of(1, length)), aligned(length)[:length], aligned(length)
+        opened.store.store_namespace(NAMESPACES[0])
+        opened.store.write(place, label_of(1, length), source)
+        assert (address_of(source), 8192) in io.transfers[-1]
+        opened.store.read(place, label_of(1, length), target)
+        assert (address_of(target), 8192) in io.transfers[-1], "whole pages; the last one through scratch"
+        opened.store.read(place, label_of(1, length), slot)
+        assert (address_of(slot), 12_288) in io.transfers[-1], "a whole slot takes the last page too"
+        opened.room.settle(place)
+
+
+def test_neighbours_share_a_system_call(tmp_path: Path) -> None:
+    io = SpyIo()
+    with cold(tmp_path, io=io) as opened:
+        opened.store.store_namespace(NAMESPACES[0])
+        opened.put([99])
+        before = len(io.transfers)
+        opened.put(range(10))
+        assert len(io.transfers) == before + 1
+        items = [(place, label, aligned(9000)) for place, (label, _) in opened.accepted.items()]
+        random.Random(1).shuffle(items)
+        before = len(io.transfers)
+        outcomes = opened.store.read_batch(items)
+        assert len(io.transfers) == before + 1, "in whatever order they are asked for"
+        assert [outcome.checksum for outcome in outcomes] == [label.checksum for _, label, _ in items]
+        for place, _, view in items:
+            assert bytes(view[:9000]) == opened.accepted[place][1]
+
+
+def test_a_run_keeps_within_the_limits_of_the_kernel(tmp_path: Path) -> None:
+    with cold(tmp_path, segment_bytes=32 << 20, num_segments=2) as opened:
+        opened.put(range(700), length=5000)  # more buffers than one call may have
+        opened.put(range(700, 706), length=2 << 20)  # more bytes than one call should have
+        items = [(place, label, aligned(label.raw_length)) for place, (label, _) in opened.accepted.items()]
+        assert {outcome.cause for outcome in opened.store.read_batch(items)} == {None}
+        opened.assert_readable()
+
+
+def test_what_stands_behind_a_payload_is_not_written(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        dirty = in_slot(b"S" * 60_000, shift=1)  # goes through scratch, and stays there
+        elsewhere = opened.room.reserve(0, 60_000) or 0
+        opened.store.write(elsewhere, replace(label_of(2, 60_000), checksum=b"c" * 16), dirty)
+        opened.room.settle(elsewhere)
+        slot = aligned(8192)
+        slot[:] = b"S" * 8192  # secrets of the slot's former tenant
+        slot[:5000] = payload_of(1, 5000)
+        place = opened.room.reserve(0, 5000) or 0
+        opened.store.write(place, label_of(1, 5000), slot[:5000])
+        opened.room.settle(place)
+    segment = segment_path(tmp_path, place >> 32).read_bytes()
+    assert segment.count(b"S" * 60_000) == 1
+    assert b"SSSS" not in segment.replace(b"S" * 60_000, b"")
+
+
+def test_without_a_checksum_the_stored_copy_is_what_is_hashed(tmp_path: Path) -> None:
+    payload = in_slot(payload_of(1, 20_000))
+
+    class SwappingIo(DirectIo):
+        def write(
+            self, fd: int, buffers: Sequence[Buffer | bytes], offset: int, *, durable: bool = False
+        ) -> int:
+            payload[:] = os.urandom(20_000)  # the client changes its staging extent during the put
+            return super().write(fd, buffers, offset, durable=durable)
+
+    with cold(tmp_path, io=SwappingIo()) as opened:
+        place = opened.room.reserve(0, 20_000) or 0
+        payload[:] = payload_of(3, 20_000)
+        label = without_checksum(label_of(1, 20_000))
+        checksum = opened.store.write(place, label, payload)
+        opened.room.settle(place)
+        into = aligned(20_000)
+        opened.store.read(place, replace(label, checksum=checksum), into)
+        assert xxhash.xxh3_128_digest(into[:20_000]) == checksum
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prefix_hash": b"x" * 32},
+        {"namespace_digest": b"x" * 32},
+        {"parent_hash": b"x" * 32},
+        {"parent_hash": b""},
+        {"position": 77},
+        {"group": 1},
+        {"raw_length": 9001},
+    ],
+    ids=str,
+)
+def test_another_identity_is_refused(tmp_path: Path, other: dict[str, object]) -> None:
+    with cold(tmp_path) as opened:
+        opened.put([1, 2])
+        place, (label, _) = next(iter(opened.accepted.items()))
+        assert opened.get(place, replace(label, **other)) is Cause.WRONG_IDENTITY  # type: ignore[arg-type]
+        opened.assert_readable()
+
+
+def test_another_checksum_is_refused(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put([1])
+        place, (label, _) = next(iter(opened.accepted.items()))
+        assert opened.get(place, replace(label, checksum=b"x" * 16)) is Cause.WRONG_CHECKSUM
+
+
+def test_a_closed_store_is_offline(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put([1])
+        place, (label, _) = next(iter(opened.accepted.items()))
+        opened.store.close()
+        assert opened.get(place, label) is Cause.TIER_OFFLINE
+        with pytest.raises(CopyError, match="closed"):
+            opened.store.free(0)
+        with pytest.raises(CopyError, match="closed"):
+            opened.store.store_namespace(NAMESPACES[2])
+        assert opened.store.statistics().failures == {Cause.TIER_OFFLINE: 1}
+        opened.store.close()
+
+
+# --------------------------------------------------------------------------------- life of segments
+
+
+def test_a_freed_place_answers_nothing(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put(range(5))
+        gone = dict(opened.accepted)
+        opened.seal()
+        opened.free(0)
+        assert {opened.get(place, label) for place, (label, _) in gone.items()} == {Cause.WRONG_IDENTITY}
+        opened.put(range(10, 15))  # in the next segment
+        opened.store.free(0)  # again: no effect
+
+
+def test_a_record_of_a_former_life_is_refused_where_it_still_stands(tmp_path: Path) -> None:
+    with cold(tmp_path, num_segments=2) as opened:
+        opened.put(range(5))
+        former = dict(opened.accepted)
+        opened.seal()
+        opened.free(0)
+        opened.put([50])
+        assert [place >> 32 for place in opened.accepted] == [0], "the same segment again"
+        for place, (label, _) in list(former.items())[1:]:
+            assert opened.get(place, label) is Cause.WRONG_IDENTITY
+        opened.assert_readable()
+
+
+def test_appending_to_a_sealed_segment_is_a_bug(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put([1])
+        opened.seal()
+        with pytest.raises(AssertionError, match="sealed"):
+            opened.store.write(20, label_of(2, 100), in_slot(payload_of(2, 100)))
+
+
+def test_a_record_beyond_the_data_pages_is_a_bug(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened, pytest.raises(AssertionError, match="leaves"):
+        opened.store.write(opened.store.data_pages - 1, label_of(1, 4096), in_slot(payload_of(1, 4096)))
+
+
+def test_more_namespaces_than_a_footer_can_name_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtier.tiers.cold.segment_io.MAX_NAMESPACES", 2)
+    with cold(tmp_path) as opened:
+        outcomes = [opened.put([n], namespace=n)[0].cause for n in range(3)]
+        assert outcomes == [None, None, Cause.NO_SPACE]
+        opened.assert_readable()
+        opened.seal()
+    with cold(tmp_path) as opened:
+        assert len(opened.recovered.records) == 2
+
+
+# ---------------------------------------------------------------------------------------- restarts
+
+
+@pytest.mark.parametrize("durability", ["none", "segment", "record"])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_everything_is_there_after_a_restart(tmp_path: Path, durability: Durability, sealed: bool) -> None:
+    with cold(tmp_path, durability) as opened:
+        opened.put(range(8))
+        opened.put(range(20, 30), length=100, namespace=2)
+        opened.put([40], length=20_000, namespace=1)
+        if sealed:
+            assert all(opened.seal())
+        accepted = opened.accepted
+    with cold(tmp_path, durability) as again:
+        assert labels_of(again.recovered) == {place: label for place, (label, _) in accepted.items()}
+        used = {identity.digest for identity in again.recovered.namespaces}
+        assert used == {identity.digest for identity in NAMESPACES}
+        again.accepted = accepted
+        again.assert_readable()
+        assert again.recovered.reasons == ({} if sealed else {"segment_unsealed": 1})
+        pages = sum(record_bytes(label.raw_length) for label, _ in accepted.values())
+        assert sum(segment.live_bytes for segment in again.recovered.segments) == pages
+    with cold(tmp_path) as third:
+        assert len(third.recovered.records) == len(accepted)
+        assert not third.recovered.reasons, "what was found unsealed has been sealed"
+
+
+def test_segments_come_back_in_order_of_sealing(tmp_path: Path) -> None:
+    with cold(tmp_path, num_segments=6) as opened:
+        for number in (1, 2, 3):
+            opened.put([number])
+            opened.seal()
+        opened.free(0)
+        for number in (4, 5):
+            opened.put([number])
+            opened.seal()
+        order = opened.room.sealed_segments()
+        opened.put([6])  # unsealed: the last
+        last = next(place >> 32 for place, (label, _) in opened.accepted.items() if label.position == 6)
+    with cold(tmp_path, num_segments=6) as again:
+        assert [segment.number for segment in again.recovered.segments] == [*order, last]
+        assert again.room.sealed_segments() == [*order, last]
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_ghosts_of_a_former_life_are_not_recovered(tmp_path: Path, sealed: bool) -> None:
+    with cold(tmp_path, num_segments=2) as opened:
+        opened.put(range(5))
+        opened.seal()
+        opened.free(0)
+        opened.put([50])
+        if sealed:
+            opened.seal()
+        accepted = opened.accepted
+    with cold(tmp_path, num_segments=2) as again:
+        assert labels_of(again.recovered).keys() == accepted.keys()
+
+
+def test_a_freed_segment_stays_forgotten(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put(range(5))
+        opened.seal()
+        before = (tmp_path / "manifest.1").read_bytes()
+        opened.free(0)
+    with cold(tmp_path) as again:
+        assert len(again.recovered.records) == 0
+    for name in ("manifest.0", "manifest.1"):
+        (tmp_path / name).write_bytes(before)  # a manifest of before the free
+    with cold(tmp_path) as again:
+        assert len(again.recovered.records) == 0, "the tombstone is a second witness"
+
+
+def test_of_two_records_of_a_fragment_the_newest_wins(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put([1, 2])
+        opened.seal()
+        opened.put([2, 3])
+        opened.seal()
+        newest = {label.position: place for place, (label, _) in opened.accepted.items()}
+    with cold(tmp_path) as again:
+        found = {label.position: place for place, label in labels_of(again.recovered).items()}
+        assert found == newest
+        assert again.recovered.reasons == {"duplicate": 1}
+        assert [segment.num_live for segment in again.recovered.segments] == [1, 2]
+
+
+def test_an_empty_unsealed_segment_is_free_again(tmp_path: Path) -> None:
+    io = FaultyIo(failing("write", after=2))  # the manifest's own file, and its event
+    with cold(tmp_path, io=io) as opened:
+        place = opened.room.reserve(0, 9000) or 0
+        outcome = opened.store.write_batch([(place, label_of(1, 9000), in_slot(payload_of(1, 9000)))])[0]
+        assert outcome.cause is Cause.IO_ERROR
+        opened.room.settle(place)
+    with cold(tmp_path) as again:
+        assert again.recovered.segments == []
+        assert again.room.num_free == NUM_SEGMENTS
+
+
+def test_inspecting_a_segment_beside_its_owner_and_after(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put(range(4))
+        assert opened.store.inspect_segment(0)["num_records"] == 4
+        assert opened.store.inspect_segment(0)["state"] == "unsealed"
+        opened.seal()
+        report = opened.store.inspect_segment(0)
+        assert (report["state"], report["footer"], report["payload_bytes"]) == ("sealed", "valid", 36_000)
+        assert report["namespaces"] == {NAMESPACES[0].digest.hex(): 4}
+        assert opened.store.inspect_segment(1)["state"] == "free"
+        opened.free(0)
+        assert opened.store.inspect_segment(0)["state"] == "free"
+        with pytest.raises(FileNotFoundError):
+            opened.store.inspect_segment(99)
+
+
+# ------------------------------------------------------------------------------- durability, by order
+
+
+def test_sealing_flushes_data_before_the_footer_and_the_footer_before_the_manifest(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with cold(tmp_path, "segment", io=io) as opened:
+        opened.put([1])
+        io.calls.clear()
+        opened.seal()
+        assert io.calls == ["sync", "durable write", "write", "sync"]
+
+
+def test_each_mode_flushes_what_it_promises(tmp_path: Path) -> None:
+    for durability, expected in (("none", ["write"]), ("segment", ["write"]), ("record", ["durable write"])):
+        io = FaultyIo()
+        with cold(tmp_path / durability, durability, io=io) as opened:  # type: ignore[arg-type]
+            opened.put([1])
+            io.calls.clear()
+            opened.put([2])
+            assert io.calls == expected, durability
+            io.calls.clear()
+            opened.seal()
+            opened.free(0)
+            assert io.calls.count("sync") == (1 if durability == "none" else 3), "a free is always flushed"
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("durability", ["none", "segment", "record"])
+def test_after_a_power_cut_what_was_promised_is_there(
+    tmp_path: Path, durability: Durability, kept: float
+) -> None:
+    for seed in range(3):
+        io, directory = VolatileIo(), tmp_path / str(seed)
+        with cold(directory, durability, io=io) as opened:
+            opened.put(range(8))
+            opened.seal()
+            sealed = set(opened.accepted)
+            opened.put(range(10, 16))
+            accepted = opened.accepted
+            io.cut_power(random.Random(seed), kept)
+        with cold(directory, durability) as again:
+            found = set(labels_of(again.recovered))
+            promised = {"none": set(), "segment": sealed, "record": set(accepted)}[durability]
+            assert promised <= found <= set(accepted), f"seed {seed}"
+            again.accepted = {place: accepted[place] for place in found}
+            again.assert_readable(except_for=found - promised)
+
+
+def test_a_failed_flush_is_not_repeated_and_makes_the_segment_suspect(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with cold(tmp_path, "segment", io=io) as opened:
+        opened.put(range(5))
+        io.fault = failing("sync")
+        io.calls.clear()
+        assert opened.seal() == [False]
+        assert io.calls == ["sync"], "neither again nor a footer"
+        assert opened.store.suspect_segments() == [0]
+        assert opened.store.statistics().failures == {Cause.IO_ERROR: 1}
+        opened.assert_readable()
+        io.fault = lambda kind, number: None
+        opened.put(range(10, 15))
+        accepted = opened.accepted
+    with cold(tmp_path) as again:
+        assert labels_of(again.recovered).keys() == accepted.keys()
+        assert again.recovered.reasons["segment_unsealed"] == 2
+
+
+# ----------------------------------------------------------------------------------------- failures
+
+
+def test_a_full_disk_is_an_error_at_open_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    io = FaultyIo(failing("allocate", errno.ENOSPC, after=2))
+    with pytest.raises(ColdStoreError, match=r"bytes are free; lower num_segments or make room"):
+        ColdStore.open(tmp_path / "store", SEGMENT_BYTES, 4, io=io)
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["lock"]
+    with cold(tmp_path / "store"):
+        pass
+
+
+def test_a_store_that_cannot_grow_keeps_what_it_has(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        opened.put(range(5))
+        opened.seal()
+    with pytest.raises(ColdStoreError, match="make room"):
+        ColdStore.open(tmp_path, SEGMENT_BYTES, 8, io=FaultyIo(failing("allocate", errno.ENOSPC)))
+    with cold(tmp_path) as again:
+        assert len(again.recovered.records) == 5
+
+
+@pytest.mark.parametrize(
+    ("segment_bytes", "num_segments", "durability", "what"),
+    [
+        (100_000, 4, "none", "multiple"),
+        (8192, 4, "none", "segment_bytes"),
+        (0, 4, "none", "segment_bytes"),
+        (SEGMENT_BYTES, 1, "none", "num_segments"),
+        (SEGMENT_BYTES, 4, "always", "durability"),
+    ],
+)
+def test_senseless_sizes_are_refused(
+    tmp_path: Path, segment_bytes: int, num_segments: int, durability: Durability, what: str
+) -> None:
+    with pytest.raises(ColdStoreError, match=what):
+        ColdStore.open(tmp_path / "store", segment_bytes, num_segments, durability)
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_smallest_segment_works(tmp_path: Path) -> None:
+    assert 32768 - footer_bytes_for(32768) >= 2 * PAGE_BYTES
+    with cold(tmp_path, segment_bytes=32768) as opened:
+        opened.put([1], length=4096)
+        assert opened.seal() == [True]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (failing("write", errno.ENOSPC), Cause.NO_SPACE),
+        (failing("write", errno.EIO), Cause.IO_ERROR),
+        (lambda kind, number: 4096 if kind == "write" else None, Cause.SHORT_TRANSFER),
+        (lambda kind, number: 0 if kind == "write" else None, Cause.SHORT_TRANSFER),
+    ],
+    ids=["full", "broken", "short", "nothing"],
+)
+def test_a_failed_write_stores_nothing(tmp_path: Path, fault: object, cause: Cause) -> None:
+    io = FaultyIo()
+    with cold(tmp_path, io=io) as opened:
+        opened.put([1])
+        io.fault = fault  # type: ignore[assignment]
+        assert [outcome.cause for outcome in opened.put([2, 3])] == [cause, cause]
+        io.fault = lambda kind, number: None
+        opened.put([4])
+        opened.assert_readable()
+        assert opened.store.statistics().failures == {cause: 2}
+        accepted = opened.accepted
+    with cold(tmp_path) as again:
+        assert labels_of(again.recovered).keys() == accepted.keys(), "the hole is skipped"
+
+
+def test_one_bad_sector_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with cold(tmp_path, io=io) as opened:
+        opened.put(range(5))
+        items = [(place, label, aligned(9000)) for place, (label, _) in opened.accepted.items()]
+        io.calls.clear()
+        # The run of five, then one by one, the third of which fails again.
+        io.fault = lambda kind, number: _broken() if number in (0, 3) else None
+        causes = [outcome.cause for outcome in opened.store.read_batch(items)]
+        assert causes == [None, None, Cause.IO_ERROR, None, None]
+        assert io.calls == ["read"] * 6
+
+
+def _broken() -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_short_read_is_a_miss(tmp_path: Path) -> None:
+    io = FaultyIo()
+    with cold(tmp_path, io=io) as opened:
+        opened.put([1])
+        place, (label, _) = next(iter(opened.accepted.items()))
+        io.fault = lambda kind, number: 8192
+        assert opened.get(place, label) is Cause.SHORT_TRANSFER
+
+
+def test_the_nth_system_call_failing_never_loses_the_thread(tmp_path: Path) -> None:
+    """Whatever call fails, and however: only typed errors, never wrong bytes, and a clean restart."""
+    total = _scenario(tmp_path / "probe", FaultyIo())
+    for code in (errno.EIO, errno.ENOSPC):
+        for number in range(total):
+            directory = tmp_path / f"{code}-{number}"
+            _scenario(directory, FaultyIo(_failing_once(number, code)))
+
+
+def _failing_once(at: int, code: int) -> Callable[[str, int], int | None]:
+    def fault(kind: str, number: int) -> int | None:
+        if number == at:
+            raise OSError(code, os.strerror(code))
+        return None
+
+    return fault
+
+
+def _scenario(directory: Path, io: FaultyIo) -> int:
+    """Fill, seal, free, restart; return how many system calls the faulty part took."""
+    accepted = {}
+    try:
+        with cold(directory, "segment", io=io) as opened:
+            accepted = opened.accepted
+            for first in (0, 10, 20):
+                try:
+                    opened.put(range(first, first + 3))
+                except CopyError:  # the namespace could not be remembered
+                    continue
+                opened.seal()
+            for number in opened.room.sealed_segments()[:1]:
+                opened.room.begin_reclaim(number)
+                try:
+                    opened.store.free(number)
+                except CopyError:
+                    continue
+                for place in [place for place in accepted if place >> 32 == number]:
+                    opened.room.release(place, accepted.pop(place)[0].raw_length)
+                opened.room.finish_reclaim(number)
+            opened.assert_readable(except_for=set(accepted))
+    except ColdStoreError:
+        pass
+    with cold(directory, "segment") as again:
+        found = labels_of(again.recovered)
+        for place, label in found.items():
+            assert again.get(place, label) == payload_of(label.position, label.raw_length)
+        assert len(io.calls) < 20 or found, "one failure does not lose everything"
+    return len(io.calls)
+
+
+# ------------------------------------------------------------------------------------ owners, fallback
+
+
+def test_a_second_owner_fails_at_once_and_is_told_who_the_first_is(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        link = tmp_path.parent / f"{tmp_path.name}-link"
+        link.symlink_to(tmp_path)
+        for path in (tmp_path, link):
+            with pytest.raises(DirectoryOwned, match=f"pid {os.getpid()} on .*give this daemon another"):
+                ColdStore.open(path, SEGMENT_BYTES, NUM_SEGMENTS)
+        opened.put([1])
+    with cold(tmp_path) as again:
+        assert len(again.recovered.records) == 1
+
+
+def test_a_killed_owner_leaves_no_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys; from kvtier.tiers.cold.engine import ColdStore\n"
+        f"store = ColdStore.open({str(tmp_path)!r}, {SEGMENT_BYTES}, {NUM_SEGMENTS})\n"
+        "print('owned', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "owned\n"
+        with pytest.raises(DirectoryOwned, match=f"pid {child.pid}"):
+            ColdStore.open(tmp_path, SEGMENT_BYTES, NUM_SEGMENTS)
+        child.kill()
+        child.wait()
+    with cold(tmp_path):
+        pass
+
+
+def test_a_replaced_lock_is_noticed(tmp_path: Path) -> None:
+    with cold(tmp_path) as opened:
+        lock = tmp_path / "lock"
+        kept = lock.rename(tmp_path / "kept")
+        lock.touch()
+        assert "another owner" in opened.store.check_integrity()[0]
+        kept.rename(lock)
+
+
+def test_without_direct_io_aiofiles_serves_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kvtier.tiers.cold.opening.supports_direct", lambda directory: False)
+    with cold(tmp_path, "record") as opened:
+        assert opened.store.statistics().backend == "aiofiles"
+        assert "O_DIRECT" in caplog.text
+        opened.put(range(10))
+        opened.seal()
+        opened.put(range(20, 25))
+        opened.assert_readable()
+        accepted = opened.accepted
+    monkeypatch.undo()
+    with cold(tmp_path) as again:
+        assert again.store.statistics().backend == "direct"
+        again.accepted = accepted
+        again.assert_readable()
+
+
+def test_the_fallback_ends_its_thread(tmp_path: Path) -> None:
+    io = BufferedIo()
+    with cold(tmp_path, io=io) as opened:
+        opened.put([1])
+    assert not io._thread.is_alive()
+    io.shut_down()

@@ -1,0 +1,43 @@
+"""A client's staging extent. What a hostile client may do with it is in test_attacks.py."""
+
+import mmap
+import os
+
+import pytest
+
+from kvtier.tiers.base import Cause, CopyError
+from kvtier.tiers.memory.staging import StagingExtent, StagingRangeError
+
+SIZE = 64 << 10
+
+
+def test_what_the_client_writes_is_seen_here_read_only() -> None:
+    staging = StagingExtent(SIZE)
+    staging.prefault()
+    with mmap.mmap(os.dup(staging.descriptor), SIZE) as client:
+        client[100:105] = b"bytes"
+    view = staging.view(100, 5)
+    assert bytes(view) == b"bytes"
+    assert view.readonly
+    staging.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(-1, 10), (0, 0), (0, -5), (0, SIZE + 1), (SIZE, 1), (SIZE - 9, 10), (1 << 70, 1)]
+)
+def test_a_span_outside_is_refused(offset: int, length: int) -> None:
+    staging = StagingExtent(SIZE)
+    with pytest.raises(StagingRangeError, match="staging_bytes"):
+        staging.view(offset, length)
+    staging.close()
+
+
+def test_after_close_the_source_is_gone_but_a_copy_in_flight_may_end() -> None:
+    staging = StagingExtent(SIZE)
+    view = staging.view(0, SIZE)
+    staging.close()
+    staging.close()
+    with pytest.raises(CopyError) as caught:
+        staging.view(0, 1)
+    assert caught.value.cause is Cause.SOURCE_GONE
+    assert bytes(view) == bytes(SIZE)

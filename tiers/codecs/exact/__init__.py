@@ -1,0 +1,5 @@
+"""Codecs that give back every bit: lz4 and zstd, exponents, planes, identity.
+
+Each implements `tiers/codecs/base.py`.
+Imported by `tiers/codecs/registry.py`.
+"""

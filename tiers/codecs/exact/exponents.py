@@ -1,0 +1,134 @@
+"""Exponents: bfloat16 at 11 bits and a little a value, exact, near the speed of memory.
+
+    | u32 parts | (u32 top, u32 exceptions) a part | blocks of all parts | exceptions of all parts | tail |
+
+A part is the K or the V of one layer: their exponents lie elsewhere, so each has a window of its own. What
+does not fill a block of 512 values in the end of a part goes as it is into the tail. The loops are in
+kernels/exponents.py; numba is imported with the first use, because it takes half a second and a daemon
+without compression should not pay it.
+"""
+
+from functools import cache, lru_cache
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import Buffer
+from ..base import EXACT, CodecError, CodecMissing, DoesNotFit, Shape
+
+_ALIGNMENT = 64
+MAX_PARTS = 1 << 16
+_MAX_SHAPES = 256
+
+
+@cache
+def kernels() -> ModuleType:
+    """Return the compiled loops. Raises CodecError, saying what to install, when numba is missing."""
+    try:
+        from ..kernels import exponents
+    except ImportError as error:
+        raise CodecMissing(
+            f"codec exponents needs numba ({error}); pip install 'kvtier[codecs]', or name codec planes"
+        ) from error
+    return exponents
+
+
+class Exponents:
+    """Implements Codec for bfloat16. `reserve` is the share of the raw size that `encode` may take: 11/16 is
+    what no exceptions at all would take; every hundredth of the values outside the window adds half a
+    hundredth."""
+
+    codec_id = 1
+    name = "exponents"
+    exactness = EXACT
+
+    def __init__(self, reserve: float = 0.73) -> None:
+        assert 11 / 16 < reserve < 1
+        self._reserve = reserve
+
+    def parameters(self) -> bytes:
+        """Nothing: the record describes itself."""
+        return b""
+
+    def accepts(self, shape: Shape) -> bool:
+        """Whether the values are bfloat16."""
+        return shape.dtype == "bfloat16" and shape.num_layers * shape.num_planes <= MAX_PARTS
+
+    def stored_bound(self, shape: Shape) -> int:
+        """Return `reserve` of the raw size, and the head."""
+        return _head_bytes(shape.num_layers * shape.num_planes) + int(shape.raw_bytes * self._reserve)
+
+    def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
+        """Encode; see Codec. Raises DoesNotFit when too many exponents are outside their windows."""
+        layout, loops = layout_of(shape), kernels()
+        values = _words(payload)
+        whole = np.frombuffer(into, np.uint8)
+        if whole.size < layout.exceptions_at:
+            raise DoesNotFit
+        where = layout.num_parts, layout.blocks_at, layout.exceptions_at
+        length: int = loops.pack(values, *where, whole)
+        if length == loops.ASKEW:
+            target = np.empty(whole.size, np.uint8)
+            length = loops.pack(values, *where, target)
+            whole[: max(length, 0)] = target[: max(length, 0)]
+        if length < 0:
+            raise DoesNotFit
+        return length
+
+    def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
+        """Decode; see Codec. Raises CodecError."""
+        layout, loops = layout_of(shape), kernels()
+        source = np.frombuffer(stored, np.uint8)
+        if source.size < layout.exceptions_at:
+            raise CodecError(f"exponents: {source.size} of {layout.exceptions_at} bytes or more")
+        source.flags.writeable = False  # loops are compiled for one kind of memory, not for two
+        whole = np.frombuffer(into, np.uint16)
+        values = whole if whole.flags.aligned else np.empty(whole.size, np.uint16)
+        where = layout.num_parts, layout.blocks_at, layout.exceptions_at
+        wrong = loops.unpack(source, *where, values)
+        if wrong == loops.ASKEW:
+            source = source.copy()
+            source.flags.writeable = False
+            wrong = loops.unpack(source, *where, values)
+        if wrong == loops.ALL_RIGHT:
+            if values is not whole:
+                whole[:] = values
+            return
+        if wrong == loops.OTHER_SHAPE:
+            raise CodecError("exponents: not of this shape")
+        if wrong == loops.BEYOND:
+            raise CodecError("exponents: lengths beyond the end")
+        raise CodecError(f"exponents: part {wrong} has another number of exceptions")
+
+
+class Layout:
+    """Where the parts of an encoded fragment begin, in bytes. Shared with the device's kernels."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.num_parts = shape.num_layers * shape.num_planes
+        num_values = shape.num_values // self.num_parts
+        num_blocks = num_values // 512
+        self.num_packed = num_blocks * 512  # values of each part
+        self.tail_bytes = 2 * self.num_parts * (num_values - self.num_packed)
+        self.blocks_at = _head_bytes(self.num_parts)
+        self.exceptions_at = self.blocks_at + self.num_parts * num_blocks * (512 + 192)
+
+
+@lru_cache(_MAX_SHAPES)
+def layout_of(shape: Shape) -> Layout:
+    """Return a shape's layout: small fragments are encoded in the time that computing it takes tenfold."""
+    return Layout(shape)
+
+
+def _head_bytes(num_parts: int) -> int:
+    """Length of the head, rounded up so that the blocks behind it are aligned as the whole is."""
+    return -(-(4 + 8 * num_parts) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _words(buffer: Buffer) -> NDArray[np.uint16]:
+    """Return the bytes as words that are not written to; copies when they lie askew."""
+    array = np.frombuffer(buffer, np.uint16)
+    words = array if array.flags.aligned else array.copy()
+    words.flags.writeable = False
+    return words

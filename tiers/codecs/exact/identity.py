@@ -1,0 +1,39 @@
+"""Identity: bytes as they are. What every fragment can fall back to."""
+
+from ...base import Buffer
+from ...payload import copy
+from ..base import EXACT, CodecError, DoesNotFit, Shape
+
+
+class Identity:
+    """Implements Codec."""
+
+    codec_id = 0
+    name = "identity"
+    exactness = EXACT
+
+    def parameters(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def accepts(self, shape: Shape) -> bool:
+        """Everything."""
+        del shape
+        return True
+
+    def stored_bound(self, shape: Shape) -> int:
+        """Return the raw size."""
+        return shape.raw_bytes
+
+    def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
+        """Copy. Raises DoesNotFit."""
+        if len(into) < shape.raw_bytes:
+            raise DoesNotFit
+        copy(into[: shape.raw_bytes], payload)
+        return shape.raw_bytes
+
+    def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
+        """Copy. Raises CodecError when there are too few bytes."""
+        if len(stored) < shape.raw_bytes:
+            raise CodecError(f"identity: {len(stored)} of {shape.raw_bytes} bytes")
+        copy(into, stored[: shape.raw_bytes])

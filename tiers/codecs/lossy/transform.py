@@ -1,0 +1,139 @@
+"""Transform: heads in a basis in which their dims have little to do with each other, in equal steps, coded.
+
+    values - mean -> coefficients (profile's basis) -> whole steps -> entropy coder
+
+    | u32 words, u32 escapes, u32 states [8] | escapes i32 | words u16 |
+
+One step for all coefficients is what costs least error for its bits; coefficients that hardly move take
+hundredths of a bit. Heads of one rule share a basis: heads that repeat each other then cost little more than
+one of them, which is most of what there is to gain (KVTC, arXiv 2511.01815). It is a matrix product for each
+token, so this is for the coldest of what is kept; `quantised` is ten times as fast.
+
+Keys come here after rotary embedding, because that is what runtimes hand over: undoing it needs positions
+and the model's rope parameters. The basis is fitted on what comes, so it is a worse one for keys, by as much
+as their angles spread; how much that is, is measured by whoever calibrates.
+
+Nothing is clipped: what has no symbol is an escape with its value in full, so the bound holds for all.
+"""
+
+import struct
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import CodecError, CodecMissing, DoesNotFit, Exactness
+from .profile import Profile, ProfileError, Rule
+from .quantised import Bytes, Words
+from .transform_table import TransformTable
+
+_HEAD = struct.Struct("<10I")
+_LARGEST_STEPS = 1 << 24  # of an escape
+_MAX_ESCAPES_SHARE = 8  # of the values, one in so many
+
+
+class TransformSegment:
+    """Implements SegmentCoder; the only one whose length depends on the data."""
+
+    is_fixed = False
+
+    def __init__(self, rule: Rule, head_dim: int, *, is_half: bool, table: bytes) -> None:
+        """Raises ProfileError when the table is not one of as many dims."""
+        self._rule = rule
+        self._is_half = is_half
+        self._table = TransformTable.from_bytes(table)
+        num_dims = rule.num_heads * head_dim
+        if self._table.num_dims != num_dims:
+            raise ProfileError(f"a table of {self._table.num_dims} dims for {num_dims}; fit it again")
+        self._step = np.float32(rule.step)
+        moved = self._table.worst_gain * float(self._step) / 2
+        self.exactness = Exactness(False, 2.0**-7, moved * (1 + 2.0**-8) + 2.0**-24)
+
+    def stored_bytes(self, num_tokens: int) -> int:
+        """Return the room to reserve."""
+        num_values = num_tokens * self._table.num_dims
+        return _HEAD.size + int(num_values * self._rule.reserve_bits / 8)
+
+    def encode(self, words: Words, into: Bytes) -> int:
+        """Fill the beginning of `into`; see SegmentCoder."""
+        table = self._table
+        values = np.empty((words.shape[0], table.num_dims), np.float32)
+        kernels()[0].widen_heads(words, self._rule.first_head, self._is_half, values)
+        with np.errstate(all="ignore"):
+            steps = np.rint(((values - table.mean) @ table.forward) / self._step)
+        if not np.abs(steps).max() < _LARGEST_STEPS:  # not a number is not less, either
+            raise DoesNotFit
+        states = np.empty(8, np.uint32)
+        stream = np.empty(max(0, into.size - _HEAD.size) // 2, np.uint16)
+        escapes = np.empty(steps.size // _MAX_ESCAPES_SHARE + 1, np.int32)
+        num_words, num_escapes = kernels()[1].encode(
+            steps.astype(np.int32), table.classes, table.frequencies, table.starts, states, stream, escapes
+        )
+        escapes_end = _HEAD.size + 4 * num_escapes
+        length = escapes_end + 2 * num_words
+        if num_words < 0 or length > into.size:
+            raise DoesNotFit
+        head = _HEAD.pack(num_words, num_escapes, *states.tolist())
+        into[: _HEAD.size] = np.frombuffer(head, np.uint8)
+        into[_HEAD.size : escapes_end] = escapes[escapes.size - num_escapes :].view(np.uint8)
+        into[escapes_end:length] = stream[stream.size - num_words :].view(np.uint8)
+        return int(length)
+
+    def decode(self, stored: Bytes, words: Words) -> None:
+        """Fill `words`; see SegmentCoder."""
+        table = self._table
+        if stored.size < _HEAD.size:
+            raise CodecError("transform: too short")
+        num_words, num_escapes, *first_states = _HEAD.unpack(stored[: _HEAD.size].tobytes())
+        escapes_end = _HEAD.size + 4 * num_escapes
+        end = escapes_end + 2 * num_words
+        if end > stored.size:
+            raise CodecError("transform: lengths beyond the end")
+        escapes = stored[_HEAD.size : escapes_end].copy().view(np.int32)
+        stream = stored[escapes_end:end].copy().view(np.uint16)
+        if escapes.size and np.abs(escapes.astype(np.int64)).max() >= _LARGEST_STEPS:
+            raise CodecError("transform: an escape out of range")
+        steps = np.empty((words.shape[0], table.num_dims), np.float32)
+        is_far = np.empty(words.shape[0], np.bool_)
+        states = np.array(first_states, np.uint32)
+        if not kernels()[1].decode(
+            stream,
+            states,
+            escapes,
+            table.classes,
+            table.symbols,
+            table.frequencies,
+            table.starts,
+            steps,
+            is_far,
+        ):
+            raise CodecError("transform: the stream does not come out even")
+        kernels()[0].narrow_heads(self._values(steps, is_far), self._rule.first_head, self._is_half, words)
+
+    def _values(self, steps: NDArray[np.float32], is_far: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Return the values of whole steps [token, coefficient]: the same bits wherever this is done."""
+        table = self._table
+        sums = steps @ table.decoding  # exact: integers whose sums stay below 2^24
+        if is_far.any():
+            sums[is_far] = steps[is_far].astype(np.float64) @ table.inverse.astype(np.float64)
+        sums *= self._step / np.float32(1 << table.shift)
+        sums += table.mean
+        return sums
+
+
+def segment_coder(rule: Rule, profile: Profile) -> TransformSegment:
+    """Return the coder of a rule with its table."""
+    return TransformSegment(
+        rule, profile.head_dim, is_half=profile.dtype == "float16", table=profile.tables[rule.table]
+    )
+
+
+@cache
+def kernels() -> tuple[ModuleType, ModuleType]:
+    """Return the compiled loops, of floats and of the coder. Raises CodecError, saying what to install."""
+    try:
+        from ..kernels import floats, rans
+    except ImportError as error:
+        raise CodecMissing(f"profiles need numba ({error}); pip install 'kvtier[codecs]'") from error
+    return floats, rans

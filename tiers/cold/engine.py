@@ -1,0 +1,499 @@
+"""ColdStore: the engine of the `nvme` tier. Append-only segment files, direct I/O, self-describing records.
+
+The room (SegmentLog, owned by the planner) says where a record goes and when a segment is sealed or freed;
+this class moves the bytes, proves on every read that they are the right ones, and remembers across
+restarts what was sealed. Nothing on the disk is ever trusted: a header, a footer or a manifest that does
+not check out makes the cache smaller and a counter larger.
+
+Durability says what an acknowledged write survives, besides the death of the process, which it always
+does: `none`, power loss may take anything; `segment`, sealed segments survive power loss; `record`, every
+acknowledged record does.
+
+Sealing order: flush the data, then write the footer, then tell the manifest. A valid footer therefore
+implies complete data, and needs no payload to be read at recovery. A failed flush is not repeated, because
+the kernel may have dropped what it could not write: the segment becomes *suspect*, gets no footer, and
+its records are believed one by one after a restart.
+"""
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...v1.shm import PAGE_BYTES
+from ..base import Buffer, Cause, CopyError, CopyOutcome, Encryption, EngineStatistics
+from ..block import FragmentLabel, NamespaceIdentity, Tier
+from ..codecs.base import PROFILED_ID
+from ..codecs.records import RecordCodecs
+from ..encryption.envelope import Envelopes
+from ..encryption.keyring import PLAIN, Keyring
+from ..encryption.master_keys import MasterKeys
+from .direct_io import DirectIo, Scratch, offset_of, runs_of, segment_of, write_fully
+from .footer import (
+    Entries,
+    Footer,
+    footer_bytes_for,
+    pack_footer,
+    pack_tombstone,
+)
+from .inspection import inspect_segment
+from .manifest import Kind, namespace_event, segment_event
+from .manifest_file import Manifest
+from .opening import Durability, open_directory
+from .ownership import ColdStoreError, DirectoryLock
+from .record import ENTRY
+from .record_io import header_of, stored_bytes
+from .recovery import Found, Recovered, SegmentFile, assemble, examine
+from .segment_files import open_segment_files, segment_path
+from .segment_io import TransferItem, Transfers
+from .segment_life import NO_FILE, SegmentLife, check_lives
+
+log = logging.getLogger(__name__)
+
+_MAX_RECOVERY_THREADS = 8
+#: Reasons that every crash leaves behind, and that were wanted.
+HARMLESS = {"segment_unsealed", "tenant_erased"}
+
+
+class ColdStore:
+    """Engine of segment files in one directory, which it owns. Made by `ColdStore.open`.
+
+    Thread-safe: transfers of many threads run side by side. `write` and `seal` of one segment must not
+    overlap; the room sees to that. Call `recover` once, before the first transfer.
+    """
+
+    tier = Tier.NVME
+
+    def __init__(
+        self,
+        directory: Path,
+        lock: DirectoryLock,
+        io: DirectIo,
+        manifest: Manifest,
+        fds: Sequence[int],
+        segment_bytes: int,
+        durability: Durability,
+        reasons: Counter[str],
+        keyring: Keyring,
+    ) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.footer_bytes = footer_bytes_for(segment_bytes)
+        self.data_pages = (segment_bytes - self.footer_bytes) // PAGE_BYTES
+        self.durability: Durability = durability
+        self._directory_lock = lock
+        self._io = io
+        self._manifest = manifest
+        self._reasons = reasons
+        self._segments, self._num_wanted = [SegmentLife(fd) for fd in fds], len(fds)
+        for number, life in manifest.state.lives.items():
+            self._segments[number].epoch = life.epoch
+            self._segments[number].sealed = True  # until recover() has looked: not to be appended to
+        self._scratch = Scratch()
+        self._statistics = EngineStatistics(backend=io.backend)
+        self._lock = threading.Lock()  # of everything below a segment's life and of the statistics
+        self._idle = threading.Condition(self._lock)
+        self._num_busy = 0
+        self._closed = False
+        self.keyring = keyring
+        self._envelopes = Envelopes(keyring) if keyring.can_encrypt else None
+        self._transfers = Transfers(
+            io,
+            manifest,
+            self._segments,
+            self._lock,
+            self.data_pages,
+            self._envelopes,
+            sync_each=durability == "record",
+        )
+
+    @property
+    def codecs(self) -> RecordCodecs:
+        """What encodes and decodes the records, and counts it."""
+        return self._transfers.codecs
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        segment_bytes: int,
+        num_segments: int,
+        durability: Durability = "none",
+        *,
+        master_keys: MasterKeys | None = None,
+        io: DirectIo | None = None,
+    ) -> "ColdStore":
+        """Own the directory `path`, preallocate `num_segments` files of `segment_bytes` in it, and return the
+        store. With `master_keys` records are encrypted (keyring.py, envelope.py). `io` replaces
+        the system calls (tests).
+
+        Raises ColdStoreError, naming the fix: the directory has another owner, the disk is too small,
+        the sizes make no sense. Damage is not an error: see `recover`.
+        """
+        opened = open_directory(Path(path), segment_bytes, num_segments, durability, io, master_keys)
+        return cls(*opened)
+
+    # ------------------------------------------------------------------------------------ transfers
+
+    def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
+        """Store one record; see Engine.write."""
+        outcome = self.write_batch([(place, label, payload)])[0]
+        if outcome.cause is not None:
+            raise CopyError(outcome.cause, _where(place))
+        return outcome.checksum
+
+    def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
+        """Fill `into` with one record's payload; see Engine.read."""
+        outcome = self.read_batch([(place, label, into)])[0]
+        if outcome.cause is not None:
+            raise CopyError(outcome.cause, _where(place))
+
+    def write_batch(
+        self,
+        items: Sequence[TransferItem],
+        *,
+        as_stored: bool = False,
+        encryptions: Sequence[Encryption | None] = (),
+    ) -> list[CopyOutcome]:
+        """Store records; neighbours share a system call. Outcomes in the order of `items`; never raises
+        for what the disk does. A payload (len == label.raw_length) with a checksum in its label must not
+        change during the call; one without is copied first, and the copy is hashed and written. `as_stored`:
+        payloads are records' as `read_batch` returned them, with their checksums and `encryptions`."""
+        outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
+        with self._busy() as is_open:
+            if is_open:
+                for run in _runs(items):
+                    self._transfers.write_run(
+                        run, items, outcomes, as_stored=as_stored, encryptions=encryptions
+                    )
+        self._count(outcomes, items, written=True)
+        return outcomes
+
+    def read_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
+        """Fill each item's view (at least label.raw_length bytes; a longer one is overwritten up to the
+        next page) and verify it. Outcomes in the order of `items`; never raises for what the disk does.
+        A view whose outcome has a cause is undefined. `as_stored`: leave encoded and encrypted what is; views
+        are label.stored_length long then, and outcomes say how it is encrypted."""
+        outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
+        with self._busy() as is_open:
+            if is_open:
+                for run in _runs(items):
+                    self._transfers.read_run(run, items, outcomes, as_stored=as_stored)
+        self._count(outcomes, items, written=False)
+        return outcomes
+
+    def whereabouts(self, place: int) -> tuple[Path, int, int]:
+        """Return the file of a record, which life of its segment that is, and where in it the record begins,
+        in bytes: for who reads it in another way, and then asks `confirm`."""
+        number = segment_of(place)
+        return segment_path(self.directory, number), self._segments[number].epoch, offset_of(place)
+
+    def confirm(self, place: int, label: FragmentLabel, page: Buffer) -> CopyOutcome:
+        """Return the checksum that the payload has to have which was read with the header in `page`, when
+        that is still the record asked for."""
+        number = segment_of(place)
+        where = (number, self._segments[number].epoch, offset_of(place) // PAGE_BYTES)
+        header = header_of(page, label, where, self.codecs)
+        return CopyOutcome(header) if isinstance(header, Cause) else CopyOutcome(None, header.checksum)
+
+    def publish(self, place: int, label: FragmentLabel) -> None:
+        """Nothing to do: clients never read the cold store themselves."""
+
+    def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
+        """Nothing to do either."""
+
+    def retract(self, place: int) -> None:
+        """Nothing to do: a place is not reused before its segment was freed."""
+
+    # ------------------------------------------------------------------------------- life of segments
+
+    def seal(self, number: int) -> bool:
+        """Write the footer of a segment whose copies have all ended, and tell the manifest.
+
+        False when that failed: the segment is then suspect, still serves its records in this life, and
+        is scanned after a restart. Never raises.
+        """
+        segment = self._segments[number]
+        with self._busy() as is_open:
+            if not is_open or segment.epoch == 0 or segment.sealed:
+                return segment.sealed
+            segment.sealed = True
+            if segment.suspect:
+                return False
+            entries = np.frombuffer(bytes(segment.entries), ENTRY)
+            return self._seal(number, entries[np.argsort(entries["page"])])
+
+    def free(self, number: int) -> None:
+        """Forget a segment. When this returns, no restart will find its records again, power loss or
+        not. Idempotent. Raises CopyError when the manifest cannot be written; nothing is freed then."""
+        segment = self._segments[number]
+        with self._busy() as is_open:
+            if not is_open:
+                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+            if segment.epoch == 0:
+                return
+            if self.durability == "segment":
+                self._flush_unsealed()
+            segment.is_ending = True
+            try:
+                self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
+            except CopyError:
+                segment.is_ending = False
+                raise
+            tombstone = pack_tombstone(number, segment.epoch)
+            self._segments[number] = SegmentLife(segment.fd)
+            try:
+                self._write_aligned(segment.fd, tombstone, self.data_pages * PAGE_BYTES, durable=False)
+            except CopyError as error:  # the second witness only; the manifest knows
+                log.warning("segment %d: no tombstone (%s)", number, error)
+
+    def store_namespace(self, identity: NamespaceIdentity) -> None:
+        """Remember a namespace, before any of its records. Idempotent. Raises CopyError."""
+        with self._busy() as is_open:
+            if not is_open:
+                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+            if identity.digest not in self._manifest.state.namespaces:
+                self._manifest.append(namespace_event(identity))
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether what is written is encrypted."""
+        return self._envelopes is not None
+
+    def has_key(self, tenant: str) -> bool:
+        """Whether there is a key that a tenant's records can be read with."""
+        return self.keyring.key_id(tenant) != PLAIN
+
+    def tenants_with_keys(self) -> set[str]:
+        """Return whose records can be read with a key."""
+        return self.keyring.tenants()
+
+    def erase_tenant(self, tenant: str) -> bool:
+        """Destroy a tenant's key. When this returns nothing it ever stored can be read again, here or after a
+        restart; nothing new is stored before `admit_tenant`, because what is on its way may be older. Returns
+        whether it had a key. Raises CopyError when that could not be made durable."""
+        with self._busy() as is_open:
+            if not is_open:
+                raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
+            had_key = self.keyring.erase(tenant, self._transfers.next_sequence())
+            if self._envelopes is not None:
+                self._envelopes.forget(tenant)
+            return had_key
+
+    def admit_tenant(self, tenant: str) -> None:
+        """Store for an erased tenant again, under another key."""
+        self.keyring.admit(tenant)
+
+    def resize(self, num_segments: int) -> None:
+        """Have the files of `num_segments` segments. Those beyond stay until they are given back. Raises
+        ColdStoreError, naming the fix, when the disk has no room for them; nothing changes then."""
+        with self._busy() as is_open:
+            if not is_open:
+                raise ColdStoreError("the cold store is closed")
+            known = len(self._segments)
+            missing = [n for n in range(num_segments) if n >= known or self._segments[n].fd == NO_FILE]
+            files = open_segment_files(self.directory, self._io, missing, self.segment_bytes)
+            self._segments += [SegmentLife(NO_FILE) for _ in range(num_segments - known)]
+            for number, fd in zip(missing, files.fds, strict=True):
+                self._segments[number] = SegmentLife(fd)
+            self._num_wanted = self._manifest.state.num_segments = num_segments
+
+    def give_back(self, number: int) -> None:
+        """Remove the file of a free segment, unless it is wanted again meanwhile. Never raises."""
+        with self._busy() as is_open:
+            segment = self._segments[number]
+            if not is_open or number < self._num_wanted or segment.fd == NO_FILE:
+                return
+            assert segment.epoch == 0, f"segment {number} is in use"
+            self._segments[number] = SegmentLife(NO_FILE)
+            self._io.close(segment.fd)
+            try:
+                segment_path(self.directory, number).unlink()
+            except OSError as error:
+                log.warning("segment %d: its file stays until the next start (%s)", number, error.strerror)
+
+    def recover(self) -> Recovered:
+        """Return everything a former owner sealed, or wrote completely before it died. Segments found
+        unsealed are sealed, those with nothing whole in them are freed. Damage is counted, never raised.
+        Runs once, before the first transfer."""
+        lives = dict(self._manifest.state.lives)
+        with ThreadPoolExecutor(_MAX_RECOVERY_THREADS, "kvtier-recovery") as pool:
+            work = [pool.submit(examine, self._file(n), sealed=life.sealed) for n, life in lives.items()]
+            found = {item.number: item for item in (future.result() for future in work)}
+        for number, item in found.items():
+            self._settle_found(number, item)
+        # Those sealed just now stand at the end of the manifest's order.
+        in_order = [found[number] for number in self._manifest.state.lives if number in found]
+        gone = [item for number, item in found.items() if number not in self._manifest.state.lives]
+        namespaces = list(self._manifest.state.namespaces.values())
+        recovered = assemble(in_order + gone, namespaces, self.keyring.trust)
+        recovered.reasons.update(self._reasons)
+        if recovered.reasons.keys() - HARMLESS:
+            log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))
+        self._count_unreadable(recovered)
+        return recovered
+
+    # --------------------------------------------------------------------------------- observation
+
+    def statistics(self) -> EngineStatistics:
+        """Return a copy of the counters."""
+        with self._lock:
+            return replace(self._statistics, failures=dict(self._statistics.failures))
+
+    def suspect_segments(self) -> list[int]:
+        """Return the segments a flush of which failed in this life."""
+        return [number for number, segment in enumerate(self._segments) if segment.suspect]
+
+    def check_integrity(self) -> list[str]:
+        """Audit: lives agree with the manifest, no two records of an unsealed segment overlap, the lock
+        is still ours."""
+        problems = []
+        if not self._closed and not self._directory_lock.still_ours():
+            problems.append(f"{self.directory}: the lock file was replaced; another owner may be at work")
+        lives = self._manifest.state.lives
+        return problems + check_lives(self._segments, lives, self.data_pages, self._lock)
+
+    def inspect_segment(self, number: int) -> dict[str, Any]:
+        """Return what the files say about a segment; see inspection.inspect_segment."""
+        return inspect_segment(self.directory, number)
+
+    def close(self) -> None:
+        """Wait for the transfers under way, close all files, give the directory back. Idempotent."""
+        with self._idle:
+            if self._closed:
+                return
+            self._closed = True
+            self._idle.wait_for(lambda: self._num_busy == 0)
+        self._manifest.close()
+        for segment in self._segments:
+            if segment.fd != NO_FILE:
+                self._io.close(segment.fd)
+        self._io.shut_down()
+        self._directory_lock.release()
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _count_unreadable(self, recovered: Recovered) -> None:
+        """Say which records are kept although nobody can read them until their profile is back."""
+        is_profiled = recovered.records["codec"] == PROFILED_ID
+        for index, namespace in enumerate(recovered.namespaces):
+            if self.codecs.can_read(namespace):
+                continue
+            count = int((is_profiled & (recovered.records["namespace_index"] == index)).sum())
+            if count:
+                recovered.reasons["profile_missing"] += count
+                log.warning(
+                    "%d records name profile %s, which is not there: misses until its file is back in the "
+                    "directory compression.profiles",
+                    count,
+                    namespace.profile_digest.hex(),
+                )
+
+    def _seal(self, number: int, entries: Entries) -> bool:
+        """Flush, write the footer, tell the manifest; the segment is suspect when any of it fails."""
+        segment = self._segments[number]
+        durable = self.durability != "none"
+        footer = Footer(number, segment.epoch, self._manifest.owner_epoch, list(segment.namespaces), entries)
+        try:
+            if durable:
+                try:
+                    self._io.sync(segment.fd)
+                except OSError as error:
+                    raise CopyError(Cause.IO_ERROR, f"flush: {error.strerror}") from error
+            start = self.data_pages * PAGE_BYTES
+            self._write_aligned(segment.fd, pack_footer(footer), start, durable=durable)
+            self._manifest.append(segment_event(Kind.SEALED, number, segment.epoch))
+        except CopyError as error:
+            segment.suspect = True
+            log.warning("segment %d is suspect and stays without footer: %s", number, error)
+            with self._lock:
+                failures = self._statistics.failures
+                failures[error.cause] = failures.get(error.cause, 0) + 1
+            return False
+        with self._lock:
+            segment.entries = bytearray()
+        return True
+
+    def _flush_unsealed(self) -> None:
+        """A segment goes: what was copied out of it must be as safe where it is now. Never raises."""
+        for number, segment in enumerate(self._segments):
+            if segment.entries and not segment.sealed and not segment.suspect:
+                try:
+                    self._io.sync(segment.fd)
+                except OSError as error:
+                    segment.suspect = True
+                    log.warning("segment %d is suspect: flush: %s", number, error.strerror)
+
+    def _settle_found(self, number: int, item: Found) -> None:
+        """Make the store agree with what recovery found in a segment."""
+        segment = self._segments[number]
+        footer = item.footer
+        if footer is None:
+            try:
+                self.free(number)
+            except CopyError as error:
+                log.warning("segment %d: cannot be freed (%s)", number, error)
+            return
+        if not item.scanned and self._manifest.state.lives[number].sealed:
+            return
+        segment.namespaces = {digest: index for index, digest in enumerate(footer.namespaces)}
+        self._seal(number, footer.entries)
+
+    def _file(self, number: int) -> SegmentFile:
+        segment = self._segments[number]
+        return SegmentFile(self._io, segment.fd, number, segment.epoch, self.data_pages, self.footer_bytes)
+
+    def _write_aligned(self, fd: int, data: bytes, offset: int, *, durable: bool) -> None:
+        """Write whole pages from ordinary memory. Raises CopyError."""
+        self._scratch.reset(len(data))
+        page = self._scratch.take(len(data))
+        page[:] = data
+        write_fully(self._io, fd, [page], offset, durable=durable)
+
+    @contextmanager
+    def _busy(self) -> Iterator[bool]:
+        """Keep the files open meanwhile; yields False when the store is closed."""
+        with self._lock:
+            is_open = not self._closed
+            self._num_busy += is_open
+        try:
+            yield is_open
+        finally:
+            if is_open:
+                with self._idle:
+                    self._num_busy -= 1
+                    if self._closed:
+                        self._idle.notify_all()
+
+    def _count(self, outcomes: list[CopyOutcome], items: Sequence[TransferItem], *, written: bool) -> None:
+        good = [
+            item[1].raw_length for item, outcome in zip(items, outcomes, strict=True) if not outcome.cause
+        ]
+        with self._lock:
+            if written:
+                self._statistics.num_writes += len(good)
+                self._statistics.written_bytes += sum(good)
+            else:
+                self._statistics.num_reads += len(good)
+                self._statistics.read_bytes += sum(good)
+            if len(good) < len(items):
+                failures = self._statistics.failures
+                for outcome in outcomes:
+                    if outcome.cause is not None:
+                        failures[outcome.cause] = failures.get(outcome.cause, 0) + 1
+
+
+def _where(place: int) -> str:
+    return f"segment {segment_of(place)}, page {offset_of(place) // PAGE_BYTES}"
+
+
+def _runs(items: Sequence[TransferItem]) -> Iterator[list[int]]:
+    return runs_of([item[0] for item in items], [stored_bytes(item[1]) for item in items])

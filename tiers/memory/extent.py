@@ -1,0 +1,116 @@
+"""Extent: one memfd of slots and their headers, ours to write, everybody else's to read.
+
+Created in two steps, because a gigabyte of fresh pages takes seconds and an event loop has none:
+the constructor reserves addresses (microseconds) and seals; `prefault` makes the pages, from any thread,
+while the extent may already be in use. The layout is that of v1/shm.py.
+"""
+
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...v1.shm import HUGE_PAGE_BYTES, MIN_SLOT_BYTES, SLOT_HEADER, extent_file_bytes
+from ..base import Buffer
+from . import memfd
+from .headers import SlotHeaders
+
+logger = logging.getLogger(__name__)
+
+_STEP_BYTES = 32 << 20  # prefaulted between two looks at `stop`
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentReport:
+    """What an extent got from the host, for `doctor`."""
+
+    huge_pages: bool
+    locked: bool
+    numa_nodes: tuple[int, ...]
+    prefaulted: bool
+
+
+class Extent:
+    """`extent_bytes` of data, then one header per possible slot.
+
+    `data` is a writable view of the slots; `descriptor` may be given to any client of the extent's domain.
+    Raises SharedMemoryError when the host cannot give `numa_nodes`.
+    """
+
+    def __init__(
+        self, name: str, extent_bytes: int, *, huge_pages: bool = True, numa_nodes: Sequence[int] = ()
+    ) -> None:
+        self.extent_bytes = extent_bytes
+        self.num_slots = extent_bytes // MIN_SLOT_BYTES
+        self._numa_nodes = tuple(numa_nodes)
+        self._locked = False
+        self._prefaulted = False
+        self.descriptor, self._mapping, self._huge = _map(name, extent_file_bytes(extent_bytes), huge_pages)
+        try:
+            if numa_nodes:
+                memfd.bind(self._mapping, numa_nodes)
+            memfd.seal(self.descriptor, memfd.SEALS_READ_ONLY)
+        except memfd.SharedMemoryError:
+            os.close(self.descriptor)
+            self._mapping.close()
+            raise
+        whole = memoryview(self._mapping)
+        end = extent_bytes + self.num_slots * SLOT_HEADER.itemsize
+        self.data: Buffer = whole[:extent_bytes]
+        self.headers = SlotHeaders(whole[extent_bytes:end])
+
+    def prefault(self, stop: threading.Event | None = None) -> None:
+        """Make all pages, and lock them where that is allowed. Releases the GIL; idempotent.
+
+        Returns early, with nothing locked, once `stop` is set. Raises SharedMemoryError when memory is short.
+        """
+        total = len(self._mapping)
+        for start in range(0, total, _STEP_BYTES):
+            if stop is not None and stop.is_set():
+                return
+            memfd.populate(self.descriptor, self._mapping, start, min(_STEP_BYTES, total - start))
+        self._prefaulted = True
+        self._locked = memfd.lock(self._mapping)
+
+    def report(self) -> ExtentReport:
+        """Say what the host gave."""
+        return ExtentReport(self._huge, self._locked, self._numa_nodes, self._prefaulted)
+
+    def close(self) -> None:
+        """Unmap and close. Memory that somebody still has a view of goes when that view goes."""
+        if self.descriptor < 0:
+            return
+        os.close(self.descriptor)
+        self.descriptor = -1
+        self.headers.close()
+        self.data.release()
+        try:
+            self._mapping.close()
+        except BufferError:
+            logger.warning("an extent was closed while a view of it was in use; unmapped when that ends")
+
+
+def _map(name: str, num_bytes: int, huge_pages: bool) -> tuple[int, mmap.mmap, bool]:
+    """Return (descriptor, writable mapping, whether of huge pages)."""
+    # Mapping reserves huge pages, so that one that succeeds here cannot fail at first touch.
+    if huge_pages and memfd.free_huge_pages() * HUGE_PAGE_BYTES >= num_bytes:
+        descriptor = -1
+        try:
+            descriptor = memfd.create(name, num_bytes, huge=True)
+            return descriptor, mmap.mmap(descriptor, num_bytes), True
+        except OSError:  # somebody else took them between the question and the answer
+            if descriptor >= 0:
+                os.close(descriptor)
+    descriptor = -1
+    try:
+        descriptor = memfd.create(name, num_bytes)
+        return descriptor, mmap.mmap(descriptor, num_bytes), False
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise memfd.SharedMemoryError(
+            f"cannot map {num_bytes} bytes of shared memory ({error.strerror}); raise RLIMIT_AS and "
+            "RLIMIT_NOFILE or make extents smaller"
+        ) from error

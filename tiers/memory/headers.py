@@ -1,0 +1,138 @@
+"""SlotHeaders: the headers of one extent, written so that a reader in another process is never fooled.
+
+A header changes only while its generation is odd, and a generation is stored through a view of 8-byte
+words, that is by one aligned store: readers see the old one or the new one. struct and memoryview are
+used because this is called once per fragment on the event loop; numpy's structured scalars cost ten
+times as much.
+"""
+
+import struct
+from collections.abc import Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...v1.shm import CHECKSUM_BYTES, HASH_BYTES, SLOT_HEADER
+from ..base import Buffer
+from ..block import FragmentLabel
+
+EMPTY_GENERATION = 1  # odd: nothing here. Zero, what fresh memory holds, would be readable.
+
+# A header without its generation: namespace_id, group, offset, length, raw_length, codec, reserved,
+# prefix_hash, checksum, padding.
+_BODY = struct.Struct("<IIQQQII32s16s32x")
+_BODY_OFFSET = 8
+_BYTES = SLOT_HEADER.itemsize
+_WORDS = _BYTES // 8
+assert _BODY_OFFSET + _BODY.size == _BYTES
+
+#: Which of a header's words say what is in the slot: namespace and group, raw length, hash, checksum.
+_IDENTITY = np.array([1, 4, 6, 7, 8, 9, 10, 11])
+assert SLOT_HEADER.fields is not None
+assert [SLOT_HEADER.fields[name][1] for name in ("raw_length", "prefix_hash", "checksum")] == [32, 48, 80]
+
+_columns_of = attrgetter("namespace_id", "group", "raw_length", "prefix_hash", "checksum")
+
+
+def _one_or_column(values: tuple[int, ...]) -> "np.uint64 | npt.NDArray[np.uint64]":
+    """Return the one value that all are, as in most batches; else a column."""
+    first = values[0]
+    return np.uint64(first) if values.count(first) == len(values) else np.array(values, np.uint64)
+
+
+class Identities:
+    """The labels of a batch in columns, for comparing all of them at once with what is in their slots."""
+
+    def __init__(self, labels: Sequence[FragmentLabel]) -> None:
+        self.labels = labels
+        columns: tuple[tuple[Any, ...], ...] = tuple(zip(*map(_columns_of, labels), strict=True))
+        self._namespace_ids, self._groups, lengths, self._hashes, self.checksums = columns
+        self.lengths = np.empty(len(labels), np.int64)
+        self.lengths[:] = _one_or_column(lengths)
+
+    @cached_property
+    def words(self) -> npt.NDArray[np.uint64] | None:
+        """What the headers of filled slots say, (n, 8); None where a label has no checksum yet, and cannot be
+        compared as a whole."""
+        hashes, checksums, count = b"".join(self._hashes), b"".join(self.checksums), len(self.labels)
+        if len(hashes) != count * HASH_BYTES or len(checksums) != count * CHECKSUM_BYTES:
+            return None
+        words = np.empty((count, len(_IDENTITY)), np.uint64)
+        words[:, 0] = _one_or_column(self._groups) << np.uint64(32) | _one_or_column(self._namespace_ids)
+        words[:, 1] = self.lengths
+        words[:, 2:6] = np.frombuffer(hashes, "<u8").reshape(count, 4)
+        words[:, 6:8] = np.frombuffer(checksums, "<u8").reshape(count, 2)
+        return words
+
+
+class SlotHeaders:
+    """A view of the header table `buffer`, all slots made empty."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._bytes = buffer
+        self._words = buffer.cast("Q")
+        np.frombuffer(buffer, SLOT_HEADER)["generation"] = EMPTY_GENERATION
+
+    def fill(self, slot: int, label: FragmentLabel, offset: int, generation: int) -> None:
+        """Write the header of an empty slot and, last, its `generation`, which is even and new."""
+        _BODY.pack_into(
+            self._bytes,
+            slot * _BYTES + _BODY_OFFSET,
+            label.namespace_id,
+            label.group,
+            offset,
+            label.raw_length,
+            label.raw_length,
+            0,  # no codec: memory tiers keep what was put
+            0,
+            label.prefix_hash,
+            label.checksum,
+        )
+        self._words[slot * _WORDS] = generation
+
+    def empty(self, slot: int) -> None:
+        """Make the generation of a filled slot odd."""
+        self._words[slot * _WORDS] += 1
+
+    def generation(self, slot: int) -> int:
+        """Return the generation of `slot`."""
+        return self._words[slot * _WORDS]
+
+    def checksum(self, slot: int) -> bytes:
+        """Return the xxh3-128 of what is in a filled slot, as it was taken at put."""
+        return bytes(_BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)[-1])
+
+    def is_of(self, slot: int, label: FragmentLabel) -> bool:
+        """Whether the slot is filled and with this fragment: namespace, hash, group, length, checksum."""
+        body = _BODY.unpack_from(self._bytes, slot * _BYTES + _BODY_OFFSET)
+        namespace_id, group, _, _, raw_length, _, _, prefix_hash, digest = body
+        return (
+            self._words[slot * _WORDS] % 2 == 0
+            and prefix_hash == label.prefix_hash
+            and namespace_id == label.namespace_id
+            and group == label.group
+            and raw_length == label.raw_length
+            and (not label.checksum or digest == label.checksum)
+        )
+
+    def generations_of(
+        self, slots: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.uint64] | None:
+        """Return the generations of slots, (n,) uint64; None unless each is filled with the fragment that its
+        row of `words` (`Identities.words`) names."""
+        rows = np.frombuffer(self._words, np.uint64).reshape(-1, _WORDS)[slots]
+        generations: npt.NDArray[np.uint64] = rows[:, 0]
+        is_right = not (generations & np.uint64(1)).any() and np.array_equal(rows[:, _IDENTITY], words)
+        return generations if is_right else None
+
+    def table(self) -> npt.NDArray[np.void]:
+        """Return all headers as a structured array, without copying; for audits."""
+        return np.frombuffer(self._bytes, SLOT_HEADER)
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._words.release()
+        self._bytes.release()

@@ -1,0 +1,330 @@
+"""SlotPool: the room of a memory tier. Extents cut into equal slots, all books in plain lists.
+
+An extent is bound to one isolation domain for its whole life (a client's mapping of it cannot be
+revoked) and to one slot size while any of its slots is taken. Fragments of one namespace are all about the
+same size, so slabs of equal slots waste less than a general allocator and never fragment; a buddy or
+offset allocator was rejected for its worst case just above a power of two.
+
+Freed slots are reused last-in first-out, because their lines and TLB entries are the warmest.
+
+The pool can be resized while it is used. Extents that shall go are *leaving*: nothing new comes in, and once
+the last slot is given back the extent is *gone*, its number never used again (a client may still map it).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...v1.shm import MIN_SLOT_BYTES, extent_of, place_of, slot_bytes_for, slot_of
+from ..base import RoomStatistics
+from .shares import Share
+
+_UNBOUND = -1
+
+
+@dataclass(slots=True)
+class _Extent:
+    domain: int = _UNBOUND
+    slot_bytes: int = 0  # 0 while the extent is empty and uncut
+    free: list[int] = field(default_factory=list)
+    taken: dict[int, int] = field(default_factory=dict)  # slot -> payload bytes it was reserved for
+
+
+class SlotPool:
+    """Books of `num_extents` extents of `extent_bytes` data bytes each.
+
+    Mutated by `reserve`, `release`, `grow` and `retire` only. `check_integrity` proves that every slot is
+    either free or taken and that the byte counts follow.
+    """
+
+    def __init__(self, num_extents: int, extent_bytes: int) -> None:
+        assert num_extents > 0
+        assert extent_bytes >= MIN_SLOT_BYTES
+        self.num_extents = num_extents  # without those that leave
+        self.extent_bytes = extent_bytes
+        self._extents = [_Extent() for _ in range(num_extents)]  # by number, gone ones included
+        self.leaving: set[int] = set()
+        self._gone: set[int] = set()
+        self._uncut_unbound = list(range(num_extents - 1, -1, -1))
+        self._uncut_of_domain: dict[int, list[int]] = {}
+        self._share_of: dict[int, Share] = {}  # by domain; who is not in it has no limit
+        # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.
+        self._open: dict[tuple[int, int], dict[int, None]] = {}
+        self._taken_bytes = 0
+        self._payload_bytes = 0
+
+    def can_hold(self, num_bytes: int) -> bool:
+        """Whether a fragment of this size fits an extent."""
+        return num_bytes > 0 and slot_bytes_for(num_bytes) <= self.extent_bytes
+
+    def reserve(self, domain: int, num_bytes: int) -> int | None:
+        """Take a slot of at least `num_bytes` for `domain`; None when no extent has one."""
+        slot_bytes = slot_bytes_for(num_bytes)
+        key = (domain, slot_bytes)
+        candidates = self._open.get(key)
+        if not candidates:
+            number = self._cut(domain, slot_bytes)
+            if number is None:
+                return None
+            candidates = self._open.setdefault(key, {})
+            candidates[number] = None
+        number = next(iter(candidates))
+        extent = self._extents[number]
+        slot = extent.free.pop()
+        extent.taken[slot] = num_bytes
+        if not extent.free:
+            del candidates[number]
+        self._taken_bytes += slot_bytes
+        self._payload_bytes += num_bytes
+        return place_of(number, slot)
+
+    def reserve_many(self, domain: int, sizes: Sequence[int], count: int) -> list[int]:
+        """Take up to `count` times slots of all `sizes`; returns the places, in order, of as many as fit."""
+        if len(set(sizes)) == 1:
+            return self._reserve_equal(domain, sizes[0], count * len(sizes), len(sizes))
+        places: list[int] = []
+        for _ in range(count):
+            for num_bytes in sizes:
+                place = self.reserve(domain, num_bytes)
+                if place is None:
+                    while len(places) % len(sizes):
+                        self.release(places.pop(), sizes[len(places) % len(sizes)])
+                    return places
+                places.append(place)
+        return places
+
+    def release(self, place: int, num_bytes: int) -> None:
+        """Give a slot back. An extent that becomes empty may be cut anew, for the same domain."""
+        number, slot = extent_of(place), slot_of(place)
+        extent = self._extents[number]
+        reserved_bytes = extent.taken.pop(slot, None)
+        assert reserved_bytes == num_bytes, f"slot {number}/{slot} was taken for {reserved_bytes}"
+        extent.free.append(slot)
+        self._taken_bytes -= extent.slot_bytes
+        self._payload_bytes -= num_bytes
+        if not extent.taken:
+            self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
+            extent.slot_bytes = 0
+            extent.free.clear()
+        self._make_available(number)
+
+    def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
+        """Give many slots back: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
+        if len(set(sizes)) > 1:
+            for index, place in enumerate(places):
+                self.release(place, sizes[index % len(sizes)])
+            return
+        number = extent_of(places[0]) if places else -1
+        if places and number == extent_of(min(places)) == extent_of(max(places)):
+            self._release_equal(number, [place & 0xFFFF_FFFF for place in places], sizes[0])
+            return
+        of_extent: dict[int, list[int]] = {}
+        number, slots = -1, []
+        for place in places:
+            if place >> 32 != number:
+                number = extent_of(place)
+                slots = of_extent.setdefault(number, [])
+            slots.append(place & 0xFFFF_FFFF)
+        for number, slots in of_extent.items():
+            self._release_equal(number, slots, sizes[0])
+
+    def grow(self, num_extents: int) -> None:
+        """Have `num_extents` extents again or for the first time: those that were leaving stay, the rest is
+        new, under new numbers."""
+        assert num_extents >= self.num_extents
+        while self.num_extents < num_extents and self.leaving:
+            number = min(self.leaving, key=lambda n: (-len(self._extents[n].taken), n))  # the fullest
+            self.leaving.remove(number)
+            self.num_extents += 1
+            extent = self._extents[number]
+            if extent.free or not extent.slot_bytes:
+                self._make_available(number)
+        while self.num_extents < num_extents:
+            self._extents.append(_Extent())
+            self._uncut_unbound.insert(0, len(self._extents) - 1)
+            self.num_extents += 1
+
+    def retire(self, numbers: Sequence[int]) -> None:
+        """Let these extents leave: nothing new comes in. What is in them stays until it is released."""
+        for number in numbers:
+            extent = self._extents[number]
+            assert number not in self.leaving
+            assert number not in self._gone
+            self.leaving.add(number)
+            self.num_extents -= 1
+            if extent.slot_bytes:
+                self._open.get((extent.domain, extent.slot_bytes), {}).pop(number, None)
+            elif extent.domain == _UNBOUND:
+                self._uncut_unbound.remove(number)
+            else:
+                self._uncut_of_domain[extent.domain].remove(number)
+        assert self.num_extents > 0
+
+    def take_gone(self) -> list[int]:
+        """Return the leaving extents that became empty since the last call: their memory may go."""
+        gone = sorted(number for number in self.leaving if not self._extents[number].taken)
+        self.leaving.difference_update(gone)
+        self._gone.update(gone)
+        for number in gone:
+            if (share := self._share_of.get(self._extents[number].domain)) is not None:
+                share.num_extents -= 1
+        return gone
+
+    def share(self, domain: int, share: Share) -> None:
+        """Bind no more extents to `domain` than `share` has left. Before the domain has any."""
+        assert all(extent.domain != domain for extent in self._extents)
+        self._share_of[domain] = share
+
+    def num_extents_of(self, share: Share) -> int:
+        """Return how many extents the domains of a share have, those that leave included."""
+        domains = {domain for domain, one in self._share_of.items() if one is share}
+        return sum(
+            extent.domain in domains
+            for number, extent in enumerate(self._extents)
+            if number not in self._gone
+        )
+
+    def extents(self) -> list[int]:
+        """Return the numbers of all extents that are not gone, those that leave included, in the order in
+        which `reserve` begins them."""
+        return [number for number in range(len(self._extents)) if number not in self._gone]
+
+    def taken_slots(self, number: int) -> int:
+        """Return how many slots of an extent are taken."""
+        return len(self._extents[number].taken)
+
+    def settle(self, place: int) -> None:
+        """Nothing to do: a slot does not care whether its bytes have landed."""
+
+    def offset_of(self, place: int) -> int:
+        """Return the byte offset of a taken slot in its extent."""
+        return slot_of(place) * self._extents[extent_of(place)].slot_bytes
+
+    def slot_bytes_of(self, place: int) -> int:
+        """Return the size of the slot at `place`; 0 when its extent is not cut."""
+        return self._extents[extent_of(place)].slot_bytes
+
+    def is_taken(self, place: int) -> bool:
+        """Whether `place` is reserved."""
+        return slot_of(place) in self._extents[extent_of(place)].taken
+
+    def domain_of_extent(self, number: int) -> int | None:
+        """Return the domain an extent is bound to, None before its first use."""
+        if not 0 <= number < len(self._extents):
+            return None
+        domain = self._extents[number].domain
+        return None if domain == _UNBOUND else domain
+
+    def statistics(self) -> RoomStatistics:
+        """Return the books; slots of uncut extents count as free in full. What is in leaving extents counts
+        as taken, but not to the capacity: it has to find room elsewhere."""
+        capacity = self.num_extents * self.extent_bytes
+        taken = staying = self._taken_bytes
+        for number in self.leaving:
+            staying -= len(self._extents[number].taken) * self._extents[number].slot_bytes
+        return RoomStatistics(capacity, capacity - staying, taken, taken - self._payload_bytes)
+
+    def check_integrity(self) -> list[str]:
+        """Audit: slots free xor taken, open sets exact, byte count equal to the sum of slots."""
+        problems = []
+        total = payload = 0
+        uncut = {*self._uncut_unbound, *(n for ns in self._uncut_of_domain.values() for n in ns)}
+        for number, extent in enumerate(self._extents):
+            total += len(extent.taken) * extent.slot_bytes
+            payload += sum(extent.taken.values())
+            is_leaving = number in self.leaving or number in self._gone
+            if number in self._gone and extent.taken:
+                problems.append(f"extent {number}: gone with {len(extent.taken)} slots taken")
+            if (extent.slot_bytes == 0 and not is_leaving) != (number in uncut):
+                problems.append(
+                    f"extent {number}: cut={extent.slot_bytes != 0}, listed uncut={number in uncut}"
+                )
+            if extent.slot_bytes == 0:
+                continue
+            slots = sorted([*extent.free, *extent.taken])
+            if slots != list(range(self.extent_bytes // extent.slot_bytes)):
+                problems.append(f"extent {number}: free + taken are not each slot once")
+            is_open = number in self._open.get((extent.domain, extent.slot_bytes), {})
+            if is_open != (bool(extent.free) and not is_leaving):
+                problems.append(f"extent {number}: open={is_open}, free slots={len(extent.free)}")
+        if self.num_extents != len(self._extents) - len(self.leaving) - len(self._gone):
+            problems.append(f"{self.num_extents} extents are not those that neither leave nor are gone")
+        if total != self._taken_bytes:
+            problems.append(f"taken_bytes {self._taken_bytes} != sum over slots {total}")
+        if payload != self._payload_bytes:
+            problems.append(f"payload_bytes {self._payload_bytes} != sum over slots {payload}")
+        return problems
+
+    def _reserve_equal(self, domain: int, num_bytes: int, count: int, multiple: int) -> list[int]:
+        """Take up to `count` slots of one size, a multiple of `multiple`, extent by extent."""
+        slot_bytes = slot_bytes_for(num_bytes)
+        candidates = self._open.setdefault((domain, slot_bytes), {})
+        places: list[int] = []
+        while len(places) < count:
+            number = next(iter(candidates), None)
+            if number is None:
+                number = self._cut(domain, slot_bytes)
+                if number is None:
+                    break
+                candidates[number] = None
+            extent = self._extents[number]
+            slots = extent.free[: -(count - len(places)) - 1 : -1]
+            del extent.free[-len(slots) :]
+            extent.taken.update(dict.fromkeys(slots, num_bytes))
+            if not extent.free:
+                del candidates[number]
+            first = place_of(number, 0)
+            places += [first + slot for slot in slots]
+        self._taken_bytes += len(places) * slot_bytes
+        self._payload_bytes += len(places) * num_bytes
+        while len(places) % multiple:
+            self.release(places.pop(), num_bytes)
+        return places
+
+    def _release_equal(self, number: int, slots: list[int], num_bytes: int) -> None:
+        """Give slots of one extent back that were taken for the same number of bytes."""
+        extent = self._extents[number]
+        taken = extent.taken
+        if len(slots) == len(taken):  # the extent becomes empty: `release` knows what follows
+            for slot in slots:
+                self.release(place_of(number, slot), num_bytes)
+            return
+        released = list(map(taken.pop, slots))
+        assert released.count(num_bytes) == len(slots), f"extent {number}: not all of {num_bytes} bytes"
+        extent.free += slots
+        self._taken_bytes -= extent.slot_bytes * len(slots)
+        self._payload_bytes -= num_bytes * len(slots)
+        self._make_available(number)
+
+    def _make_available(self, number: int) -> None:
+        """List an extent that has free slots, or is uncut, where `reserve` looks. Not one that leaves."""
+        if number in self.leaving:
+            return
+        extent = self._extents[number]
+        if extent.slot_bytes:
+            self._open.setdefault((extent.domain, extent.slot_bytes), {})[number] = None
+        elif extent.domain == _UNBOUND:
+            self._uncut_unbound.append(number)
+        else:
+            self._uncut_of_domain.setdefault(extent.domain, []).append(number)
+
+    def _cut(self, domain: int, slot_bytes: int) -> int | None:
+        """Cut an empty extent into slots, one already of this domain if there is any."""
+        if slot_bytes > self.extent_bytes:
+            return None
+        of_domain = self._uncut_of_domain.get(domain)
+        if of_domain:
+            number = of_domain.pop()
+        elif self._uncut_unbound:
+            share = self._share_of.get(domain)
+            if share is not None:
+                if share.is_used_up:
+                    return None
+                share.num_extents += 1
+            number = self._uncut_unbound.pop()
+        else:
+            return None
+        extent = self._extents[number]
+        extent.domain = domain
+        extent.slot_bytes = slot_bytes
+        extent.free = list(range(self.extent_bytes // slot_bytes - 1, -1, -1))
+        return number
