@@ -19,7 +19,7 @@ from grpc_tools import protoc
 
 from helm.chart_files import chart_files
 from kvtier.appliance.cli.reference import cli_markdown, completion_json
-from kvtier.appliance.config import reference_table, schema_text
+from kvtier.appliance.config import reference_table, schema_text, setting_keys
 from kvtier.appliance.core.states import STATE_MEANING, State
 from kvtier.appliance.core.transitions import TRANSITIONS
 from kvtier.appliance.errors import error_table_markdown
@@ -142,7 +142,7 @@ def policy_reference() -> Iterator[tuple[Path, bytes]]:
     intro = (
         "# Settings\n\nGenerated from `appliance/config/` by `make docs`. *live*: changes without a "
         "restart ([policy.md](policy.md)).\nEditors check what is written with "
-        "[policy.schema.json](policy.schema.json).\n\n"
+        f"[policy.schema.json](policy.schema.json). There are {len(setting_keys())} settings.\n\n"
     )
     yield ROOT / "docs" / "policy-settings.md", (intro + reference_table()).encode()
 

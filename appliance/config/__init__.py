@@ -12,7 +12,7 @@ from .live import LIVE, Change, changes, is_live, needing_restart
 from .observe import Observe, is_private
 from .origin import DEFAULT_SOURCE, Loaded, Origin, leaves
 from .policy import Policy
-from .reference import reference_table, schema_text
+from .reference import reference_table, schema_text, setting_keys
 from .settings import Settings
 from .sources import Problem, SettingsError, note_of_empty
 from .tenants import COMMON, Access, Identities, Tenant, Tls, bandwidth_shares_of, check_name
@@ -52,4 +52,5 @@ __all__ = [
     "note_of_empty",
     "reference_table",
     "schema_text",
+    "setting_keys",
 ]

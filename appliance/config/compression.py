@@ -1,4 +1,4 @@
-"""The `compression:` section of the settings: in which form fragments enter the cold store.
+"""The `compression:` section of the settings: codecs of fragments in nvme and in streams.
 
 compression:
   codec: auto
@@ -7,8 +7,8 @@ compression:
     - {dtype: float32, codec: planes}
   profiles: /etc/kvtier/profiles
 
-Namespaces that name one of the profiles are stored as it says, which may lose something within bounds that
-it states; nobody else's bytes ever change.
+Fragments of namespaces that name one of the profiles are stored as it says, with a loss within its bounds;
+all others are stored exactly.
 """
 
 import re
@@ -25,18 +25,19 @@ _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class CompressionRule(Section):
-    """One exception. What it does not name, it does not ask for."""
+    """One exception to `codec` and `remote`. Empty keys match everything."""
 
     edge: Edge = "nvme"
-    """Where to: `nvme`, the cold store, or `remote`, streams to and from clients without shared memory."""
+    """Where the fragments go: `nvme`, or `remote` for streams to and from clients without shared memory."""
     model: Annotated[str, Field(pattern=r"^[0-9a-f]*$")] = ""
-    """Beginning of the model's digest, in hex."""
+    """First hex digits of the model's digest."""
     dtype: str = ""
-    """Type of the cached values."""
+    """Data type of the cached values."""
     layers: str = ""
-    """First and last layer, counted from 0: `0-3`, or one. A layer group counts when all of it is inside."""
+    """First and last layer from 0, such as `0-3`, or one layer. Matches layer groups that lie inside
+    entirely."""
     codec: CodecName
-    """What to do with them."""
+    """Codec for these fragments."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -49,7 +50,7 @@ class CompressionRule(Section):
         return self
 
     def matches(self, identity: NamespaceIdentity, group: int, edge: Edge) -> bool:
-        """Whether this rule speaks of the fragments of layer group `group` of a namespace on this edge."""
+        """Return whether this rule applies to layer group `group` of a namespace on this edge."""
         if self.edge != edge:
             return False
         if self.dtype not in ("", identity.geometry.dtype):
@@ -65,20 +66,19 @@ class CompressionRule(Section):
 
 
 class CompressionSettings(Section):
-    """How fragments are encoded on their way into nvme, and over a network. Codecs named here are exact; none
-    changes a bit."""
+    """Codecs of fragments in nvme and in streams. All named here are exact."""
 
     codec: CodecName = "auto"
-    """What no rule speaks of. `auto` measures and takes what makes a load quickest, `identity` none."""
+    """Codec of fragments in nvme that no rule matches. `auto` measures and uses the one with the shortest
+    load. Set `identity` where the processors are needed elsewhere."""
     remote: CodecName = "auto"
-    """The same for streams to and from clients on other hosts. `auto` tries both, keeps the quicker."""
+    """The same for streams to and from clients on other hosts; `auto` tries both and keeps the faster. Set a
+    codec when that network is slow and shared."""
     rules: list[CompressionRule] = []
-    """Exceptions; the first that matches counts."""
+    """Exceptions; the first that matches counts. Set for layers or models that compress differently."""
     profiles: Directory | None = None
-    """Where profiles are, `*.yaml` as `kvtier calibrate` writes them. Where `auto` decides, a namespace that
-    names one is stored as it says."""
-    zstd_level: Annotated[int, Field(ge=-7, le=19)] = 1
-    """How hard codec `zstd` tries when it writes; every level reads alike."""
+    """Directory of profiles, `*.yaml` as `kvtier calibrate` writes them; set it to use lossy compression.
+    Used where the codec is `auto`, for namespaces that name a profile."""
 
     def codec_for(self, identity: NamespaceIdentity, group: int, edge: Edge = "nvme") -> CodecName:
         """Return the codec of the first rule that matches, or the one for everything else on this edge."""

@@ -1,4 +1,4 @@
-"""The `encryption:` section of the settings: whether what lies on the device can be read without a key.
+"""The `encryption:` section of the settings: encryption of nvme.
 
 encryption:
   master_key: /etc/kvtier/master.key
@@ -10,13 +10,13 @@ File = Directory  # an absolute path, too
 
 
 class EncryptionSettings(Section):
-    """Records of nvme are encrypted with AES-256-GCM, under a key for each tenant."""
+    """Encryption of nvme: AES-256-GCM, with a key for each tenant."""
 
     master_key: File | None = None
-    """File with 64 hex digits that only the daemon's user can read (mode 0600). It wraps the tenants' keys,
-    which are in keys.json beside the segments. To change it put a new line on top: the first one is in force,
-    the others are needed until everything is wrapped anew, which a reload or a start does. Without it nothing
-    is encrypted. Needs `pip install kvtier[encryption]`."""
+    """File with 64 hex digits, readable by the daemon's user only (mode 0600); set it where the device can be
+    stolen or shared. It wraps the tenants' keys in keys.json beside the segments. To rotate, put a new line
+    on top and keep the old ones until a reload or start has wrapped all keys again. Empty: no encryption.
+    Needs `pip install kvtier[encryption]`."""
     group_may_read: bool = False
-    """Take a file that its group can read (mode 0440), too, as Kubernetes mounts a Secret for a user that is
-    not root. On a machine whose other users are in that group: leave it false."""
+    """Accepts a file that its group can read (mode 0440). Set it where Kubernetes mounts the Secret for a
+    user other than root, and only if no other user is in that group."""

@@ -1,8 +1,4 @@
-"""The kinds of values settings are made of, and how a combination of them is refused.
-
-Each kind reads what people write, checks it, and is printed in one canonical way; the schema editors use
-says so too. Kept apart from settings.py, so that the settings read as the list they are.
-"""
+"""Value types of settings: each parses and checks text with units, prints one form, and has a schema."""
 
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -30,7 +26,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
-# What editors are told: the same languages that units.py reads, as patterns. (tests/appliance compares them.)
+# Patterns for editors: the languages that units.py reads. (tests/appliance/config compares them.)
 BYTES_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTtPp]([Ii][Bb]?|[Bb])|[Bb])?\s*$"
 SECONDS_PATTERN = r"^\s*([0-9]+(\.[0-9]+)?\s*(ns|us|ms|d|h|m|s)\s*)+$"
 FRACTION_PATTERN = r"^\s*(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)\s*%\s*$"
@@ -97,18 +93,6 @@ def _unique_nodes(nodes: list[int]) -> list[int]:
     return nodes
 
 
-def _devices(value: object) -> object:
-    """Check `all` or a list of GPUs' numbers."""
-    if value == "all":
-        return value
-    numbers: list[object] = value if isinstance(value, list) else [value]
-    if not all(type(number) is int and 0 <= number <= 255 for number in numbers):
-        raise ValueError(f"must be all, or a list of GPUs by number, such as [0, 1]; is {value}")
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"names a GPU twice: {numbers}")
-    return numbers
-
-
 def _daily_writes(value: object) -> object:
     """Read a size, or a word for one."""
     if value in ("auto", "unlimited"):
@@ -158,7 +142,6 @@ DailyWrites = Annotated[
         }
     ),
 ]
-Devices = Annotated[list[int] | Literal["all"], BeforeValidator(_devices)]
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
 
 

@@ -1,4 +1,4 @@
-"""`tiers.dram.capacity` as a share of this host's memory: `auto` (the default), or a percentage.
+"""Computes `tiers.dram.capacity` as a share of this host's memory: `auto` (the default), or a percentage.
 
 `auto` is a quarter of the memory that this process may use: the host's, or the tightest limit of its control
 groups. Memory of dram is allocated right after the start, counts against the daemon's control group and is
@@ -10,7 +10,7 @@ loads its weights through the page cache, and keeps some gigabytes beside its GP
                                         memory of a daemon that is only tried is in place within a minute
     at least 256 MiB                    less holds no prompt of 2,000 tokens of an 8B model
 
-How much is available is asked once per process: a reload must find the size that was chosen at the start.
+The available memory is read once per process: a reload must find the size that was chosen at the start.
 """
 
 from functools import cache
@@ -25,14 +25,14 @@ STEP_BYTES = 64 << 20  # sizes are whole multiples
 
 
 class HostShare(int):
-    """A number of bytes that was written as a share. `written` is what was written."""
+    """A number of bytes given as a share of memory; `written` is the text, such as `40%`."""
 
     written: str
 
 
 @cache
 def host_memory() -> Memory:
-    """Return the memory that this process may use, as it was when it was first asked."""
+    """Return the memory that this process may use, read at the first call."""
     return read_memory()
 
 

@@ -1,8 +1,8 @@
-"""Which settings may change while the daemon runs, and which need another life of it.
+"""Lists the settings that a reload may change; a reload refuses a change of any other, and says restart.
 
-LIVE lists what does; everything else is refused in a reload, with the word restart. That way round, because
-a setting somebody adds and nobody thinks of must not look changed and be ignored. Whoever adds a section that
-can be reloaded lists it here, and joins `Reload.parts` (reload.py) to hear of it.
+Live settings are listed, not those that need a restart, so that a new setting is refused until it is handled,
+not reported as changed and ignored. To add one: list it here and apply it in a part of `Reload.parts`
+(reload.py).
 
 `policy.allowed_modules` is not live on purpose: which code may run is decided at the start, not by a call.
 """
@@ -37,7 +37,7 @@ LIVE = (
 
 
 class Change(NamedTuple):
-    """One setting that would be another. `was` and `becomes` are as people write them."""
+    """A changed setting; `was` and `becomes` are values as written in the file."""
 
     key: str
     was: object
@@ -45,12 +45,12 @@ class Change(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether this needs no restart."""
+        """Return whether this needs no restart."""
         return is_live(self.key)
 
 
 def is_live(key: str) -> bool:
-    """Whether a setting, by its dotted key, may change while the daemon runs."""
+    """Return whether a reload may change the setting at a dotted key."""
     return any(key == live or key.startswith(f"{live}.") for live in LIVE)
 
 
@@ -60,7 +60,7 @@ def changes(old: Settings, new: Settings) -> list[Change]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[Change]:
-    """The same for canonical forms. A tier that is there in one only is one change."""
+    """Return every setting that differs between two canonical forms. A tier in one only is one change."""
     found = []
     for key in dict.fromkeys([*old, *new]):
         was, becomes = old.get(key), new.get(key)

@@ -1,4 +1,4 @@
-"""YAML in, plain values out, with the line of every key: what makes an error say `policy.yaml:7`.
+"""Reads YAML into plain values and the line of every key, so that errors name `policy.yaml:7`.
 
 PyYAML's node graph carries the marks that `safe_load` throws away, so the graph is walked here and only
 scalars are left to SafeLoader. What a policy never needs and what makes YAML surprising is refused: duplicate

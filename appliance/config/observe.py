@@ -1,4 +1,4 @@
-"""The `observe:` section of the settings: what the daemon shows of itself, and to whom.
+"""The `observe:` section of the settings: metrics, web page, log, traces and events, and their readers.
 
 observe:
   http: 127.0.0.1:9464     # metrics, readiness and the page; `off` for none
@@ -77,24 +77,27 @@ Traces = Annotated[
 
 
 class Observe(Section):
-    """What the daemon shows of itself."""
+    """Metrics, web page, log, traces and events of the daemon."""
 
     http: Http = "auto"
-    """IP:PORT of metrics, readiness and the page; read-only. `auto`: 127.0.0.1:9464 when that is free."""
+    """IP:PORT of metrics, readiness and the read-only page, or `off`. `auto`: 127.0.0.1:9464 if free. Set it
+    where Prometheus runs on another host."""
     readers: Readers = "auto"
-    """Who reads metrics and the page: bearer tokens by their names in `access.tokens`, good for nothing else,
-    or `anyone`. `auto`: anyone, or with `tenants` nobody. Readiness is told to anyone."""
+    """Tokens, by name in `access.tokens`, that may read metrics and the page and nothing else; or `anyone`.
+    `auto`: anyone without `tenants`, none with them. Readiness is always public."""
     names: bool = False
-    """Show session ids and block hashes on the page, to every reader."""
+    """Shows session ids and block hashes on the page, to every reader. Turn on while debugging one
+    session."""
     log: LogFormat = "text"
-    """How the log is written: for people, or one JSON object a line."""
+    """Format of the log: `text`, or `json` with one object a line for log collectors."""
     traces: Traces = "off"
-    """Where spans of get, plan and copy go; needs `pip install 'kvtier[otel]'`."""
+    """Exporter of spans of get, plan and copy: `otlp` (OTEL_EXPORTER_OTLP_* variables), `console` for
+    debugging, or `off`; needs `pip install 'kvtier[otel]'`."""
     kv_events: Endpoint = "off"
-    """Address to publish block events at as vLLM does, for routers; needs `pip install 'kvtier[events]'`.
-    With `tenants` ipc:///path, for this user's processes, unless readers is `anyone`."""
+    """Address to publish block events on in vLLM's format; set it for KV-aware routers; needs `pip install
+    'kvtier[events]'`. With `tenants` only ipc:///path is allowed, unless readers is `anyone`."""
     kv_events_replay: Endpoint = "off"
-    """Address where routers ask for events they missed."""
+    """Address on which routers fetch events they missed. Set it with `kv_events`."""
 
     @property
     def http_address(self) -> HttpAddress | None:
@@ -114,7 +117,7 @@ class Observe(Section):
         return frozenset() if isinstance(self.readers, str) else frozenset(self.readers)
 
     def is_for_anyone(self, has_tenants: bool) -> bool:
-        """Whether everything is shown to whoever gets to the listener."""
+        """Return whether metrics and the page are shown without a token."""
         return self.readers == "anyone" or (self.readers == "auto" and not has_tenants)
 
     @model_validator(mode="after")
@@ -138,10 +141,10 @@ def check_readers(observe: Observe, access: Access, tenants: Mapping[str, Tenant
         for key in ("kv_events", "kv_events_replay"):
             endpoint: str = getattr(observe, key)
             if endpoint != "off" and not is_private(endpoint):
-                words = "tells every tenant's blocks to whoever connects"
+                words = "publishes the blocks of all tenants to every subscriber"
                 refuse(f"observe.{key}", f"{words}; write ipc:///path, or readers: anyone")
 
 
 def is_private(endpoint: str) -> bool:
-    """Whether a ZeroMQ endpoint is a file, which says by its mode who may connect."""
+    """Return whether a ZeroMQ endpoint is a file, so that its mode limits access."""
     return endpoint.startswith("ipc:///")

@@ -1,8 +1,8 @@
-"""Origin: where a daemon's settings come from, to be asked again; and what was found there.
+"""Keeps the sources of a daemon's settings, so that a reload reads them again.
 
-The file may change while the daemon runs; the environment and the command line are what they were at its
-start, and go on being stronger. So a setting from the command line cannot be changed by a reload, and
-`kvtier policy show` says of every value which of them it is from.
+The file may change while the daemon runs; environment and command line stay those of its start and keep their
+precedence. So a reload cannot change a setting from the command line; `kvtier policy show` prints the source
+of every value.
 """
 
 import os
@@ -19,7 +19,7 @@ DEFAULT_SOURCE = "default"
 
 
 class Loaded(NamedTuple):
-    """Settings, where each was written, and where to ask again. Without an origin they are what they are."""
+    """Settings, the source of each value, and the origin to read them from again, if there is one."""
 
     settings: Settings
     gathered: Gathered = Gathered()

@@ -1,4 +1,4 @@
-"""The `policy:` section of the settings: who decides, by name, with their options.
+"""The `policy:` section of the settings: policies by name, with their options.
 
 policy:
   eviction: lru
@@ -33,29 +33,33 @@ DEFAULT = PolicyChoice(eviction="urgency", prefetch="announced")
 
 
 class TierPolicy(Section):
-    """Policies of one tier; what is empty is as for all tiers."""
+    """Policies of one tier; an empty one is that of all tiers."""
 
     eviction: str = ""
-    """Who leaves this tier first."""
+    """Eviction policy of this tier."""
     admission: str = ""
-    """What may enter this tier."""
+    """Admission policy of this tier."""
 
 
 class Policy(Section):
-    """Who decides what moves. A wrong name is refused with those there are; module:Class names one's own."""
+    """Policies by name. An unknown name is refused with the known ones; `module:Class` names your own."""
 
     eviction: str = DEFAULT.eviction
-    """Who leaves a memory tier first."""
+    """Eviction policy of the memory tiers. Change it when `kvtier replay` of a recorded trace shows more hits
+    with another."""
     admission: str = DEFAULT.admission
-    """What may enter a tier. It is asked where no slower tier takes what leaves, and before a spill."""
+    """Admission policy: decides which blocks enter a tier, before a spill and where no slower tier exists.
+    Set `urgency` when spills of blocks that are never read wear the device."""
     prefetch: str = DEFAULT.prefetch
-    """Who comes up before anyone asks: who announced it, also who is likely to (turns), or nobody (empty)."""
+    """Prefetch policy. `announced`: blocks of sessions that sent `back_in_s`; `turns`: also sessions
+    predicted to return; empty: none. Set `turns` for chat traffic."""
     tiers: dict[str, TierPolicy] = {}
-    """Exceptions by tier: hbm, dram, nvme."""
+    """Exceptions by tier: hbm, dram, nvme. Set when a replay shows that tiers need different policies."""
     options: dict[str, dict[str, Any]] = {}
-    """Options by policy name."""
+    """Options by policy name; a policy's documentation lists them."""
     allowed_modules: list[str] = []
-    """Python modules whose classes may be named as policies, submodules included."""
+    """Python modules (and their submodules) from which classes may be named as policies. Set it to use your
+    own."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -75,7 +79,7 @@ class Policy(Section):
         return self
 
     def _own(self) -> set[str]:
-        """Return the administrator's own policies."""
+        """Return the names of policies that are not built in: `module:Class`."""
         named = [self.eviction, self.admission, self.prefetch]
         named += [name for of in self.tiers.values() for name in (of.eviction, of.admission)]
         return {name for name in named if ":" in name}
@@ -88,8 +92,7 @@ class Policy(Section):
             refuse(key, str(error))
 
     def objection(self) -> str:
-        """Build the policies as a daemon would, and forget them; return why they cannot be, empty when they
-        can. Runs the code of modules that are allowed."""
+        """Return why the policies cannot be built, empty when they can. Runs the code of allowed modules."""
         facts, options = PolicyFacts(Catalog(), b""), PlannerOptions()
         costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
         try:

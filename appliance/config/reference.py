@@ -1,4 +1,4 @@
-"""The reference of policy files, from the model itself: the JSON Schema for editors, the page for people."""
+"""Generates the JSON Schema of policy files and the table of settings for the documentation."""
 
 import json
 from collections.abc import Iterator
@@ -39,6 +39,13 @@ def reference_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def setting_keys() -> list[str]:
+    """Return the dotted keys of all settings that hold a value: no sections, no mappings of sections."""
+    schema = Settings.model_json_schema(by_alias=True)
+    keys = [key for key, _, _ in _rows(schema, schema, "")]
+    return [key for key in keys if not any(other.startswith((f"{key}.", f"{key}[")) for other in keys)]
+
+
 def _rows(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
     for key, described in part["properties"].items():
         path = f"{prefix}{key}"
@@ -47,8 +54,9 @@ def _rows(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator
         if below is None:
             is_needed = key in part.get("required", ())
             yield path, "must be given" if is_needed else _default(path, described), meaning
-            if (named := _model(described.get("additionalProperties", {}), schema)) is not None:
-                yield from _rows(named, schema, f"{path}.NAME.")
+            for keyword, place in (("additionalProperties", ".NAME."), ("items", "[].")):
+                if (one := _model(described.get(keyword, {}), schema)) is not None:
+                    yield from _rows(one, schema, f"{path}{place}")
         else:
             if {"type": "null"} in described.get("anyOf", ()):
                 yield path, "none", meaning

@@ -1,9 +1,11 @@
-"""Settings: what an administrator may choose, as one checked, frozen value.
+"""Settings: all sections of the policy file as one checked, immutable value.
 
-Keys are words of DESIGN; values carry their unit (`64GiB`, `30s`, `90%`), so keys do not; the attributes
-behind them do (`capacity` -> `capacity_bytes`). Everything is checked before the daemon touches memory or
-disk, and every refusal says where it was written and what to write instead. An unknown key is an error:
-a misspelt limit that is silently ignored is the most expensive kind of default.
+Values have units (`64GiB`, `30s`, `90%`), so keys have none; attributes do (`capacity` -> `capacity_bytes`).
+Everything is checked before the daemon touches memory or disk; an error names the place and what to write
+instead. An unknown key is an error: a misspelt limit that is silently ignored costs most.
+
+A setting is added only when its description can say when an administrator changes it; other constants stand
+beside the code that uses them.
 
     settings = Settings.load(Path("policy.yaml"), overrides=["tiers.dram.capacity=1GiB"])
     settings.tiers.dram.num_extents
@@ -40,12 +42,14 @@ from .tiers import Tiers
 
 
 class Watermarks(Section):
-    """When a tier makes room before it must."""
+    """The `watermarks:` section; `low` must be below `high`."""
 
     high: Fraction = 0.95
-    """Share of a memory tier from which on its coldest blocks leave."""
+    """Usage above which the coldest blocks of a memory tier are evicted. Lower it when bursts of puts wait
+    for space."""
     low: Fraction = 0.80
-    """Share of dram from which on what is put is copied down ahead; it stays there, too."""
+    """Usage of dram above which new blocks are copied to nvme ahead of eviction; the copies in dram stay.
+    Lower it when puts arrive in bursts, raise it to write less."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -56,7 +60,7 @@ class Watermarks(Section):
 
 
 class Leases(Section):
-    """Lifetime of leases."""
+    """The `leases:` section."""
 
     ttl_s: Seconds = Field(default=30.0, alias="ttl")
     """Lifetime of a lease when its caller names none. Raise it for runtimes that stall for longer while they
@@ -103,37 +107,38 @@ class Prefetching(Section):
 
 
 class Settings(Section):
-    """Everything an administrator may choose."""
+    """All settings of a daemon."""
 
     schema_version: Literal[1] = 1
-    """Version of this file's format."""
+    """Version of the file format; changes with an upgrade only."""
     listen: Addresses = Field(default_factory=lambda: [default_address(os.environ)])
-    """Addresses to serve gRPC on: unix:///absolute/path or host:port."""
+    """Addresses to serve gRPC on: unix:///absolute/path or host:port. Add host:port to serve other hosts."""
     tiers: Tiers = Field(default_factory=Tiers)
-    """Where bytes live."""
+    """Tiers of the hierarchy, fastest first."""
     policy: Policy = Policy()
-    """Who decides what moves."""
+    """Policies of eviction, admission and prefetch, by name."""
     watermarks: Watermarks = Watermarks()
-    """When a tier makes room."""
+    """Usage at which a tier frees memory ahead of demand."""
     prefetch: Prefetching = Prefetching()
-    """Bounds on prefetching."""
+    """Bound on prefetching."""
     compression: CompressionSettings = CompressionSettings()
-    """In which form fragments enter the cold store."""
+    """Codecs of fragments in nvme and in streams."""
     encryption: EncryptionSettings = EncryptionSettings()
-    """Whether what lies on the device can be read without a key."""
+    """Encryption of nvme."""
     leases: Leases = Leases()
-    """How long leases, pins and reservations last."""
+    """Lifetime of leases."""
     limits: Limits = Limits()
-    """What bounds every queue and table."""
+    """Bounds per client and on clients."""
     reflection: bool = True
     """Describes the services to tools such as grpcurl, on every connection. Turn it off where a security
     policy forbids it."""
     observe: Observe = Observe()
-    """What the daemon shows of itself, and to whom."""
+    """Metrics, web page, log, traces and events."""
     access: Access = Access()
-    """How callers prove who they are, and who is an administrator."""
+    """Authentication of callers, and administrators."""
     tenants: Tenants = {}
-    """Who shares this daemon without sharing blocks, by name. None: everybody who gets in is one tenant."""
+    """Tenants by name, which do not share blocks unless `sharing` says so. Empty: all callers are one
+    tenant."""
 
     @model_validator(mode="after")
     def _check_access(self) -> Self:
@@ -143,7 +148,7 @@ class Settings(Section):
 
     @property
     def socket_mode(self) -> int:
-        """Mode of the Unix sockets: for this user and group, or for the tenants, whoever they run as."""
+        """Return the mode of the Unix sockets: for this user and group, with tenants for every user."""
         return 0o666 if self.tenants else 0o660
 
     @classmethod
@@ -187,7 +192,7 @@ class Settings(Section):
         return yaml.safe_dump(self.canonical(), sort_keys=False)
 
     def planner_options(self) -> PlannerOptions:
-        """Return what the pure core needs of it."""
+        """Return the options of the planner that settings choose; the rest keep their defaults."""
         limits, nvme = self.limits, self.tiers.nvme
         return PlannerOptions(
             max_clients=limits.max_clients,

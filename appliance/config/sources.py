@@ -1,13 +1,12 @@
-"""Where settings come from, and how a refusal names the place: flag > environment > file > default.
+"""Reads settings from their sources, flag > environment > file > default, and explains errors by source.
 
 The sources are overlaid into one tree of plain values before the model sees it, and every value keeps
 the name of its source (`policy.yaml:7`, `KVTIER_LEASES__TTL`, `--set leases.ttl`). pydantic-settings was
-rejected: it overlays, but forgets where a value came from, and an error that does not say where is half
-an error.
+rejected: it overlays the sources, but does not keep where a value came from, which errors have to name.
 
 Only variables whose first word is a setting are read (`KVTIER_TIERS__DRAM__CAPACITY`, two underscores
 between keys). Kubernetes injects `KVTIER_PORT`, `KVTIER_SERVICE_HOST` and such into every pod that sits
-beside a Service named kvtier; refusing those would break exactly the users who did everything right.
+beside a Service named kvtier; refusing those would break correct installations.
 """
 
 import difflib
@@ -209,8 +208,8 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
-    """Return the model of the mapping at `path`, through optional ones, lists of them and mappings whose keys
-    somebody chose (tenants). Raises KeyError."""
+    """Return the model of the mapping at `path`, also inside optional mappings, lists and mappings with free
+    keys (tenants). Raises KeyError."""
     keys = iter(path)
     for key in keys:
         if isinstance(key, int):  # one of a list, whose model is known already

@@ -1,4 +1,4 @@
-"""The `access:` and `tenants:` sections of the settings: who may call, and what each tenant may take.
+"""The `access:` and `tenants:` sections of the settings: authentication of callers, and quotas of tenants.
 
 access:
   tokens: /etc/kvtier/tokens
@@ -7,9 +7,9 @@ access:
 tenants:
   acme: {uids: [1001], sans: ["dns:*.acme.svc"], quota: {dram: 16GiB, requests_per_s: 500}}
 
-A tenant is found by what was proven (the kernel's word on a Unix socket, a certificate, a token), never
-by what a request says. An identity in two places is refused here: which of two tenants somebody is must not
-depend on the order of a file.
+A caller's tenant follows from its credentials (the kernel's on a Unix socket, a certificate, a token), never
+from a request field. An identity in two places is refused: the tenant of a caller must not depend on the
+order of a file.
 """
 
 import re
@@ -24,7 +24,7 @@ from ..core.options import Quota as PlannerQuota
 from .fields import Bytes, Directory, Section, refuse
 
 MAX_TENANTS = 256
-COMMON = "common:"  # how people read and write the domain that has no name
+COMMON = "common:"  # the domain without a name, as printed and as written in commands
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SAN = re.compile(r"(dns|uri):[^\s]+")
 
@@ -50,16 +50,17 @@ File = Directory  # an absolute path, too
 
 
 class Identities(Section):
-    """By what somebody is known. Any one of them is enough."""
+    """Identities of callers; one match is enough."""
 
     uids: list[Id] = []
-    """User ids of processes on this host, as the kernel tells them."""
+    """User ids of processes on this host, from the kernel."""
     gids: list[Id] = []
-    """Primary group ids of such processes; a user id that is named somewhere goes before."""
+    """Primary group ids of such processes; a user id that matches takes precedence."""
     sans: list[San] = []
-    """Names in client certificates: dns:NAME or uri:NAME; `*` stands for one part between dots or slashes."""
+    """Names in client certificates, for callers over TLS: dns:NAME or uri:NAME; `*` matches one part between
+    dots or slashes."""
     tokens: list[Name] = []
-    """Names of bearer tokens, lines of the file `access.tokens`."""
+    """Names of bearer tokens in the file `access.tokens`, for callers over TCP without certificates."""
 
     def all(self) -> set[str]:
         """Return every identity as `kind:value`."""
@@ -72,79 +73,83 @@ class Identities(Section):
 
 
 class Tls(Section):
-    """Certificates for TCP. Read again when the files change; connections that stand keep theirs."""
+    """TLS for TCP addresses. Changed files are read again; open connections keep the old certificate."""
 
     certificate: File
-    """The daemon's certificate and what leads to its authority, PEM."""
+    """Certificate chain of the daemon, PEM."""
     key: File
-    """The key of the certificate, PEM."""
+    """Private key of the certificate, PEM."""
     client_ca: File | None = None
-    """Authorities whose client certificates are accepted, PEM. Without it no certificate is asked for, and
+    """Authorities that sign client certificates, PEM. Without it no client certificate is requested, and
     every call over TCP needs a bearer token of `access.tokens`."""
 
 
 class Access(Section):
-    """How callers prove who they are."""
+    """The `access:` section."""
 
     tls: Tls | None = None
-    """Needed to listen on TCP: TLS 1.3 with client certificates, or with bearer tokens."""
+    """Required for TCP addresses: TLS 1.3 with client certificates or bearer tokens."""
     insecure: bool = False
-    """Listen on TCP without TLS: everybody who reaches the port is a caller. For isolated networks only."""
+    """Serves TCP without TLS or authentication: every caller that reaches the port is accepted. Set it in
+    isolated networks only."""
     tokens: File | None = None
-    """File of bearer tokens, a line each: name and SHA-256 of the token (`kvtier tenant token` makes one)."""
+    """File of bearer tokens, one line each: name and SHA-256 of the token, as `kvtier tenant token` prints.
+    Set it for callers without client certificates."""
     admin: Identities = Identities()
-    """Who may call AdminService and EventsService. Nobody named: the daemon's own user and root, on the Unix
+    """Callers of AdminService and EventsService. Empty: the daemon's own user and root, on the Unix
     socket."""
 
 
 class Quota(Section):
-    """What a tenant may take; what is not named is bounded by the tiers only."""
+    """Resources of a tenant; what is not set is bounded by the tiers only."""
 
     hbm_bytes: Bytes | None = Field(default=None, alias="hbm")
-    """Memory of the hot tier. Whole extents are given; what is left over is not."""
+    """Memory of hbm, in whole extents. Set it where one tenant must not evict the others."""
     dram_bytes: Bytes | None = Field(default=None, alias="dram")
-    """Memory of the warm tier. Whole extents are given; what is left over is not."""
+    """Memory of dram, in whole extents. Set it where one tenant must not evict the others."""
     nvme_bytes: Bytes | None = Field(default=None, alias="nvme")
-    """Payload in the cold tier. At the limit the ends of its oldest chains go."""
+    """Payload in nvme; at the limit the ends of the tenant's oldest chains are evicted."""
     pinned_bytes: Bytes | None = Field(default=None, alias="pinned")
-    """Memory that leases and pins of all its clients may hold together."""
+    """Memory that leases and pins of all clients of the tenant may hold. Set it where one tenant must not
+    block evictions."""
     requests_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Calls a second, over all its clients, with bursts of one second's worth. Gets that are answered from
-    shared memory are no calls."""
+    """Calls per second over all clients of the tenant, with bursts of one second's worth. Set it to protect
+    the daemon from a client in a loop. Gets from shared memory make no call."""
 
     @property
     def has_bytes(self) -> bool:
-        """Whether anything but the rate of calls is limited."""
+        """Return whether anything but the rate of calls is limited."""
         given = (self.hbm_bytes, self.dram_bytes, self.nvme_bytes, self.pinned_bytes)
         return any(num_bytes is not None for num_bytes in given)
 
     def for_planner(self) -> PlannerQuota:
-        """Return what the pure core needs of it."""
+        """Return the quota in bytes for the planner."""
         by_tier = {Tier.HBM: self.hbm_bytes, Tier.DRAM: self.dram_bytes}
         memory = {tier: num_bytes for tier, num_bytes in by_tier.items() if num_bytes is not None}
         return PlannerQuota(memory, self.pinned_bytes, self.nvme_bytes)
 
 
 class Tenant(Identities):
-    """One tenant: who belongs to it, with whom it shares, what it may take."""
+    """One tenant: its identities, sharing and quotas."""
 
     sharing: Literal["tenant", "group", "public", "all"] = "tenant"
-    """Who reads what it stores: itself; its `group`; every tenant that says public; also callers before there
-    were tenants."""
+    """Readers of the tenant's blocks: the `tenant`, its `group`, every tenant that is `public`, or `all`
+    including callers from before there were tenants."""
     group: str = ""
     """Name of the group, with `sharing: group`."""
     quota: Quota = Quota()
-    """What it may take."""
+    """Resources of the tenant."""
     bandwidth_share: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
-    """Of the bandwidth of every edge, as a weight against other tenants whose copies wait at the same
-    urgency. What nobody else wants may be used by anybody. The shares of one group add up."""
+    """Weight of the tenant's copies against equally urgent ones of other tenants, on every edge. Raise it for
+    tenants that pay for more; unused bandwidth goes to the others. Shares of a group add up."""
     most_urgent: Literal["decoding", "prefill", "queued", "waiting", "idle"] = "decoding"
-    """The highest urgency its requests have; what asks for more gets this."""
+    """Highest urgency of the tenant's requests; higher ones are lowered to it. Set `idle` or `waiting` for
+    batch work."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.all():
-            refuse("uids", "nobody belongs to this tenant; name uids, gids, sans or tokens")
+            refuse("uids", "no identity belongs to this tenant; name uids, gids, sans or tokens")
         if (self.sharing == "group") != bool(self.group):
             refuse("group", "a group needs `sharing: group`, and that a group's name")
         if self.group:
@@ -153,11 +158,13 @@ class Tenant(Identities):
             except ValueError as error:
                 refuse("group", str(error))
         if self.sharing != "tenant" and self.quota.has_bytes:
-            refuse("quota", "blocks that are shared are nobody's alone; give no bytes, or `sharing: tenant`")
+            refuse(
+                "quota", "shared blocks count for no single tenant; give no bytes, or write `sharing: tenant`"
+            )
         return self
 
     def domain(self, name: str) -> str:
-        """Return the isolation domain of this tenant, whose name is `name`; empty: the common one."""
+        """Return the isolation domain of this tenant, called `name`; empty: the common one."""
         return {"tenant": f"tenant:{name}", "group": f"group:{self.group}", "public": "public:", "all": ""}[
             self.sharing
         ]
@@ -167,7 +174,7 @@ Tenants = Annotated[dict[Name, Tenant], Field(max_length=MAX_TENANTS)]
 
 
 def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, PlannerQuota]:
-    """Return the quotas in bytes, by the name that the pure core knows a tenant by."""
+    """Return the quotas in bytes by isolation domain."""
     return {
         tenant.domain(name): tenant.quota.for_planner()
         for name, tenant in tenants.items()
@@ -184,18 +191,18 @@ def bandwidth_shares_of(tenants: Mapping[str, Tenant]) -> dict[str, float]:
 
 
 def check_access(access: Access, tenants: Mapping[str, Tenant], has_tcp: bool) -> None:
-    """Refuse what contradicts itself across the two sections and the addresses."""
+    """Refuse contradictions between the two sections and the addresses."""
     if has_tcp and access.tls is None and not access.insecure:
         refuse(
             "listen",
             "a TCP address needs access.tls (certificate, key, and client_ca or access.tokens), or "
             "access.insecure: true "
-            "in a network where everybody may call",
+            "in a network where every host may call",
         )
     if access.tls is not None and access.tls.client_ca is None and access.tokens is None:
         refuse(
             "access",
-            "without access.tls.client_ca callers over TCP prove themselves by tokens only; give "
+            "without access.tls.client_ca callers over TCP authenticate by tokens only; give "
             "access.tokens, "
             "or client_ca",
         )

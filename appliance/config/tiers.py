@@ -17,7 +17,6 @@ from .fields import (
     Bytes,
     Capacity,
     DailyWrites,
-    Devices,
     Directory,
     Nodes,
     Section,
@@ -33,9 +32,11 @@ MIN_SEGMENTS = 3  # one to fill, one to reclaim, one to reclaim into
 
 class _MemoryTier(Section):
     capacity_bytes: Bytes = Field(default=1 << 30, alias="capacity")
-    """Memory to take at start. Whole extents are used; what is left over is not taken."""
+    """Memory taken at start, in whole extents; the rest is not taken. Set it to what the models and other
+    programs on the device leave free."""
     extent_bytes: Bytes = Field(default=64 << 20, alias="extent")
-    """Unit in which memory is taken and handed to clients, a multiple of 2MiB. No fragment can be larger."""
+    """Unit in which memory is taken and mapped by clients, a multiple of 2MiB, and the largest fragment.
+    Raise it for larger fragments, or for more than 1TiB."""
 
     @property
     def num_extents(self) -> int:
@@ -63,55 +64,60 @@ class _MemoryTier(Section):
 
 
 class HbmTier(_MemoryTier):
-    """The hot tier: a GPU's memory, or memory that stands for it."""
+    """The hot tier: memory of a GPU, or host memory in its place."""
 
     backend: Literal["host", "cuda"] = "host"
-    """What holds the bytes. `host` is ordinary memory of this process, which clients read in place; `cuda` is
-    the memory of an NVIDIA GPU, read on that GPU or by way of dram. Its kernels need
-    `pip install kvtier[gpu-cuda12]`, or `kvtier[gpu-cuda13]` with a driver for CUDA 13."""
+    """`cuda`: memory of an NVIDIA GPU, read on that GPU or through dram; needs `pip install
+    kvtier[gpu-cuda12]`, or `kvtier[gpu-cuda13]` with a driver for CUDA 13. `host`: memory of this process,
+    which clients read in place, for hosts without a GPU."""
     device: int = Field(default=0, ge=0, le=255)
-    """Which GPU, as this process numbers them (CUDA_VISIBLE_DEVICES). Only for `cuda`."""
-    direct_devices: Devices = "all"
-    """GPUs whose runtimes get blocks straight into their pages: `device`, and these, or `all` that are
-    visible. Each costs some hundred megabytes of its memory for a CUDA context. Only for `cuda`."""
+    """Number of the GPU among those in CUDA_VISIBLE_DEVICES. Set it to place hbm beside the runtime that uses
+    it most. Only for `cuda`."""
     from_nvme: Switch = "auto"
-    """Whether blocks that are wanted on the GPU come from nvme without a stop in dram: encoded ones are
-    decoded there. `auto` does it where a trial at start finds it quicker, `on` for all that the GPU can
-    decode, `off` never. Encrypted blocks always stop in dram. Only for `cuda`."""
+    """Whether blocks go from nvme to the GPU without a copy in dram; encoded ones are decoded on the GPU.
+    `auto` tries both at start and uses the faster one; set `on` or `off` where other load disturbs that
+    trial. Encrypted blocks always go through dram. Only for `cuda`."""
 
 
 class DramTier(_MemoryTier):
     """The warm tier: sealed shared memory that clients read in place."""
 
     capacity_bytes: Capacity = Field(default="auto", alias="capacity", validate_default=True)
-    """Memory to take at start: a size, or a share of the memory this process may use (the host's, or its
-    container's limit) such as `40%`. `auto`: a quarter, at most 32GiB and half of what is available, at least
-    256MiB. Whole extents are used; what is left over is not taken."""
+    """Memory taken at start, in whole extents: a size, or a share such as `40%` of the memory of the host or
+    its container. `auto`: a quarter, at most 32GiB and half of the available memory, at least 256MiB. Set it
+    on every host that serves a model."""
     hugepages: Switch = "auto"
-    """2MiB pages: `auto` takes them where the host has them free, `on` insists, `off` never."""
+    """Pages of 2MiB: `auto` uses free ones, `on` fails without them, `off` uses none. Set `on` where the host
+    reserves them for kvtier."""
     lock: bool = False
-    """Keep the memory from being swapped out. Needs a large enough memlock limit or CAP_IPC_LOCK."""
+    """Locks the memory, so that it is never swapped out. Set it on hosts with swap; needs a sufficient
+    memlock limit or CAP_IPC_LOCK."""
     numa_nodes: Nodes = []
-    """NUMA nodes to take the memory from, CXL nodes included. Empty: wherever the kernel likes."""
+    """NUMA nodes to allocate from, CXL nodes included. Set it on hosts with several nodes, to those near the
+    GPU. Empty: the kernel chooses."""
 
 
 class NvmeTier(Section):
     """The cold tier: append-only segment files."""
 
     path: Directory
-    """Directory of the segment files, on the NVMe device. It belongs to one daemon at a time."""
+    """Directory of the segment files, on the NVMe device. One daemon uses it at a time."""
     capacity_bytes: Bytes = Field(alias="capacity")
-    """Disk space to use. Whole segments are used; what is left over is not."""
+    """Disk space to use, in whole segments; the rest is not used."""
     segment_bytes: Bytes = Field(default=64 << 20, alias="segment")
-    """Size of one segment file, a multiple of 4KiB. Space comes back a whole segment at a time."""
+    """Size of a segment file, a multiple of 4KiB; space is reclaimed by whole segments. Lower it for a small
+    capacity, raise it for a large one on a device with large erase blocks."""
     durability: Literal["none", "segment", "record"] = "segment"
-    """What is on the device before it counts: nothing, each full segment, or each record."""
+    """Data that is flushed to the device before it is reported as stored: `none`, each full `segment`, or
+    each `record`. Set `record` where a power failure must lose nothing, `none` where the store may start
+    empty."""
     write: WriteMode = "idle"
-    """When blocks are copied here, and so survive the process: `spill`, when memory needs their room; `idle`,
-    also while the device has nothing else to do; `through`, each put as soon as it was answered."""
+    """When blocks are copied to nvme, and so survive the process. `spill`: when memory needs their space;
+    `idle`: also while the device is idle; `through`: each put, once it is acknowledged. Set `through` where a
+    crash must lose little, `spill` to save writes."""
     daily_writes_bytes: DailyWrites = Field(default="auto", alias="daily_writes")
-    """Bytes a day that may be written here before idle copies wait for the next day: a size, `auto` for as
-    much as `capacity`, or `unlimited`. Spills and `through` count, and do not wait."""
+    """Bytes per day after which idle copies wait for the next day: a size, `auto` for `capacity`, or
+    `unlimited`. Set it to the endurance of the device. Spills and `through` count and do not wait."""
 
     @property
     def num_segments(self) -> int:
@@ -154,11 +160,11 @@ class NvmeTier(Section):
 
 
 class Tiers(Section):
-    """Where bytes live, fastest first."""
+    """The `tiers:` section: memory and disk of the daemon."""
 
     hbm: HbmTier | None = None
-    """The hot tier; null for none."""
+    """The hot tier; null: none."""
     dram: DramTier = Field(default_factory=DramTier)
-    """The warm tier. There is always one: it is what clients read."""
+    """The warm tier, which clients read; always present."""
     nvme: NvmeTier | None = None
-    """The cold tier; null for none, then what leaves dram is gone."""
+    """The cold tier; null: none, blocks evicted from dram are dropped."""

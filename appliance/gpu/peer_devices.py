@@ -30,7 +30,6 @@ from ...tiers.gpu.pinned import as_copy_error
 from ...tiers.memory.places import I64
 from ..config import HbmTier
 from ..direct import DirectDevice
-from ..errors import StartError
 
 log = logging.getLogger(__name__)
 
@@ -39,30 +38,19 @@ TRIAL_S = 5.0
 
 
 def open_peers(hbm: HbmTier) -> list[Device]:
-    """Open the GPUs beside `hbm.device` whose runtimes are to be served. One of `all` that cannot be opened
-    is left out, with a warning. Raises StartError for one that was asked for by its number."""
+    """Open every visible GPU beside `hbm.device`. Leaves out, with a warning, a GPU that cannot be opened."""
     peers: list[Device] = []
-    for index in _wanted(hbm):
+    try:
+        indices = [index for index in range(num_devices()) if index != hbm.device]
+    except DeviceError as problem:
+        log.warning("runtimes are served straight on device %d only: %s", hbm.device, problem)
+        return peers
+    for index in indices:
         try:
             peers.append(CudaDevice(index))
         except DeviceError as problem:
-            if hbm.direct_devices != "all":
-                for peer in peers:
-                    peer.shut_down()
-                raise StartError(f"tiers.hbm.direct_devices: device {index}: {problem}") from problem
             log.warning("runtimes on device %d are not served straight: %s", index, problem)
     return peers
-
-
-def _wanted(hbm: HbmTier) -> list[int]:
-    """Return the numbers of the GPUs beside `hbm.device`."""
-    if hbm.direct_devices != "all":
-        return [index for index in hbm.direct_devices if index != hbm.device]
-    try:
-        return [index for index in range(num_devices()) if index != hbm.device]
-    except DeviceError as problem:
-        log.warning("runtimes are served straight on device %d only: %s", hbm.device, problem)
-        return []
 
 
 class Peers:

@@ -130,8 +130,6 @@ def assemble(
         assembly.profiles = read_profiles(settings.compression)
         if tiers.nvme is not None:
             _open_store(assembly, tiers.nvme, settings.encryption)
-            assert assembly.store is not None
-            assembly.store.codecs.set_zstd_level(settings.compression.zstd_level)
         _connect(assembly, num_threads, MAX_COPIES_PER_EDGE)
     except (SharedMemoryError, ColdStoreError, CopyError, OSError) as problem:
         assembly.close()

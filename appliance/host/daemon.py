@@ -337,11 +337,10 @@ class Daemon:
         await asyncio.gather(*self._reports)
 
     def _adopt_profiles(self, settings: Settings) -> None:
-        """Read the profiles again, and take over the level of zstd."""
+        """Read the profiles again."""
         self.service.profiles = profiles = read_profiles_again(settings.compression, self.service.profiles)
         if self.assembly.store is not None:
             self.assembly.store.codecs.adopt(profiles)
-            self.assembly.store.codecs.set_zstd_level(settings.compression.zstd_level)
 
     def _recall(self, learned: bytes) -> None:
         """Give the policies what they knew before the restart."""

@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"tenants": {"a": {"uids": [1]}, "b": {"uids": [1]}}},
         "uid:1 belongs to a and",
     ),
-    "nobody's tenant": ({"tenants": {"a": {}}}, "nobody belongs"),
+    "nobody's tenant": ({"tenants": {"a": {}}}, "no identity belongs"),
     "a name with a separator": ({"tenants": {"a/b": {"uids": [1]}}}, "is no name"),
     "a group nobody named": ({"tenants": {"a": {"uids": [1], "sharing": "group"}}}, "a group needs"),
     "a group without sharing": ({"tenants": {"a": {"uids": [1], "group": "g"}}}, "a group needs"),
@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tokens without a file": ({"tenants": {"a": {"tokens": ["t"]}}}, "names no file"),
     "bytes of what is shared": (
         {"tenants": {"a": {"uids": [1], "sharing": "public", "quota": {"dram": "1GiB"}}}},
-        "nobody's alone",
+        "count for no single tenant",
     ),
 }
 

@@ -58,7 +58,7 @@ class RecordCodecs:
         self._shape = lru_cache(MAX_KNOWN)(self._find_shape)
         self._fixed_codec = lru_cache(MAX_KNOWN)(codec_of_record)
         self.profiled: Mapping[bytes, Profiled] = {}  # by digest; replaced as a whole
-        self.zstd = Zstd()  # replaced as a whole: its level is the policy's
+        self.zstd = Zstd()
         self.needs = Needs()
         self._books: dict[int, CodecStatistics] = {}
         self._missed: set[str] = set()  # what is missing and was said to be
@@ -72,10 +72,6 @@ class RecordCodecs:
         }
         with self._lock:
             self._missed.clear()  # say it again if it is still so
-
-    def set_zstd_level(self, level: int) -> None:
-        """Write frames of zstd with `level`; frames of every level are read alike."""
-        self.zstd = Zstd(level)
 
     def can_read(self, identity: NamespaceIdentity) -> bool:
         """Whether the profile that a namespace names, if it names one, is there."""

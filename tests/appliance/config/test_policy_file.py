@@ -21,9 +21,12 @@ from kvtier.appliance.config import (
     needing_restart,
     reference_table,
     schema_text,
+    setting_keys,
     units,
 )
 from kvtier.appliance.host.policy_watch import Watch, signature_of
+
+MAX_SETTINGS = 72
 
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:
@@ -186,3 +189,21 @@ def test_a_file_that_goes_is_told_once(tmp_path: Path) -> None:
     file.unlink()
     assert signature_of(file) is None
     assert looks(watch) == [False, True, False]
+
+
+def test_settings_are_few_and_each_says_what_it_is_for() -> None:
+    """A new setting takes the place of another, or its author argues for a higher number here."""
+    keys = setting_keys()
+    assert len(keys) <= MAX_SETTINGS
+    assert {"listen", "compression.rules[].layers", "tenants.NAME.quota.dram"} <= {*keys}
+    assert not {"tiers", "tenants", "compression.rules", "access.tls"} & {*keys}, "a section is no setting"
+    rows = [line.split(" | ") for line in reference_table().splitlines()[2:]]
+    assert all(row[3].rstrip(" |").endswith(".") for row in rows), "every setting has a description"
+    persons = re.compile(r"\b(who|whose|whoever|nobody|somebody|anyone asks|everybody)\b", re.I)
+    assert not [row[0] for row in rows if persons.search(row[3])]
+
+
+@pytest.mark.parametrize("key", ["limits.max_sessions", "leases.grace", "tiers.hbm.direct_devices"])
+def test_a_key_of_a_former_version_is_an_unknown_key(key: str) -> None:
+    with pytest.raises(SettingsError, match=f"--set {key}: unknown key; allowed here: "):
+        Settings.load(env={}, overrides=["tiers.hbm.capacity=1GiB", f"{key}=1"])

@@ -132,13 +132,13 @@ def test_who_reads_follows_the_policy(make: Make, tmp_path: Path) -> None:
         (["bolt"], WITH_TOKEN, {}, "a tenant's or"),
         (["UP"], {}, {}, "lower case"),
         ("everyone", {}, {}, "names of tokens"),
-        ("auto", TENANTS, {"kv_events": "tcp://*:5557"}, "every tenant's blocks"),
-        ("auto", TENANTS, {"kv_events": "ipc://@abstract"}, "every tenant's blocks"),
+        ("auto", TENANTS, {"kv_events": "tcp://*:5557"}, "blocks of all tenants"),
+        ("auto", TENANTS, {"kv_events": "ipc://@abstract"}, "blocks of all tenants"),
         (
             ["prometheus"],
             TENANTS,
             {"kv_events": "ipc:///run/e", "kv_events_replay": "tcp://127.0.0.1:1"},
-            "every tenant's blocks",
+            "blocks of all tenants",
         ),
     ],
 )
