@@ -28,6 +28,7 @@ from ..tiers.gpu.gather import AddressesOf
 from ..tiers.gpu.kernels import Way
 from ..tiers.memory.places import I64
 from ..v1 import direct_pb2
+from ..v1.conversions import tiers_to_wire
 from .answers import Answers
 from .appliance import Appliance
 from .core.events import ReleaseRequested
@@ -36,7 +37,6 @@ from .errors import ApplianceError
 from .registrations import Registration
 from .replies import Replies
 from .runtime_events import has_happened
-from .security import request_checks as checks
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ class Delivery:
             self._counters[f"direct_gets_{self._failure or 'unanswered'}"] += 1
             return answer
         answer.num_blocks = result.num_blocks
-        answer.tiers = checks.wire_tiers(first.tiers)
+        answer.tiers = tiers_to_wire(first.tiers)
         answer.num_stored = first.num_stored
         answer.reason = first.reason
         num_loaded = max(0, result.num_blocks - self._first_block)

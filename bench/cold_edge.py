@@ -66,7 +66,7 @@ class Rig:
     def __init__(self, device: Device, directory: Path, total_bytes: int) -> None:
         num_extents = -(-total_bytes // EXTENT_BYTES)
         num_segments = 3 + len(KINDS) * -(-total_bytes * 5 // (4 * SEGMENT_BYTES))
-        self.count = total_bytes // GEOMETRY.fragment_bytes(0)
+        self.count = total_bytes // GEOMETRY.fragment_bytes[0]
         self.store = ColdStore.open(directory, SEGMENT_BYTES, num_segments)
         self.store.recover()
         self.log = SegmentLog(num_segments, SEGMENT_BYTES, self.store.footer_bytes)
@@ -80,7 +80,7 @@ class Rig:
         for identity in (PLAIN, LOSSY):
             self.store.store_namespace(identity)
         self.store.codecs.adopt({PROFILE.digest: PROFILE})
-        self.targets = self.room.reserve_many(0, [GEOMETRY.fragment_bytes(0)], self.count)
+        self.targets = self.room.reserve_many(0, [GEOMETRY.fragment_bytes[0]], self.count)
 
     def put(self, kind: str) -> list[CopyItem]:
         """Write `count` records; return the items that bring them into hbm."""
@@ -213,7 +213,7 @@ def main() -> int:
     machine["device"] = f"{device.name} {device.uuid}"
     for name, value in machine.items():
         print(f"{name}: {value}")
-    print(f"fragments: {GEOMETRY.fragment_bytes(0) >> 10} KiB\n")
+    print(f"fragments: {GEOMETRY.fragment_bytes[0] >> 10} KiB\n")
     print(render(["trial", "straight ms", "by the host ms", "gain", "verdict"], tried))
     print()
     print(render(["records", "read", "payload GB/s", "stored GB/s", "done by the host"], moved))

@@ -19,8 +19,8 @@ from bench.worker import GIB, MAX_BATCH_BYTES, MIB, Adapter, Process, serve, wor
 from kvtier.clients.errors import KvtierError
 from kvtier.clients.options import Limits
 from kvtier.clients.sync import Client
-from kvtier.clients.values.namespace import Geometry, NamespaceIdentity
 from kvtier.v1 import admin_pb2, admin_pb2_grpc, types_pb2
+from kvtier.v1.types import Geometry, NamespaceIdentity
 
 STAGING_BYTES = MAX_BATCH_BYTES + 64 * MIB  # what `source` takes, and room for the pieces of plain puts
 BYTES_PER_HEAD = 16 * 128

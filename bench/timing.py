@@ -42,6 +42,7 @@ from kvtier.appliance.security.tokens import hash_of, make_token
 from kvtier.clients import Client, Geometry, NamespaceIdentity, Timeout
 from kvtier.v1 import kvcache_pb2 as pb
 from kvtier.v1.channels import open_channel
+from kvtier.v1.conversions import identity_to_wire
 from kvtier.v1.kvcache_pb2_grpc import KVCacheServiceStub
 from tests.daemon import Daemon
 
@@ -158,7 +159,7 @@ def late_put(stub: Any, payload: bytes) -> Call:
         pb.OpenClientRequest(request_id="late", name="late", ttl_ms=3_600_000)
     ).client_id
     namespace_id = stub.RegisterNamespace(
-        pb.RegisterNamespaceRequest(identity=IDENTITY.to_wire())
+        pb.RegisterNamespaceRequest(identity=identity_to_wire(IDENTITY))
     ).namespace_id
 
     def put(names: list[bytes]) -> Answer:

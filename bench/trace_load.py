@@ -30,7 +30,8 @@ from kvtier.appliance.replay.setups import Shape, choice_of, single_tier
 from kvtier.appliance.replay.traces import SessionHint, Trace, TraceBuilder, TraceNamespace
 from kvtier.appliance.replay.untimed import UntimedShell
 from kvtier.clients import Session, Urgency
-from kvtier.clients.values.namespace import Geometry, Namespace, NamespaceIdentity
+from kvtier.clients.values.namespace import Namespace
+from kvtier.v1.types import Geometry, NamespaceIdentity
 
 BLOCK_BYTES = 16 << 10  # the smallest slot
 EXTENT_BYTES = 2 << 20

@@ -17,6 +17,7 @@ The modules at the top (errors, options, weights, direct_cuda, testing) have nam
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..v1.types import Geometry, NamespaceIdentity, PutOutcome, Tier, Urgency
 from .connector.breaker import Breaker
 from .connector.guard import Guard
 from .connector.opaque import opaque_geometry
@@ -38,19 +39,8 @@ from .memory.staging import StagingBuffer
 from .options import Limits, Retry, Timeout
 from .sync import Client, Lease, Pin, Session
 from .values.keys import prefix_hashes
-from .values.namespace import Geometry, Namespace, NamespaceIdentity
-from .values.words import (
-    GetReport,
-    Lookup,
-    Prefetch,
-    PrefillSpeed,
-    PutOutcome,
-    PutReport,
-    Retention,
-    ServerInfo,
-    Tier,
-    Urgency,
-)
+from .values.namespace import Namespace
+from .values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo
 from .weights import checkpoint_digest, find_checkpoint
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from ..v1.diagnosis import (
     SOCKET_DENIED,
     Diagnosis,
 )
+from ..v1.errors import InvalidRequest, KvtierError
 
 __all__ = [
     "BAD_CREDENTIALS",
@@ -58,24 +59,6 @@ DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDet
 REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, BAD_TARGET, "NOT_AUTHENTICATED", "NO_TENANT"))
 
 
-class KvtierError(Exception):
-    """Base of all operating errors of the client."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        reason: str,
-        retry_after_s: float = 0.0,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.message = message
-        self.reason = reason
-        self.retry_after_s = retry_after_s
-        self.metadata = dict(metadata or {})
-
-
 class Unavailable(KvtierError):
     """Nobody answers, or the daemon drains. Recompute; the next call reconnects by itself."""
 
@@ -86,20 +69,6 @@ class Overloaded(KvtierError):
 
 class DeadlineExceeded(KvtierError):
     """The daemon ran out of the caller's time. Treat as a miss."""
-
-
-class InvalidRequest(KvtierError, ValueError):
-    """The call itself is wrong; sent again as it is, it fails again."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        reason: str = "BAD_REQUEST",
-        retry_after_s: float = 0.0,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message, reason=reason, retry_after_s=retry_after_s, metadata=metadata)
 
 
 class NotFound(KvtierError):

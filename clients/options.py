@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from .values.arguments import number, whole
+from ..v1.arguments import number, whole
 
 SERVICE = "kvtier.v1.KVCacheService"
 IDEMPOTENT = (

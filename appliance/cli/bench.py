@@ -27,8 +27,9 @@ from rich.table import Table
 
 from ... import Client, KvtierError
 from ...clients.values.keys import prefix_hashes
-from ...clients.values.namespace import Geometry, Namespace, NamespaceIdentity
+from ...clients.values.namespace import Namespace
 from ...v1 import admin_pb2
+from ...v1.types import Geometry, NamespaceIdentity
 from ..config.units import about_bytes, count, format_bytes
 from .bench_codec import codec
 from .output import console, print_json, talk

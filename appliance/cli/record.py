@@ -20,6 +20,7 @@ import grpc
 
 from ...tiers.block import Urgency
 from ...v1 import events_pb2 as pb
+from ...v1.conversions import URGENCIES
 from ...v1.events_pb2_grpc import EventsServiceStub
 from ...v1.shm import HASH_BYTES
 from ..config.units import format_duration
@@ -159,7 +160,7 @@ def take(recorder: Recorder, message: pb.WatchAccessesResponse) -> None:
         recorder.lost(message.at_s, message.num_lost)
     if message.kind == pb.ACCESS_KIND_SESSION:
         word = message.session
-        urgency = Urgency.ENDED if word.ended else Urgency(word.urgency - 1)
+        urgency = Urgency.ENDED if word.ended else URGENCIES[word.urgency]
         back_in_s = word.back_in_ms / 1000
         recorder.session(message.at_s, message.session_id, urgency, word.num_decoded_tokens, back_in_s)
         return

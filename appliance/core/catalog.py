@@ -113,7 +113,7 @@ class Catalog:
     def add_namespace(self, identity: NamespaceIdentity, domain: int) -> Namespace:
         """Give `identity` the next short name. Ids start at 1 and are never reused in one life."""
         geometry = identity.geometry
-        sizes = tuple(geometry.fragment_bytes(group) for group in range(geometry.num_groups))
+        sizes = geometry.fragment_bytes
         offsets = tuple(sum(sizes[:group]) for group in range(len(sizes)))
         number = len(self.namespaces) + 1
         namespace = Namespace(number, identity, domain, BlockTable(), sizes, len(sizes), sum(sizes), offsets)

@@ -131,7 +131,7 @@ class Desk:
         identity = event.identity
         namespace = self._by_digest.get(identity.digest)
         if namespace is None:
-            largest = max(identity.geometry.fragment_bytes(g) for g in range(identity.geometry.num_groups))
+            largest = max(identity.geometry.fragment_bytes)
             for tier, room in self._residency.rooms.items():
                 if not room.can_hold(largest):
                     message = (

@@ -7,23 +7,10 @@ may answer any call.
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from ...tiers.block import Tier
-
-
-class PutOutcome(IntEnum):
-    """What became of one block of a put. Numbers are those of the wire."""
-
-    NEEDED = 1
-    STORED = 2
-    DEDUPLICATED = 3
-    IN_PROGRESS = 4
-    NO_ROOM = 5
-    PARENT_MISSING = 6
-    FAILED = 7
-    DECLINED = 8  # not worth the room of anything that is stored
+from ...v1.types import PutOutcome as PutOutcome
 
 
 @dataclass(slots=True)

@@ -114,7 +114,7 @@ def identities_of(trace: Trace, shape: Shape) -> list[NamespaceIdentity]:
 
 def block_slot_bytes(geometry: Geometry) -> int:
     """Return what one block takes in a memory tier."""
-    return sum(slot_bytes_for(geometry.fragment_bytes(group)) for group in range(geometry.num_groups))
+    return sum(slot_bytes_for(size) for size in geometry.fragment_bytes)
 
 
 def distinct_bytes(trace: Trace, shape: Shape) -> int:

@@ -57,7 +57,7 @@ DEFAULT_SPEEDS: Mapping[str, EdgeSpeed] = {
 def memory_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SlotPool:
     """Return a memory tier of this size. With slots of one size it is one extent: no byte is lost to
     cutting."""
-    sizes = {slot_bytes_for(g.fragment_bytes(group)) for g in geometries for group in range(g.num_groups)}
+    sizes = {slot_bytes_for(size) for g in geometries for size in g.fragment_bytes}
     if len(sizes) == 1:
         slot_bytes = sizes.pop()
         return SlotPool(1, max(1, capacity_bytes // slot_bytes) * slot_bytes)
@@ -66,7 +66,7 @@ def memory_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SlotPool
 
 
 def _least_segment_bytes(geometries: Sequence[Geometry]) -> int:
-    records = [record_bytes(g.fragment_bytes(group)) for g in geometries for group in range(g.num_groups)]
+    records = [record_bytes(size) for g in geometries for size in g.fragment_bytes]
     return 8 * max(records)
 
 

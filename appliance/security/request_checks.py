@@ -15,14 +15,14 @@ from ...policies.costs import (
 )
 from ...tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
 from ...v1 import types_pb2
+from ...v1.conversions import TIERS, URGENCIES, identity_from_wire
+from ...v1.errors import InvalidRequest
 from ..core.events import RetentionHint
 from ..errors import error
 
 MAX_TEXT = 256  # characters of names, session ids and request ids
 MAX_RETENTION = 64  # ranges in one request
 MAX_SHARD = 1024  # characters of a namespace's free texts
-DEFAULT_LAYOUT = "layer,kv,token,head,dim"
-_WIRE_TIERS = bytes((n + 1) % 256 for n in range(256))  # ours start at 0, the wire's at 1
 
 
 def chain(packed: bytes, max_blocks: int) -> list[bytes]:
@@ -57,14 +57,10 @@ def urgency(value: int) -> Urgency:
     """Return an urgency; unspecified means queued."""
     if value == types_pb2.URGENCY_UNSPECIFIED:
         return Urgency.QUEUED
-    if not 1 <= value <= len(Urgency):
+    found = URGENCIES.get(value)
+    if found is None:
         raise error("BAD_REQUEST", f"urgency {value} is not known")
-    return Urgency(value - 1)
-
-
-def wire_urgency(value: Urgency) -> types_pb2.Urgency.ValueType:
-    """Return the wire's number of an urgency."""
-    return types_pb2.Urgency.ValueType(value + 1)
+    return found
 
 
 def retention(given: Sequence[types_pb2.Retention]) -> list[RetentionHint]:
@@ -106,19 +102,10 @@ def tier(field: str, value: int, default: Tier | None = None) -> Tier:
     """Return a tier; unspecified means `default` where there is one."""
     if value == types_pb2.TIER_UNSPECIFIED and default is not None:
         return default
-    if not 1 <= value <= len(Tier):
+    found = TIERS.get(value)
+    if found is None:
         raise error("BAD_REQUEST", f"{field}: tier {value} is not known; 1 is hbm, 2 dram, 3 nvme")
-    return Tier(value - 1)
-
-
-def wire_tier(tier: Tier) -> types_pb2.Tier.ValueType:
-    """Return one of our tiers as the wire numbers it."""
-    return types_pb2.Tier.ValueType(tier + 1)
-
-
-def wire_tiers(tiers: bytes) -> bytes:
-    """Return a column of our tiers as the wire numbers them."""
-    return tiers.translate(_WIRE_TIERS)
+    return found
 
 
 def spans(given: Sequence[types_pb2.StagingSpan], staging_bytes: int) -> list[tuple[int, int]]:
@@ -158,28 +145,10 @@ def spans_of_blocks(
 
 def identity(given: types_pb2.NamespaceIdentity, domain: str) -> NamespaceIdentity:
     """Return a namespace's identity in isolation domain `domain`."""
-    shape = given.geometry
-    for field, value in (("shard", given.shard), ("domain", domain), ("layout", shape.layout)):
+    for field, value in (("shard", given.shard), ("domain", domain), ("layout", given.geometry.layout)):
         if len(value) > MAX_SHARD:
             raise error("BAD_NAMESPACE", f"{field} may have {MAX_SHARD} characters, has {len(value)}")
     try:
-        geometry = Geometry(
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            block_tokens=shape.block_tokens,
-            dtype=shape.dtype,
-            layout=shape.layout or DEFAULT_LAYOUT,
-            layers_per_group=shape.layers_per_group,
-            num_planes=shape.num_planes or 2,
-        )
-        return NamespaceIdentity(
-            model_digest=given.model_digest,
-            geometry=geometry,
-            adapter_digest=given.adapter_digest,
-            shard=given.shard,
-            domain=domain,
-            profile_digest=given.profile_digest,
-        )
-    except ValueError as problem:
-        raise error("BAD_NAMESPACE", str(problem)) from None
+        return identity_from_wire(given, domain)
+    except InvalidRequest as problem:
+        raise error("BAD_NAMESPACE", problem.message) from None

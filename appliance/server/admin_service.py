@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ... import __version__
 from ...v1 import admin_pb2 as pb
+from ...v1.conversions import tier_to_wire
 from ..core import events
 from ..errors import error, from_refusal
 from ..host.reload import Reload
@@ -61,9 +62,7 @@ class Admin:
             uptime_s=service.appliance.clock() - self._started_at,
             draining=service.draining,
             tiers=[
-                pb.TierStatus(
-                    tier=checks.wire_tier(tier), backend=engines[tier].statistics().backend, **numbers
-                )
+                pb.TierStatus(tier=tier_to_wire(tier), backend=engines[tier].statistics().backend, **numbers)
                 for tier, numbers in books["tiers"].items()
             ],
             edges=[

@@ -18,6 +18,7 @@ from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from ...tiers.codecs.streaming import usable_codecs
 from ...tiers.memory.engine import ExtentEngine
 from ...v1 import kvcache_pb2 as pb
+from ...v1.conversions import tiers_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..appliance import Appliance
 from ..compression.profiles import Profiles, check_profile
@@ -133,7 +134,7 @@ class Service:
             raise from_refusal(found)
         return pb.LookupResponse(
             num_blocks=found.num_blocks,
-            tiers=checks.wire_tiers(found.tiers),
+            tiers=tiers_to_wire(found.tiers),
             load_s=found.load_s,
             recompute_s=found.recompute_s,
             num_worth_loading=found.num_worth_loading,
@@ -202,7 +203,7 @@ class Service:
             num_blocks=result.num_blocks,
             last=result.last,
             ttl_ms=round(result.ttl_s * 1000),
-            tiers=checks.wire_tiers(result.tiers),
+            tiers=tiers_to_wire(result.tiers),
             num_stored=result.num_stored,
             reason=result.reason,
             load_s=result.load_s,

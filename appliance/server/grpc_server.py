@@ -19,11 +19,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ...v1 import admin_pb2, events_pb2, kvcache_pb2
+from ...v1.conversions import tier_to_wire, urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..errors import REASONS, ApplianceError, error, trailing_metadata
 from ..event_log import EventLog
 from ..security.callers import Caller, Rates
-from ..security.request_checks import wire_tier, wire_urgency
 from ..security.rights import Right, right_of
 from .access_log import Access, AccessLog
 from .admin_service import Admin
@@ -76,7 +76,7 @@ class Events:
                     epoch=self._service.epoch,
                     kind=events_pb2.BlockEventKind.ValueType(event.change.value),
                     namespace_id=event.namespace_id,
-                    tier=wire_tier(event.tier),
+                    tier=tier_to_wire(event.tier),
                     prefix_hashes=b"".join(event.prefix_hashes),
                     reason=event.reason,
                 )
@@ -108,7 +108,7 @@ class Events:
             message.block_tokens, message.block_bytes = geometry.block_tokens, geometry.block_bytes
         if access.word is not None:
             urgency, num_decoded, back_in_s, ended = access.word
-            message.session.urgency = wire_urgency(urgency)
+            message.session.urgency = urgency_to_wire(urgency)
             message.session.num_decoded_tokens = num_decoded
             message.session.back_in_ms = round(back_in_s * 1000)
             message.session.ended = ended

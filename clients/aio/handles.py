@@ -6,10 +6,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ...v1.types import Tier, Urgency
 from ..errors import PreconditionFailed
 from ..memory.fragments import Fragment
 from ..operations.leases import LeaseState
-from ..values.words import Tier, Urgency
 
 if TYPE_CHECKING:
     from .client import AsyncClient

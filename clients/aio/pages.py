@@ -13,10 +13,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ...v1.types import Urgency
 from ..operations.direct import DeliveryState, LayerGroup, PagesReport, PagesState
 from ..operations.effects import Operation
 from ..values.namespace import Namespace
-from ..values.words import PutReport, Retention, Urgency
+from ..values.types import PutReport, Retention
 
 if TYPE_CHECKING:
     from .client import AsyncClient

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...v1.types import NamespaceIdentity, PutOutcome
 from ..memory.buffers import Pieces
 from ..operations.base import Settings
 from ..options import Limits, Timeout, plugin_connect_s
 from ..sync import Client
-from ..values.namespace import Namespace, NamespaceIdentity
-from ..values.words import PutOutcome, PutReport
+from ..values.namespace import Namespace
+from ..values.types import PutReport
 from .guard import Guard
 
 MAX_LOAD_BYTES = 32 << 20  # held at one time: a client may pin only a share of the memory

@@ -19,7 +19,7 @@ Nothing here imports torch: ndarrays and tensors share the few methods that are 
 from collections.abc import Sequence
 from typing import Any
 
-from ..values.namespace import Geometry
+from ...v1.types import Geometry
 
 Array = Any  # an ndarray or a tensor; all of one call are of the same kind
 LAYOUT = "layer,kv,token,head,dim"

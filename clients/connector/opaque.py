@@ -10,8 +10,8 @@ A large block is cut into fragments of equal size so that several can be read fr
 
 from math import gcd
 
+from ...v1.types import Geometry
 from ..errors import InvalidRequest
-from ..values.namespace import Geometry
 
 MAX_FRAGMENT_BYTES = 4 << 20
 MAX_FRAGMENTS = 256

@@ -16,16 +16,17 @@ import numpy as np
 
 from ...v1 import kvcache_pb2 as pb
 from ...v1 import local_pb2
+from ...v1.conversions import tier_to_wire
 from ...v1.shm import HASH_BYTES
+from ...v1.types import Geometry, NamespaceIdentity, PutOutcome, Tier
 from ..errors import InvalidRequest, KvtierError, NotFound, PreconditionFailed
 from ..memory.extents import U8, ExtentTable
 from ..memory.staging import StagingArea
 from ..operations.effects import Answer, Attachment
-from ..values.namespace import Geometry, NamespaceIdentity
-from ..values.words import PutOutcome, ServerInfo, Tier
+from ..values.types import ServerInfo
 from .store import FakeStore, Key
 
-_DRAM = Tier.DRAM.value
+_DRAM = tier_to_wire(Tier.DRAM)
 
 
 @dataclass(slots=True)

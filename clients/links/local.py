@@ -19,7 +19,7 @@ from ..memory.extents import ExtentTable, map_memory
 from ..memory.shared import OneSidedReader
 from ..memory.staging import StagingArea
 from ..operations.effects import Answer, Attachment
-from ..values.words import ServerInfo
+from ..values.types import ServerInfo
 from .tracing import traceparent
 
 __all__ = ["CLOSED", "LocalProtocol", "attachment_of"]

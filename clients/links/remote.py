@@ -31,7 +31,7 @@ from ..memory.extents import ExtentTable
 from ..operations.base import Settings
 from ..operations.effects import Answer, Attachment
 from ..options import service_config
-from ..values.words import ServerInfo
+from ..values.types import ServerInfo
 from .tracing import trace_metadata
 
 STREAMS = ("Acquire", "Get")

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...v1.types import NamespaceIdentity, PutOutcome
 from ..connector.opaque import opaque_geometry
 from ..sync import Client
-from ..values.namespace import Namespace, NamespaceIdentity
-from ..values.words import PutOutcome
+from ..values.namespace import Namespace
 
 _TAG = b"kvtier.lmcache.1"
 _KEPT = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...v1.arguments import whole
 from ..errors import InvalidRequest
-from ..values.arguments import whole
 
 copy_bytes = ctypes.memmove  # (target address, source address, number of bytes); releases the GIL
 _BYTE = ctypes.c_char

@@ -10,8 +10,8 @@ from types import TracebackType
 
 import numpy as np
 
+from ...v1.arguments import whole
 from ..errors import Overloaded
-from ..values.arguments import whole
 from .buffers import address_of
 from .extents import U8
 

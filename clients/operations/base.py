@@ -13,13 +13,15 @@ from typing import Any
 
 from ...v1 import kvcache_pb2
 from ...v1.addresses import default_target
+from ...v1.arguments import instance, member, number, text, whole
+from ...v1.conversions import identity_to_wire, tier_to_wire, tiers_from_wire, urgency_to_wire
 from ...v1.shm import HASH_BYTES
+from ...v1.types import NamespaceIdentity, Tier, Urgency
 from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
-from ..values.arguments import instance, member, number, text, whole
 from ..values.keys import pack
-from ..values.namespace import Namespace, NamespaceIdentity
-from ..values.words import Lookup, Prefetch, PrefillSpeed, ServerInfo, Tier, Urgency, tiers_of
+from ..values.namespace import Namespace
+from ..values.types import Lookup, Prefetch, PrefillSpeed, ServerInfo
 from .effects import Answer, Attach, Attachment, Forget, Operation, Post, Receive, Send
 
 _LEAST_S, _DAY_S, _CENTURY_S = 0.001, 86_400.0, 100 * 366 * 86_400.0
@@ -170,7 +172,7 @@ class Operations:
         response = yield from self.call(attachment, "Lookup", request, self.deadline(None))
         return Lookup(
             response.num_blocks,
-            tiers_of(response.tiers),
+            tiers_from_wire(response.tiers),
             response.load_s,
             response.recompute_s,
             response.num_worth_loading,
@@ -184,7 +186,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            floor=_wire_tier(floor),
+            floor=tier_to_wire(member("tier", floor, Tier)),
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
         )
         response = yield from self.call(attachment, "Pin", request, self.deadline(None))
@@ -203,7 +205,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            target=_wire_tier(target),
+            target=tier_to_wire(member("tier", target, Tier)),
             deadline_ms=milliseconds("deadline_s", deadline_s),
         )
         response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
@@ -221,7 +223,7 @@ class Operations:
         request = kvcache_pb2.UpdateSessionRequest(
             client_id=attachment.client_id,
             session_id=text("session_id", session_id),
-            urgency=wire_urgency(urgency),
+            urgency=urgency_to_wire(member("urgency", urgency, Urgency)),
             deadline_ms=milliseconds("deadline_s", deadline_s),
             back_in_ms=milliseconds("back_in_s", back_in_s),
             num_decoded_tokens=whole("num_decoded_tokens", num_decoded_tokens),
@@ -261,7 +263,7 @@ class Operations:
         self, attachment: Attachment, identity: NamespaceIdentity, prefill: PrefillSpeed | None
     ) -> Operation[Any]:
         request = kvcache_pb2.RegisterNamespaceRequest(
-            identity=identity.to_wire(), prefill=prefill.to_wire() if prefill is not None else None
+            identity=identity_to_wire(identity), prefill=prefill.to_wire() if prefill is not None else None
         )
         response = yield from self.call(attachment, "RegisterNamespace", request, self.deadline(None))
         attachment.streams.learn(response)
@@ -286,12 +288,3 @@ def milliseconds(name: str, value: float | None, least: float = float("-inf")) -
     stands for ever. Raises InvalidRequest for what is no number of at least `least`."""
     seconds = 0.0 if value is None else number(name, value, least)
     return max(1, round(min(seconds, _CENTURY_S) * 1000)) if seconds > 0 else 0
-
-
-def wire_urgency(urgency: Urgency) -> Any:
-    """Return the protobuf value, which has the same number."""
-    return int(member("urgency", urgency, Urgency))
-
-
-def _wire_tier(tier: Tier) -> Any:
-    return int(member("tier", tier, Tier))

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...v1 import kvcache_pb2
+from ...v1.types import Geometry
 from ..memory.buffers import Blocks, copy_bytes
-from ..values.namespace import Geometry
 
 if TYPE_CHECKING:
     from ...tiers.codecs.base import Shape
@@ -53,10 +53,9 @@ def readable_codecs() -> tuple[int, ...]:
 
 @cache
 def _shape(geometry: Geometry, group: int) -> "Shape":
-    from ...tiers.block import Geometry as TierGeometry
     from ...tiers.codecs.base import shape_of
 
-    return shape_of(TierGeometry(**asdict(geometry)), group)
+    return shape_of(geometry, group)
 
 
 class CodedReader:

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...v1 import direct_pb2, kvcache_pb2
+from ...v1.arguments import instances, number, text
+from ...v1.conversions import tiers_from_wire
 from ...v1.shm import HASH_BYTES
+from ...v1.types import PutOutcome, Tier, Urgency
 from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError, PreconditionFailed, Unavailable
-from ..values.arguments import instances, number, text
 from ..values.keys import pack, parent_hash
 from ..values.namespace import Namespace
-from ..values.words import PutOutcome, PutReport, Retention, Tier, Urgency, tiers_of
+from ..values.types import PutReport, Retention
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block
@@ -336,7 +338,7 @@ class DeliveryState:
         self.report = PagesReport(
             message.num_blocks,
             self._first_block,
-            tiers_of(message.tiers),
+            tiers_from_wire(message.tiers),
             message.num_stored,
             message.reason,
         )

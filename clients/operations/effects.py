@@ -24,7 +24,7 @@ from ..memory.extents import ExtentTable, Memory
 from ..memory.shared import OneSidedReader
 from ..memory.staging import StagingArea
 from ..options import Limits
-from ..values.words import ServerInfo
+from ..values.types import ServerInfo
 from .coded import StreamCodecs
 
 T = TypeVar("T")

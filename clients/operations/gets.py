@@ -16,17 +16,19 @@ from typing import Any
 import numpy as np
 
 from ...v1 import kvcache_pb2, local_pb2
+from ...v1.arguments import instance, instances, member, text, whole
+from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_DESCRIPTORS
 from ...v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
+from ...v1.types import Urgency
 from ..errors import InvalidRequest, KvtierError, NotFound
 from ..memory.buffers import Pieces, blocks_of, copy_bytes, target_span
 from ..memory.extents import I64, U64, Wanted
 from ..memory.shared import NO_PLACE
-from ..values.arguments import instance, instances, member, text, whole
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.words import GetReport, Retention, Urgency
-from .base import Operations, milliseconds, only_answer, wire_urgency
+from ..values.types import GetReport, Retention
+from .base import Operations, milliseconds, only_answer
 from .coded import CodedReader, readable_codecs
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
 
@@ -66,7 +68,7 @@ class Chain:
             namespace_id=self.namespace_id,
             prefix_hashes=self.packed,
             session_id=self.session,
-            urgency=wire_urgency(self.urgency),
+            urgency=urgency_to_wire(self.urgency),
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
             deadline_ms=milliseconds("deadline_s", self.timeout_s),
             first_block=first_block,

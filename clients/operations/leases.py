@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from ...v1 import kvcache_pb2
+from ...v1.arguments import number, whole
+from ...v1.conversions import tiers_from_wire
 from ...v1.shm import HASH_BYTES, extent_of
+from ...v1.types import Tier, Urgency
 from ..errors import KvtierError, NotFound, PreconditionFailed
 from ..memory.buffers import copy_bytes
 from ..memory.extents import U8, Wanted
 from ..memory.fragments import Fragment, Readable, end_all
-from ..values.arguments import number, whole
 from ..values.keys import pack
 from ..values.namespace import Namespace
-from ..values.words import Retention, Tier, Urgency, tiers_of
+from ..values.types import Retention
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block, map_extents, release, wanted_of
@@ -176,7 +178,7 @@ class LeaseState:
     def _receive_pins(self) -> Operation[None]:
         message = (yield Receive(self._ticket)).message
         if message.tiers:
-            self.tiers = tiers_of(message.tiers)
+            self.tiers = tiers_from_wire(message.tiers)
         if message.num_stored:  # also where nothing of it could be pinned
             self.num_stored, self.reason = message.num_stored, message.reason
         self.lease_id = message.lease_id

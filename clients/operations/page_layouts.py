@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...v1.types import DTYPE_BYTES, Geometry
 from ..errors import InvalidRequest
-from ..values.namespace import DTYPE_BYTES, Geometry
 
 #: name -> axes of each tensor. Which tensors there are (one, one per layer, one per layer and plane) is told
 #: by the axes that are missing and by how many tensors are given.

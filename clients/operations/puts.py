@@ -19,14 +19,15 @@ from functools import partial
 from typing import Any
 
 from ...v1 import kvcache_pb2, types_pb2
+from ...v1.arguments import instance, instances, number, text
 from ...v1.shm import HASH_BYTES
+from ...v1.types import PutOutcome
 from ..errors import InvalidRequest, KvtierError, Overloaded
 from ..memory.buffers import Blocks, blocks_of
 from ..memory.staging import StagingArea
-from ..values.arguments import instance, instances, number, text
 from ..values.keys import pack, parent_hash
 from ..values.namespace import Namespace
-from ..values.words import PutOutcome, PutReport, Retention
+from ..values.types import PutReport, Retention
 from .base import Operations, milliseconds
 from .effects import Attachment, Operation, Receive, Send, Work
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
 
+from ...v1.types import NamespaceIdentity
 from ..connector.chain_store import ChainStore
 from ..connector.guard import Guard, harmless
-from ..values.namespace import NamespaceIdentity
 from .identity import (
     KV_POOL,
     StorageOptions,

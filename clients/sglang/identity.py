@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...v1.types import NamespaceIdentity
 from ..connector.opaque import opaque_geometry
 from ..connector.plugin_options import bad_option, digest_from, options_from
-from ..values.namespace import NamespaceIdentity
 from ..weights import checkpoint_digest, find_checkpoint
 
 FORMAT = 1  # of a page as a block; raise it when the same bytes would mean something else

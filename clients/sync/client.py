@@ -8,24 +8,15 @@ from types import TracebackType
 from typing import Any
 
 from ...v1.addresses import default_target
+from ...v1.types import NamespaceIdentity, Tier, Urgency
 from ..memory.staging import StagingBuffer
 from ..operations import gets, leases, puts
 from ..operations.base import Settings
 from ..operations.direct import Exporter, pages_state
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import only_hash
-from ..values.namespace import Namespace, NamespaceIdentity
-from ..values.words import (
-    GetReport,
-    Lookup,
-    Prefetch,
-    PrefillSpeed,
-    PutReport,
-    Retention,
-    ServerInfo,
-    Tier,
-    Urgency,
-)
+from ..values.namespace import Namespace
+from ..values.types import GetReport, Lookup, Prefetch, PrefillSpeed, PutReport, Retention, ServerInfo
 from .driver import THREAD_BYTES, Driver
 from .handles import Lease, Pin, Session
 from .pages import Pages

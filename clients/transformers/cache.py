@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache
 
-from ..values.words import Tier, Urgency
+from ...v1.types import Tier, Urgency
 from .ledger import Ledger
 
 if TYPE_CHECKING:

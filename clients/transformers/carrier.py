@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from ...v1.types import Geometry, NamespaceIdentity, PutOutcome, Tier, Urgency
 from ..connector.layout import gather, scatter, shape_of
 from ..sync import Client
 from ..values.keys import prefix_hashes
-from ..values.namespace import Geometry, Namespace, NamespaceIdentity
-from ..values.words import PutOutcome, Tier, Urgency
+from ..values.namespace import Namespace
 from .cache import TieredCache
 from .ledger import Ledger
 from .plan import LayerKind, resume_point, whole_blocks

@@ -17,8 +17,8 @@ import torch
 from transformers import DynamicCache, __version__
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
+from ...v1.types import DTYPE_BYTES
 from ..errors import InvalidRequest
-from ..values.namespace import DTYPE_BYTES
 from .plan import LayerKind
 
 MAJOR_VERSION = "5"

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import torch
 
 from ...v1.addresses import default_target
+from ...v1.types import Tier, Urgency
 from ..connector.guard import PLUGIN_BUG, Guard
 from ..options import Timeout
 from ..sync import Client
 from ..values.keys import prefix_hashes
-from ..values.words import Tier, Urgency
 from .cache import Reuse, TieredCache
 from .carrier import Carrier, Saved
 from .identity import fingerprint, model_digest

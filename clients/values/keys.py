@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ...v1.arguments import digest, instance, text
 from ...v1.shm import HASH_BYTES
+from ...v1.types import Geometry
 from ..errors import InvalidRequest
-from .arguments import digest, instance, text
-from .namespace import Geometry, Namespace
+from .namespace import Namespace
 
 _TAG = b"kvtier.prefix.1"
 

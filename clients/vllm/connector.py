@@ -31,11 +31,11 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from ...v1.types import NamespaceIdentity
 from ..aio import AsyncClient
 from ..connector.guard import Defects, harmless
 from ..errors import KvtierError
 from ..options import Timeout
-from ..values.namespace import NamespaceIdentity
 from .counters import Counters
 from .describe import cuda_pages, describe_groups
 from .groups import groups_of, why_not, why_not_shared

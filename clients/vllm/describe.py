@@ -8,7 +8,7 @@ import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.platforms import current_platform
 
-from ..values.namespace import NamespaceIdentity
+from ...v1.types import NamespaceIdentity
 from .groups import specs_in
 from .identity import identity_of, model_digest
 from .options import Options

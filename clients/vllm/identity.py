@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...v1.types import DTYPE_BYTES, Geometry, NamespaceIdentity
 from ..connector.opaque import opaque_geometry
 from ..errors import InvalidRequest
-from ..values.namespace import DTYPE_BYTES, Geometry, NamespaceIdentity
 from ..weights import checkpoint_digest, find_checkpoint
 
 FRAGMENT_BYTES = 1 << 20  # wanted; large enough to be copied fast, small enough to come up layer by layer

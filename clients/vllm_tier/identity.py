@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...v1.types import NamespaceIdentity
 from ..connector.opaque import opaque_geometry
-from ..values.namespace import NamespaceIdentity
 from ..vllm.versions import SUPPORTED
 from ..weights import checkpoint_digest, find_checkpoint
 from .options import TierOptions

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...v1.types import NamespaceIdentity
 from ..connector.chain_store import ChainStore
 from ..memory.buffers import Pieces
-from ..values.namespace import NamespaceIdentity
 from .runs import Run, hash_of, in_order_of_asking
 
 MAX_GAPS = 16  # of one lookup; behind more of them nothing is found

@@ -94,7 +94,7 @@ class SimCompression:
         return tuple(
             None
             if self.is_mixed and group % 2
-            else Encoding(codec_id, max(1, int(geometry.fragment_bytes(group) * self.share)))
+            else Encoding(codec_id, max(1, int(geometry.fragment_bytes[group] * self.share)))
             for group in range(geometry.num_groups)
         )
 

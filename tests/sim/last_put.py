@@ -55,7 +55,7 @@ def _fits(run: "Run", identity: NamespaceIdentity) -> bool:
     room = run.daemon.rooms[Tier.DRAM]
     assert isinstance(room, SlotPool)
     empty, geometry = SlotPool(room.num_extents, room.extent_bytes), identity.geometry
-    return all(empty.reserve(0, geometry.fragment_bytes(g)) is not None for g in range(geometry.num_groups))
+    return all(empty.reserve(0, geometry.fragment_bytes[g]) is not None for g in range(geometry.num_groups))
 
 
 def _finds_room(run: "Run", index: int, identity: NamespaceIdentity) -> bool:

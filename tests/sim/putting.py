@@ -62,7 +62,7 @@ class Put(Request):
             token = self.crowd.contents.new((self.identity.digest, prefix_hash, group))
             self.crowd.contents.commit(token)
             client.staging.tokens[offset] = self.tokens[offset] = token
-            offset += geometry.fragment_bytes(group)
+            offset += geometry.fragment_bytes[group]
         client.next_offset = offset
         self.crowd.accepted.add((self.identity.digest, prefix_hash))
         return start, geometry.block_bytes

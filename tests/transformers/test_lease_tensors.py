@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kvtier.clients import Client, Geometry, Namespace, NamespaceIdentity, PreconditionFailed, prefix_hashes
-from kvtier.clients.values.namespace import DTYPE_BYTES
 from kvtier.testing import FakeAppliance
+from kvtier.v1.types import DTYPE_BYTES
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread

@@ -68,7 +68,7 @@ def shape_of(geometry: Geometry, group: int) -> Shape:
     """
     num_layers = len(geometry.layers_of(group))
     if geometry.layout != KNOWN_LAYOUT:
-        num_values = geometry.fragment_bytes(group) // DTYPE_BYTES[geometry.dtype]
+        num_values = geometry.fragment_bytes[group] // DTYPE_BYTES[geometry.dtype]
         return Shape(1, 1, 1, 1, num_values, geometry.dtype)
     return Shape(
         num_layers,

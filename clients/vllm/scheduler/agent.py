@@ -13,10 +13,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ....v1.types import NamespaceIdentity
 from ...aio import AsyncClient, AsyncLease, AsyncSession
 from ...connector.breaker import Breaker
 from ...errors import DeadlineExceeded, KvtierError
-from ...values.namespace import Namespace, NamespaceIdentity
+from ...values.namespace import Namespace
 from ..counters import Counters
 from ..groups import Group
 from ..identity import adapter_digest, salted

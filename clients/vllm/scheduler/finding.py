@@ -12,9 +12,9 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....v1.types import Tier, Urgency
 from ...aio import AsyncClient, AsyncLease
 from ...values.namespace import Namespace
-from ...values.words import Tier, Urgency
 from ..groups import Group, alignment_of
 from .lookups import Question
 

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...values.words import Tier, Urgency
+from ....v1.types import Tier, Urgency
 
 
 @dataclass(frozen=True, slots=True)

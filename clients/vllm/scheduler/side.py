@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...values.words import Tier, Urgency
+from ....v1.types import Tier, Urgency
 from ..counters import Counters
 from ..groups import NULL_BLOCK, Group
 from ..options import Options

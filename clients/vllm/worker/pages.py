@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....v1.types import DTYPE_BYTES, Geometry
 from ...errors import InvalidRequest, PreconditionFailed
 from ...memory.buffers import Pieces
 from ...memory.extents import I64
 from ...operations.page_layouts import TensorView
-from ...values.namespace import DTYPE_BYTES, Geometry
 
 
 class LayerView(NamedTuple):

@@ -22,12 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from ....v1.types import NamespaceIdentity, Urgency
 from ...errors import NOT_RUNNING, SOCKET_DENIED, InvalidRequest, KvtierError, PreconditionFailed
 from ...operations.direct import Exported, Exporter
 from ...operations.page_layouts import describe
 from ...sync import Client, Pages
-from ...values.namespace import Namespace, NamespaceIdentity
-from ...values.words import PutReport, Urgency
+from ...values.namespace import Namespace
+from ...values.types import PutReport
 from ..identity import salted
 from .pages import PagedGroup
 

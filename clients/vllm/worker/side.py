@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ....v1.types import NamespaceIdentity, PutOutcome
 from ...connector.breaker import Breaker
 from ...errors import KvtierError
 from ...options import Limits, Timeout, plugin_connect_s
 from ...sync import Client
-from ...values.namespace import NamespaceIdentity
-from ...values.words import PutOutcome
 from ..counters import Counters
 from ..options import Options
 from ..plan import Ack, Acks, Again, Load, Part, Save, StepPlan

@@ -29,10 +29,11 @@ import platform
 import numpy as np
 import numpy.typing as npt
 
+from .types import HASH_BYTES as HASH_BYTES
+
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 MIN_SLOT_BYTES = 16 << 10
-HASH_BYTES = 32
 CHECKSUM_BYTES = 16
 
 ONE_SIDED_READS_ARE_SAFE = platform.machine() in ("x86_64", "AMD64")

@@ -9,7 +9,7 @@ from kvtier.tiers.cold.log import record_bytes
 
 from .rig import GEOMETRY, Rig, hashes
 
-HALF = Encoding(1, GEOMETRY.fragment_bytes(0) // 2)
+HALF = Encoding(1, GEOMETRY.fragment_bytes[0] // 2)
 
 
 class Halved:
@@ -42,7 +42,7 @@ def test_a_record_is_reserved_and_labelled_as_its_codec_says() -> None:
     labels = [item.label for copy in nvme_copies(rig) for item in copy.items]
     stored = {label.group: (label.codec_id, label.stored_length) for label in labels}
     assert stored == {0: HALF, 1: (0, 0)}
-    raw = GEOMETRY.fragment_bytes(1)
+    raw = GEOMETRY.fragment_bytes[1]
     assert rig.planner.residency.transitions.resident_bytes[Tier.NVME] == 2 * (HALF.stored_bytes + raw)
     books = rig.planner.rooms[Tier.NVME].statistics()
     assert books.taken_bytes >= 2 * (record_bytes(HALF.stored_bytes) + record_bytes(raw))

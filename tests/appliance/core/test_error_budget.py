@@ -25,7 +25,7 @@ from .rig import GEOMETRY, Rig, hashes
 
 MODEL = b"m" * 16
 CHAIN = hashes("budget", 1)
-RECORD = GEOMETRY.fragment_bytes(0)
+RECORD = GEOMETRY.fragment_bytes[0]
 FAST = 1e12  # bytes a second: what `auto` would decode at no cost
 
 

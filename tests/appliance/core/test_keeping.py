@@ -189,8 +189,8 @@ def recovered(chain: list[bytes], missing: set[tuple[int, int]]) -> tuple[Recove
                 parent = chain[position - 1] if position else b"\0" * 32
                 rows.append(
                     (0, prefix_hash, parent, position > 0, position, group,
-                     place_of(0, len(rows) * pages), GEOMETRY.fragment_bytes(group),
-                     GEOMETRY.fragment_bytes(group), b"\7" * 16, 0, False)
+                     place_of(0, len(rows) * pages), GEOMETRY.fragment_bytes[group],
+                     GEOMETRY.fragment_bytes[group], b"\7" * 16, 0, False)
                 )  # fmt: skip
     segment = RecoveredSegment(0, len(rows) * pages, len(rows), len(rows) * RECORD_BYTES)
     return Recovered([identity], np.array(rows, RECORD), [segment], Counter()), identity

@@ -222,7 +222,7 @@ def test_what_a_copy_says_is_written_out_when_it_is_read_and_is_still_true_then(
     rig.put(first)
     rig.start_put(chain, parent=first[0])
     (copy,) = rig.copies
-    catalog, offsets = rig.planner.catalog, (0, GEOMETRY.fragment_bytes(0))
+    catalog, offsets = rig.planner.catalog, (0, GEOMETRY.fragment_bytes[0])
     fragments = [f for name in chain for f in catalog.fragments(catalog.find(rig.namespace_id, name))]
     expected = catalog.labels_of(fragments)
     places = [catalog.place[Tier.DRAM][fragment] for fragment in fragments]

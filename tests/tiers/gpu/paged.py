@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.clients.operations.page_layouts import PRESETS, PagesDescription
-from kvtier.clients.values.namespace import Geometry
 from kvtier.tiers.block import Geometry as TierGeometry
 from kvtier.tiers.gpu.layouts import PageLayout, PageTensor
+from kvtier.v1.types import Geometry
 
 FLAT_PRESETS = {name for name, axes in PRESETS.items() if "T" in axes}
 ONE_PLANE = {"vllm_mla", "sglang_mla"}

@@ -10,7 +10,7 @@ from enum import IntEnum
 from numbers import Real
 from typing import Any, TypeVar
 
-from ..errors import InvalidRequest
+from .errors import InvalidRequest
 
 E = TypeVar("E", bound=IntEnum)
 T = TypeVar("T")

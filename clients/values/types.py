@@ -1,54 +1,17 @@
-"""The client's words: tiers, urgencies, outcomes, and what calls report.
+"""What calls take and return: reports, retention, prefill speed. v1/types.py has tiers and outcomes."""
 
-They mirror the wire (numbers are those of types.proto and kvcache.proto) instead of sharing classes
-with the daemon, because a runtime installs no daemon code.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 from ...v1 import types_pb2
+from ...v1.arguments import number, whole
+from ...v1.types import PutOutcome, Tier
 from ..errors import InvalidRequest
-from .arguments import number, whole
-
-
-class Tier(IntEnum):
-    """Where bytes live, fastest first."""
-
-    HBM = 1
-    DRAM = 2
-    NVME = 3
-    OBJECT = 4
-
-
-class Urgency(IntEnum):
-    """How soon a session needs its blocks, most urgent first."""
-
-    DECODING = 1
-    PREFILL = 2
-    QUEUED = 3
-    WAITING = 4
-    IDLE = 5
-    ENDED = 6
-
-
-class PutOutcome(IntEnum):
-    """What became of one block of a put."""
-
-    STORED = 2
-    DEDUPLICATED = 3  # was stored before
-    IN_PROGRESS = 4  # somebody else is writing the same block
-    NO_ROOM = 5
-    PARENT_MISSING = 6
-    FAILED = 7
-    DECLINED = 8  # what is stored is worth more to the appliance than this block
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Who answered, and over which transport: `local` (shared memory) or `grpc`."""
+    """Version of the daemon, and the transport to it: `local` (shared memory) or `grpc`."""
 
     version: str
     epoch: int  # changes at every start of the daemon
@@ -172,8 +135,3 @@ class Prefetch:
 
     num_blocks: int  # stored prefix
     num_promoted: int  # blocks a promotion was queued for
-
-
-def tiers_of(packed: bytes | Sequence[int]) -> tuple[Tier, ...]:
-    """Return the tiers in a packed `tiers` field."""
-    return tuple(Tier(number) for number in packed)
