@@ -2,7 +2,7 @@
 
     RegisterPages -> memory mapped, streams taken, a client of its own opened in the planner
     GetPages      -> Delivery (deliveries.py)
-    PutPages      -> a put like any other, whose staging extent is the pages (tiers/gpu/gather.py)
+    PutPages      -> PagePuts (direct_puts.py)
     UnregisterPages, or the end of the connection -> nothing new; given back when the device is quiet
 
 All that talks to a device runs on one thread per device, the enqueuer: handing thousands of copies to a
@@ -19,24 +19,30 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import NamedTuple, TypeVar
 
 from ..tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from ..tiers.gpu.device import Device, DeviceError, Event
-from ..tiers.gpu.gather import PUT_BYTES, AddressesOf, GatherCopier
+from ..tiers.gpu.gather import AddressesOf, GatherCopier
 from ..tiers.gpu.kernels import PieceCopier, load, measured
 from ..tiers.gpu.layouts import LayoutError, check_layout
 from ..tiers.gpu.own_events import OwnEvents
 from ..tiers.gpu.pages import PageIdError
 from ..tiers.memory.places import I64
-from ..v1 import direct_pb2, kvcache_pb2
-from . import runtime_events
+from ..v1 import direct_pb2
 from .answers import Answers
-from .core import events, results
 from .deliveries import Delivery
-from .errors import ApplianceError, error, from_refusal
+from .direct_puts import PagePuts
+from .errors import ApplianceError, error
 from .registrations import (
+    MAX_DELIVERIES,
+    MAX_EVENT_SETS,
+    MAX_EVENTS,
+    MAX_HANDLE_BYTES,
+    MAX_REGISTERING,
+    MAX_REGISTRATIONS,
     CountedCopier,
     DeviceOccupied,
     Registration,
@@ -45,7 +51,6 @@ from .registrations import (
     layout_of,
     map_pages,
 )
-from .runtime_events import has_happened
 from .security.callers import Caller
 from .security.client_registry import Client
 from .server.cache_service import Service
@@ -53,11 +58,6 @@ from .transfer.lanes import Route
 
 log = logging.getLogger(__name__)
 
-MAX_REGISTRATIONS = 64  # a vLLM worker has three for each KV cache group; eight workers share a daemon
-MAX_EVENTS = 64  # that one runtime may open to us
-MAX_HANDLE_BYTES = 256
-MAX_EVENT_SETS = 16
-MAX_DELIVERIES = 32  # of one registration at a time
 CLOSE_GRACE_S = 5.0
 
 R = TypeVar("R")
@@ -103,6 +103,9 @@ class DirectPath:
         self._hashers = hashers
         self._loop = asyncio.get_running_loop()
         self._registrations: list[Registration] = []
+        self._registering: Counter[int] = Counter()  # RegisterPages under way, by client
+        self._num_closing = 0  # registrations whose memory is being unmapped
+        self._puts = PagePuts(service, self.counters, self._on_trouble, self._look)
         self._numbers = count(1)
         self._is_closed = False
         self._lanes = {one.device.uuid: _lane(one) for one in devices}
@@ -122,7 +125,10 @@ class DirectPath:
             raise error("NO_DEVICE", f"the daemon has no device {request.device_uuid!r}; it has {known}")
         if self._service.draining:
             raise error("DRAINING", "the daemon is shutting down; recompute", retry_after_s=1.0)
-        if len(self._registrations) >= MAX_REGISTRATIONS:
+        if self._registering[client.id] >= MAX_REGISTERING:
+            message = f"{MAX_REGISTERING} registrations of this client are under way"
+            raise error("TOO_MANY_IN_FLIGHT", message, retry_after_s=0.1)
+        if len(self._registrations) + self._registering.total() + self._num_closing >= MAX_REGISTRATIONS:
             raise error("TOO_MANY_CLIENTS", f"{MAX_REGISTRATIONS} runtimes have registered pages", 1.0)
         if max(len(request.event_handles) - MAX_EVENTS, request.num_event_sets - MAX_EVENT_SETS) > 0:
             raise error("BAD_PAGES", f"at most {MAX_EVENTS} events and {MAX_EVENT_SETS} event sets are taken")
@@ -134,7 +140,15 @@ class DirectPath:
             check_layout(layout_of(request), identity.geometry, sizes)
         except LayoutError as problem:
             raise error("BAD_PAGES", str(problem)) from None
-        return self._loop.create_task(self._register(client, lane, identity, request))
+        self._registering[client.id] += 1
+        registering = self._loop.create_task(self._register(client, lane, identity, request))
+        registering.add_done_callback(partial(self._registered, client.id))
+        return registering
+
+    def _registered(self, client_id: int, _: "asyncio.Future[direct_pb2.RegisterPagesResponse]") -> None:
+        """Count a RegisterPages that is under way no more, well or not."""
+        self._registering[client_id] -= 1
+        self._registering += Counter()  # drops clients that register nothing
 
     async def _register(
         self,
@@ -176,7 +190,7 @@ class DirectPath:
             counted = CountedCopier(gather, lambda by: self._gathering(gather, by))
             own = self._service.clients.open_pages(client, {Tier.DRAM: Route(counted)})
         except ApplianceError:
-            apart(mapping.give_back, f"kvtier-unmap-{client.id}")
+            await asyncio.wrap_future(apart(mapping.give_back, f"kvtier-unmap-{client.id}"))
             raise
         registration = Registration(
             next(self._numbers), client.id, client.pid, own, geometry, mapping, gather, copier, own_events
@@ -268,76 +282,10 @@ class DirectPath:
         registration = self._own(caller, request.registration_id)
         reserve = request.reserve
         self._check_geometry(caller, registration, reserve.namespace_id)
-        num_blocks, block_bytes = len(reserve.prefix_hashes) // HASH_BYTES, registration.geometry.block_bytes
-        if num_blocks * block_bytes >= PUT_BYTES:
-            raise error("TOO_LARGE", f"{num_blocks} blocks of {block_bytes} bytes; split the put")
+        num_blocks = len(reserve.prefix_hashes) // HASH_BYTES
         ids = self._ids(registration, request.page_ids, num_blocks, is_target=False)
         after = self._event(registration, request.after_event)
-        if after is None:
-            return self._start_put(caller, registration, reserve, ids)
-        return self._loop.create_task(self._put_after(after, caller, registration, reserve, ids))
-
-    async def _put_after(
-        self,
-        after: Event,
-        caller: Caller,
-        registration: Registration,
-        reserve: kvcache_pb2.ReserveRequest,
-        ids: I64,
-    ) -> direct_pb2.PutPagesResponse:
-        await self._happened(registration, after)
-        return await self._start_put(caller, registration, reserve, ids)
-
-    def _start_put(
-        self, caller: Caller, registration: Registration, reserve: kvcache_pb2.ReserveRequest, ids: I64
-    ) -> "asyncio.Future[direct_pb2.PutPagesResponse]":
-        """Let the planner decide, and copy. Raises CallerError."""
-        block_bytes = registration.geometry.block_bytes
-        build = self._service.reservation(caller, registration.client, reserve)
-        first = registration.gather.open_put(ids)
-        spans = [(first + block * block_bytes, block_bytes) for block in range(len(ids))]
-        client, request_id = registration.client.id, reserve.request_id
-        answer = self._service.appliance.ask(
-            lambda call: events.CommitRequested(call, client, request_id, 0, spans, build(call))
-        )
-        return self._loop.create_task(self._put_done(registration, first, answer))
-
-    async def _happened(self, registration: Registration, event: Event) -> None:
-        """Wait until the runtime is done with the pages of a put. Raises ApplianceError when it does not say
-        so."""
-        registration.num_waiting += 1
-        try:
-            is_free = await has_happened(registration.mapping.device, event, registration.ending)
-        except DeviceError as problem:
-            self._on_trouble(problem)
-            raise error("NO_DEVICE", f"the event of this put cannot be asked: {problem}") from None
-        finally:
-            registration.num_waiting -= 1
-            self._look(registration)
-        if registration.is_ending:
-            raise error("UNKNOWN_PAGES", "the pages were unregistered while the put waited for its event")
-        if not is_free:
-            self.counters["direct_puts_event_late"] += 1
-            raise error(
-                "BAD_PAGES", f"the event of this put has not happened within {runtime_events.EVENT_S:g} s"
-            )
-
-    async def _put_done(
-        self,
-        registration: Registration,
-        first: int,
-        answer: "results.Result | asyncio.Future[results.Result]",
-    ) -> direct_pb2.PutPagesResponse:
-        result = await answer if isinstance(answer, asyncio.Future) else answer
-        registration.gather.close_put(first)
-        if isinstance(result, results.Refusal):
-            raise from_refusal(result)
-        assert isinstance(result, results.PutResult)
-        num_stored = result.outcomes.count(kvcache_pb2.PUT_OUTCOME_STORED)
-        self.counters["direct_puts"] += 1
-        self.counters["direct_put_blocks"] += num_stored
-        self.counters["direct_put_bytes"] += num_stored * registration.geometry.block_bytes
-        return direct_pb2.PutPagesResponse(outcomes=result.outcomes)
+        return self._puts.start(caller, registration, reserve, ids, after)
 
     def _gathering(self, gather: GatherCopier, by: int) -> None:
         """Count batches of puts that a device works on."""
@@ -369,12 +317,14 @@ class DirectPath:
             registration.events.close()
             mapping.give_back()
 
+        self._num_closing += 1
         work = apart(give_back, f"kvtier-unmap-{registration.owner}")
         work.add_done_callback(
             lambda work: self._loop.call_soon_threadsafe(self._gave_back, registration, work)
         )
 
     def _gave_back(self, registration: Registration, work: "Future[None]") -> None:
+        self._num_closing -= 1
         if work.exception() is not None:
             log.error("pages of client %d could not be closed", registration.owner, exc_info=work.exception())
             self.counters["direct_close_failed"] += 1

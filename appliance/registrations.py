@@ -37,7 +37,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+# Limits of the direct path. What is beyond one is refused at once, most with a time after which to retry.
+MAX_REGISTRATIONS = 64  # being opened, open or being closed; vLLM workers have three for each KV cache group
+MAX_REGISTERING = 16  # RegisterPages of one client under way: each is a thread that the device may keep
+MAX_EVENTS = 64  # that one runtime may open to us
+MAX_HANDLE_BYTES = 256
+MAX_EVENT_SETS = 16
 MAX_EXPORTED_EVENTS = 256  # of one registration
+MAX_DELIVERIES = 32  # of one registration at a time
+MAX_WAITING_PUTS = 64  # of one client, whose events have not happened: each is asked every 50 us
 
 
 @dataclass(slots=True)

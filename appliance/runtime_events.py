@@ -19,7 +19,8 @@ EVENT_S = 30.0  # no step of a runtime takes that long
 
 async def has_happened(device: Device, event: Event, given_up: "asyncio.Future[None]") -> bool:
     """Wait until `event` has happened; False when it has not within EVENT_S, or `given_up` came first. When
-    it returns, nobody asks `event` any more. Raises DeviceError when the device is lost."""
+    it returns or raises, cancelled or not, `event` is not asked any more. Raises DeviceError when the device
+    is lost."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[DeviceError | None] = loop.create_future()
 
@@ -28,11 +29,26 @@ async def has_happened(device: Device, event: Event, given_up: "asyncio.Future[N
 
     give_up = device.when_done(event, tell)
     either: set[asyncio.Future[Any]] = {told, given_up}
-    await asyncio.wait(either, timeout=EVENT_S, return_when=asyncio.FIRST_COMPLETED)
-    is_given_up = not told.done()
-    if is_given_up:
-        give_up()
-    error = await told
+    try:
+        await asyncio.wait(either, timeout=EVENT_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        is_given_up = not told.done()
+        if is_given_up:
+            give_up()
+            await _until_done(told)
+    error = told.result()
     if error is not None and not (is_given_up and error.fault is DeviceFault.REFUSED):
         raise error
     return error is None
+
+
+async def _until_done(future: "asyncio.Future[Any]") -> None:
+    """Wait until `future` is done. A cancellation that comes meanwhile is raised after that."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as raised:
+            cancelled = raised
+    if cancelled is not None:
+        raise cancelled

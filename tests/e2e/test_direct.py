@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,11 @@ import pytest
 from kvtier.appliance import direct, registrations
 from kvtier.appliance.registrations import Mapping, Registration
 from kvtier.clients import AsyncClient, Client, PutOutcome, Tier
-from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
 from kvtier.tiers.gpu import kernels
 from kvtier.tiers.gpu.device import DeviceError, DeviceFault, Event
 from kvtier.tiers.gpu.kernels import Way
-from kvtier.v1 import direct_pb2
-from kvtier.v1.local import Method
 from tests.fakes.gpu.device import FakeDevice
 
-from ..appliance.raw_client import RawClient, Refused
 from ..tiers.gpu.host_launch import HostLaunch
 from .direct_device import FakeExporter
 from .direct_scene import (
@@ -432,120 +427,6 @@ def test_memory_that_a_device_may_still_touch_is_kept_until_it_is_shut_down(
         one.client.close()
         served.thread.wait(served.daemon.direct.close())
         assert served.thread.call(served.num_leases) == 0
-
-
-# ---------------------------------------------------------------------------------------- hostile callers
-
-
-def registration(**changes: object) -> direct_pb2.RegisterPagesRequest:
-    request = direct_pb2.RegisterPagesRequest(
-        device_uuid=FakeDevice().uuid,
-        num_pages=4,
-        page_tokens=16,
-        page_stride=16 * 256,
-        token_stride=256,
-        head_stride=128,
-        allocations=[direct_pb2.Allocation(handle=b"x" * 64, num_bytes=1 << 20)],
-        tensors=[
-            direct_pb2.PageTensor(num_layers=2, layer_stride=1 << 17, num_planes=2, plane_stride=1 << 16)
-        ],
-    )
-    for name, value in changes.items():
-        if isinstance(value, list):
-            del getattr(request, name)[:]
-            getattr(request, name).extend(value)
-        else:
-            setattr(request, name, value)
-    return request
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, "NO_DEVICE"),  # well formed, but nobody's handle
-        ({"device_uuid": "nobody"}, "NO_DEVICE"),
-        ({"num_pages": 1 << 31}, "BAD_PAGES"),
-        ({"page_stride": (1 << 64) - 1}, "BAD_PAGES"),
-        ({"allocations": []}, "BAD_PAGES"),
-        ({"allocations": [direct_pb2.Allocation(handle=b"", num_bytes=1 << 20)]}, "BAD_PAGES"),
-        ({"allocations": [direct_pb2.Allocation(handle=b"y" * 4096, num_bytes=1 << 20)]}, "BAD_PAGES"),
-        ({"event_handles": [b"e" * 64] * 65}, "BAD_PAGES"),
-        ({"event_handles": [b""]}, "BAD_PAGES"),
-        ({"num_event_sets": 1 << 31}, "BAD_PAGES"),
-        ({"namespace_id": 77}, "UNKNOWN_NAMESPACE"),
-    ],
-)
-def test_a_hostile_registration_is_refused(served: Served, changes: dict[str, object], reason: str) -> None:
-    num_free = len(served.device._free_streams)
-    with RawClient(served.daemon.service.local_socket_path) as client:
-        client.attach()
-        request = registration(**{"namespace_id": client.register().namespace_id} | changes)
-        with pytest.raises(Refused) as refused:
-            client.call(Method.REGISTER_PAGES, request, direct_pb2.RegisterPagesResponse)
-        assert refused.value.detail.reason == reason
-    served.assert_at_rest()
-    assert len(served.device._free_streams) == num_free
-
-
-def test_a_client_that_says_its_memory_is_larger_than_it_is(served: Served) -> None:
-    """The copy would fault and take the device from everybody."""
-    with runtime_at(served.target) as one:
-
-        class Liar(FakeExporter):
-            def export(self, address: int):  # type: ignore[no-untyped-def]
-                return super().export(address)._replace(num_bytes=1 << 30)
-
-        liar = Liar(one.device)
-        liar.memories = one.exporter.memories
-        with pytest.raises(PreconditionFailed, match="bytes asked for"):
-            one.client.register_pages(one.namespace, "vllm", one.tensors, liar)
-        assert len(served.daemon.direct._registrations) == 1
-
-
-def test_nobody_uses_another_one_s_pages(served: Served) -> None:
-    with runtime_at(served.target) as one, runtime_at(served.target) as two:
-        two.pages._state.registration_id = one.pages._state.registration_id
-        with pytest.raises(NotFound, match="register"):
-            two.pages.get(two.namespace, CHAIN, IDS)
-        with pytest.raises(NotFound, match="register"):
-            two.pages.put(two.namespace, CHAIN, IDS)
-        two.pages._state.registration_id += 1
-
-
-def test_wrong_calls_are_refused_with_the_fix(served: Served) -> None:
-    with runtime_at(served.target, num_events=1) as one:
-        get, put = one.pages.get, one.pages.put
-        with pytest.raises(InvalidRequest, match="twice"):
-            get(one.namespace, CHAIN[:2], [3, 3])
-        with pytest.raises(InvalidRequest, match="2 blocks need 2 ids"):
-            get(one.namespace, CHAIN[:2], [3])
-        with pytest.raises(InvalidRequest, match="32 pages"):
-            put(one.namespace, CHAIN[:1], [NUM_PAGES])
-        with pytest.raises(InvalidRequest, match="one of `events`"):
-            get(one.namespace, CHAIN[:1], [1], after=object())
-        with pytest.raises(InvalidRequest, match="parent"):
-            put(one.namespace, CHAIN[:1], [1], parent=b"short")
-        other = one.client.register(replace(IDENTITY, geometry=replace(GEOMETRY, num_layers=2)))
-        with pytest.raises(InvalidRequest, match="another geometry"):
-            get(other, CHAIN[:1], [1])
-
-
-def test_streams_are_a_limit_that_says_so(served: Served) -> None:
-    num_free = len(served.device._free_streams)
-    runtimes = [Runtime(served.target) for _ in range(num_free // 2)]  # two streams each
-    with pytest.raises(Overloaded, match="all streams"):
-        Runtime(served.target)
-    for runtime in runtimes:
-        runtime.close()
-    with runtime_at(served.target):
-        pass
-
-
-def test_without_a_device_the_direct_path_says_so(tmp_path: Path) -> None:
-    with Served(tmp_path) as served:
-        served.thread.call(lambda: setattr(served.daemon.local, "_direct", None))
-        with pytest.raises(PreconditionFailed, match="no GPU"):
-            Runtime(served.target)
 
 
 def test_ids_in_random_order_over_many_gets(served: Served) -> None:
