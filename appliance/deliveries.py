@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 CANCELLED, DEVICE_FAILED, EVENT_LATE = "cancelled", "device_failed", "event_late"
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """Fragments that became readable, in columns (n,) int64."""
 
     blocks: I64
@@ -51,18 +51,21 @@ class _Ready(NamedTuple):
     tiers: I64
     places: I64
 
-    def runs(self) -> Iterator[I64]:
-        """Yield the rows of each layer group and tier, first layers first, in their order."""
+    def runs(self, *, by_group: bool) -> Iterator[I64]:
+        """Yield the rows of each tier, or of each layer group and tier; first layers first."""
         if not len(self.blocks):
             return
-        keys = self.groups * len(Tier) + self.tiers
-        order = np.argsort(keys, kind="stable")
-        yield from np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
+        major, minor = (self.groups, self.tiers) if by_group else (self.tiers, self.groups)
+        order = np.lexsort((minor, major))
+        is_last = np.diff(self.tiers[order]) != 0
+        if by_group:
+            is_last |= np.diff(self.groups[order]) != 0
+        yield from np.split(order, np.flatnonzero(is_last) + 1)
 
 
-def _columns(ready: ReadyFragments) -> _Ready:
+def _columns(ready: ReadyFragments) -> Ready:
     columns = (ready.blocks, ready.groups, ready.tiers, ready.places)
-    return _Ready(*(np.array(column, np.int64) for column in columns))
+    return Ready(*(np.array(column, np.int64) for column in columns))
 
 
 class Delivery:
@@ -207,12 +210,12 @@ class Delivery:
             self.answers.push(answer)
         self._num_announced = max(self._num_announced, num_whole)
 
-    def _enqueue(self, ready: "_Ready", complete: range) -> None:
+    def _enqueue(self, ready: "Ready", complete: range) -> None:
         """In the enqueuer's thread: scatter fragments, layer group after layer group. Raises DeviceError,
         CopyError."""
         mapping = self._registration.mapping
         stream = mapping.loads
-        copies = [self._pieces(ready, rows) for rows in ready.runs()]
+        copies = [self._pieces(ready, rows) for rows in ready.runs(by_group=self.event_set is not None)]
         if self._done is None:
             self._done = self._registration.events.take()
         events = mapping.event_sets[self.event_set] if self.event_set is not None else []
@@ -225,12 +228,14 @@ class Delivery:
         for group in waiting:
             stream.record(events[group])
 
-    def _pieces(self, ready: "_Ready", rows: I64) -> tuple[int, Tier, Pieces]:
-        """Return layer group, tier and copies of rows that have these in common. Raises CopyError."""
-        group, tier = int(ready.groups[rows[0]]), Tier(int(ready.tiers[rows[0]]))
+    def _pieces(self, ready: "Ready", rows: I64) -> tuple[int, Tier, Pieces]:
+        """Return the first layer group, the tier and the copies of rows of one tier. Raises CopyError."""
+        groups, tier = ready.groups[rows], Tier(int(ready.tiers[rows[0]]))
         sources = self._slots[tier](ready.places[rows])
         ids = self._ids[ready.blocks[rows] - self._first_block]
-        return group, tier, self._registration.mapping.pages.scatter(group, sources, ids)
+        first, pages = int(groups[0]), self._registration.mapping.pages
+        has_one = self.event_set is not None  # layer group: the templates of others are not needed yet
+        return first, tier, pages.scatter(first if has_one else groups, sources, ids)
 
     async def _device_done(self) -> None:
         """Wait until the device has done everything it was given. Raises DeviceError: of a lost device

@@ -7,6 +7,7 @@ The device is a stand-in whose copies move no byte and whose events are done at 
 thread that tells CUDA's. No figure says anything about a GPU; they say below which link the host is the
 bottleneck. Bytes are therefore not compared here: the tests do that.
 
+`put`: GatherCopier, puts out of a runtime's pages, without the hashing of what landed.
 `copier`: DeviceCopier between dram and hbm, as `bench.device` drives it; GB/s by the clock and by the
 processor time of all threads. `get`: a warm get of BLOCKS blocks of 32 fragments from pinned dram into the
 pages of a runtime in another process; milliseconds by the runtime's clock, and the daemon's and the runtime's
@@ -24,10 +25,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from bench.device import MIB, Rig
 from bench.free_device import FreeDevice
@@ -37,8 +41,14 @@ from bench.table import render, size_text
 from kvtier.appliance.config import Settings
 from kvtier.appliance.host.daemon import Daemon
 from kvtier.appliance.host.process import tame_garbage_collector
-from kvtier.appliance.transfer.lanes import Edge
-from kvtier.tiers.block import Tier
+from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
+from kvtier.tiers.base import CopyItem, MemoryEngine
+from kvtier.tiers.block import FragmentLabel, Geometry, Tier
+from kvtier.tiers.gpu.gather import GatherCopier
+from kvtier.tiers.gpu.kernels import PieceCopier
+from kvtier.tiers.gpu.layouts import PageLayout, PageTensor, check_layout, page_table
+from kvtier.tiers.gpu.own_events import OwnEvents
+from kvtier.tiers.gpu.pages import Pages
 
 SIZES = (64 << 10, 1 * MIB, 2 * MIB)
 LAYERS = 32
@@ -71,6 +81,73 @@ def copier_rows(total_mib: int, rounds: int) -> list[dict[str, Any]]:
             )
     rig.close()
     return rows
+
+
+def put_rows(total_mib: int, rounds: int) -> list[dict[str, Any]]:
+    """Measure GatherCopier: fragments of 64 KiB of blocks of 32 layer groups, out of pages of one piece each
+    into dram. Hashing the slots is not counted: that is what the bytes cost."""
+    geometry = Geometry(LAYERS, 8, 128, 16, "bfloat16", layers_per_group=1)
+    length = geometry.block_bytes // LAYERS
+    num_blocks = total_mib * MIB // geometry.block_bytes
+    rig = Rig(FreeDevice(), total_mib * MIB)
+    layer_bytes = num_blocks * length  # K and V of a block are neighbours in every layer
+    tensor = PageTensor(0, 0, 0, LAYERS, layer_bytes, num_planes=2, plane_stride=length // 2)
+    layout = PageLayout(num_blocks, 16, length, 2048, 256, (tensor,))
+    check_layout(layout, geometry, [LAYERS * layer_bytes])
+    pages = Pages(page_table(layout, geometry, [1 << 45]))
+    events = OwnEvents(rig.device)
+    stream = rig.device.take_stream()
+    assert stream is not None
+    threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+    gather = GatherCopier(
+        pages,
+        rig.device,
+        stream,
+        PieceCopier(),
+        cast(MemoryEngine, _NotHashed()),
+        rig.hot.pinned.addresses_of,
+        *threads,
+        events,
+        lambda problem: None,
+    )
+    places = rig.room.reserve_many(0, [length], num_blocks * LAYERS)
+    ids = np.random.default_rng(1).permutation(num_blocks)[:, None]
+    first = gather.open_put(ids)
+    items = []
+    for number, place in enumerate(places):
+        block, group = divmod(number, LAYERS)
+        label = FragmentLabel(bytes(32), 1, bytes(32), b"", block, group, length)
+        items.append(CopyItem(first + block * geometry.block_bytes + group * length, place, label))
+    step = MAX_BATCH_BYTES // length
+    batches = [items[at : at + step] for at in range(0, len(items), step)]
+    wall_s, cpu_s = [], []
+    for _ in range(rounds):
+        began_at, began_cpu = time.perf_counter(), time.process_time()
+        for future in [gather.start(batch) for batch in batches]:
+            assert {outcome.cause for outcome in future.result(WAIT_S)} == {None}
+        wall_s.append(time.perf_counter() - began_at)
+        cpu_s.append(time.process_time() - began_cpu)
+    for thread in threads:
+        thread.shutdown()
+    rig.close()
+    num_bytes = len(items) * length
+    return [
+        {
+            "length": length,
+            "best_gb_per_s": num_bytes / min(wall_s) / 1e9,
+            "median_gb_per_s": num_bytes / median(wall_s) / 1e9,
+            "gb_per_cpu_s": num_bytes / median(cpu_s) / 1e9,
+            "cpu_us_per_fragment": median(cpu_s) / len(items) * 1e6,
+        }
+    ]
+
+
+class _NotHashed:
+    """Memory of which every slot has no bytes."""
+
+    def view(self, place: int, length: int) -> bytes:
+        """See MemoryEngine.view."""
+        return b""
 
 
 @contextmanager
@@ -147,13 +224,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="default: 20")
     parser.add_argument("--blocks", type=int, default=256, metavar="N", help="of the get; default: 256")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write machine and rows to FILE")
-    parser.add_argument("--only", choices=("copier", "get"), help="measure one of the two")
+    parser.add_argument("--only", choices=("copier", "put", "get"), help="measure one of them")
     parser.add_argument("--profile", action="store_true", help="of the event loop's thread, during the gets")
     args = parser.parse_args()
     profile = cProfile.Profile(time.thread_time) if args.profile else None
     machine = {**describe({}), "command": f"python -m bench.host_cost {shlex.join(sys.argv[1:])}".strip()}
-    copier = copier_rows(args.total, args.rounds) if args.only != "get" else []
-    get = [get_row(args.blocks, args.rounds, profile)] if args.only != "copier" else []
+    copier = copier_rows(args.total, args.rounds) if args.only in (None, "copier") else []
+    put = put_rows(args.total, args.rounds) if args.only in (None, "put") else []
+    get = [get_row(args.blocks, args.rounds, profile)] if args.only in (None, "get") else []
     for name, value in machine.items():
         print(f"{name}: {value}")
     print("\ncopies cost nothing here: these are figures of a stand-in, not of a GPU\n")
@@ -163,13 +241,18 @@ def main() -> int:
             render(header, [[size_text(row["length"]), row["places"], *_numbers(row, 2)] for row in copier])
         )
         print()
+    if put:
+        header = ["put from pages", "best GB/s", "median GB/s", "GB per CPU s", "CPU us each"]
+        print(render(header, [[size_text(row["length"]), *_numbers(row, 1)] for row in put]))
+        print()
     if get:
         header = ["fragments", "best ms", "median ms", "daemon CPU ms", "runtime CPU ms"]
         print(render(header, [[str(row["fragments"]), *_numbers(row, 1)] for row in get]))
         for name, cpu_ms in get[0]["threads"].items():
             print(f"  {name}: {cpu_ms:.1f} ms")
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "copier": copier, "get": get}, indent=1))
+        found = {"machine": machine, "copier": copier, "put": put, "get": get}
+        args.json.write_text(json.dumps(found, indent=1))
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(40)
     return 0

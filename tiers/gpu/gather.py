@@ -16,12 +16,13 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from itertools import count, groupby
+from itertools import count
+from operator import attrgetter
 
 import numpy as np
 
-from ..base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine
-from ..memory.places import I64
+from ..base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine, landed
+from ..memory.places import I64, column_of
 from ..payload import checksum
 from .device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
 from .kernels import PieceCopier, Way
@@ -33,6 +34,25 @@ log = logging.getLogger(__name__)
 PUT_BYTES = 1 << 44  # offsets that belong to one put
 
 AddressesOf = Callable[[Sequence[int] | I64], Addresses]
+
+_group_and_length = attrgetter("group", "raw_length")
+
+
+class _Batch:
+    """One call of `start`, in columns: (n,) each."""
+
+    def __init__(self, items: Sequence[CopyItem]) -> None:
+        sources, self.places, labels = zip(*items, strict=True)
+        groups, self.lengths = zip(*map(_group_and_length, labels), strict=True)
+        self.numbers, self.offsets = np.divmod(column_of(sources), PUT_BYTES)
+        self.targets, self.groups = column_of(self.places), column_of(groups)
+        self.ids: dict[int, I64] = {}  # pages of each put, by its number
+        self.future: Future[list[CopyOutcome]] = Future()
+        self.future.set_running_or_notify_cancel()
+
+    def end_all(self, cause: Cause) -> None:
+        """Complete: every item ends with `cause`."""
+        self.future.set_result([CopyOutcome(cause)] * len(self.places))
 
 
 class GatherCopier:
@@ -67,7 +87,7 @@ class GatherCopier:
         self._on_trouble = on_trouble
         self._puts: dict[int, I64] = {}
         self._numbers = count(1)
-        self._in_doubt: list[tuple[Sequence[CopyItem], Future[list[CopyOutcome]]]] = []
+        self._in_doubt: list[_Batch] = []
         self.is_closed = False
 
     def open_put(self, ids: I64) -> int:
@@ -83,99 +103,84 @@ class GatherCopier:
 
     def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
         """Begin copying `items`; outcomes come in their order, with the checksums of what landed."""
-        future: Future[list[CopyOutcome]] = Future()
-        future.set_running_or_notify_cancel()
-        puts = {item.source // PUT_BYTES for item in items}
+        batch = _Batch(items)
+        puts = set(batch.numbers.tolist())
         if self.is_closed or not puts <= self._puts.keys():
-            _end(items, future, Cause.SOURCE_GONE)
+            batch.end_all(Cause.SOURCE_GONE)
         else:
-            ids = {number: self._puts[number] for number in puts}
-            self._enqueuer.submit(self._enqueue, items, ids, future)
-        return future
+            batch.ids = {number: self._puts[number] for number in puts}
+            self._enqueuer.submit(self._enqueue, batch)
+        return batch.future
 
     def give_up(self) -> None:
         """The device was shut down: nothing writes any more. What was in doubt has failed."""
         in_doubt, self._in_doubt = self._in_doubt, []
-        for items, future in in_doubt:
-            _end(items, future, Cause.IO_ERROR)
+        for batch in in_doubt:
+            batch.end_all(Cause.IO_ERROR)
 
     # ---------------------------------------------------------------------------- the enqueuer's thread
 
-    def _enqueue(
-        self, items: Sequence[CopyItem], ids: dict[int, I64], future: "Future[list[CopyOutcome]]"
-    ) -> None:
-        """Give the stream the copies of `items`, and ask to be told when they have landed."""
+    def _enqueue(self, batch: _Batch) -> None:
+        """Give the stream the copies of a batch, and ask to be told when they have landed."""
         is_under_way = False
         try:
             if self.is_closed:
-                return _end(items, future, Cause.SOURCE_GONE)
-            runs = groupby(items, lambda item: (item.source // PUT_BYTES, item.label.group))
-            copies = [self._pieces(list(run), ids[number], group) for (number, group), run in runs]
+                return batch.end_all(Cause.SOURCE_GONE)
+            pieces = self._pieces(batch)
             event = self._events.take()
             is_under_way = True
-            for pieces in copies:
-                self._copier.copy(self._stream, pieces, Way.DOWN)
+            self._copier.copy(self._stream, pieces, Way.DOWN)
             self._stream.record(event)
-            self._device.when_done(event, partial(self._landed, items, event, future))
+            self._device.when_done(event, partial(self._landed, batch, event))
         except DeviceError as error:
-            self._broke(items, future, error, is_under_way)
+            self._broke(batch, error, is_under_way)
         except CopyError as error:  # a slot that cannot be pinned
-            _end(items, future, error.cause)
+            batch.end_all(error.cause)
         except Exception:  # a defect; the memory is what matters now
             log.exception("put from registered pages failed")
             if is_under_way:
-                self._in_doubt.append((items, future))
+                self._in_doubt.append(batch)
             else:
-                _end(items, future, Cause.IO_ERROR)
+                batch.end_all(Cause.IO_ERROR)
         return None
 
-    def _pieces(self, items: Sequence[CopyItem], ids: I64, group: int) -> Pieces:
-        """Return the copies of items of one put and layer group. Raises CopyError."""
-        block_bytes = self._pages.table.geometry.block_bytes
-        blocks = np.array([item.source % PUT_BYTES // block_bytes for item in items])
-        targets = self._slots([item.target for item in items])
-        return self._pages.gather(group, targets, ids[blocks])
+    def _pieces(self, batch: _Batch) -> Pieces:
+        """Return the copies of a batch. Raises CopyError."""
+        targets = self._slots(batch.targets)
+        blocks = batch.offsets // self._pages.table.geometry.block_bytes
+        if len(batch.ids) == 1:
+            [ids] = batch.ids.values()
+            ids = ids[blocks]
+        else:
+            ids = np.empty((len(blocks), self._pages.table.pages_per_block), np.int64)
+            for number, of_put in batch.ids.items():
+                rows = np.flatnonzero(batch.numbers == number)
+                ids[rows] = of_put[blocks[rows]]
+        return self._pages.gather(batch.groups, targets, ids)
 
-    def _broke(
-        self,
-        items: Sequence[CopyItem],
-        future: "Future[list[CopyOutcome]]",
-        error: DeviceError,
-        may_write: bool,
-    ) -> None:
+    def _broke(self, batch: _Batch, error: DeviceError, may_write: bool) -> None:
         """The device failed. Keep the slots where it may still write them."""
         self._on_trouble(error)
         if may_write and error.fault is not DeviceFault.LOST:
-            self._in_doubt.append((items, future))
+            self._in_doubt.append(batch)
         else:
-            _end(items, future, Cause.SOURCE_GONE)
+            batch.end_all(Cause.SOURCE_GONE)
 
-    def _landed(
-        self,
-        items: Sequence[CopyItem],
-        event: Event,
-        future: "Future[list[CopyOutcome]]",
-        error: DeviceError | None,
-    ) -> None:
+    def _landed(self, batch: _Batch, event: Event, error: DeviceError | None) -> None:
         """On a thread of the device's: hand what landed to the hashers."""
         if error is not None:
-            return self._broke(items, future, error, may_write=True)
+            return self._broke(batch, error, may_write=True)
         self._events.give(event)
         try:
-            self._hashers.submit(self._hash, items, future)
+            self._hashers.submit(self._hash, batch)
         except RuntimeError:  # shut down: the daemon is going
-            _end(items, future, Cause.TIER_OFFLINE)
+            batch.end_all(Cause.TIER_OFFLINE)
         return None
 
-    def _hash(self, items: Sequence[CopyItem], future: "Future[list[CopyOutcome]]") -> None:
-        """Take the checksum of every slot, which nobody else reads or writes yet."""
+    def _hash(self, batch: _Batch) -> None:
+        """Take the checksum of every slot, which nothing else reads or writes yet."""
         try:
-            view = self._memory.view
-            digests = [checksum(view(item.target, item.label.raw_length)) for item in items]
-            future.set_result([CopyOutcome(None, digest) for digest in digests])
+            views = map(self._memory.view, batch.places, batch.lengths)
+            batch.future.set_result(landed([*map(checksum, views)]))
         except Exception as defect:  # reaches the mover through the future
-            future.set_exception(defect)
-
-
-def _end(items: Sequence[CopyItem], future: "Future[list[CopyOutcome]]", cause: Cause) -> None:
-    future.set_result([CopyOutcome(cause)] * len(items))
+            batch.future.set_exception(defect)

@@ -19,12 +19,25 @@ from .layouts import PageTable
 
 
 class Template(NamedTuple):
-    """The pieces of one fragment, in the order of its bytes. Four columns of equal length, int64."""
+    """The pieces of one fragment, (pieces,) int64 each, in the order of its bytes; or of many fragments with
+    equally many, (fragments, pieces) each."""
 
     offsets: I64  # in the fragment
     addresses: I64  # in page 0
     pages: I64  # which page of the block, from 0
     lengths: I64  # bytes
+
+
+class _Stack(NamedTuple):
+    """The templates of all layer groups whose fragments have equally many pieces."""
+
+    rows: I64  # (groups,) where a group's template is in `templates`, -1 where it is not
+    templates: Template  # (groups of the stack, pieces)
+
+    def of(self, groups: I64) -> Template:
+        """Return the template of each of `groups`, (n,), all of this stack."""
+        rows = self.rows[groups]
+        return Template(*(column[rows] for column in self.templates))
 
 
 class PageIdError(ValueError):
@@ -37,6 +50,7 @@ class Pages:
     def __init__(self, table: PageTable) -> None:
         self.table = table
         self._templates: dict[int, Template] = {}
+        self._stacks: list[_Stack] = []
 
     def ids(self, packed: bytes, num_blocks: int, *, is_target: bool) -> I64:
         """Return the page ids in `packed` (uint32, little-endian) as (num_blocks, pages_per_block).
@@ -60,25 +74,55 @@ class Pages:
             self._templates[group] = make_template(self.table, group)
         return self._templates[group]
 
-    def scatter(self, group: int, fragments: Addresses, ids: I64) -> Pieces:
-        """Return the copies of fragments of one group into pages; row i of `ids` is where fragment i goes."""
-        pages, parts, lengths = self._match(group, fragments, ids)
+    def scatter(self, groups: int | I64, fragments: Addresses, ids: I64) -> Pieces:
+        """Return the copies of fragments into pages; row i of `ids` is where fragment i goes. `groups`: the
+        layer group of all fragments, or of each, (n,)."""
+        pages, parts, lengths = self._match(groups, fragments, ids)
         return Pieces(parts, pages, lengths)
 
-    def gather(self, group: int, fragments: Addresses, ids: I64) -> Pieces:
-        """Return the copies of pages into fragments of one group: undoes `scatter`."""
-        pages, parts, lengths = self._match(group, fragments, ids)
+    def gather(self, groups: int | I64, fragments: Addresses, ids: I64) -> Pieces:
+        """Return the copies of pages into fragments: undoes `scatter`."""
+        pages, parts, lengths = self._match(groups, fragments, ids)
         return Pieces(pages, parts, lengths)
 
-    def _match(self, group: int, fragments: Addresses, ids: I64) -> tuple[Addresses, Addresses, I64]:
-        template = self.template(group)
+    def _match(self, groups: int | I64, fragments: Addresses, ids: I64) -> tuple[Addresses, Addresses, I64]:
+        """Return addresses in pages and in fragments, and lengths, of all pieces, neighbours merged."""
+        if isinstance(groups, int):
+            return self._fit(self.template(groups), fragments, ids)
+        self._stacks = self._stacks or self._make_stacks()
+        found = []
+        for stack in self._stacks:
+            rows = slice(None) if len(self._stacks) == 1 else np.flatnonzero(stack.rows[groups] >= 0)
+            found.append(self._fit(stack.of(groups[rows]), fragments[rows], ids[rows]))
+        if len(found) == 1:
+            return found[0]
+        pages, parts, lengths = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return pages, parts, lengths
+
+    def _make_stacks(self) -> list[_Stack]:
+        """Return the templates of all layer groups, stacked by their numbers of pieces."""
+        templates = [self.template(group) for group in range(self.table.geometry.num_groups)]
+        counts = np.array([len(template.lengths) for template in templates])
+        stacks = []
+        for num_pieces in np.unique(counts):
+            mine = np.flatnonzero(counts == num_pieces)
+            rows = np.full(len(counts), -1, np.int64)
+            rows[mine] = np.arange(len(mine))
+            columns = zip(*(templates[group] for group in mine), strict=True)
+            stacks.append(_Stack(rows, Template(*map(np.stack, columns))))
+        return stacks
+
+    def _fit(self, template: Template, fragments: Addresses, ids: I64) -> tuple[Addresses, Addresses, I64]:
+        """Return what `_match` does for fragments with equally many pieces each."""
         starts = ids * self.table.layout.page_stride
         if starts.shape[1] > 1:
-            starts = starts[:, template.pages]
-        pages = (starts + template.addresses).ravel()
+            shape = (len(starts), template.pages.shape[-1])
+            starts = np.take_along_axis(starts, np.broadcast_to(template.pages, shape), 1)
+        pages = starts + template.addresses
+        lengths = np.broadcast_to(template.lengths, pages.shape).ravel()
+        pages = pages.ravel()
         parts = (fragments.view(np.int64)[:, None] + template.offsets).ravel()
-        lengths = np.tile(template.lengths, len(fragments))
-        if len(template.lengths) == 1 and len(lengths) > 1:  # the only way in which blocks can be one run
+        if template.lengths.shape[-1] == 1 and len(lengths) > 1:  # the only way in which blocks can be a run
             first = _starts(pages, parts, lengths)
             pages, parts, lengths = pages[first], parts[first], np.add.reduceat(lengths, first)
         return pages.view(np.uint64), parts.view(np.uint64), lengths

@@ -90,6 +90,37 @@ def test_what_is_gathered_is_what_indexing_finds_and_scattering_undoes_it(preset
         assert (held.slab == 0xA5).all(), f"seed {seed}: a scatter left its pages"
 
 
+def pieces_of(pieces: Pieces) -> set[tuple[int, int]]:
+    """Return source and target of every byte: what a copy means, whatever was merged and in which order."""
+    columns = (column.tolist() for column in pieces)
+    return {(s + i, t + i) for s, t, n in zip(*columns, strict=True) for i in range(n)}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_fragments_of_many_layer_groups_are_copied_as_one_group_after_the_other(preset: str) -> None:
+    has_uneven = False
+    for seed in range(20):
+        rng = random.Random(f"mixed/{preset}/{seed}")
+        page_tokens = rng.choice((1, 2))
+        geometry = geometry_of(rng, preset, page_tokens)
+        pages = pages_of(paged.make(rng, preset, geometry, page_tokens, NUM_PAGES))
+        ids = draw_ids(rng, pages, NUM_PAGES // pages.table.pages_per_block)
+        rows = [(block, group) for block in range(len(ids)) for group in range(geometry.num_groups)]
+        chosen = rng.sample(rows, rng.randrange(1, len(rows) + 1)) if seed % 3 else rows
+        blocks, groups = np.array(chosen).T
+        starts = np.uint64(1 << 30) + np.arange(len(chosen), dtype=np.uint64) * np.uint64(1 << 20)
+        expected: set[tuple[int, int]] = set()
+        for group in range(geometry.num_groups):
+            of = np.flatnonzero(groups == group)
+            expected |= pieces_of(pages.gather(group, starts[of], ids[blocks[of]]))
+        found = pages.gather(groups, starts, ids[blocks])
+        assert pieces_of(found) == expected, f"seed {seed}"
+        there = pages.scatter(groups, starts, ids[blocks])
+        assert {(target, source) for source, target in pieces_of(there)} == expected, f"seed {seed}"
+        has_uneven |= len({len(pages.template(group).lengths) for group in range(geometry.num_groups)}) > 1
+    assert has_uneven or preset == "sglang_mla"  # pages of one piece
+
+
 def test_pages_that_are_kept_as_they_are_need_no_permutation() -> None:
     """A layout of its own: a page's layer is one run, whatever the order inside, and comes back as it was."""
     rng = random.Random(7)
