@@ -81,7 +81,7 @@ class QueuedShell(TimedShell):
         self._group_at: dict[int, dict[int, float]] = {}  # request -> layer group -> when all of it was there
         super().__init__(trace, setup)
         if case.is_oracle:
-            self.planner.prefetching.prefetcher = OraclePrefetch(
+            self.planner.core.policies.prefetcher = OraclePrefetch(
                 trace, self.planner, self.chain_of, self.namespace_ids, arguments.horizon
             )
 

@@ -93,14 +93,15 @@ class CostModel:
         default_bandwidth_bytes_per_s: float,
         default_latency_s: float,
         default_flop_per_s: float = DEFAULT_FLOP_PER_S,
+        queued_bytes: Callable[[Tier], int] = lambda tier: 0,
     ) -> None:
+        """`queued_bytes`: bytes queued on the edge from a tier upwards that go before a new load."""
         self._default_edge = (default_bandwidth_bytes_per_s, default_latency_s)
         self._default_flop_per_s = default_flop_per_s
         self._edges: dict[Tier, tuple[float, float]] = {}  # by source: bandwidth, latency
         self._measured_at: dict[Tier, float] = {}
         self._prefills: dict[int, _Prefill] = {}
-        #: Bytes queued on the edge from a tier upwards that go before a new load. Set by who owns the edges.
-        self.queued_bytes: Callable[[Tier], int] = lambda tier: 0
+        self._queued_bytes = queued_bytes
 
     # ------------------------------------------------------------------------------- what is known
 
@@ -172,7 +173,7 @@ class CostModel:
 
     def wait_s(self, tier: Tier) -> float:
         """Return the seconds that a load from `tier` waits for those queued before it."""
-        return self.queued_bytes(tier) / self.bandwidth_of(tier)
+        return self._queued_bytes(tier) / self.bandwidth_of(tier)
 
     def advise(
         self, namespace_id: int, tiers: bytes | bytearray, first_block: int = 0, now: float = 0.0

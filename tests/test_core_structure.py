@@ -1,4 +1,4 @@
-"""The structure of the planner's source text: which module writes the state columns.
+"""The structure of the planner's source text: one writer, no circles, short constructors.
 
 What import-linter and ruff cannot say, read from the syntax trees of appliance/core.
 """
@@ -141,3 +141,102 @@ def test_a_write_is_seen(text: str) -> None:
 )
 def test_a_read_is_none(text: str) -> None:
     assert column_writes(ast.parse(text)) == []
+
+
+# -------------------------------------------------------------------------------- modules and constructors
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Return the modules of the same folder that a module imports, also for types only."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+    return names
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules that stand in a circle: what is left when those that import none of the rest are
+    taken away again and again, from both ends."""
+    left = {name: {other for other in others if other in graph} for name, others in graph.items()}
+    while True:
+        imported = set().union(*left.values()) if left else set()
+        ends = {name for name, others in left.items() if not others or name not in imported}
+        if not ends:
+            return sorted(left)
+        left = {name: others - ends for name, others in left.items() if name not in ends}
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    """`exclude_type_checking_imports` hides circles from import-linter: a type that is needed only for an
+    annotation is a dependency, too, and has a protocol in the module that wants it."""
+    assert circles({name.removesuffix(".py"): imports(tree) for name, tree in modules()}) == []
+
+
+def test_a_circle_is_seen() -> None:
+    texts = {
+        "a": "from .b import B",
+        "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .c import C",
+        "c": "from . import a",
+        "d": "from .a import A",
+    }
+    assert circles({name: imports(ast.parse(text)) for name, text in texts.items()}) == ["a", "b", "c"]
+
+
+MAX_PARAMETERS = 7
+
+
+def long_constructors(tree: ast.AST) -> list[str]:
+    """Return the classes whose written-out constructor has more than MAX_PARAMETERS parameters. Records
+    (dataclasses and named tuples) have fields instead."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            given = node.args
+            count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - 1
+            if count > MAX_PARAMETERS or given.vararg or given.kwarg:
+                found.append(f"line {node.lineno}: {count} parameters")
+    return found
+
+
+def test_no_constructor_has_more_than_seven_parameters() -> None:
+    found = {name: long_constructors(tree) for name, tree in modules()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_a_long_constructor_is_seen() -> None:
+    names = ", ".join("abcdefgh")
+    assert long_constructors(ast.parse(f"class A:\n    def __init__(self, {names}): ..."))
+    assert long_constructors(ast.parse("class A:\n    def __init__(self, *rest): ..."))
+
+
+def callbacks_set_later(tree: ast.AST) -> list[int]:
+    """Return the lines that give another object a callback (`x.on_something = ...`)."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and node.attr.lstrip("_").startswith("on_")
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    ]
+
+
+def test_no_callback_is_given_after_construction() -> None:
+    found = {name: callbacks_set_later(tree) for name, tree in modules()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert callbacks_set_later(ast.parse("self.copies.on_unfit = self.pressure.archive"))
+
+
+def test_options_are_kept_in_one_place() -> None:
+    """Everything else reads `core.options` when it needs it: a change of policy sets one attribute."""
+    kept = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules()
+        if name not in ("core_state.py", "changes.py")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and node.attr.lstrip("_") == "options"
+    ]
+    assert kept == []

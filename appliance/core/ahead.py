@@ -23,18 +23,15 @@ and with a budget of the size of the store nearly all is copied); letting clean 
 as it was before: a tenth of dram stood empty, and was missed; cancelling an idle copy (it is over sooner).
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...tiers.block import Tier, Urgency
 from ...tiers.cold.log import SegmentLog, record_bytes
 from .catalog import NO_ROW
+from .core_state import CoreState
 from .dirty import Dirty, Line
-from .options import PlannerOptions
-from .residency import Residency
+from .pressure import Pressure
 from .write_budget import WriteBudget
-
-if TYPE_CHECKING:
-    from .pressure import Pressure
 
 #: Share of the cold store for blocks that were copied down from the watermark on and are in dram, too.
 MAX_DOUBLE: Final = 1 / 8
@@ -54,19 +51,20 @@ BUDGET_PAUSE_S: Final = 0.1
 
 
 class Ahead:
-    """Decides what is copied down ahead. Part of `Pressure`, which makes the copies."""
+    """Decides what is copied down ahead; `Pressure` makes the copies."""
 
-    def __init__(self, residency: Residency, pressure: "Pressure") -> None:
-        self._residency = residency
+    def __init__(self, core: CoreState, pressure: Pressure, dirty: Dirty, budget: WriteBudget) -> None:
+        self._core = core
         self._pressure = pressure
-        self.dirty = Dirty(residency, is_complete=pressure.options.write != "spill")
-        self.budget = WriteBudget(pressure.options.daily_write_bytes)
+        self.dirty = dirty
+        self.budget = budget
         self._began_at = float("-inf")  # the last idle copy
         self._due_at: float | None = None  # when there may be another, if only time is missing for it
 
-    def adopt(self, options: PlannerOptions) -> None:
-        """Let another setting be in force."""
-        self.budget.limit(options.daily_write_bytes, self._residency.now)
+    def options_changed(self) -> None:
+        """Let other options be in force."""
+        options = self._core.options
+        self.budget.limit(options.daily_write_bytes, self._core.now)
         if options.write == "spill":
             self.dirty.is_complete = False
         elif not self.dirty.is_complete:
@@ -79,8 +77,10 @@ class Ahead:
     def spill(self) -> None:
         """Copy down what was put longest ago, as much as the watermark or the setting asks for."""
         pressure, line = self._pressure, self.dirty.puts
-        is_through = pressure.options.write == "through"
-        max_spilling_bytes = AHEAD_SHARE * pressure.options.max_spill_bytes
+        if not pressure.may_spill(Tier.DRAM):
+            return
+        is_through = self._core.options.write == "through"
+        max_spilling_bytes = AHEAD_SHARE * self._core.options.max_spill_bytes
         num_steps = 0
         while line and pressure.spilling_bytes(Tier.DRAM) < max_spilling_bytes:
             if not is_through and not self._is_due():
@@ -108,9 +108,9 @@ class Ahead:
     def idle(self) -> None:
         """Begin an idle copy, if one may begin now."""
         self._due_at = None
-        pressure, now = self._pressure, self._residency.now
-        mode = pressure.options.write
-        if mode == "spill" or not self.dirty or Tier.NVME in self._residency.offline:
+        pressure, now = self._pressure, self._core.now
+        mode = self._core.options.write
+        if mode == "spill" or not self.dirty or Tier.NVME in self._core.offline:
             return
         if pressure.refusals.is_pausing:
             if not pressure.refusals.is_full:  # else something has to leave first, which is an event
@@ -121,7 +121,7 @@ class Ahead:
             return
         if pressure.is_cold_edge_busy():
             return  # its end is an event
-        if now < self._began_at + PACE_S and now < self._residency.asked_at + PACE_S:
+        if now < self._began_at + PACE_S and now < self._core.asked_at + PACE_S:
             self._due_at = self._began_at + PACE_S
             return
         if not self._begin(self.dirty.lost, is_again=True) and mode == "idle":
@@ -131,7 +131,7 @@ class Ahead:
 
     def _begin(self, line: Line, *, is_again: bool) -> bool:
         """Begin one idle copy of the first blocks of a line. Whether there is one."""
-        catalog, pressure = self._residency.catalog, self._pressure
+        catalog, pressure = self._core.catalog, self._pressure
         num_bytes = num_fragments = 0
         kind: tuple[int, Tier] | None = None  # domain and source of the blocks: one thread copies them
         for _ in range(MAX_STEPS):
@@ -164,7 +164,7 @@ class Ahead:
         is_begun = pressure.has_spills
         pressure.start_spills(in_one=True)
         if is_begun:
-            self._began_at, self._due_at = self._residency.now, None
+            self._began_at, self._due_at = self._core.now, None
         return is_begun
 
     def _look_again(self, line: Line) -> None:
@@ -173,32 +173,32 @@ class Ahead:
 
     def _is_due(self) -> bool:
         """Whether dram is above its low watermark, and the cold store has room for blocks in both."""
-        room = self._residency.rooms[Tier.DRAM].statistics()
-        if room.taken_bytes <= self._pressure.options.low_watermark * room.capacity_bytes:
+        room = self._core.rooms[Tier.DRAM].statistics()
+        if room.taken_bytes <= self._core.options.low_watermark * room.capacity_bytes:
             return False
         return self.dirty.puts.num_bytes > self._may_be_dirty_bytes()
 
     def _may_be_dirty_bytes(self) -> float:
-        capacity_bytes = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
+        capacity_bytes = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
         return max(0.0, capacity_bytes - MAX_DOUBLE * self._cold_bytes())
 
     def _has_room(self, row: int, *, displaces: bool) -> bool:
         """Whether a block that could stay dirty may take room in the cold store: what is free, or, if it
         `displaces` others, what reclaiming wins."""
-        fragment_bytes = self._residency.catalog.namespace_of(row).fragment_bytes
-        if self._log.has_free_room(_record_bytes(fragment_bytes), self._pressure.options.min_free_segments):
+        fragment_bytes = self._core.catalog.namespace_of(row).fragment_bytes
+        if self._log.has_free_room(_record_bytes(fragment_bytes), self._core.options.min_free_segments):
             return True
         return displaces and not self._pressure.is_reclaiming_in_vain
 
     def _may_be_double(self) -> bool:
         """Whether more blocks may be in dram and, by idle copies, in the cold store."""
-        double_bytes = self._residency.rooms[Tier.DRAM].statistics().taken_bytes - self.dirty.puts.num_bytes
+        double_bytes = self._core.rooms[Tier.DRAM].statistics().taken_bytes - self.dirty.puts.num_bytes
         return double_bytes < MAX_IDLE_DOUBLE * self._cold_bytes()
 
     def _is_paid(self, num_bytes: int, row: int) -> bool:
         """Whether the budget allows for a block beside `num_bytes`."""
-        now = self._residency.now
-        wanted_bytes = num_bytes + _record_bytes(self._residency.catalog.namespace_of(row).fragment_bytes)
+        now = self._core.now
+        wanted_bytes = num_bytes + _record_bytes(self._core.catalog.namespace_of(row).fragment_bytes)
         if self.budget.allows(wanted_bytes, now):
             return True
         allowed_at = self.budget.allowed_at(wanted_bytes, now)
@@ -208,7 +208,7 @@ class Ahead:
 
     @property
     def _log(self) -> SegmentLog:
-        log = self._residency.rooms[Tier.NVME]
+        log = self._core.rooms[Tier.NVME]
         assert isinstance(log, SegmentLog)
         return log
 

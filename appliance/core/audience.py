@@ -4,7 +4,8 @@ Only those who listen are called: most policies do not care about most of what h
 happens ten thousand times a second.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...policies.base import EvictionPolicy, Observer, SessionChange, Use
@@ -15,18 +16,28 @@ HearUse: TypeAlias = Callable[[Sequence[int], Use], None]
 HearRows: TypeAlias = Callable[[Sequence[int]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a part of the core wants to hear: of uses and of what left a tier before the policies, of what
+    was put after them."""
+
+    used: HearUse | None = None
+    left: Mapping[Tier, HearRows] = field(default_factory=dict)
+    stored: HearUse | None = None
+
+
 class Audience:
     """Tells each observer what it listens to, shared learners first."""
 
     def __init__(self, policies: PolicySet) -> None:
-        self._joined: list[tuple[Tier, HearUse, HearRows]] = []
+        self._joined: list[Listener] = []
         self.gather(policies)
 
     def gather(self, policies: PolicySet) -> None:
         """Tell these from now on, and the parts of the core that joined."""
         everyone = policies.observers
         self._used: list[HearUse] = [o.used for o in everyone if type(o).used is not Observer.used]
-        self._stored = [o.stored for o in everyone if type(o).stored is not Observer.stored]
+        self._stored: list[HearUse] = [o.stored for o in everyone if type(o).stored is not Observer.stored]
         self._forgotten = [o.forgotten for o in everyone if type(o).forgotten is not Observer.forgotten]
         self._session_changed = [
             o.session_changed for o in everyone if type(o).session_changed is not Observer.session_changed
@@ -36,17 +47,21 @@ class Audience:
             for tier, policy in policies.evictions.items()
             if type(policy).left is not EvictionPolicy.left
         }
-        for tier, used, left in self._joined:
-            self._hear(tier, used, left)
+        for listener in self._joined:
+            self._hear(listener)
 
-    def join(self, tier: Tier, used: HearUse, left: HearRows) -> None:
-        """Let a part of the core hear, before the policies, what is used and what leaves a tier."""
-        self._joined.append((tier, used, left))
-        self._hear(tier, used, left)
+    def join(self, listener: Listener) -> None:
+        """Tell a part of the core, too, from now on."""
+        self._joined.append(listener)
+        self._hear(listener)
 
-    def _hear(self, tier: Tier, used: HearUse, left: HearRows) -> None:
-        self._used.insert(0, used)
-        self._left.setdefault(tier, []).insert(0, left)
+    def _hear(self, listener: Listener) -> None:
+        if listener.used is not None:
+            self._used.insert(0, listener.used)
+        if listener.stored is not None:
+            self._stored.append(listener.stored)
+        for tier, left in listener.left.items():
+            self._left.setdefault(tier, []).insert(0, left)
 
     def used(self, rows: Sequence[int], use: Use) -> None:
         """A request used these blocks. Told before the columns of the catalog say so."""

@@ -1,8 +1,8 @@
 """Changes: another policy comes into force while everything goes on.
 
-The new options are given to every part, the policies are built anew and told of what is stored, tiers begin
-to grow or shrink (resizing.py). No request is refused or repeated for it: limits hold for what comes from now
-on, and what was granted under the old ones stays granted.
+The new options come into force in one place (core_state.py), the policies are built anew and told of what is
+stored, tiers begin to grow or shrink (resizing.py). No request is refused or repeated for it: limits hold for
+what comes from now on, and what was granted under the old ones stays granted.
 
 What was learned is kept where it still says something. A policy that has the same name and options as before
 stays the very object it was; a learner that both the old and the new policies want (the forecast) is handed
@@ -10,104 +10,102 @@ over; a policy that is new starts as after a restart: it is offered every candid
 first, and reads the rest from the catalog.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...policies.base import EvictionPolicy, Observer
 from ...policies.learned import hand_over
-from ...policies.registry import PolicyChoice, PolicySet, build
+from ...policies.registry import PolicyChoice
 from ...policies.retained import RetainedEviction
 from ...tiers.block import Tier
+from .core_state import CoreState
 from .events import PolicyChanged
+from .pins import Pins
+from .residency import Residency
+from .resizing import Resizing
 from .runs import column
+from .victims import Victims
 
-if TYPE_CHECKING:
-    from .planner import Planner
+
+class OptionsListener(Protocol):
+    """A part that derives something from the options, which all others read when they need them."""
+
+    def options_changed(self) -> None:
+        """Derive it anew."""
+        ...
 
 
 class Changes:
     """Applies PolicyChanged, and says beforehand why it could not be."""
 
-    def __init__(self, planner: "Planner") -> None:
-        self._planner = planner
+    def __init__(
+        self,
+        core: CoreState,
+        residency: Residency,
+        victims: Victims,
+        resizing: Resizing,
+        pins: Pins,
+        listeners: Sequence[OptionsListener],
+    ) -> None:
+        self._core = core
+        self._residency = residency
+        self._victims = victims
+        self._resizing = resizing
+        self._pins = pins
+        self._listeners = listeners
 
     def objections(self, change: PolicyChanged) -> list[str]:
         """Say why `change` must not be applied; empty when it may be. Changes nothing."""
-        planner = self._planner
+        core = self._core
         problems = []
         for tier, num_units in change.num_units.items():
-            if tier not in planner.rooms:
+            if tier not in core.rooms:
                 problems.append(f"tier {tier.label} does not exist in this life of the daemon; restart it")
                 continue
-            books = planner.rooms[tier].statistics()
+            books = core.rooms[tier].statistics()
             unit_bytes = books.capacity_bytes // self.num_units(tier)
-            pinned_bytes = planner.pins.pinned_bytes[tier]
+            pinned_bytes = self._pins.pinned_bytes[tier]
             if num_units * unit_bytes < pinned_bytes:
                 problems.append(
                     f"tier {tier.label} cannot shrink to {num_units * unit_bytes} bytes: "
                     f"{pinned_bytes} are pinned; unpin first"
                 )
         try:
-            self._build(change.policies, {})
+            core.build_policies(change.policies)
         except Exception as error:  # an administrator's own policy may raise anything
             problems.append(f"policy: {error}")
         return problems
 
     def num_units(self, tier: Tier) -> int:
         """Return how many extents or segments a tier has, without those that leave."""
-        room: Any = self._planner.rooms[tier]
+        room: Any = self._core.rooms[tier]
         count: int = room.num_segments if tier is Tier.NVME else room.num_extents
         return count
 
     def apply(self, change: PolicyChanged) -> None:
         """Let `change` be in force from now on."""
-        planner = self._planner
-        planner.options = change.options
-        for part in (
-            planner.desk,
-            planner.desk.quotas,
-            planner.leases,
-            planner.pins,
-            planner.sessions,
-            planner.reclaim,
-            planner.pressure,
-            planner.pressure.cold_quota,
-            planner.prefetching,
-        ):
-            part.options = change.options
-        planner.pressure.ahead.adopt(change.options)
-        planner.waiting.max_jobs = change.options.max_waiting_puts
-        planner.story.keep_at_most(change.options.max_story_lines)
+        core = self._core
+        core.options = change.options
+        for listener in self._listeners:
+            listener.options_changed()
+        core.story.keep_at_most(change.options.max_story_lines)
         for tier, num_units in change.num_units.items():
-            planner.resizing.resize(tier, num_units)
-        if change.policies != planner.choice:
+            self._resizing.resize(tier, num_units)
+        if change.policies != core.choice:
             self._adopt(change.policies)
-        planner.story.count("policies_changed")
+        core.story.count("policies_changed")
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _build(self, choice: PolicyChoice, shared: Mapping[str, Any]) -> PolicySet:
-        planner = self._planner
-        capacities = {tier: room.statistics().capacity_bytes for tier, room in planner.rooms.items()}
-        return build(
-            choice,
-            planner.facts,
-            planner.costs,
-            capacities,
-            planner.future,
-            shared,
-            planner.policy_failed,
-        )
-
     def _adopt(self, choice: PolicyChoice) -> None:
         """Put the policies of `choice` in the place of those there are."""
-        planner = self._planner
-        old, before = planner.policies, planner.choice
-        wanted = self._build(choice, {}).shared
-        new = self._build(choice, {name: old.shared[name] for name in wanted if name in old.shared})
-        hand_over(old.shared, new.shared, planner.absent_learners)
+        core = self._core
+        old, before = core.policies, core.choice
+        wanted = core.build_policies(choice).shared
+        new = core.build_policies(choice, {name: old.shared[name] for name in wanted if name in old.shared})
+        hand_over(old.shared, new.shared, core.absent_learners)
         going_on: dict[int, Observer] = {}  # by the id of the new object that stands for the same
         new_tiers = []
         for tier, policy in new.evictions.items():
@@ -122,25 +120,22 @@ class Changes:
         if old.prefetcher is not None and _is_same(before, choice, before.prefetch, choice.prefetch):
             going_on[id(new.prefetcher)] = new.prefetcher = old.prefetcher
         new.observers = [going_on.get(id(one), one) for one in new.observers]
-        planner.policies, planner.choice = new, choice
-        planner.residency.evictions = new.evictions
-        planner.residency.audience.gather(new)
-        planner.pressure.admissions = new.admissions
-        planner.prefetching.prefetcher = new.prefetcher
+        core.policies, core.choice = new, choice
+        core.audience.gather(new)
         for tier in new_tiers:
-            planner.pressure.victims.forget(tier)
+            self._victims.forget(tier)
             self._offer_all(tier, new.evictions[tier])
 
     def _offer_all(self, tier: Tier, policy: EvictionPolicy) -> None:
         """Show a policy that has seen nothing yet what may leave, least recently used first."""
-        catalog, residency = self._planner.catalog, self._planner.residency
+        catalog, residency = self._core.catalog, self._residency
         may_go = column(catalog.num_resident[tier]) > 0
         may_go &= column(catalog.num_children_placed[tier]) == 0  # the most telling part of is_candidate
         rows = np.flatnonzero(may_go)
         rows = rows[np.argsort(column(catalog.last_used)[rows], kind="stable")]
         candidates = [row for row in rows.tolist() if residency.is_candidate(row, tier)]
         if candidates:
-            policy.offer(candidates, residency.now)
+            policy.offer(candidates, self._core.now)
 
 
 def _is_same(before: PolicyChoice, after: PolicyChoice, old_name: str, new_name: str) -> bool:

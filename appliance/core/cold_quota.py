@@ -16,7 +16,7 @@ from itertools import islice
 
 from ...tiers.block import Tier, tenant_of
 from .catalog import NO_ROW, Namespace
-from .options import PlannerOptions
+from .core_state import CoreState
 from .residency import Residency
 from .table import NUM_SHARDS
 
@@ -31,9 +31,10 @@ MAX_STEPS = 64
 class ColdQuota:
     """Makes room within a tenant's quota. Costs nothing where there is none."""
 
-    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
         self._residency = residency
-        self.options = options
+
         self._next_shard: defaultdict[int, int] = defaultdict(int)  # by namespace
 
     def admits(self, row: int) -> bool:
@@ -41,35 +42,34 @@ class ColdQuota:
         for _ in range(MAX_STEPS):
             if self.has_room(row):
                 return True
-            namespace = self._residency.catalog.namespace_of(row)
+            namespace = self._core.catalog.namespace_of(row)
             if not any(self._shorten(one, row) for one in self._largest_first(namespace)):
                 return False
         return False
 
     def has_room(self, row: int) -> bool:
         """Whether a block may enter the cold store, and no other of its tenant has to be evicted for it."""
-        if not self.options.quotas:
+        if not self._core.options.quotas:
             return True
-        namespace = self._residency.catalog.namespace_of(row)
-        quota = self.options.quotas.get(tenant_of(namespace.identity.domain))
+        namespace = self._core.catalog.namespace_of(row)
+        quota = self._core.options.quotas.get(tenant_of(namespace.identity.domain))
         if quota is None or quota.cold_bytes is None:
             return True
         return self._stored_bytes(namespace) + namespace.block_bytes <= quota.cold_bytes
 
     def enforce(self) -> None:
         """Give up what any tenant has beyond its quota, the ends of its longest chains first. At start."""
+        core = self._core
         residency = self._residency
-        for tenant, quota in self.options.quotas.items():
+        for tenant, quota in self._core.options.quotas.items():
             if quota.cold_bytes is None:
                 continue
             namespaces = self._namespaces_of(tenant)
-            excess_bytes = (
-                sum(residency.transitions.cold_bytes[one.id] for one in namespaces) - quota.cold_bytes
-            )
+            excess_bytes = sum(core.transitions.cold_bytes[one.id] for one in namespaces) - quota.cold_bytes
             if excess_bytes <= 0:
                 continue
             rows = [row for one in namespaces for row in one.rows.values()]
-            rows.sort(key=residency.catalog.position.__getitem__, reverse=True)
+            rows.sort(key=core.catalog.position.__getitem__, reverse=True)
             for row in rows:
                 if excess_bytes > 0 and residency.may_leave(row, Tier.NVME):
                     excess_bytes -= residency.evict(row, Tier.NVME, BEYOND_QUOTA)
@@ -77,20 +77,20 @@ class ColdQuota:
     # ------------------------------------------------------------------------------------ internals
 
     def _namespaces_of(self, tenant: str) -> list[Namespace]:
-        namespaces = self._residency.catalog.namespaces.values()
+        namespaces = self._core.catalog.namespaces.values()
         return [one for one in namespaces if tenant_of(one.identity.domain) == tenant]
 
     def _largest_first(self, namespace: Namespace) -> list[Namespace]:
         """Return the namespaces of a tenant that have records, the one with most first: what an old model
         left must not keep a new one out for ever."""
-        cold_bytes = self._residency.transitions.cold_bytes
+        cold_bytes = self._core.transitions.cold_bytes
         mine = self._namespaces_of(tenant_of(namespace.identity.domain))
         return sorted((one for one in mine if cold_bytes[one.id]), key=lambda one: -cold_bytes[one.id])
 
     def _stored_bytes(self, namespace: Namespace) -> int:
         """Return what the tenant of a namespace has in the cold store, all its namespaces together."""
         tenant = tenant_of(namespace.identity.domain)
-        return sum(self._residency.transitions.cold_bytes[one.id] for one in self._namespaces_of(tenant))
+        return sum(self._core.transitions.cold_bytes[one.id] for one in self._namespaces_of(tenant))
 
     def _shorten(self, namespace: Namespace, newcomer: int) -> bool:
         """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""
@@ -111,7 +111,7 @@ class ColdQuota:
 
     def _last_cold(self, row: int) -> int:
         """Return the deepest block below `row` (or itself) along first children that is in the cold store."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         placed, last = catalog.num_placed[Tier.NVME], NO_ROW
         for _ in range(MAX_DEPTH):
             if placed[row]:

@@ -12,12 +12,15 @@ from ...tiers.base import Cause, CopyItem, CopyOutcome
 from ...tiers.block import FragmentLabel, Tier, Urgency
 from ...tiers.cold.log import record_bytes
 from ...v1.shm import extent_of
+from .core_state import CoreState
 from .encodings import is_lossy
 from .fresh import FreshRun
 from .instructions import CancelCopy, Copy, HastenCopy
+from .refusals import Refusals
 from .residency import Residency
 from .rules import MEMORY_TIERS
 from .runs import land_run
+from .write_budget import WriteBudget
 
 #: Causes that make reading the same record again pointless.
 LOST = frozenset(
@@ -69,8 +72,13 @@ class _Batch:
 class Copies:
     """Starts copies and settles them. Holds on sources are taken here, when the copy is queued."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(
+        self, core: CoreState, residency: Residency, refusals: Refusals, budget: WriteBudget
+    ) -> None:
+        self._core = core
         self._residency = residency
+        self._refusals = refusals
+        self._budget = budget
         self._batches: dict[int, _Batch] = {}
         self._next_copy = 1
         self._listeners: dict[tuple[int, Tier], list[Listener]] = {}
@@ -80,15 +88,8 @@ class Copies:
         self._disowned: dict[int, frozenset[int]] = {}  # copies and whose fragments of them must not land
         #: Records being read, per segment: a segment is not freed under a reader.
         self.num_reads_of_segment: dict[int, int] = {}
-        #: Told of a block of which a fragment was too long once it was encoded: it is to be copied again.
-        self.on_unfit: Callable[[int], object] = lambda row: None
-        #: Told how the items of a batch from memory into the cold store ended.
-        self.on_spilled: Callable[[list[Cause | None]], object] = lambda causes: None
-        #: Told how many bytes are about to be written to the cold store's device.
-        self.on_writing: Callable[[int], object] = lambda num_bytes: None
-        #: Bytes in flight per (source, target), and those of them that somebody waits for.
-        self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
-        self.urgent_bytes: dict[tuple[Tier | None, Tier], int] = {}
+        #: Handles of blocks of which a fragment was too long once it was encoded.
+        self._unfit: list[int] = []
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -109,21 +110,22 @@ class Copies:
 
         `owner` hears about every fragment of this batch. `in_one`: one thread makes it.
         """
-        residency = self._residency
+        core = self._core
         fragments, sources, targets = zip(*moves, strict=True)
-        labels = residency.catalog.labels_of(fragments)
+        labels = core.catalog.labels_of(fragments)
         if Tier.NVME in (source, target):
-            residency.catalog.tell_encodings(labels, fragments)
+            core.catalog.tell_encodings(labels, fragments)
         items = list(map(CopyItem._make, zip(sources, targets, labels, strict=True)))
         num_bytes = sum(item.label.raw_length for item in items)
         if source is not None:
             for move in moves:
-                residency.transitions.hold(move.fragment, source)
+                core.transitions.hold(move.fragment, source)
         if source is Tier.NVME:
             for move in moves:
                 self._count_read(move.source, +1)
         if target is Tier.NVME:
-            self.on_writing(sum(record_bytes(label.stored_length or label.raw_length) for label in labels))
+            record_sizes = [record_bytes(label.stored_length or label.raw_length) for label in labels]
+            self._budget.wrote(sum(record_sizes), self._core.now)
         batch = _Batch(source, target, fragments, items, num_bytes, urgency, owner)
         copy = self._begin(batch, deadline_at, client, in_one)
         if urgency > Urgency.QUEUED and target < Tier.NVME and source is not target:
@@ -144,7 +146,7 @@ class Copies:
         instruction = Copy(
             copy, batch.source, batch.target, batch.items, batch.urgency, deadline_at, client, in_one
         )
-        self._residency.out.append(instruction)
+        self._core.outbox.emit(instruction)
         return copy
 
     def hasten(self, fragments: set[int], tier: Tier, urgency: Urgency, deadline_at: float) -> None:
@@ -158,7 +160,7 @@ class Copies:
                 self._count_bytes(batch, batch.num_bytes)
                 if urgency <= Urgency.QUEUED:
                     del self._background[copy]
-                self._residency.out.append(HastenCopy(copy, urgency, deadline_at))
+                self._core.outbox.emit(HastenCopy(copy, urgency, deadline_at))
 
     def cancel(self, fragments: set[int]) -> None:
         """Nobody wants these fragments any more, which come up into dram for nobody in particular. A batch
@@ -168,7 +170,7 @@ class Copies:
             if all(pair[0] in fragments and pair not in self._listeners for pair in pairs):
                 del self._background[copy]
                 self._cancelled.update(pairs)
-                self._residency.out.append(CancelCopy(copy))
+                self._core.outbox.emit(CancelCopy(copy))
 
     def is_cancelled(self, fragment: int, tier: Tier) -> bool:
         """Whether the copy under way will hardly arrive: who wants the fragment begins anew afterwards."""
@@ -176,7 +178,7 @@ class Copies:
 
     def disown(self, namespace_ids: frozenset[int]) -> None:
         """What is under way of these namespaces does not count as landed, whatever becomes of it."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         for copy, batch in self._batches.items():
             rows = [catalog.block_of[fragment] for fragment in batch.fragments]
             if any(catalog.namespace_id[row] in namespace_ids for row in rows):
@@ -196,7 +198,7 @@ class Copies:
             listener(fragment, cause)
 
     def finish(self, copy: int, outcomes: Sequence[CopyOutcome]) -> None:
-        """A batch ended: land what arrived, fail what did not, tell who listens."""
+        """End a batch: land what arrived, fail what did not, tell the listeners."""
         batch = self._batches.pop(copy)
         self._background.pop(copy, None)
         if self._cancelled:
@@ -204,7 +206,7 @@ class Copies:
         assert len(outcomes) == len(batch.fragments)
         self._count_bytes(batch, -batch.num_bytes)
         if batch.target is Tier.NVME and batch.source is not Tier.NVME:
-            self.on_spilled([outcome.cause for outcome in outcomes])
+            self._refusals.spilled([outcome.cause for outcome in outcomes])
         if copy in self._disowned:
             outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
         is_inside = batch.source is batch.target
@@ -220,7 +222,7 @@ class Copies:
         self, namespace_ids: frozenset[int], batch: _Batch, outcomes: Sequence[CopyOutcome]
     ) -> list[CopyOutcome]:
         """Return the outcomes with those of disowned fragments failed."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         rows = [catalog.block_of[fragment] for fragment in batch.fragments]
         return [
             CopyOutcome(Cause.NO_KEY) if catalog.namespace_id[row] in namespace_ids else outcome
@@ -230,19 +232,25 @@ class Copies:
     def _land_run(self, batch: _Batch, run: FreshRun, outcomes: Sequence[CopyOutcome]) -> bool:
         """Land a whole run at once; False when something happened to a part of it."""
         checksums = [outcome.checksum for outcome in outcomes if outcome.cause is None]
-        if len(checksums) < len(outcomes) or batch.target in self._residency.offline:
+        if len(checksums) < len(outcomes) or batch.target in self._core.offline:
             return False
-        land_run(self._residency, run, checksums)
+        land_run(self._core, run, checksums)
         for fragment in run.fragments if self._listeners else ():
             self.tell_listeners(fragment, batch.target, None)
         if batch.owner is not None:
             batch.owner.landed_run(run.fragments)
         return True
 
+    def take_unfit(self) -> list[int]:
+        """Return the handles of blocks that are to be copied into the cold store again, as they are, because
+        a fragment was too long once it was encoded; and forget them."""
+        unfit, self._unfit = self._unfit, []
+        return unfit
+
     def forward_targets(self) -> list[tuple[int, int]]:
         """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""
         forwards = [b for b in self._batches.values() if b.source is Tier.NVME and b.target is Tier.NVME]
-        length = self._residency.catalog.stored_length
+        length = self._core.catalog.stored_length
         return [
             (item.target, length(fragment, Tier.NVME))
             for batch in forwards
@@ -250,11 +258,12 @@ class Copies:
         ]
 
     def _finish_one(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
+        core = self._core
         residency = self._residency
         label = item.label
         if batch.source is not None:
             self._release_source(batch.source, fragment, item, outcome)
-        if batch.target in MEMORY_TIERS and batch.target in residency.offline:
+        if batch.target in MEMORY_TIERS and batch.target in core.offline:
             outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
         if outcome.cause is None:
             if not label.checksum or (batch.source is Tier.NVME and outcome.checksum):
@@ -269,17 +278,17 @@ class Copies:
             batch.owner.landed(fragment, outcome.cause)
         self.tell_listeners(fragment, batch.target, outcome.cause)
         if outcome.cause is not None:  # last, because the block may be forgotten by this
-            row = residency.catalog.block_of[fragment]
+            row = core.catalog.block_of[fragment]
             residency.fail(fragment, batch.target, outcome.cause)
-            if outcome.cause is Cause.DOES_NOT_FIT and residency.catalog.prefix_hash[row]:
-                self.on_unfit(row)
+            if outcome.cause is Cause.DOES_NOT_FIT and core.catalog.prefix_hash[row]:
+                self._unfit.append(self._core.catalog.handle(row))
 
     def _note_spent(self, batch: _Batch, fragment: int, label: FragmentLabel) -> None:
         """What came out of a lossy record loses nothing more; what a client put anew has lost nothing yet.
 
         The label says what the record was when its reading began: it may have been condemned meanwhile.
         """
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         if batch.source is None:
             catalog.spent.discard(fragment)
         elif batch.source is Tier.NVME and is_lossy(label.codec_id):
@@ -316,6 +325,6 @@ class Copies:
 
     def _count_bytes(self, batch: _Batch, by: int) -> None:
         edge = (batch.source, batch.target)
-        self.bytes_in_flight[edge] = self.bytes_in_flight.get(edge, 0) + by
+        self._core.bytes_in_flight[edge] = self._core.bytes_in_flight.get(edge, 0) + by
         if batch.urgency <= Urgency.QUEUED:
-            self.urgent_bytes[edge] = self.urgent_bytes.get(edge, 0) + by
+            self._core.urgent_bytes[edge] = self._core.urgent_bytes.get(edge, 0) + by

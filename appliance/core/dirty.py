@@ -16,9 +16,11 @@ from typing import Final
 
 import numpy as np
 
+from ...policies.base import Use
 from ...tiers.block import Tier
+from .audience import Listener
 from .catalog import NO_ROW
-from .residency import Residency
+from .core_state import CoreState
 from .rules import MEMORY_TIERS
 from .runs import column
 from .states import State
@@ -33,8 +35,8 @@ SWEEP_LOOKS: Final = 32
 class Line:
     """Blocks by handle, first in, first out. Holds handles of forgotten blocks, too."""
 
-    def __init__(self, residency: Residency, is_dirty: Callable[[int], bool]) -> None:
-        self._residency = residency
+    def __init__(self, core: CoreState, is_dirty: Callable[[int], bool]) -> None:
+        self._core = core
         self._is_dirty = is_dirty
         self._swept: deque[tuple[int, int]] = deque()  # handle, bytes; before everything in _queue
         self._queue: deque[tuple[int, int]] = deque()
@@ -42,7 +44,7 @@ class Line:
 
     def append(self, rows: Sequence[int]) -> None:
         """Let blocks of one namespace wait."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         handle, block_bytes = catalog.handle, catalog.block_bytes(rows[0])
         self._queue.extend([(handle(row), block_bytes) for row in rows])
         self.num_bytes += len(rows) * block_bytes
@@ -88,39 +90,45 @@ class Line:
             self._queue, self._swept = self._swept, self._queue
 
     def _dirty_row(self, handle: int) -> int:
-        row = self._residency.catalog.row_of(handle)
+        row = self._core.catalog.row_of(handle)
         return row if row != NO_ROW and self._is_dirty(row) else NO_ROW
 
 
 class Dirty:
     """Both lines. Empty where there is no cold store."""
 
-    def __init__(self, residency: Residency, *, is_complete: bool) -> None:
-        self._residency = residency
+    def __init__(self, core: CoreState, *, is_complete: bool) -> None:
+        self._core = core
         self.is_complete = is_complete
-        self.puts = Line(residency, self.is_dirty)
-        self.lost = Line(residency, self.is_dirty)
-        residency.on_cold_lost = self._note_lost
+        self.puts = Line(core, self.is_dirty)
+        self.lost = Line(core, self.is_dirty)
+        core.audience.join(Listener(stored=self._note_put))
 
     def put(self, rows: Sequence[int]) -> None:
         """Blocks of one namespace were put into dram."""
-        if not rows or Tier.NVME not in self._residency.rooms:
+        if not rows or Tier.NVME not in self._core.rooms:
             return
         self.puts.append(rows)
         if self.is_complete:
             self._sweep(self.puts, len(rows))
         else:
-            capacity_bytes = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
+            capacity_bytes = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
             while self.puts.num_bytes > capacity_bytes:  # nvme took nothing for a long time
                 self.puts.pop()
+
+    def note_lost(self, row: int) -> None:
+        """A record of a block left the cold store."""
+        if self.is_complete and self.is_dirty(row):
+            self.lost.append((row,))
+            self._sweep(self.lost, 1)
 
     def complete(self) -> None:
         """From now on all dirty blocks wait. Those that do not, too, in about the order in which they were
         put. O(everything)."""
         self.is_complete = True
-        if Tier.NVME not in self._residency.rooms:
+        if Tier.NVME not in self._core.rooms:
             return
-        catalog, known = self._residency.catalog, self.puts.rows()
+        catalog, known = self._core.catalog, self.puts.rows()
         in_memory = (column(catalog.num_resident[Tier.HBM]) > 0) | (
             column(catalog.num_resident[Tier.DRAM]) > 0
         )
@@ -132,7 +140,7 @@ class Dirty:
 
     def is_dirty(self, row: int) -> bool:
         """Whether memory has a fragment of a block that the cold store neither has nor is about to get."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         placed = catalog.num_placed[Tier.NVME][row]
         if placed == catalog.namespace_of(row).num_groups:
             return False
@@ -148,8 +156,8 @@ class Dirty:
     def source_of(self, row: int) -> Tier:
         """Return the tier to copy a dirty block from. From dram, if that has a part of what is missing: it
         costs nobody on the device anything."""
-        states = self._residency.catalog.state
-        for fragment in self._residency.catalog.fragments(row):
+        states = self._core.catalog.state
+        for fragment in self._core.catalog.fragments(row):
             if states[Tier.DRAM][fragment] == State.RESIDENT and states[Tier.NVME][fragment] == State.ABSENT:
                 return Tier.DRAM
         return Tier.HBM
@@ -163,14 +171,11 @@ class Dirty:
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _note_lost(self, row: int) -> None:
-        """A record of a block left the cold store."""
-        if self.is_complete and self.is_dirty(row):
-            self.lost.append((row,))
-            self._sweep(self.lost, 1)
+    def _note_put(self, rows: Sequence[int], use: Use) -> None:
+        self.put(rows)
 
     def _sweep(self, line: Line, num_new: int) -> None:
-        rooms = self._residency.rooms
+        rooms = self._core.rooms
         memory_bytes = sum(rooms[t].statistics().capacity_bytes for t in MEMORY_TIERS if t in rooms)
         if line.num_bytes > memory_bytes:
             line.sweep(SWEEP_FACTOR * num_new + SWEEP_LOOKS)

@@ -19,6 +19,7 @@ from itertools import islice
 from ...tiers.block import tenant_of
 from .catalog import NO_ROW, TIERS
 from .copies import Copies
+from .core_state import CoreState
 from .desk import Desk
 from .events import TenantErased
 from .residency import Residency
@@ -43,8 +44,9 @@ class _Job:
 class Erasing:
     """Carries out TenantErased, one tenant after the other."""
 
-    def __init__(self, desk: Desk, residency: Residency, copies: Copies) -> None:
+    def __init__(self, core: CoreState, desk: Desk, residency: Residency, copies: Copies) -> None:
         self._desk = desk
+        self._core = core
         self._residency = residency
         self._copies = copies
         self._jobs: deque[_Job] = deque()
@@ -57,10 +59,10 @@ class Erasing:
 
     def begin(self, event: TenantErased) -> None:
         """What is on its way does not arrive; what is there goes, from this event on."""
-        namespaces = self._residency.catalog.namespaces.values()
+        namespaces = self._core.catalog.namespaces.values()
         mine = frozenset(one.id for one in namespaces if tenant_of(one.identity.domain) == event.tenant)
         self._jobs.append(_Job(event.call, mine, self._handles(mine)))
-        self._residency.story.count("tenants_erased")
+        self._core.story.count("tenants_erased")
 
     def run(self) -> None:
         """Forget the next blocks; answer whoever asked when there are none left and nothing is under way that
@@ -72,7 +74,7 @@ class Erasing:
             self._copies.disown(job.namespace_ids)
         handles = list(islice(job.handles, STEP_BLOCKS))
         for handle in handles:
-            row = self._residency.catalog.row_of(handle)
+            row = self._core.catalog.row_of(handle)
             if row != NO_ROW:
                 self._forget(row)
                 job.num_forgotten += 1
@@ -83,13 +85,14 @@ class Erasing:
 
     def _handles(self, namespace_ids: frozenset[int]) -> Iterator[int]:
         """Name every block of these namespaces; what comes while they are gone through may be missing."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         for namespace_id in sorted(namespace_ids):
             for shard in catalog.namespaces[namespace_id].rows.shards:
                 yield from [catalog.handle(row) for row in shard.values()]
 
     def _forget(self, row: int) -> None:
+        core = self._core
         residency = self._residency
-        for fragment in residency.catalog.fragments(row):
+        for fragment in core.catalog.fragments(row):
             for tier in TIERS:
                 residency.condemn(fragment, tier, REASON, verb="erased")  # nothing, where nothing is

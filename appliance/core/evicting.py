@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ...tiers.block import NO_PLACE, Tier
 from ...tiers.cold.log import SegmentLog, SegmentState
 from .catalog import NO_ROW, Catalog
+from .core_state import CoreState
 from .desk import Desk
 from .events import EvictRequested
 from .pressure import Pressure
@@ -69,8 +70,11 @@ class _Job:
 class Evicting:
     """Carries out EvictRequested. Requests for the cold store wait for each other."""
 
-    def __init__(self, desk: Desk, residency: Residency, pressure: Pressure, reclaim: Reclaim) -> None:
+    def __init__(
+        self, core: CoreState, desk: Desk, residency: Residency, pressure: Pressure, reclaim: Reclaim
+    ) -> None:
         self._desk = desk
+        self._core = core
         self._residency = residency
         self._pressure = pressure
         self._reclaim = reclaim
@@ -84,9 +88,9 @@ class Evicting:
 
     def begin(self, event: EvictRequested) -> None:
         """Evict from memory at once; queue what the cold store has to do."""
-        if event.tier not in self._residency.rooms:
+        if event.tier not in self._core.rooms:
             self._desk.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.tier.label}")
-        elif event.namespace_id and event.namespace_id not in self._residency.catalog.namespaces:
+        elif event.namespace_id and event.namespace_id not in self._core.catalog.namespaces:
             message = f"there is no namespace {event.namespace_id}"
             self._desk.refuse(event.call, "UNKNOWN_NAMESPACE", message)
         elif event.tier is Tier.NVME or event.namespace_id:
@@ -99,7 +103,7 @@ class Evicting:
         if not self._jobs:
             return
         job = self._jobs[0]
-        if job.tier in self._residency.offline:
+        if job.tier in self._core.offline:
             self._reclaim.to_empty.clear()
             self._jobs.popleft()
             self._desk.refuse(job.call, "BAD_TIER", f"{job.tier.label} is offline: nothing can leave it")
@@ -107,7 +111,7 @@ class Evicting:
         if job.segments is None:
             self._choose(job)
         for _ in range(min(STEP_BLOCKS, len(job.handles))):
-            row = self._residency.catalog.row_of(job.handles.popleft())
+            row = self._core.catalog.row_of(job.handles.popleft())
             if row != NO_ROW:
                 self._leave(job, row)
         if not job.handles and not job.is_swept:
@@ -131,6 +135,7 @@ class Evicting:
     def _from_memory(self, tier: Tier, num_bytes: int) -> EvictResult:
         """Give up unpinned blocks of a tier, coldest first, until `num_bytes` were freed (0: all). Dirty
         blocks go too: an administrator asked for it."""
+        core = self._core
         residency, victims = self._residency, self._pressure.victims
         result = EvictResult(0, 0, 0, {})
         stayed = []  # a block in a slower tier continues them: whoever needs their room spills them first
@@ -139,7 +144,7 @@ class Evicting:
         ) is not None:
             row = victim.row
             if residency.may_leave(row, tier):
-                handle = residency.catalog.handle(row)
+                handle = core.catalog.handle(row)
                 result.num_bytes += residency.evict(row, tier, ADMINISTRATOR)
                 result.num_blocks += 1
                 result.num_readable += self._is_readable(handle)
@@ -153,10 +158,10 @@ class Evicting:
 
     def _kept_in_memory(self, tier: Tier) -> dict[str, int]:
         """Count the blocks of a memory tier that could not leave, by reason."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         rows = np.flatnonzero(column(catalog.num_placed[tier]))
         is_open = np.ones(len(rows), bool)
-        is_pinned = np.isin(rows, np.fromiter(self._residency.floors, np.int64))
+        is_pinned = np.isin(rows, np.fromiter(self._core.floors, np.int64))
         reasons = (
             (READ, column(catalog.num_holds[tier])[rows] > 0),
             (KEPT, column(catalog.num_keepers)[rows] > 0),
@@ -172,17 +177,18 @@ class Evicting:
 
     def _why_in_memory(self, row: int, tier: Tier) -> str:
         """Return why a block has to stay in a memory tier; empty: it may leave."""
-        residency, catalog = self._residency, self._residency.catalog
+        core = self._core
+        residency, catalog = self._residency, self._core.catalog
         if residency.may_leave(row, tier):
             return ""
         if catalog.num_holds[tier][row]:
             return READ
         if catalog.num_keepers[row]:
             return KEPT
-        return PINNED if row in residency.floors else CONTINUED
+        return PINNED if row in core.floors else CONTINUED
 
     def _is_readable(self, handle: int) -> bool:
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         row = catalog.row_of(handle)
         return row != NO_ROW and catalog.tier_of(row) is not None
 
@@ -191,7 +197,7 @@ class Evicting:
     def _choose(self, job: _Job) -> None:
         """Choose the segments, oldest first, and the blocks that would have to leave with them; or those of a
         namespace."""
-        log, catalog = self._residency.rooms.get(Tier.NVME), self._residency.catalog
+        log, catalog = self._core.rooms.get(Tier.NVME), self._core.catalog
         if job.namespace_id:
             job.segments = frozenset()
             known = catalog.namespaces[job.namespace_id].rows.values()
@@ -219,7 +225,7 @@ class Evicting:
 
     def _wait(self, job: _Job) -> None:
         """Let a request wait for its segments, as long as one after the other becomes free."""
-        now, num_left = self._residency.now, len(self._reclaim.to_empty)
+        now, num_left = self._core.now, len(self._reclaim.to_empty)
         if num_left != job.num_to_empty:
             job.num_to_empty, job.given_up_at = num_left, now + PATIENCE_S
         elif now >= job.given_up_at:
@@ -232,7 +238,7 @@ class Evicting:
     def _begin_last(self, job: _Job) -> bool:
         """Empty the segment that took what was copied forward. False: there is none, or it must stay because
         no other one is free."""
-        log, number = self._residency.rooms.get(Tier.NVME), job.last_segment
+        log, number = self._core.rooms.get(Tier.NVME), job.last_segment
         job.last_segment = None
         if number is None:
             return False
@@ -249,7 +255,7 @@ class Evicting:
 
     def _leave(self, job: _Job, row: int) -> None:
         """Let a block leave its tier, or count why it stays."""
-        residency, catalog = self._residency, self._residency.catalog
+        residency, catalog = self._residency, self._core.catalog
         if not catalog.num_placed[job.tier][row]:
             return
         reason = residency.why_in_store(row) if job.tier is Tier.NVME else self._why_in_memory(row, job.tier)

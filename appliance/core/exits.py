@@ -14,6 +14,7 @@ from ...policies.base import EvictionPolicy, Victim
 from ...tiers.base import MemoryRoom
 from ...tiers.block import Tier
 from .catalog import NO_ROW, TIERS
+from .core_state import CoreState
 from .instructions import RetractRun
 from .residency import EVICTED_FROM, Residency
 
@@ -21,7 +22,8 @@ from .residency import EVICTED_FROM, Residency
 class Exits:
     """Evicts runs of blocks. Empty between events."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
         self._residency = residency
         self._tier = Tier.DRAM
         self._rows: list[int] = []  # taken, of one namespace and tier
@@ -33,13 +35,14 @@ class Exits:
 
         The victim must be allowed to leave. Returns how many blocks leave; `flush` must follow.
         """
+        core = self._core
         residency = self._residency
         rows = self._run_above(victim, tier, limit, policy)
         if not rows:
             self.flush()
             residency.evict(victim.row, tier, reason, victim)
             return 1
-        catalog = residency.catalog
+        catalog = core.catalog
         if self._rows and (
             tier is not self._tier or catalog.namespace_id[rows[0]] != catalog.namespace_id[self._rows[0]]
         ):
@@ -51,10 +54,10 @@ class Exits:
         if is_only_here:
             self._nowhere += rows
         parent, names = catalog.parent[rows[-1]], catalog.prefix_hash
-        num_left = residency.transitions.withdraw_run(rows, tier)
+        num_left = core.transitions.withdraw_run(rows, tier)
         taken = [names[row] for row in rows]
-        residency.story.tell_many(residency.now, taken, EVICTED_FROM[tier], reason, residency.verdict(victim))
-        residency.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
+        core.story.tell_many(core.now, taken, EVICTED_FROM[tier], reason, residency.verdict(victim))
+        core.outbox.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
         if parent != NO_ROW:
             if is_only_here:
                 catalog.unlink(rows[-1])
@@ -66,22 +69,23 @@ class Exits:
 
     def flush(self) -> None:
         """What was taken is gone: places, labels, rows."""
+        core = self._core
         if not self._rows:
             return
         residency, tier = self._residency, self._tier
         rows, self._rows = self._rows, []
         nowhere, self._nowhere = self._nowhere, []
         parents, self._parents = self._parents, []
-        sizes = residency.catalog.namespace_of(rows[0]).fragment_bytes
-        places = residency.transitions.evict_run(rows, tier)
-        cast(MemoryRoom, residency.rooms[tier]).release_many(places, sizes)
-        residency.out.append(RetractRun(tier, places))
-        residency.audience.left(rows, tier)
+        sizes = core.catalog.namespace_of(rows[0]).fragment_bytes
+        places = core.transitions.evict_run(rows, tier)
+        cast(MemoryRoom, core.rooms[tier]).release_many(places, sizes)
+        core.outbox.emit(RetractRun(tier, places))
+        core.audience.left(rows, tier)
         if nowhere:
-            residency.audience.forgotten(nowhere)
-            for row in nowhere if residency.floors else ():
-                residency.floors.pop(row, None)
-            residency.catalog.remove_run(nowhere)
+            core.audience.forgotten(nowhere)
+            for row in nowhere if core.floors else ():
+                core.floors.pop(row, None)
+            core.catalog.remove_run(nowhere)
         for parent in parents:
             residency.forget_if_nowhere(parent)
 
@@ -94,22 +98,22 @@ class Exits:
         A block goes along when nothing but the run keeps it, and it is as safe as the leaf: all of them are
         nowhere else, or all of them are complete in the cold store.
         """
-        residency, leaf = self._residency, victim.row
-        catalog = residency.catalog
+        core = self._core
+        catalog, leaf = core.catalog, victim.row
         num_groups = catalog.namespace_of(leaf).num_groups
         other = Tier.DRAM if tier is Tier.HBM else Tier.HBM
         in_other, in_nvme = catalog.num_placed[other], catalog.num_placed[Tier.NVME]
         complete, cold = catalog.num_resident[tier], catalog.num_resident[Tier.NVME]
-        is_single = len(residency.rooms) == 1  # of tiers: nothing can be elsewhere
+        is_single = len(core.rooms) == 1  # of tiers: nothing can be elsewhere
         # A child in a tier that is offline may stay behind; its parent's row then has to.
         is_only_here = not (in_other[leaf] or in_nvme[leaf]) and catalog.first_child[leaf] == NO_ROW
-        is_cold = cold[leaf] == num_groups and Tier.NVME not in residency.offline
+        is_cold = cold[leaf] == num_groups and Tier.NVME not in core.offline
         if complete[leaf] != num_groups or not (is_only_here or is_cold):
             return []
-        has_faster = Tier.HBM in residency.rooms and tier is not Tier.HBM
+        has_faster = Tier.HBM in core.rooms and tier is not Tier.HBM
         faster = catalog.num_children_placed[Tier.HBM] if has_faster else None
         children, holds = catalog.num_children_placed[tier], catalog.num_holds[tier]
-        keepers, floors = catalog.num_keepers, residency.floors
+        keepers, floors = catalog.num_keepers, core.floors
         parent, first_child, next_sibling = catalog.parent, catalog.first_child, catalog.next_sibling
         run, child, row = [leaf], leaf, parent[leaf]
         while row >= 0 and len(run) < limit:
@@ -126,5 +130,5 @@ class Exits:
                 break
             run.append(row)
             child, row = row, parent[row]
-        num_above = policy.num_no_dearer(run[1:], victim.price, residency.now) if len(run) > 1 else 0
+        num_above = policy.num_no_dearer(run[1:], victim.price, core.now) if len(run) > 1 else 0
         return run[: 1 + num_above]

@@ -9,12 +9,14 @@ A fragment that cannot be brought up shortens the prefix; it is never an error f
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from ...policies.costs import Advice
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from ...v1.shm import extent_of
 from .catalog import NO_ROW, Catalog, Namespace
+from .core_state import CoreState
 from .events import AcquireRequested
 from .instructions import Reply
 from .leases import Lease, Leases
@@ -24,38 +26,47 @@ from .results import AcquireResult, ReadyFragments
 from .states import State
 
 
+class Found(NamedTuple):
+    """What an acquire found when it arrived, and what was granted."""
+
+    rows: Sequence[int]  # of the blocks that may be read
+    num_stored: int  # blocks, also those that are not worth loading or beyond a quota
+    advice: Advice
+    lease: Lease
+    urgency: Urgency
+    readable: Sequence[Tier]  # tiers that the client reads in place, the fastest first
+    used_before: float  # when the blocks were used last, this time left out
+
+
 class AcquireJob:
     """One acquire from request to last reply. Implements waiting.Job."""
 
     def __init__(
         self,
-        request: AcquireRequested,
-        urgency: Urgency,
-        rows: Sequence[int],
-        num_stored: int,
-        advice: Advice,
-        lease: Lease,
+        core: CoreState,
+        residency: Residency,
         leases: Leases,
         loads: Loads,
-        residency: Residency,
-        readable: Sequence[Tier],
-        used_before: float,
+        request: AcquireRequested,
+        found: Found,
         on_done: Callable[["AcquireJob"], None],
     ) -> None:
+        rows, advice, lease = found.rows, found.advice, found.lease
         self.request = request
-        self._urgency = urgency
+        self._urgency = found.urgency
         self.calls = [request.call]
         self.lease = lease
         self.is_done = False
         self.wants_turn = False
-        self.tiers = bytes(residency.catalog.tier_of(row) or 0 for row in rows)
-        self._prices = (num_stored, advice.reason, advice.load_s, advice.recompute_s)
+        self.tiers = bytes(core.catalog.tier_of(row) or 0 for row in rows)
+        self._prices = (found.num_stored, advice.reason, advice.load_s, advice.recompute_s)
         self._rows = rows
         self._leases = leases
         self._loads = loads
+        self._core = core
         self._residency = residency
-        self._readable = readable
-        self._used_before = used_before  # when the blocks were used last, this time left out
+        self._readable = found.readable
+        self._used_before = found.used_before
         self._on_done = on_done
         self._limit = len(rows)  # blocks that can still become readable
         self._next = (request.first_block, 0)  # block and group to look at next
@@ -66,11 +77,11 @@ class AcquireJob:
         self._promised_bytes = 0  # of what the client will hold when all has arrived
         self._promise()
         for row in rows:
-            residency.transitions.keep(row)
+            core.transitions.keep(row)
 
     def advance(self) -> bool:
         """Hold or bring up as much as there is room for; True when nothing more needs room."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         if not self._has_lease:
             self._shorten(0)
         block, group = self._next
@@ -128,7 +139,7 @@ class AcquireJob:
         """Answer a retry of the same request like the first try; with nothing when its lease is over, for
         the places it named may be others' by now, or when what it named was condemned since."""
         if not self._has_lease or not self._is_intact():
-            self._residency.out.append(Reply(call, AcquireResult(0, 0, ReadyFragments(), True, 0.0)))
+            self._core.outbox.emit(Reply(call, AcquireResult(0, 0, ReadyFragments(), True, 0.0)))
             return
         self._reply(call, self._all_ready.copy(), self.is_done, self.tiers[: self._limit])
         if not self.is_done:
@@ -138,7 +149,7 @@ class AcquireJob:
 
     def _is_intact(self) -> bool:
         """Whether everything that was reported may still be read by somebody new."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         return all(
             catalog.state[r.tier][catalog.first_fragment[self._rows[r.block]] + r.group] == State.RESIDENT
             for r in self._all_ready
@@ -152,7 +163,7 @@ class AcquireJob:
     def _take(self, fragment: int, block: int, group: int) -> bool:
         """Hold one fragment, or see that it comes; False when there is no room yet or it is gone (then
         the prefix was shortened)."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         for tier in self._readable:
             if catalog.state[tier][fragment] == State.RESIDENT:
                 self._hold(fragment, tier, block, group)
@@ -169,7 +180,7 @@ class AcquireJob:
 
     def _targets(self, fragment: int, block: int) -> list[Tier]:
         """Return the tiers into which a fragment may be brought for this reader, the better one first."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         if not self._may_come(fragment):
             return []
         if catalog.state[Tier.DRAM][fragment] == State.ARRIVING or Tier.HBM not in self._readable:
@@ -183,7 +194,7 @@ class AcquireJob:
 
     def _may_come(self, fragment: int) -> bool:
         """Whether a fragment is on its way into a tier that is read here, or is where it can be had."""
-        state = self._residency.catalog.state
+        state = self._core.catalog.state
         if any(state[tier][fragment] == State.ARRIVING for tier in self._readable):
             return True
         return state[Tier.DRAM][fragment] == State.ABSENT and (
@@ -191,7 +202,7 @@ class AcquireJob:
         )
 
     def _hold(self, fragment: int, tier: Tier, block: int, group: int) -> None:
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         self._leases.hold(self.lease, fragment, tier)
         place, length = catalog.place[tier][fragment], catalog.length_of(fragment)
         self._ready.add(block, group, tier, place, length)
@@ -200,16 +211,16 @@ class AcquireJob:
     def _tier_of_all(self, row: int, num_groups: int) -> Tier | None:
         """Return the tier that all fragments of a block are read from, one by one; None if it is not one."""
         for tier in self._readable:
-            num_resident = self._residency.catalog.num_resident[tier][row]
+            num_resident = self._core.catalog.num_resident[tier][row]
             if num_resident:
                 return tier if num_resident == num_groups else None
         return None
 
     def _hold_block(self, row: int, fragments: range, tier: Tier, block: int) -> None:
         """`_hold` for all fragments of a block."""
-        namespace = self._residency.catalog.namespace_of(row)
+        namespace = self._core.catalog.namespace_of(row)
         self._leases.hold_block(self.lease, row, fragments, tier)
-        places = self._residency.catalog.place[tier][fragments.start : fragments.stop]
+        places = self._core.catalog.place[tier][fragments.start : fragments.stop]
         self._ready.add_block(block, tier, places, array("q", namespace.fragment_bytes))
         self._set_promised(self._promised_bytes - namespace.block_bytes)
 
@@ -229,7 +240,7 @@ class AcquireJob:
         """
         self._limit = min(self._limit, num_blocks)
         self._pending = {f: where for f, where in self._pending.items() if where[0] < self._limit}
-        first_fragment = self._residency.catalog.first_fragment
+        first_fragment = self._core.catalog.first_fragment
         gone = {
             (first_fragment[self._rows[r.block]] + r.group, r.tier)
             for r in self._ready
@@ -246,7 +257,7 @@ class AcquireJob:
         """Count what this request may still bring, so that others' are not granted the same room."""
         if self.is_done:
             return
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         num_blocks = max(0, self._limit - self.request.first_block)
         block_bytes = catalog.block_bytes(self._rows[0]) if self._rows else 0
         ready_bytes = sum(found.bytes_before(self._limit) for found in (self._all_ready, self._ready))
@@ -260,16 +271,16 @@ class AcquireJob:
         self._loads.start(self._urgency, self.request.deadline_at)
 
     def _reply(self, call: int, ready: ReadyFragments, last: bool, tiers: bytes) -> None:
-        ttl_s = max(0.0, self.lease.deadline_at - self._residency.now)
+        ttl_s = max(0.0, self.lease.deadline_at - self._core.now)
         result = AcquireResult(self.lease.id, self._limit, ready, last, ttl_s)
         if tiers:
             result.tiers, result.arriving = tiers, self._arriving()
             result.num_stored, result.reason, result.load_s, result.recompute_s = self._prices
-        self._residency.out.append(Reply(call, result))
+        self._core.outbox.emit(Reply(call, result))
 
     def _arriving(self) -> list[tuple[Tier, int]]:
         """Return the extents that what is on its way up will be in."""
-        state, place = self._residency.catalog.state, self._residency.catalog.place
+        state, place = self._core.catalog.state, self._core.catalog.place
         return [
             (tier, extent)
             for tier in self._readable

@@ -11,6 +11,7 @@ device. Which codecs that is quicker for is measured outside and told here; unti
 
 from ...tiers.block import Tier
 from .catalog import NO_ROW
+from .core_state import CoreState
 from .pressure import Pressure
 from .residency import Residency
 from .states import State
@@ -19,7 +20,8 @@ from .states import State
 class HotRoom:
     """Answers of the moment; nothing is reserved. Without hbm every answer is no."""
 
-    def __init__(self, residency: Residency, pressure: Pressure) -> None:
+    def __init__(self, core: CoreState, residency: Residency, pressure: Pressure) -> None:
+        self._core = core
         self._residency = residency
         self._pressure = pressure
         self.straight_codecs: frozenset[int] = frozenset()  # 0: what is stored as it is
@@ -27,13 +29,13 @@ class HotRoom:
     @property
     def is_there(self) -> bool:
         """Whether there is an hbm that works."""
-        return Tier.HBM in self._residency.rooms and Tier.HBM not in self._residency.offline
+        return Tier.HBM in self._core.rooms and Tier.HBM not in self._core.offline
 
     def comes_straight(self, fragment: int) -> bool:
         """Whether a fragment that is wanted in hbm is brought there from nvme without a stop in dram."""
-        if not self.straight_codecs or not self.is_there or Tier.NVME in self._residency.offline:
+        if not self.straight_codecs or not self.is_there or Tier.NVME in self._core.offline:
             return False
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         is_cold_only = (
             catalog.state[Tier.NVME][fragment] == State.RESIDENT
             and catalog.state[Tier.DRAM][fragment] == catalog.state[Tier.HBM][fragment] == State.ABSENT
@@ -43,15 +45,15 @@ class HotRoom:
 
     def admits(self, row: int, used_before: float) -> bool:
         """Whether a block last used at `used_before`, the present use left out, may take room in hbm now."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         parent = catalog.parent[row]
         if not self.is_there or (parent != NO_ROW and not catalog.num_placed[Tier.HBM][parent]):
             return False
         if catalog.num_placed[Tier.HBM][row]:
             return True  # the rest of it belongs there, too
         namespace = catalog.namespace_of(row)
-        room = self._residency.rooms[Tier.HBM].statistics()
-        limit = int(self._pressure.options.high_watermark * room.capacity_bytes)
+        room = self._core.rooms[Tier.HBM].statistics()
+        limit = int(self._core.options.high_watermark * room.capacity_bytes)
         if room.taken_bytes + namespace.block_bytes <= limit:
             return True
         victim = self._pressure.victims.choose(Tier.HBM, namespace.domain)

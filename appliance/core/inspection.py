@@ -4,47 +4,65 @@ Only reads. Kept apart from planner.py so that the file which decides stays shor
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sized
+from typing import Any
 
 from ...tiers.block import NO_PLACE, Tier
 from ...tiers.cold.log import SegmentLog, record_bytes
 from ...v1.shm import extent_of
 from .catalog import NO_ROW, TIERS
+from .copies import Copies
+from .core_state import CoreState
+from .leases import Leases
+from .pins import Pins
+from .prefetch import Prefetching
+from .sessions import Sessions
 from .states import State
 from .story import Line
-
-if TYPE_CHECKING:
-    from .planner import Planner
 
 
 class Inspection:
     """Answers for `kvtier status`, `inspect` and `story`. Field names are stable."""
 
-    def __init__(self, planner: "Planner") -> None:
-        self._planner = planner
+    def __init__(
+        self,
+        core: CoreState,
+        copies: Copies,
+        leases: Leases,
+        pins: Pins,
+        sessions: Sessions,
+        prefetching: Prefetching,
+        waiting: Sized,
+    ) -> None:
+        self._core = core
+        self._copies = copies
+        self._leases = leases
+        self._pins = pins
+        self._sessions = sessions
+        self._prefetching = prefetching
+        self._waiting = waiting
 
     def statistics(self) -> dict[str, Any]:
         """Return the numbers of the whole appliance."""
-        planner = self._planner
-        residency = planner.residency
+        core = self._core
         return {
-            "tiers": {tier: self._tier(tier) for tier in planner.rooms},
-            "num_blocks": planner.catalog.num_blocks,
-            "num_namespaces": len(planner.catalog.namespaces),
-            "num_sessions": len(planner.sessions),
-            "num_leases": len(planner.leases),
-            "num_pins": len(planner.pins),
-            "num_clients": len(planner.leases.clients),
-            "num_waiting": len(planner.waiting),
-            "num_copies_in_flight": len(planner.copies),
-            **planner.prefetching.statistics(),
-            "overdue_bytes": planner.leases.overdue_bytes,
-            "counters": dict(residency.story.counters),
+            "tiers": {tier: self._tier(tier) for tier in self._core.rooms},
+            "num_blocks": self._core.catalog.num_blocks,
+            "num_namespaces": len(self._core.catalog.namespaces),
+            "num_sessions": len(self._sessions),
+            "num_leases": len(self._leases),
+            "num_pins": len(self._pins),
+            "num_clients": len(self._leases.clients),
+            "num_waiting": len(self._waiting),
+            "num_copies_in_flight": len(self._copies),
+            **self._prefetching.statistics(),
+            "overdue_bytes": self._leases.overdue_bytes,
+            "counters": dict(core.story.counters),
         }
 
     def block(self, namespace_id: int, prefix: bytes) -> dict[str, Any] | None:
         """Return everything about one block, named by its prefix hash or a unique beginning of it."""
-        catalog = self._planner.catalog
+        catalog = self._core.catalog
         namespace = catalog.namespaces.get(namespace_id)
         if namespace is None:
             return None
@@ -62,15 +80,15 @@ class Inspection:
             "position": catalog.position[row],
             "num_children": len(catalog.children(row)),
             "num_uses": catalog.num_uses[row],
-            "last_used_s_ago": self._planner.residency.now - catalog.last_used[row],
+            "last_used_s_ago": self._core.now - catalog.last_used[row],
             "num_keepers": catalog.num_keepers[row],
-            "floors": [floor.label for floor in self._planner.residency.floors.get(row, [])],
+            "floors": [floor.label for floor in self._core.floors.get(row, [])],
             "fragments": [self._fragment(row, fragment) for fragment in catalog.fragments(row)],
         }
 
     def session(self, session_id: str) -> dict[str, Any] | None:
         """Return what a session holds, and where."""
-        sessions, catalog = self._planner.sessions, self._planner.catalog
+        sessions, catalog = self._sessions, self._core.catalog
         session = sessions.get(session_id)
         if session is None:
             return None
@@ -81,20 +99,20 @@ class Inspection:
             "urgency": session.urgency.name.lower(),
             "num_blocks": sum(where.values()),
             "blocks_by_tier": {tier.label if tier is not None else "miss": n for tier, n in where.items()},
-            "idle_s": self._planner.residency.now - session.last_active,
+            "idle_s": self._core.now - session.last_active,
         }
 
     def lease(self, lease_id: int) -> dict[str, Any] | None:
         """Return what a lease holds, and for how long."""
-        lease = self._planner.leases.get(lease_id)
+        lease = self._leases.get(lease_id)
         if lease is None:
             return None
-        catalog = self._planner.catalog
+        catalog = self._core.catalog
         return {
             "lease_id": lease.id,
             "client_id": lease.client.id,
             "client_name": lease.client.name,
-            "ttl_s": lease.deadline_at - self._planner.residency.now,
+            "ttl_s": lease.deadline_at - self._core.now,
             "is_overdue": lease.is_overdue,
             "num_fragments": len(lease.held),
             "num_bytes": sum(catalog.length_of(fragment) for fragment, _ in lease.held),
@@ -102,7 +120,7 @@ class Inspection:
 
     def segment(self, number: int) -> dict[str, Any] | None:
         """Return the books of one segment of the cold store."""
-        log = self._planner.rooms.get(Tier.NVME)
+        log = self._core.rooms.get(Tier.NVME)
         if not isinstance(log, SegmentLog) or not 0 <= number < len(log.segments):
             return None
         segment = log.segments[number]
@@ -118,17 +136,16 @@ class Inspection:
     def story(self, namespace_id: int, prefix: bytes) -> list[Line]:
         """Return the story of a block, known now or forgotten already."""
         block = self.block(namespace_id, prefix)
-        return self._planner.story.of(bytes.fromhex(block["prefix_hash"]) if block else prefix)
+        return self._core.story.of(bytes.fromhex(block["prefix_hash"]) if block else prefix)
 
     def session_story(self, session_id: str) -> list[Line]:
         """Return the story of a session."""
-        return self._planner.story.of(session_id)
+        return self._core.story.of(session_id)
 
     def check_books(self) -> list[str]:
         """Audit invariant 15: bytes by state against the rooms, live records against the segments."""
-        planner = self._planner
-        catalog = planner.catalog
-        log = planner.rooms.get(Tier.NVME)
+        catalog = self._core.catalog
+        log = self._core.rooms.get(Tier.NVME)
         if not isinstance(log, SegmentLog):
             return []
         num_live: Counter[int] = Counter()
@@ -142,7 +159,7 @@ class Inspection:
                         live_bytes[extent_of(place)] += record_bytes(
                             catalog.stored_length(fragment, Tier.NVME)
                         )
-        for place, length in planner.copies.forward_targets():
+        for place, length in self._copies.forward_targets():
             num_live[extent_of(place)] += 1
             live_bytes[extent_of(place)] += record_bytes(length)
         return [
@@ -153,19 +170,18 @@ class Inspection:
         ]
 
     def _tier(self, tier: Tier) -> dict[str, int]:
-        planner = self._planner
-        residency = planner.residency
+        core = self._core
         return {
-            "capacity_bytes": planner.rooms[tier].statistics().capacity_bytes,
-            "used_bytes": residency.transitions.resident_bytes[tier],
-            "reserved_bytes": residency.transitions.arriving_bytes[tier],
-            "condemned_bytes": residency.transitions.condemned_bytes[tier],
-            "pinned_bytes": planner.pins.pinned_bytes[tier],
-            "num_fragments": residency.transitions.num_resident[tier],
+            "capacity_bytes": self._core.rooms[tier].statistics().capacity_bytes,
+            "used_bytes": core.transitions.resident_bytes[tier],
+            "reserved_bytes": core.transitions.arriving_bytes[tier],
+            "condemned_bytes": core.transitions.condemned_bytes[tier],
+            "pinned_bytes": self._pins.pinned_bytes[tier],
+            "num_fragments": core.transitions.num_resident[tier],
         }
 
     def _fragment(self, row: int, fragment: int) -> dict[str, Any]:
-        catalog = self._planner.catalog
+        catalog = self._core.catalog
         label = catalog.label_of(fragment)
         return {
             "group": label.group,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from ...tiers.block import Tier
-from .options import PlannerOptions
+from .core_state import CoreState
 from .residency import Residency
 
 SLACK = 1024  # deadlines that do not count any more, not worth a new heap
@@ -47,9 +47,9 @@ class Lease:
 class Leases:
     """Clients and their leases. Lease ids are never reused."""
 
-    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
         self._residency = residency
-        self.options = options
         self.clients: dict[int, Client] = {}
         self._leases: dict[int, Lease] = {}
         self._deadlines: list[tuple[float, int]] = []  # lazy heap of (deadline, lease)
@@ -65,13 +65,13 @@ class Leases:
     @property
     def overdue_bytes(self) -> int:
         """Bytes held by leases past their deadline: memory in quarantine."""
-        length_of = self._residency.catalog.length_of
+        length_of = self._core.catalog.length_of
         overdue = (lease for lease in self._leases.values() if lease.is_overdue)
         return sum(length_of(fragment) for lease in overdue for fragment, _ in lease.held)
 
     def grant(self, client: Client, ttl_s: float) -> Lease:
         """Create an empty lease."""
-        lease = Lease(self._next_id, client, self._residency.now + (ttl_s or self.options.lease_ttl_s))
+        lease = Lease(self._next_id, client, self._core.now + (ttl_s or self._core.options.lease_ttl_s))
         self._next_id += 1
         self._leases[lease.id] = client.leases[lease.id] = lease
         self._note_deadline(lease)
@@ -79,15 +79,15 @@ class Leases:
 
     def hold(self, lease: Lease, fragment: int, tier: Tier) -> None:
         """The lease holds one more fragment."""
-        self._residency.transitions.hold(fragment, tier)
+        self._core.transitions.hold(fragment, tier)
         lease.held.append((fragment, tier))
-        lease.client.held_bytes += self._residency.catalog.length_of(fragment)
+        lease.client.held_bytes += self._core.catalog.length_of(fragment)
 
     def hold_block(self, lease: Lease, row: int, fragments: range, tier: Tier) -> None:
         """The lease holds all fragments of a block."""
-        self._residency.transitions.hold_block(row, fragments, tier)
+        self._core.transitions.hold_block(row, fragments, tier)
         lease.held.extend(zip(fragments, repeat(tier)))
-        lease.client.held_bytes += self._residency.catalog.block_bytes(row)
+        lease.client.held_bytes += self._core.catalog.block_bytes(row)
 
     def release(self, lease_id: int) -> bool:
         """End a lease; False when it is unknown (which is not an error)."""
@@ -101,7 +101,7 @@ class Leases:
 
     def let_go(self, lease: Lease, held: list[tuple[int, Tier]]) -> None:
         """Give back some of what a lease holds, deepest first, so that tails become candidates first."""
-        catalog, end = self._residency.catalog, len(held)
+        catalog, end = self._core.catalog, len(held)
         while end:
             fragment, tier = held[end - 1]
             row = catalog.block_of[fragment]
@@ -120,27 +120,27 @@ class Leases:
 
     def extend(self, client: Client, lease_ids: list[int], ttl_s: float) -> list[int]:
         """Move deadlines; returns the leases that are not this client's or not alive any more."""
-        now = self._residency.now
+        now = self._core.now
         lost = []
         for lease_id in lease_ids:
             lease = client.leases.get(lease_id)
             if lease is None or lease.is_overdue:
                 lost.append(lease_id)
             else:
-                lease.deadline_at = now + (ttl_s or self.options.lease_ttl_s)
+                lease.deadline_at = now + (ttl_s or self._core.options.lease_ttl_s)
                 self._note_deadline(lease)
         return lost
 
     def expire(self, now: float) -> None:
         """Deal with the leases whose deadline (and grace) has passed."""
-        while self._deadlines and self._deadlines[0][0] + self.options.lease_grace_s <= now:
+        while self._deadlines and self._deadlines[0][0] + self._core.options.lease_grace_s <= now:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self._leases.get(lease_id)
             if lease is None or lease.is_overdue:
                 continue
-            if lease.deadline_at + self.options.lease_grace_s > now:
+            if lease.deadline_at + self._core.options.lease_grace_s > now:
                 continue  # extended meanwhile
-            self._residency.story.count("leases_expired")
+            self._core.story.count("leases_expired")
             if lease.client.local:
                 lease.is_overdue = True
             else:
@@ -148,7 +148,7 @@ class Leases:
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do at the earliest."""
-        return self._deadlines[0][0] + self.options.lease_grace_s if self._deadlines else None
+        return self._deadlines[0][0] + self._core.options.lease_grace_s if self._deadlines else None
 
     def client_gone(self, client_id: int) -> Client | None:
         """Forget a client and everything it holds."""
@@ -169,7 +169,7 @@ class Leases:
         """Audit: the sum of holds of all leases per client, and that every lease has a living owner."""
         problems = []
         for client in self.clients.values():
-            length_of = self._residency.catalog.length_of
+            length_of = self._core.catalog.length_of
             held = sum(length_of(f) for lease in client.leases.values() for f, _ in lease.held)
             if held != client.held_bytes:
                 problems.append(f"client {client.id}: held_bytes {client.held_bytes} != {held}")

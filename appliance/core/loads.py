@@ -11,6 +11,7 @@ from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import TIERS
 from .copies import Copies, Listener, Move, Owner
+from .core_state import CoreState
 from .hot_room import HotRoom
 from .pressure import Pressure
 from .residency import Residency
@@ -23,22 +24,23 @@ MAX_BATCH = 32
 class Loads:
     """Collects moves and starts them in batches when told to."""
 
-    def __init__(self, residency: Residency, copies: Copies, pressure: Pressure) -> None:
+    def __init__(self, core: CoreState, residency: Residency, copies: Copies, pressure: Pressure) -> None:
+        self._core = core
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
-        self.hot_room = HotRoom(residency, pressure)
+        self.hot_room = HotRoom(core, residency, pressure)
         self._collected: defaultdict[tuple[Tier, Tier, int], list[Move]] = defaultdict(list)
         #: Fragments that are on their way into a tier, and waited for now.
         self._joined: defaultdict[Tier, set[int]] = defaultdict(set)
 
     def source_of(self, fragment: int, target: Tier) -> Tier | None:
         """Return the fastest working tier other than `target` that holds this fragment."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         for tier in TIERS:
             if (
                 tier is not target
-                and tier not in self._residency.offline
+                and tier not in self._core.offline
                 and catalog.state[tier][fragment] == State.RESIDENT
             ):
                 return tier
@@ -50,14 +52,15 @@ class Loads:
 
         The fragment must not be RESIDENT in `target` and must be somewhere else, or arriving.
         """
+        core = self._core
         residency = self._residency
-        catalog = residency.catalog
+        catalog = core.catalog
         if catalog.state[target][fragment] == State.ABSENT:
             source = self.source_of(fragment, target)
             assert source is not None
             # The hold keeps the source while room is made, for this load and the others collected with
             # it: making room could evict it. It lasts until `start` has queued the copy.
-            residency.transitions.hold(fragment, source)
+            core.transitions.hold(fragment, source)
             domain = catalog.namespace_of(catalog.block_of[fragment]).domain
             place = self._pressure.place_for(target, domain, catalog.length_of(fragment))
             if place is not None:
@@ -98,9 +101,9 @@ class Loads:
         From the cold store to `hbm` it goes through `dram`, one edge after the other, unless it may go
         straight.
         """
-        if target in self._residency.offline:
+        if target in self._core.offline:
             return False
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         queued = False
         for fragment in catalog.fragments(row):
             if catalog.state[target][fragment] != State.ABSENT:
@@ -118,7 +121,7 @@ class Loads:
 
     def _onward(self, target: Tier, urgency: Urgency, deadline_at: float) -> Listener:
         def continue_up(fragment: int, cause: Cause | None) -> None:
-            state = self._residency.catalog.state[target][fragment]
+            state = self._core.catalog.state[target][fragment]
             if cause is None and state == State.ABSENT:
                 self.bring(fragment, target, None)
                 self.start(urgency, deadline_at)

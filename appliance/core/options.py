@@ -75,9 +75,6 @@ class PlannerOptions:
     #: How long a block that was brought up for an arrival or on request is expected to be used.
     prefetch_window_s: float = 60.0
 
-    #: Share of a block's layers that stay in dram for longer than the rest (0: none), and the share of dram
-    #: that such remainders may take.
-
     #: By tenant: the first part of an isolation domain's name.
     quotas: Mapping[str, Quota] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...tiers.block import Tier, tenant_of
 from .catalog import NO_ROW, TIERS
-from .options import PlannerOptions
+from .core_state import CoreState
 from .residency import Residency
 
 SLACK = 1024  # ends of pins that are over already, not worth a new heap: one may have been for a week
@@ -30,9 +30,10 @@ class Pin:
 class Pins:
     """All pins, bounded in number and, per tier, in bytes."""
 
-    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
         self._residency = residency
-        self.options = options
+
         self._pins: dict[int, Pin] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._next_id = 1
@@ -44,16 +45,16 @@ class Pins:
 
     def room_for(self, floor: Tier, num_bytes: int) -> bool:
         """Whether so many more bytes may be pinned in a tier."""
-        if len(self._pins) >= self.options.max_pins or floor not in self._residency.rooms:
+        if len(self._pins) >= self._core.options.max_pins or floor not in self._core.rooms:
             return False
-        capacity = self._residency.rooms[floor].statistics().capacity_bytes
-        return self.pinned_bytes[floor] + num_bytes <= self.options.max_pinned_fraction * capacity
+        capacity = self._core.rooms[floor].statistics().capacity_bytes
+        return self.pinned_bytes[floor] + num_bytes <= self._core.options.max_pinned_fraction * capacity
 
     def pin(self, rows: list[int], floor: Tier, ttl_s: float) -> Pin:
         """Pin blocks; bringing them up to the floor is the caller's business."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         num_bytes = sum(catalog.namespace_of(row).block_bytes for row in rows)
-        deadline_at = self._residency.now + ttl_s
+        deadline_at = self._core.now + ttl_s
         blocks = [catalog.handle(row) for row in rows]
         domain = catalog.namespace_of(rows[0]).identity.domain if rows else ""
         pin = Pin(self._next_id, floor, deadline_at, blocks, num_bytes, domain)
@@ -66,9 +67,9 @@ class Pins:
         tenant = tenant_of(domain)
         self.bytes_of_tenant[tenant] = self.bytes_of_tenant.get(tenant, 0) + num_bytes
         for row in rows:
-            self._residency.floors.setdefault(row, []).append(floor)
-            story = self._residency.story
-            story.tell(self._residency.now, catalog.prefix_hash[row], "pinned", floor.label)
+            self._core.floors.setdefault(row, []).append(floor)
+            story = self._core.story
+            story.tell(self._core.now, catalog.prefix_hash[row], "pinned", floor.label)
         return pin
 
     def domain_of(self, pin_id: int) -> str | None:
@@ -78,6 +79,7 @@ class Pins:
 
     def unpin(self, pin_id: int) -> bool:
         """End a pin; False when it is unknown (which is not an error)."""
+        core = self._core
         pin = self._pins.pop(pin_id, None)
         if pin is None:
             return False
@@ -85,12 +87,12 @@ class Pins:
         self.bytes_of_tenant[tenant_of(pin.domain)] -= pin.num_bytes
         residency = self._residency
         for handle in pin.blocks:
-            row = residency.catalog.row_of(handle)
+            row = core.catalog.row_of(handle)
             if row == NO_ROW:
                 continue
-            residency.floors[row].remove(pin.floor)
-            if not residency.floors[row]:
-                del residency.floors[row]
+            core.floors[row].remove(pin.floor)
+            if not core.floors[row]:
+                del core.floors[row]
             for tier in TIERS:
                 residency.offer(row, tier)
         return True
@@ -109,7 +111,7 @@ class Pins:
         expected: dict[int, list[Tier]] = {}
         for pin in self._pins.values():
             for handle in pin.blocks:
-                row = self._residency.catalog.row_of(handle)
+                row = self._core.catalog.row_of(handle)
                 if row != NO_ROW:
                     expected.setdefault(row, []).append(pin.floor)
         by_tenant = dict.fromkeys(self.bytes_of_tenant, 0)
@@ -117,7 +119,7 @@ class Pins:
             by_tenant[tenant_of(pin.domain)] += pin.num_bytes
         if by_tenant != self.bytes_of_tenant:
             return [f"pins: {self.bytes_of_tenant} bytes by tenant, their pins have {by_tenant}"]
-        actual = {row: sorted(floors) for row, floors in self._residency.floors.items()}
+        actual = {row: sorted(floors) for row, floors in self._core.floors.items()}
         if actual != {row: sorted(floors) for row, floors in expected.items()}:
             return ["pins: floors of blocks are not those of the living pins"]
         return []

@@ -13,21 +13,22 @@ to last reply), `leases`, `pins`, `sessions` (who holds what), `story` (what hap
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...policies.base import Future
-from ...policies.costs import CostModel
 from ...policies.learned import pack, unpack
-from ...policies.registry import PolicyChoice, build
+from ...policies.registry import PolicyChoice
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
 from ...tiers.cold.log import SegmentLog
 from . import events as ev
-from .catalog import NO_ROW, Catalog
+from .ahead import Ahead
+from .catalog import NO_ROW
 from .changes import Changes
 from .copies import Copies
+from .core_state import CoreState
 from .desk import Desk, unknown_namespace
-from .encodings import Compression
+from .dirty import Dirty
 from .erasing import Erasing
 from .evicting import Evicting
 from .inspection import Inspection
@@ -35,24 +36,24 @@ from .leases import Leases
 from .loads import Loads
 from .options import PlannerOptions
 from .pins import Pins
-from .policy_facts import PolicyFacts
+from .placing import Placing
 from .prefetch import Prefetching
 from .pressure import Pressure
 from .promotions import Promotions
+from .quotas import Quotas
 from .reads import Reads
 from .reclaim import Reclaim
-from .recovery import adopt
+from .recovery import Recovered, adopt
+from .refusals import Refusals
 from .residency import Residency
 from .resizing import Resizing
 from .retention import Retention
 from .rules import MEMORY_TIERS
 from .sessions import Sessions
-from .story import Story
+from .usage import Usage
 from .waiting import Waiting
+from .write_budget import WriteBudget
 from .writes import Writes
-
-if TYPE_CHECKING:
-    from ...tiers.cold.recovery import Recovered
 
 
 class LookupResult(NamedTuple):
@@ -77,87 +78,60 @@ class Planner:
         policies: PolicyChoice | None = None,
         shared: Sequence[Tier] = MEMORY_TIERS,
         future: Future | None = None,
-        compression: Compression | None = None,
         secret: bytes = b"",
+        on_policy_failed: Callable[[str, str], None] = lambda words, instead: None,
     ) -> None:
-        """`secret`: what no tenant knows, for the names that policies hear (policy_facts.py)."""
-        assert Tier.DRAM in rooms, "puts land in dram"
-        self.options = options
-        self.rooms = rooms
-        self.catalog = Catalog()
-        self.facts = PolicyFacts(self.catalog, secret)
-        self.story = Story(options.max_story_lines)
-        self.costs = CostModel(options.default_bandwidth_bytes_per_s, options.default_latency_s)
-        capacities = {tier: room.statistics().capacity_bytes for tier, room in rooms.items()}
-        self.choice = policies or PolicyChoice()
-        self.future = future
-        #: What learners knew that do not run now, by name: kept for when they do again (policies/learned.py).
-        self.absent_learners: dict[str, Any] = {}
-        #: Told in words when an administrator's own policy fails and another one takes its place.
-        self.on_policy_failed: Callable[[str, str], None] = lambda words, instead: None
-        chosen = self.policies = build(
-            self.choice, self.facts, self.costs, capacities, future, report=self.policy_failed
+        """The arguments are those of `CoreState`. `shared`: memory tiers that clients on this host read in
+        place; not hbm where it is a GPU's. Raises ValueError for a wrong choice of policies."""
+        core = self.core = CoreState(
+            options,
+            rooms,
+            choice=policies or PolicyChoice(),
+            future=future,
+            secret=secret,
+            shared=shared,
+            on_policy_failed=on_policy_failed,
         )
-        self.residency = Residency(self.catalog, rooms, chosen, self.story, self.facts)
-        self.copies = Copies(self.residency)
-        self.costs.queued_bytes = lambda tier: self.copies.urgent_bytes.get((tier, Tier.DRAM), 0)
-        log = rooms.get(Tier.NVME)
-        assert log is None or isinstance(log, SegmentLog)
-        self.reclaim = Reclaim(self.residency, self.copies, log, options)
-        self.pressure = Pressure(self.residency, self.copies, self.reclaim, rooms, chosen.admissions, options)
-        self.copies.on_unfit = self.pressure.archive
-        self.copies.on_spilled = self.pressure.refusals.spilled
-        self.copies.on_writing = self._count_written
-        self.reclaim.on_full = self.pressure.refusals.full
-        self.loads = Loads(self.residency, self.copies, self.pressure)
-        self.prefetching = Prefetching(
-            self.residency, self.copies, self.loads, self.costs, chosen.prefetcher, options
+        self.rooms, self.catalog, self.story, self.costs = rooms, core.catalog, core.story, core.costs
+        self.dirty = Dirty(core, is_complete=options.write != "spill")
+        self.write_budget = WriteBudget(options.daily_write_bytes)
+        self.refusals = Refusals(core)
+        residency = self.residency = Residency(core, self.dirty.note_lost)
+        self.copies = Copies(core, residency, self.refusals, self.write_budget)
+        self.reclaim = Reclaim(core, residency, self.copies, self.refusals)
+        self.pressure = Pressure(core, residency, self.copies, self.reclaim, self.refusals)
+        self.ahead = Ahead(core, self.pressure, self.dirty, self.write_budget)
+        self.loads = Loads(core, residency, self.copies, self.pressure)
+        self.prefetching = Prefetching(core, residency, self.copies, self.loads)
+        self.retention = Retention(core, residency)
+        self.leases = Leases(core, residency)
+        self.pins = Pins(core, residency)
+        self.sessions = Sessions(core, residency)
+        self.waiting = Waiting(core)
+        self.quotas = Quotas(core, self.leases, self.pins)
+        self.desk = Desk(core, self.leases, self.quotas)
+        self._answer_requests()
+        self.resizing = Resizing(core, residency, self.copies, self.pressure)
+        self.erasing = Erasing(core, self.desk, residency, self.copies)
+        self.evicting = Evicting(core, self.desk, residency, self.pressure, self.reclaim)
+        self.inspection = Inspection(
+            core, self.copies, self.leases, self.pins, self.sessions, self.prefetching, self.waiting
         )
-        self.retention = Retention(self.residency)
-        self.leases = Leases(self.residency, options)
-        self.pins = Pins(self.residency, options)
-        self.sessions = Sessions(self.residency, options)
-        self.waiting = Waiting(options.max_waiting_puts)
-        self.inspection = Inspection(self)
-        self.desk = Desk(self.residency, self.leases, self.costs, options)
-        if compression is not None:
-            self.desk.compress(compression)
-        #: Memory tiers that clients on this host read in place; not hbm where it is a GPU's.
-        self._answer_requests(tuple(tier for tier in shared if tier in rooms))
-        self.resizing = Resizing(self.residency, self.copies, self.pressure)
-        self.erasing = Erasing(self.desk, self.residency, self.copies)
-        self.evicting = Evicting(self.desk, self.residency, self.pressure, self.reclaim)
-        self.changes = Changes(self)
+        self.changes = Changes(
+            core, residency, self.pressure.victims, self.resizing, self.pins, (self.quotas, self.ahead)
+        )
         self._handlers = self._handler_table()
         self._is_half_done = False  # an event was answered, and nothing followed from it yet
         self._is_tick = False  # that event
 
-    def _answer_requests(self, shared: tuple[Tier, ...]) -> None:
+    def _answer_requests(self) -> None:
         """Make the parts that answer requests."""
-        self.reads = Reads(
-            self.desk,
-            self.residency,
-            self.leases,
-            self.loads,
-            self.pins,
-            self.sessions,
-            self.waiting,
-            self.costs,
-            self.prefetching,
-            self.retention,
-            Promotions(self.residency, self.copies, self.loads),
-            shared,
-        )
-        self.writes = Writes(
-            self.desk,
-            self.residency,
-            self.copies,
-            self.pressure,
-            self.sessions,
-            self.waiting,
-            self.costs,
-            self.retention,
-        )
+        core, desk, residency = self.core, self.desk, self.residency
+        usage = Usage(core, self.sessions, self.retention)
+        promotions = Promotions(core, self.copies, self.loads)
+        self.reads = Reads(core, desk, residency, self.loads, promotions, self.waiting, usage)
+        self.writes = Writes(core, desk, residency, self.copies, self.pressure, self.waiting, usage)
+        self.placing = Placing(core, desk, self.loads, self.pins, self.prefetching)
 
     def _handler_table(self) -> dict[type, Callable[[Any], None]]:
         """Say which part answers which event."""
@@ -170,8 +144,8 @@ class Planner:
             ev.ReleaseRequested: self.reads.release,
             ev.KeptAlive: self.reads.keep_alive,
             ev.Touched: self.reads.touched,
-            ev.PrefetchRequested: self.reads.prefetch,
-            ev.PinRequested: self.reads.pin,
+            ev.PrefetchRequested: self.placing.prefetch,
+            ev.PinRequested: self.placing.pin,
             ev.UnpinRequested: self._unpin,
             ev.ReserveRequested: self.writes.reserve,
             ev.CommitRequested: self.writes.commit,
@@ -198,23 +172,23 @@ class Planner:
         """Take in one event; return what to do, to be executed in order."""
         self._begin(event, now)
         self._finish()
-        return self.residency.take_instructions()
+        return self.core.outbox.take()
 
     def begin(self, event: ev.Event, now: float) -> list[ev.Instruction]:
         """The first half of `handle`: what callers wait for. The same two halves in the same order as there,
         for a shell that sends answers between them. The other half is `finish`, or the next event."""
         self._begin(event, now)
-        return self.residency.take_instructions()
+        return self.core.outbox.take()
 
     def finish(self) -> list[ev.Instruction]:
         """The second half of `handle`, unless it was done already: what follows for everybody else."""
         self._finish()
-        return self.residency.take_instructions()
+        return self.core.outbox.take()
 
     def _begin(self, event: ev.Event, now: float) -> None:
         if self._is_half_done:
             self._finish()
-        self.residency.now = max(self.residency.now, now)
+        self.core.now = max(self.core.now, now)
         kind = type(event)
         self._is_half_done, self._is_tick = True, kind is ev.Tick
         self._handlers[kind](event)
@@ -225,6 +199,8 @@ class Planner:
         self._is_half_done = False
         self.writes.conclude()
         self.pressure.relieve()
+        self.ahead.spill()
+        self.pressure.carry_on()
         if self.resizing.is_active:
             self.resizing.run()
         self.erasing.run()
@@ -235,7 +211,7 @@ class Planner:
             self.writes.conclude()
             is_crowded = len(self.waiting) > 0
         self.prefetching.run(is_crowded)
-        self.pressure.ahead.idle()
+        self.ahead.idle()
         self.reads.report()
 
     def lookup(self, namespace_id: int, prefix_hashes: Sequence[bytes]) -> LookupResult | ev.Refusal:
@@ -257,10 +233,10 @@ class Planner:
                 tiers.append(Tier.DRAM)
             else:
                 tier = tier_of(row)
-                if tier is None or tier in self.residency.offline:
+                if tier is None or tier in self.core.offline:
                     break
                 tiers.append(tier)
-        advice = self.costs.advise(namespace_id, tiers, now=self.residency.now)
+        advice = self.costs.advise(namespace_id, tiers, now=self.core.now)
         return LookupResult(
             len(tiers), bytes(tiers), advice.load_s, advice.recompute_s, advice.num_blocks, advice.reason
         )
@@ -284,41 +260,33 @@ class Planner:
             self.reclaim.next_deadline(),
             self.resizing.next_deadline(),
             self.evicting.next_deadline(),
-            self.pressure.ahead.next_deadline(),
-            self.residency.now if self.is_busy else None,
+            self.ahead.next_deadline(),
+            self.core.now if self.is_busy else None,
             min((client.silent_at for client in self.leases.clients.values()), default=None),
         ]
         return min((at for at in due if at is not None), default=None)
 
-    def adopt(self, recovered: "Recovered", now: float) -> int:
+    def adopt(self, recovered: Recovered, now: float) -> int:
         """Take over what the cold store found at start. Once, before any event. Returns the blocks."""
-        self.residency.now = now
+        self.core.now = now
         namespaces = [self.desk.add_namespace(identity) for identity in recovered.namespaces]
-        adopt(recovered, namespaces, self.residency)
+        adopt(recovered, namespaces, self.core)
         self.pressure.cold_quota.enforce()
         return self.catalog.num_blocks
 
     def learned(self) -> bytes:
         """Return what the policies learned, to be kept over a restart; empty when none of them learns."""
-        return pack(self.policies.shared, self.absent_learners)
+        return pack(self.core.policies.shared, self.core.absent_learners)
 
     def recall(self, data: bytes) -> dict[str, str]:
         """Take over what `learned` returned before. At start, before `adopt`. Never raises.
 
         What makes no sense here is ignored and counted; returns why, by the name of the learner.
         """
-        ignored = unpack(data, self.policies.shared, self.absent_learners)
+        ignored = unpack(data, self.core.policies.shared, self.core.absent_learners)
         if ignored:
             self.story.count("learned_ignored", len(ignored))
         return ignored
-
-    def policy_failed(self, words: str, instead: str) -> None:
-        """An administrator's own policy failed, and another one took its place."""
-        self.story.count("policies_failed")
-        self.on_policy_failed(words, instead)
-
-    def _count_written(self, num_bytes: int) -> None:
-        self.pressure.ahead.budget.wrote(num_bytes, self.residency.now)
 
     def domain_number(self, name: str) -> int:
         """Return the number that rooms and indexes know an isolation domain by."""
@@ -335,12 +303,12 @@ class Planner:
             self.residency.check_integrity,
             self.leases.check_integrity,
             self.pins.check_integrity,
-            self.desk.quotas.check_integrity,
+            self.quotas.check_integrity,
             self.sessions.check_integrity,
             self.retention.check_integrity,
             self.prefetching.check_integrity,
             self.resizing.check_integrity,
-            self.pressure.ahead.dirty.check_integrity,
+            self.dirty.check_integrity,
             self.inspection.check_books,
             *(room.check_integrity for room in self.rooms.values()),
         ]
@@ -384,15 +352,19 @@ class Planner:
 
     def _copy_finished(self, event: ev.CopyFinished) -> None:
         self.copies.finish(event.copy, event.outcomes)
+        for handle in self.copies.take_unfit():
+            row = self.catalog.row_of(handle)
+            if row != NO_ROW:
+                self.pressure.archive(row)
 
     def _segment_freed(self, event: ev.SegmentFreed) -> None:
         self.reclaim.segment_freed(event.segment)
 
     def _tier_lost(self, event: ev.TierLost) -> None:
-        offline = self.residency.offline
+        offline = self.core.offline
         (offline.add if event.offline else offline.discard)(event.tier)
         self.story.tell(
-            self.residency.now,
+            self.core.now,
             event.tier.label,
             "tier_offline" if event.offline else "tier_online",
             event.reason,
@@ -406,7 +378,7 @@ class Planner:
 
     def _edge_measured(self, event: ev.EdgeMeasured) -> None:
         if event.target is Tier.DRAM and event.source is not Tier.DRAM:
-            now = self.residency.now
+            now = self.core.now
             self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s, now)
 
     def _cold_edge_opened(self, event: ev.ColdEdgeOpened) -> None:
@@ -426,7 +398,7 @@ class Planner:
         return [ev.SealSegment(number) for number in log.take_segments_to_seal()]
 
     def _tick(self, event: ev.Tick) -> None:
-        now = self.residency.now
+        now = self.core.now
         for client in [c for c in self.leases.clients.values() if c.silent_at <= now]:
             self._client_gone(ev.ClientGone(client.id, "silent"))
         self.leases.expire(now)

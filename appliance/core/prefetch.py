@@ -23,15 +23,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...policies.base import Expected, Prefetcher, Use
-from ...policies.costs import CostModel
+from ...policies.base import Expected, Use
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
+from .audience import Listener
 from .catalog import NO_ROW
 from .copies import Copies
+from .core_state import CoreState
 from .guesses import Guesses
 from .loads import Loads
-from .options import PlannerOptions
 from .residency import Residency
 from .states import State
 
@@ -72,19 +72,15 @@ class Prefetching:
 
     def __init__(
         self,
+        core: CoreState,
         residency: Residency,
         copies: Copies,
         loads: Loads,
-        costs: CostModel,
-        prefetcher: Prefetcher | None,
-        options: PlannerOptions,
     ) -> None:
+        self._core = core
         self._residency = residency
         self._copies = copies
         self._loads = loads
-        self._costs = costs
-        self.prefetcher = prefetcher
-        self.options = options
         self._begun: dict[int, _Begun] = {}  # by row
         self._windows: list[tuple[float, int]] = []  # (end, handle)
         self._rests: deque[_Rest] = deque()
@@ -94,22 +90,22 @@ class Prefetching:
         self._allowed_at = 0.0
         self._not_before = 0.0
         self._is_crowded = False
-        residency.audience.join(Tier.DRAM, self.used, self.left)
+        core.audience.join(Listener(used=self.used, left={Tier.DRAM: self.left}))
 
     # ---------------------------------------------------------------------------------- what begins
 
     def run(self, is_crowded: bool) -> None:
         """Begin what is due, as far as the bounds allow. `is_crowded`: requests wait for room."""
-        now = self._residency.now
+        now = self._core.now
         self._is_crowded = is_crowded
-        if self.prefetcher is None and not (self._begun or self._rests or self._windows):
+        if self._core.policies.prefetcher is None and not (self._begun or self._rests or self._windows):
             return
         if self._windows and self._windows[0][0] <= now:
             self._end_windows(now)
         if is_crowded:
             if self._begun:
                 self._copies.cancel(self._on_their_way(self._begun))
-        elif now >= self._not_before and not self._copies.urgent_bytes.get(EDGE, 0):
+        elif now >= self._not_before and not self._core.urgent_bytes.get(EDGE, 0):
             due_at = self._due_at()
             if due_at is not None and due_at <= now:
                 self._begin_due(now)
@@ -123,7 +119,8 @@ class Prefetching:
     ) -> int:
         """Begin to bring blocks up into dram, parents first; what `max_bytes` cuts off follows when there is
         room for it. Returns how many were begun."""
-        residency, catalog = self._residency, self._residency.catalog
+        core = self._core
+        catalog = core.catalog
         num_blocks = num_bytes = 0
         for number, row in enumerate(expected.rows):
             if catalog.tier_of(row) is None:
@@ -139,7 +136,7 @@ class Prefetching:
                 break  # no room, and what follows is of no use without it
             coming = [f for f in coming if catalog.state[Tier.DRAM][f] != State.ABSENT]
             self._note(row, expected.until, sum(map(catalog.length_of, coming)), source)
-            residency.story.tell(residency.now, catalog.prefix_hash[row], "prefetch", expected.reason)
+            core.story.tell(core.now, catalog.prefix_hash[row], "prefetch", expected.reason)
             num_blocks, num_bytes = num_blocks + 1, num_bytes + self._begun[row].num_bytes
             if catalog.num_placed[Tier.DRAM][row] < catalog.namespace_of(row).num_groups:
                 break  # no room for all of it, and none for what follows
@@ -153,7 +150,7 @@ class Prefetching:
         `rows` are its blocks in the order in which they became its own. Not all of them: what a session
         left behind (former branches, subagents) is seldom asked for again.
         """
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         cold, row = [], rows[-1] if rows else NO_ROW
         while row != NO_ROW:
             if catalog.tier_of(row) is Tier.NVME:
@@ -161,7 +158,7 @@ class Prefetching:
             row = catalog.parent[row]
         if cold:
             cold.reverse()
-            until = self._residency.now + self.options.prefetch_window_s
+            until = self._core.now + self._core.options.prefetch_window_s
             expected = Expected(cold, until, "its session arrived")
             self._guess(expected, Urgency.QUEUED, self._room_bytes(), self._arrivals)
 
@@ -169,10 +166,8 @@ class Prefetching:
         """When a window ends, or something is due and may begin."""
         window = self._windows[0][0] if self._windows else None
         due_at = self._due_at()
-        if due_at is not None and due_at <= self._residency.now:
-            is_forbidden = (
-                self._is_crowded or self._copies.urgent_bytes.get(EDGE, 0) or not self._room_bytes()
-            )
+        if due_at is not None and due_at <= self._core.now:
+            is_forbidden = self._is_crowded or self._core.urgent_bytes.get(EDGE, 0) or not self._room_bytes()
             due_at = None if is_forbidden else self._not_before  # what forbids ends with an event or a window
         return min((at for at in (window, due_at) if at is not None), default=None)
 
@@ -182,7 +177,7 @@ class Prefetching:
         """A request uses these blocks."""
         if self._rests:
             self._serve_rests(rows)
-        awaited = self._residency.catalog.awaited
+        awaited = self._core.catalog.awaited
         if not awaited:
             return
         for row in rows:
@@ -190,13 +185,13 @@ class Prefetching:
                 continue
             begun = self._begun.get(row)
             if begun is None:
-                self._residency.story.count("prefetch_used_after_window")
+                self._core.story.count("prefetch_used_after_window")
             else:
                 self._end(row, "used" if begun.landed_bytes == begun.num_bytes else "late", begun.num_bytes)
 
     def left(self, rows: Sequence[int]) -> None:
         """These blocks left dram, or never came."""
-        awaited = self._residency.catalog.awaited
+        awaited = self._core.catalog.awaited
         if not awaited:
             return
         for row in rows:
@@ -205,7 +200,7 @@ class Prefetching:
 
     def give_up(self, rows: Iterable[int]) -> None:
         """Their session has ended: nobody is expected any more."""
-        catalog, now = self._residency.catalog, self._residency.now
+        catalog, now = self._core.catalog, self._core.now
         rows = list(rows)
         if self._rests:
             gone = {catalog.handle(row) for row in rows}
@@ -223,10 +218,10 @@ class Prefetching:
 
     def landed(self, fragment: int, cause: Cause | None) -> None:
         """The copy of one fragment ended."""
-        begun = self._begun.get(self._residency.catalog.block_of[fragment])
+        begun = self._begun.get(self._core.catalog.block_of[fragment])
         if begun is None:
             return
-        length = self._residency.catalog.length_of(fragment)
+        length = self._core.catalog.length_of(fragment)
         if cause is None:
             begun.landed_bytes += length
         else:
@@ -246,8 +241,8 @@ class Prefetching:
 
     def check_integrity(self) -> list[str]:
         """Audit: every block begun is awaited and in dram or on its way there; the books add up."""
-        catalog = self._residency.catalog
-        counters = self._residency.story.counters
+        catalog = self._core.catalog
+        counters = self._core.story.counters
         problems = []
         for row in self._begun:
             if row not in catalog.awaited or not catalog.num_placed[Tier.DRAM][row]:
@@ -273,19 +268,21 @@ class Prefetching:
 
     def _due_at(self) -> float | None:
         if self._rests:
-            return self._residency.now
-        return self.prefetcher.next_at() if self.prefetcher is not None else None
+            return self._core.now
+        return (
+            self._core.policies.prefetcher.next_at() if self._core.policies.prefetcher is not None else None
+        )
 
     def _begin_due(self, now: float) -> None:
         """Go on with what was cut, then begin what the prefetcher says; whoever arrived or said so first."""
-        rate = self.options.prefetch_bandwidth_fraction * self._costs.bandwidth_of(Tier.NVME)
+        rate = self._core.options.prefetch_bandwidth_fraction * self._core.costs.bandwidth_of(Tier.NVME)
         earned = (now - self._allowed_at) * rate
         self._allowance_bytes = min(self._allowance_bytes + earned, max(rate * BURST_S, MIN_BURST_BYTES))
         self._allowed_at = now
         self._go_on(now, is_learned=False)
         is_free = all(rest.source is self._forecasts for rest in self._rests)
-        if self.prefetcher is not None and is_free and (budget := self._budget_bytes()) >= 1:
-            for expected in self.prefetcher.due(now, int(budget)):
+        if self._core.policies.prefetcher is not None and is_free and (budget := self._budget_bytes()) >= 1:
+            for expected in self._core.policies.prefetcher.due(now, int(budget)):
                 source = self._announcements if expected.is_announced else self._forecasts
                 self._guess(expected, Urgency.WAITING, self._budget_bytes(), source)
         self._go_on(now, is_learned=True)
@@ -304,13 +301,13 @@ class Prefetching:
 
     def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: Guesses) -> None:
         """Begin with what nobody asked for, as much of it as can fit and its source is good for."""
-        catalog = self._residency.catalog
-        capacity = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
+        catalog = self._core.catalog
+        capacity = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
         pending = sum(catalog.block_bytes(row) for rest in self._rests for row in self._rows_of(rest))
-        share_bytes = self.options.max_prefetched_fraction * capacity - self.begun_bytes - pending
+        share_bytes = self._core.options.max_prefetched_fraction * capacity - self.begun_bytes - pending
         if source is self._forecasts:
-            share_bytes -= KNOWN_SHARE * self.options.max_prefetched_fraction * capacity
-        room_bytes = min(share_bytes, source.room_bytes(capacity, self._residency.now) - pending)
+            share_bytes -= KNOWN_SHARE * self._core.options.max_prefetched_fraction * capacity
+        room_bytes = min(share_bytes, source.room_bytes(capacity, self._core.now) - pending)
         num_fitting = 0
         for row in expected.rows:
             room_bytes -= catalog.block_bytes(row)
@@ -318,14 +315,14 @@ class Prefetching:
                 break
             num_fitting += 1
         if num_fitting < len(expected.rows):
-            self._residency.story.count("prefetch_unfit", len(expected.rows) - num_fitting)
+            self._core.story.count("prefetch_unfit", len(expected.rows) - num_fitting)
         if num_fitting:
             self.bring(expected._replace(rows=expected.rows[:num_fitting]), urgency, max_bytes, source)
 
     def _serve_rests(self, rows: Sequence[int]) -> None:
         """Whoever was expected is here and loads the rest of its chain itself: brought up behind its back, it
         would come too late or twice."""
-        catalog, used = self._residency.catalog, set(rows)
+        catalog, used = self._core.catalog, set(rows)
         for rest in self._rests:
             first = catalog.row_of(rest.blocks[0]) if rest.blocks else NO_ROW
             if first != NO_ROW and (first in used or catalog.parent[first] in used):
@@ -333,7 +330,7 @@ class Prefetching:
 
     def _rows_of(self, rest: _Rest) -> list[int]:
         """Return what still exists of a rest, up to the first block that does not."""
-        rows = [self._residency.catalog.row_of(block) for block in rest.blocks]
+        rows = [self._core.catalog.row_of(block) for block in rest.blocks]
         return rows[: rows.index(NO_ROW)] if NO_ROW in rows else rows
 
     def _budget_bytes(self) -> float:
@@ -341,20 +338,20 @@ class Prefetching:
 
     def _room_bytes(self) -> int:
         """Return how many bytes may be begun now; none without a share of the bandwidth."""
-        if not self.options.prefetch_bandwidth_fraction:
+        if not self._core.options.prefetch_bandwidth_fraction:
             return 0
-        in_flight = self._copies.bytes_in_flight.get(EDGE, 0)
-        capacity = self._residency.rooms[Tier.DRAM].statistics().capacity_bytes
-        limit = self.options.max_prefetched_fraction * capacity
-        return max(0, int(min(self.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes)))
+        in_flight = self._core.bytes_in_flight.get(EDGE, 0)
+        capacity = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
+        limit = self._core.options.max_prefetched_fraction * capacity
+        return max(0, int(min(self._core.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes)))
 
     def _note(self, row: int, until: float, num_bytes: int, source: Guesses | None) -> None:
         """A block was begun, or more of one that was begun before."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         begun = self._begun.get(row)
         if begun is None:
             begun = self._begun[row] = _Begun(until, 0, source)
-            self._residency.story.count("prefetch_begun")
+            self._core.story.count("prefetch_begun")
         begun.num_bytes += num_bytes
         self.begun_bytes += num_bytes
         if begun.source is not None:
@@ -364,19 +361,19 @@ class Prefetching:
             heapq.heappush(self._windows, (begun.until, catalog.handle(row)))
 
     def _end(self, row: int, outcome: str, num_bytes: int) -> None:
+        core = self._core
         begun = self._begun.pop(row)
         self.begun_bytes -= begun.num_bytes
-        residency = self._residency
         if begun.source is not None:
             used_bytes = num_bytes if outcome in ("used", "late") else 0
             wasted_bytes = num_bytes if outcome == "wasted" else 0
-            begun.source.end(begun.num_bytes, used_bytes, wasted_bytes, residency.now)
-        residency.story.tell(residency.now, residency.catalog.prefix_hash[row], f"prefetch_{outcome}")
-        residency.story.count(f"prefetch_{outcome}_bytes", num_bytes)
+            begun.source.end(begun.num_bytes, used_bytes, wasted_bytes, core.now)
+        core.story.tell(core.now, core.catalog.prefix_hash[row], f"prefetch_{outcome}")
+        core.story.count(f"prefetch_{outcome}_bytes", num_bytes)
 
     def _end_windows(self, now: float) -> None:
         """Those not used by now were wrong guesses: they go first when room is needed."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         while self._windows and self._windows[0][0] <= now:
             row = catalog.row_of(heapq.heappop(self._windows)[1])
             begun = self._begun.get(row) if row != NO_ROW else None
@@ -386,6 +383,6 @@ class Prefetching:
 
     def _on_their_way(self, rows: Iterable[int]) -> set[int]:
         """Return the fragments of these blocks that have not landed."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         arriving = catalog.state[Tier.DRAM]
         return {f for row in rows for f in catalog.fragments(row) if arriving[f] == State.ARRIVING}

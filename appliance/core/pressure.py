@@ -10,20 +10,18 @@ over is continued at the next event, or at a Tick that `is_busy` asks for.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 
 from ...policies.admission import AdmitAll
-from ...policies.base import AdmissionPolicy, Newcomer, Victim
-from ...tiers.base import Room
+from ...policies.base import Newcomer, Victim
 from ...tiers.block import NO_SESSION, Tier, Urgency
-from .ahead import Ahead
 from .catalog import NO_ROW, TIERS
 from .cold_quota import BEYOND_QUOTA, ColdQuota
 from .copies import Copies, Move
+from .core_state import CoreState
 from .encodings import AS_IT_IS
 from .exits import Exits
-from .options import PlannerOptions
 from .reclaim import Reclaim
 from .refusals import Refusals
 from .residency import INCOMPLETE, Residency
@@ -51,23 +49,20 @@ class Pressure:
 
     def __init__(
         self,
+        core: CoreState,
         residency: Residency,
         copies: Copies,
         reclaim: Reclaim,
-        rooms: Mapping[Tier, Room],
-        admissions: Mapping[Tier, AdmissionPolicy],
-        options: PlannerOptions,
+        refusals: Refusals,
     ) -> None:
+        self._core = core
         self._residency = residency
         self._copies = copies
         self._reclaim = reclaim
-        self._rooms = rooms
-        self.admissions = admissions
-        self.options = options
-        self._exits = Exits(residency)
-        self.victims = Victims(residency)
-        self.cold_quota = ColdQuota(residency, options)
-        self.ahead = Ahead(residency, self)
+        self.refusals = refusals
+        self._exits = Exits(core, residency)
+        self.victims = Victims(core, residency)
+        self.cold_quota = ColdQuota(core, residency)
         #: Handles of blocks to demote because their session ended.
         self._to_archive: deque[int] = deque()
         #: Moves of spills that are decided but not started, by (source, target, urgency).
@@ -75,7 +70,6 @@ class Pressure:
         self._spilled_bytes: defaultdict[Tier, int] = defaultdict(int)  # of them, by source
         #: By tier and domain: handle of the block that is to leave next, and waits for spills to end.
         self._next_to_spill: dict[tuple[Tier, int | None], int] = {}
-        self.refusals = Refusals(residency)
         #: Handles of blocks, by tier, that could neither leave nor be spilled in such a pause.
         self._passed_over: list[tuple[Tier, int]] = []
         #: Whether work was left over only because there was much of it.
@@ -86,7 +80,7 @@ class Pressure:
 
         After None, somebody must wait: room appears when a spill finishes or a hold ends.
         """
-        room = self._rooms[tier]
+        room = self._core.rooms[tier]
         place = room.reserve(domain, num_bytes)
         if place is not None:
             return place
@@ -115,7 +109,7 @@ class Pressure:
         """
         step, num_left = Step.NOTHING, 0
         wanted = min(num_blocks, MAX_STEPS)
-        admission = self.admissions[tier]
+        admission = self._core.policies.admissions[tier]
 
         def is_admitted(victim: Victim) -> bool:
             return admission.admits(newcomer(num_left), victim)
@@ -133,7 +127,7 @@ class Pressure:
     def shed(self, tier: Tier, num_bytes: int) -> bool:
         """Give up at least `num_bytes` of a tier, at most MAX_STEPS blocks at once. Returns whether that is
         under way or done; False: nothing can go now."""
-        room = self._rooms[tier]
+        room = self._core.rooms[tier]
         wanted = room.statistics().taken_bytes - num_bytes
         step = Step.EVICTED
         for _ in range(MAX_STEPS):
@@ -149,17 +143,20 @@ class Pressure:
         return step is not Step.NOTHING or self.spilling_bytes(tier) > 0
 
     def relieve(self) -> None:
-        """Bring every memory tier to its high watermark; spill ahead; keep cold segments free."""
+        """Bring every memory tier to its high watermark. `carry_on` must follow."""
         self.is_busy = False
-        if len(self._rooms) == 1:  # nothing has anywhere to go
+        if len(self._core.rooms) == 1:  # nothing has anywhere to go
             return
         if self._passed_over and not self.refusals.is_pausing:
             self._offer_again()
         for tier in MEMORY_TIERS:
-            if tier in self._rooms and self._lower(tier) is not None:
+            if tier in self._core.rooms and self._lower(tier) is not None:
                 self._relieve(tier)
-        if self._lower(Tier.DRAM) is not None:
-            self.ahead.spill()
+
+    def carry_on(self) -> None:
+        """Keep cold segments free, demote what was archived, start the spills that were decided."""
+        if len(self._core.rooms) == 1:
+            return
         self._reclaim.keep_free_segments()
         if self._to_archive:
             self._archive()
@@ -167,29 +164,33 @@ class Pressure:
 
     def archive(self, row: int) -> bool:
         """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
-        if Tier.NVME not in self._rooms or Tier.NVME in self._residency.offline:
+        if Tier.NVME not in self._core.rooms or Tier.NVME in self._core.offline:
             return False
-        if self._residency.catalog.tier_of(row) is None:
+        if self._core.catalog.tier_of(row) is None:
             return False
         if all(self._residency.is_covered(row, tier, (Tier.NVME,)) for tier in MEMORY_TIERS):
             return False
-        handle = self._residency.catalog.handle(row)
+        handle = self._core.catalog.handle(row)
         if not self._to_archive or self._to_archive[-1] != handle:
             self._to_archive.append(handle)
         return True
 
     def flush(self) -> int:
         """Queue the demotion of everything that is only in memory (drain). Returns the blocks queued."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         rows = [row for ns in catalog.namespaces.values() for row in ns.rows.values()]
         return sum(self.archive(row) for row in rows)
 
     # ------------------------------------------------------------------------- for what is copied ahead
 
+    def may_spill(self, tier: Tier) -> bool:
+        """Whether there is a slower tier that works and takes something now."""
+        return self._lower(tier) is not None
+
     def spilling_bytes(self, tier: Tier) -> int:
         """Return the bytes that are on their way out of a tier, or are about to be."""
         lower = self._lower(tier)
-        in_flight = self._copies.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
+        in_flight = self._core.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
         return in_flight + self._spilled_bytes[tier]
 
     def copy_down(self, row: int, source: Tier, urgency: Urgency) -> bool:
@@ -199,7 +200,7 @@ class Pressure:
 
     def is_cold_edge_busy(self) -> bool:
         """Whether anything is on its way to or from the cold store, or waits for that."""
-        in_flight = self._copies.bytes_in_flight
+        in_flight = self._core.bytes_in_flight
         return any(num_bytes and Tier.NVME in edge for edge, num_bytes in in_flight.items())
 
     @property
@@ -220,18 +221,18 @@ class Pressure:
 
     def _lower(self, tier: Tier) -> Tier | None:
         """Return the next slower tier that works, None when there is none."""
-        if len(self._rooms) == 1:
+        if len(self._core.rooms) == 1:
             return None
         for slower in TIERS[tier + 1 :]:
             is_asked = slower is not Tier.NVME or not self.refusals.is_pausing
-            if slower in self._rooms and slower not in self._residency.offline and is_asked:
+            if slower in self._core.rooms and slower not in self._core.offline and is_asked:
                 return slower
         return None
 
     def _offer_again(self) -> None:
         passed_over, self._passed_over = self._passed_over, []
         for tier, handle in passed_over:
-            row = self._residency.catalog.row_of(handle)
+            row = self._core.catalog.row_of(handle)
             if row != NO_ROW:
                 self._residency.offer(row, tier)
 
@@ -247,8 +248,9 @@ class Pressure:
 
         Returns what was achieved, and by how many blocks.
         """
+        core = self._core
         residency = self._residency
-        policy = residency.evictions[tier]
+        policy = core.policies.evictions[tier]
         lower = self._lower(tier)
         if self._waits_for_spills(tier, lower, domain):
             return Step.NOTHING, 0
@@ -258,20 +260,20 @@ class Pressure:
                 continue  # in use again; it is offered anew when that ends
             # With a slower tier below nothing is lost by coming in here: leaving is only a demotion.
             if is_admitted is not None and lower is None and not is_admitted(victim):
-                policy.offer((row,), residency.now)
+                policy.offer((row,), core.now)
                 return Step.DECLINED, 0
             reason = self._reason_to_evict(row, tier, lower)
             if reason and residency.may_leave(row, tier):
                 return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
             if lower is None:  # incomplete, with children: it goes when they have gone
                 if self.refusals.is_pausing:
-                    self._passed_over.append((tier, residency.catalog.handle(row)))
+                    self._passed_over.append((tier, core.catalog.handle(row)))
                 continue
             self._exits.flush()
             if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
                 residency.evict(row, tier, f"not worth {lower.label}", victim)
                 return Step.EVICTED, 1
-            if self.spilling_bytes(tier) < self.options.max_spill_bytes:
+            if self.spilling_bytes(tier) < self._core.options.max_spill_bytes:
                 if lower is Tier.NVME and not self.cold_quota.admits(row):
                     if residency.may_leave(row, tier):
                         residency.evict(row, tier, BEYOND_QUOTA, victim)
@@ -279,8 +281,8 @@ class Pressure:
                 elif self._spill(row, tier):
                     return Step.SPILLING, 1
             else:
-                self._next_to_spill[tier, domain] = residency.catalog.handle(row)
-            policy.offer((row,), residency.now)
+                self._next_to_spill[tier, domain] = core.catalog.handle(row)
+            policy.offer((row,), core.now)
             return Step.NOTHING, 0
         return Step.NOTHING, 0
 
@@ -291,10 +293,10 @@ class Pressure:
         handle = self._next_to_spill.get((tier, domain))
         if handle is None:
             return False
-        row = self._residency.catalog.row_of(handle)
+        row = self._core.catalog.row_of(handle)
         is_waiting = (
             lower is not None
-            and self.spilling_bytes(tier) >= self.options.max_spill_bytes
+            and self.spilling_bytes(tier) >= self._core.options.max_spill_bytes
             and row != NO_ROW
             and self._residency.is_candidate(row, tier)
             and not self._residency.is_below(row, tier)
@@ -305,27 +307,27 @@ class Pressure:
 
     def is_worth_keeping(self, row: int, lower: Tier) -> bool:
         """Whether the slower tier admits a block that would be gone otherwise."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         newcomer = Newcomer(
-            self._residency.now,
+            self._core.now,
             catalog.parent[row],
             catalog.position[row],
             num_blocks=1,
             session=0,
             urgency=catalog.urgency[row] if catalog.urgency[row] != NO_SESSION else Urgency.QUEUED,
-            prefix_hashes=(self._residency.facts.prefix_hash[row],),
+            prefix_hashes=(self._core.facts.prefix_hash[row],),
             row=row,
-            priority=catalog.retention(row, self._residency.now),
+            priority=catalog.retention(row, self._core.now),
         )
-        return self.admissions[lower].admits(newcomer, None)
+        return self._core.policies.admissions[lower].admits(newcomer, None)
 
     def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""
-        return self._exits.take(victim, tier, reason, max_blocks, self._residency.evictions[tier])
+        return self._exits.take(victim, tier, reason, max_blocks, self._core.policies.evictions[tier])
 
     def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
-        if self._residency.catalog.tier_of(row) is None:
+        if self._core.catalog.tier_of(row) is None:
             return INCOMPLETE
         if lower is None:
             return "coldest, nvme takes nothing" if self.refusals.is_pausing else "coldest, no slower tier"
@@ -335,23 +337,23 @@ class Pressure:
         self, row: int, tier: Tier, urgency: Urgency = Urgency.IDLE, target: Tier | None = None
     ) -> bool:
         """Decide the copy of a block one tier down (or to `target`). False: there is no room there."""
+        core = self._core
         lower = target if target is not None else self._lower(tier)
         assert lower is not None
         residency = self._residency
-        residency.transitions.keep(
-            row
-        )  # the segment that makes room for one half of it may hold the other half
+        core.transitions.keep(row)  # the segment that makes room for one half of it may hold the other half
         has_moves = self._decide_moves(row, tier, lower, urgency, archives=target is not None)
         residency.unkeep(row)
         if has_moves:
-            name = residency.catalog.prefix_hash[row]
-            residency.story.tell(residency.now, name, f"spill_{tier.label}")
+            name = core.catalog.prefix_hash[row]
+            core.story.tell(core.now, name, f"spill_{tier.label}")
         return has_moves
 
     def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, archives: bool) -> bool:
         """Reserve places for what `lower` has not of a block. Whether there was room for any of it."""
+        core = self._core
         residency = self._residency
-        catalog = residency.catalog
+        catalog = core.catalog
         namespace = catalog.namespace_of(row)
         has_moves = False
         for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
@@ -370,7 +372,7 @@ class Pressure:
             if place is None:
                 break
             residency.arrive(fragment, lower, place, encoding)
-            residency.transitions.hold(fragment, tier)  # until the copy is started and holds it itself
+            core.transitions.hold(fragment, tier)  # until the copy is started and holds it itself
             # Looked up each time: making room in a memory tier below may have started what was decided.
             self._spills[tier, lower, urgency].append(Move(fragment, catalog.place[tier][fragment], place))
             has_moves = True
@@ -392,8 +394,8 @@ class Pressure:
 
     def _relieve(self, tier: Tier) -> None:
         """Only where there is a slower tier. Elsewhere blocks leave when their room is needed, not before."""
-        room = self._rooms[tier]
-        high_bytes = self.options.high_watermark * room.statistics().capacity_bytes
+        room = self._core.rooms[tier]
+        high_bytes = self._core.options.high_watermark * room.statistics().capacity_bytes
         num_left = 0
         while num_left < MAX_STEPS:
             if room.statistics().taken_bytes - self.spilling_bytes(tier) <= high_bytes:
@@ -406,17 +408,17 @@ class Pressure:
         self.is_busy = True
 
     def _archive(self) -> None:
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         for _ in range(min(MAX_STEPS, len(self._to_archive))):
-            if Tier.NVME in self._residency.offline:
+            if Tier.NVME in self._core.offline:
                 return
             row = catalog.row_of(self._to_archive[0])
             # A part of it may be in hbm only; from dram it costs nobody on the device anything.
             for source in reversed(MEMORY_TIERS) if row != NO_ROW else ():
                 if self._residency.is_covered(row, source, (Tier.NVME,)):
                     continue
-                in_flight = self._copies.bytes_in_flight.get((source, Tier.NVME), 0)
-                if in_flight + self._spilled_bytes[source] >= self.options.max_spill_bytes:
+                in_flight = self._core.bytes_in_flight.get((source, Tier.NVME), 0)
+                if in_flight + self._spilled_bytes[source] >= self._core.options.max_spill_bytes:
                     return
                 is_admitted = self.cold_quota.admits(row)
                 if is_admitted and not self._spill(row, source, Urgency.ENDED, target=Tier.NVME):

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 from ...tiers.block import Tier, Urgency
 from .copies import Copies
+from .core_state import CoreState
 from .loads import Loads
-from .residency import Residency
 
 MIN_DELIVERIES = 2
 MAX_COUNTED = 1 << 16
@@ -33,20 +33,21 @@ _EDGE = (Tier.DRAM, Tier.HBM)
 class Promotions:
     """Counts deliveries on the device; promotes. Without hbm it does nothing."""
 
-    def __init__(self, residency: Residency, copies: Copies, loads: Loads) -> None:
-        self._residency = residency
+    def __init__(self, core: CoreState, copies: Copies, loads: Loads) -> None:
+        self._core = core
         self._copies = copies
         self._loads = loads
         self._counts: dict[int, tuple[int, float]] = {}  # handle -> deliveries from dram, when it was first
 
     def delivered(self, rows: Sequence[int]) -> None:
         """These blocks of one chain, its first ones first, are delivered on the device now."""
-        residency, catalog = self._residency, self._residency.catalog
+        core = self._core
+        catalog = core.catalog
         if not rows or not self._loads.hot_room.is_there:
             return
         num_groups, placed = catalog.namespace_of(rows[0]).num_groups, catalog.num_placed[Tier.HBM]
         counted = [(row, *self._count(row)) for row in rows[:MAX_CHAIN] if placed[row] < num_groups]
-        num_under_way = self._copies.bytes_in_flight.get(_EDGE, 0)
+        num_under_way = self._core.bytes_in_flight.get(_EDGE, 0)
         num_left = (MAX_BYTES - num_under_way) // catalog.namespace_of(rows[0]).block_bytes
         num_promoted = 0
         for row, count, first_at in counted[: max(0, num_left)]:
@@ -55,12 +56,12 @@ class Promotions:
             num_promoted += 1
         if num_promoted:
             self._loads.start(Urgency.WAITING, float("inf"))
-            residency.story.count("blocks_promoted_on_use", num_promoted)
+            core.story.count("blocks_promoted_on_use", num_promoted)
 
     def _count(self, row: int) -> tuple[int, float]:
         """Count one delivery of a block; return how many there were, and when the first was."""
-        handle = self._residency.catalog.handle(row)
-        count, first_at = self._counts.pop(handle, (0, self._residency.now))
+        handle = self._core.catalog.handle(row)
+        count, first_at = self._counts.pop(handle, (0, self._core.now))
         self._counts[handle] = (count + 1, first_at)
         while len(self._counts) > MAX_COUNTED:
             del self._counts[next(iter(self._counts))]
@@ -68,7 +69,7 @@ class Promotions:
 
     def _promote(self, row: int, first_at: float) -> bool:
         """Begin to bring a block up; False when that is not to be, now."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         if catalog.num_resident[Tier.DRAM][row] < catalog.namespace_of(row).num_groups:
             return False  # it is just coming from nvme; the next delivery finds it in dram
         return self._loads.hot_room.admits(row, first_at) and self._loads.promote(

@@ -8,12 +8,14 @@ block is found only when all its fragments landed.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ...policies.base import Newcomer
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW, Namespace
 from .copies import Copies, Move
+from .core_state import CoreState
 from .events import ReserveRequested
 from .fresh import FreshRun
 from .instructions import Reply
@@ -29,24 +31,31 @@ MAX_STEP_BLOCKS = 64
 NEEDED, STORED = bytes([PutOutcome.NEEDED]), bytes([PutOutcome.STORED])
 
 
+class Put(NamedTuple):
+    """A put as it arrived, with what its ids name."""
+
+    request: ReserveRequested
+    client: Client
+    namespace: Namespace
+    session: int  # its number; 0: none that is known
+    reservation_id: int
+
+
 class PutJob:
     """One put from request to reply. Implements waiting.Job."""
 
     def __init__(
         self,
-        request: ReserveRequested,
-        client: Client,
-        namespace: Namespace,
-        session: int,
-        reservation_id: int,
+        core: CoreState,
         residency: Residency,
         copies: Copies,
         pressure: Pressure,
+        put: Put,
         on_done: Callable[["PutJob"], None],
     ) -> None:
-        self.request = request
-        self.client = client
-        self.reservation_id = reservation_id
+        self.request = request = put.request
+        self.client = put.client
+        self.reservation_id = put.reservation_id
         self.is_done = False
         self.wants_turn = False
         self.is_decided = False
@@ -54,8 +63,9 @@ class PutJob:
         self.commit_calls: list[int] = []  # calls that wait for the bytes to be visible
         self.deadline_at = request.deadline_at
         self.outcomes = bytearray(len(request.prefix_hashes))
-        self.namespace = namespace
-        self.session = session  # its number; 0: none that is known
+        self.namespace = put.namespace
+        self.session = put.session
+        self._core = core
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
@@ -77,7 +87,7 @@ class PutJob:
         """Where the first block stands in its chain, told before it is decided; None without its parent."""
         if self._parent is None:
             return None
-        return self._residency.catalog.position[self._parent] + 1 if self._parent != NO_ROW else 0
+        return self._core.catalog.position[self._parent] + 1 if self._parent != NO_ROW else 0
 
     # ---------------------------------------------------------------------------------- admission
 
@@ -124,10 +134,10 @@ class PutJob:
             return self._is_declined
         end = start + num_blocks
         names = self.request.prefix_hashes[start:end]
-        run = admit_run(self._residency, namespace, start, names, self._parent, places)
+        run = admit_run(self._core, namespace, start, names, self._parent, places)
         self._fresh.append(run)
         self._kept += run.rows
-        self._residency.writers.update(dict.fromkeys(run.rows, self.reservation_id))
+        self._core.writers.update(dict.fromkeys(run.rows, self.reservation_id))
         self.outcomes[start:end] = NEEDED * num_blocks
         self.rows += run.rows
         self._parent = run.rows[-1]
@@ -137,7 +147,7 @@ class PutJob:
     def _places(self, num_blocks: int) -> list[int]:
         """Reserve places for a run of new blocks, for as many as there is or can be made room now."""
         namespace = self.namespace
-        reserve_many = self._residency.put_room.reserve_many
+        reserve_many = self._core.put_room.reserve_many
         places = reserve_many(namespace.domain, namespace.fragment_bytes, num_blocks)
         num_placed = len(places) // namespace.num_groups
         missing = num_blocks - num_placed
@@ -154,11 +164,11 @@ class PutJob:
         `num_placed`. What the last ones are says what the first ones are worth, so the policy hears of all of
         them, whatever fits in one step."""
         parent = self._parent if self._parent is not None else NO_ROW
-        position = self._residency.catalog.position[parent] + 1 if parent != NO_ROW else 0
+        position = self._core.catalog.position[parent] + 1 if parent != NO_ROW else 0
         asked = self.request.prefix_hashes[self._next :]
-        names = self._residency.facts.names(self.namespace.id, asked)
+        names = self._core.facts.names(self.namespace.id, asked)
         newcomer = Newcomer(
-            self._residency.now, parent, position, len(names), self.session, Urgency.PREFILL, names
+            self._core.now, parent, position, len(names), self.session, Urgency.PREFILL, names
         )
         if self.request.retention and num_placed < len(names):
             newcomer = newcomer._replace(priority=self._priorities(position)[self._next + num_placed])
@@ -177,7 +187,7 @@ class PutJob:
         num_declined = len(self.outcomes) - self._next
         self.outcomes[self._next :] = bytes([PutOutcome.DECLINED]) * num_declined
         self._next = len(self.outcomes)
-        self._residency.story.count("blocks_declined", num_declined)
+        self._core.story.count("blocks_declined", num_declined)
 
     def give_up(self) -> None:
         """No room came in time: the rest is refused, what has room goes on."""
@@ -186,19 +196,19 @@ class PutJob:
                 self._give_back(block)
                 self.outcomes[block] = PutOutcome.NO_ROOM
         self._next = len(self.outcomes)
-        self._residency.story.count("puts_without_room")
+        self._core.story.count("puts_without_room")
         self._decided()
 
     def _decide(self, block: int, prefix_hash: bytes) -> bool:
         """Find out what block number `block` needs and reserve it; False when there is no room yet."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         row = self.namespace.rows.get(prefix_hash, NO_ROW)
         if row == NO_ROW:
             if self._parent is None:
                 self.outcomes[block] = PutOutcome.PARENT_MISSING
                 self.rows.append(NO_ROW)
                 return True
-            row = catalog.add(self.namespace, prefix_hash, self._parent, self._residency.now)
+            row = catalog.add(self.namespace, prefix_hash, self._parent, self._core.now)
         if self.outcomes[block] == 0:
             self._keep(row)
             self._residency.adopt_child(row, self._parent)
@@ -216,8 +226,8 @@ class PutJob:
 
     def _needs(self, row: int) -> PutOutcome:
         """Whether a block is stored, being written, or needs bytes."""
-        catalog = self._residency.catalog
-        writer = self._residency.writers.get(row)
+        catalog = self._core.catalog
+        writer = self._core.writers.get(row)
         if writer == self.reservation_id or (writer is None and self._is_nowhere(row)):
             return PutOutcome.NEEDED
         outcome = PutOutcome.DEDUPLICATED
@@ -231,20 +241,21 @@ class PutJob:
         return outcome
 
     def _is_readable(self, fragment: int) -> bool:
-        tier = self._residency.catalog.fastest(fragment)
-        return tier is not None and tier not in self._residency.offline
+        tier = self._core.catalog.fastest(fragment)
+        return tier is not None and tier not in self._core.offline
 
     def _is_coming(self, fragment: int) -> bool:
         """Whether a copy is on its way into some tier, with the checksum of the bytes it carries."""
-        return any(state[fragment] == State.ARRIVING for state in self._residency.catalog.state)
+        return any(state[fragment] == State.ARRIVING for state in self._core.catalog.state)
 
     def _is_nowhere(self, row: int) -> bool:
-        hbm, dram, nvme = self._residency.catalog.num_placed
+        hbm, dram, nvme = self._core.catalog.num_placed
         return not (dram[row] or nvme[row] or hbm[row])
 
     def _reserve(self, block: int, row: int) -> bool:
+        core = self._core
         residency = self._residency
-        catalog = residency.catalog
+        catalog = core.catalog
         all_absent = self._is_nowhere(row)
         self._is_declined = False  # of this block; a run before it may have been
         domain = self.namespace.domain
@@ -255,7 +266,7 @@ class PutJob:
                 or self._is_readable(fragment)
             ):
                 continue
-            place = residency.put_room.reserve(domain, length)
+            place = core.put_room.reserve(domain, length)
             if place is None:
                 if all_absent:
                     step = self._pressure.make_room(Tier.DRAM, domain, 1, self._newcomer)
@@ -270,7 +281,7 @@ class PutJob:
             # New bytes, new checksum: that of lost ones may still be there.
             catalog.set_checksum(fragment, b"")
             self._taken.append((block, fragment))
-            residency.writers[row] = self.reservation_id
+            core.writers[row] = self.reservation_id
         return True
 
     def _find_parent(self) -> int | None:
@@ -282,7 +293,7 @@ class PutJob:
         row = self.namespace.rows.get(parent_hash, NO_ROW)
         if row == NO_ROW:
             return None
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         is_coming = catalog.num_placed[Tier.DRAM][row] == self.namespace.num_groups
         if catalog.tier_of(row) is None and not is_coming:
             return None
@@ -299,7 +310,7 @@ class PutJob:
         num_needed = self.outcomes.count(PutOutcome.NEEDED)
         reservation_id = self.reservation_id if num_needed else 0
         for call in self.reserve_calls:
-            self._residency.out.append(Reply(call, ReserveResult(reservation_id, bytes(self.outcomes))))
+            self._core.outbox.emit(Reply(call, ReserveResult(reservation_id, bytes(self.outcomes))))
         self.reserve_calls = []
 
     # -------------------------------------------------------------------------------------- bytes
@@ -331,7 +342,7 @@ class PutJob:
             self._copy_single(self._spans)
 
     def _copy_single(self, spans: Sequence[tuple[int, int]]) -> None:
-        catalog, offsets = self._residency.catalog, self.namespace.group_offsets
+        catalog, offsets = self._core.catalog, self.namespace.group_offsets
         block_of, first_fragment, place = catalog.block_of, catalog.first_fragment, catalog.place[Tier.DRAM]
         moves = [
             Move(
@@ -349,7 +360,7 @@ class PutJob:
         """The copy of one fragment ended."""
         self._num_copying -= 1
         if cause is not None:
-            row = self._residency.catalog.block_of[fragment]
+            row = self._core.catalog.block_of[fragment]
             # A block that waits for room for its other fragments is not among the decided ones yet; one for
             # which there was none has its outcome already.
             # A client that names a block twice hears of both.
@@ -401,12 +412,12 @@ class PutJob:
         self.is_done = True
         self.outcomes = self.outcomes.replace(NEEDED, STORED)
         for call in self.commit_calls:
-            self._residency.out.append(Reply(call, PutResult(bytes(self.outcomes))))
+            self._core.outbox.emit(Reply(call, PutResult(bytes(self.outcomes))))
         self._on_done(self)
 
     def let_go(self) -> None:
         """Give back what the job kept. Once, when it is done and everybody heard what became of it."""
-        writers, mine = self._residency.writers, self.reservation_id
+        writers, mine = self._core.writers, self.reservation_id
         for row in self._kept if writers else ():
             if writers.get(row) == mine:
                 del writers[row]
@@ -417,5 +428,5 @@ class PutJob:
                 self._residency.unkeep(row)
 
     def _keep(self, row: int) -> None:
-        self._residency.transitions.keep(row)
+        self._core.transitions.keep(row)
         self._kept.append(row)

@@ -11,43 +11,36 @@ Rejected: counting a tenant's bytes in use at every reservation and release. Ext
 domain, so the books of the room say it already, at no cost per block.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...tiers.base import Room
 from ...tiers.block import Tier, tenant_of
 from ...tiers.memory.shares import Share
 from ...tiers.memory.slots import SlotPool
+from .core_state import CoreState
 from .leases import Client, Leases
-from .options import PlannerOptions
 from .pins import Pins
 
 
 class Quotas:
     """Knows every tenant's quota; tells the rooms what each new domain may take."""
 
-    def __init__(self, rooms: Mapping[Tier, Room], options: PlannerOptions) -> None:
-        self._rooms = rooms
-        self._options = options
+    def __init__(self, core: CoreState, leases: Leases, pins: Pins) -> None:
+        self._core = core
+        self._leases = leases
+        self._pins = pins
         self._shares: dict[tuple[Tier, str], Share] = {}
 
-    @property
-    def options(self) -> PlannerOptions:
-        """The options in force; with others, limits change for what comes from now on."""
-        return self._options
-
-    @options.setter
-    def options(self, options: PlannerOptions) -> None:
-        self._options = options
+    def options_changed(self) -> None:
+        """Let other quotas be in force, for what comes from now on."""
         for (tier, tenant), share in self._shares.items():
-            room = self._rooms[tier]
+            room = self._core.rooms[tier]
             assert isinstance(room, SlotPool)
             share.max_extents = self._max_extents(tier, tenant, room)
 
     def introduce(self, domain: str, number: int) -> None:
         """A domain came into being: it takes part in its tenant's shares of the memory tiers."""
         tenant = tenant_of(domain)
-        for tier, room in self._rooms.items():
+        for tier, room in self._core.rooms.items():
             if isinstance(room, SlotPool):
                 share = self._shares.get((tier, tenant))
                 if share is None:
@@ -55,21 +48,21 @@ class Quotas:
                     self._shares[tier, tenant] = share
                 room.share(number, share)
 
-    def pinnable_bytes(self, client: Client, leases: Leases, pins: Pins) -> int | None:
+    def pinnable_bytes(self, client: Client) -> int | None:
         """Return how many more bytes the clients of a client's tenant may hold; None: no limit."""
         tenant = tenant_of(client.domain)
-        quota = self._options.quotas.get(tenant)
+        quota = self._core.options.quotas.get(tenant)
         if quota is None or quota.pinned_bytes is None:
             return None
-        mine = [one for one in leases.clients.values() if tenant_of(one.domain) == tenant]
+        mine = [one for one in self._leases.clients.values() if tenant_of(one.domain) == tenant]
         held = sum(one.held_bytes + one.promised_bytes for one in mine)
-        return max(0, quota.pinned_bytes - held - pins.bytes_of_tenant.get(tenant, 0))
+        return max(0, quota.pinned_bytes - held - self._pins.bytes_of_tenant.get(tenant, 0))
 
     def check_integrity(self) -> list[str]:
         """Audit: every share counts exactly the extents that its domains have."""
         problems = []
         for (tier, tenant), share in self._shares.items():
-            room = self._rooms[tier]
+            room = self._core.rooms[tier]
             assert isinstance(room, SlotPool)
             num_bound = room.num_extents_of(share)
             if num_bound != share.num_extents:
@@ -79,7 +72,7 @@ class Quotas:
         return problems
 
     def _max_extents(self, tier: Tier, tenant: str, room: SlotPool) -> int:
-        quota = self._options.quotas.get(tenant)
+        quota = self._core.options.quotas.get(tenant)
         if quota is None or tier not in quota.memory_bytes:
             return 1 << 62  # bounded by the tier
         return quota.memory_bytes[tier] // room.extent_bytes

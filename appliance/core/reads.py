@@ -1,41 +1,33 @@
-"""Requests that read: acquire, release, keep-alive, touch, prefetch, pin."""
+"""Requests that read: acquire, release, keep-alive, touch."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ...policies.base import Expected, Use
-from ...policies.costs import Advice, CostModel
-from ...tiers.block import NO_SESSION, Tier, Urgency
-from .catalog import NO_ROW, TIERS, Catalog, Namespace
+from ...policies.costs import Advice
+from ...tiers.block import Tier
+from .catalog import NO_ROW, Catalog, Namespace
+from .core_state import CoreState
 from .desk import Desk
 from .events import (
     AcquireAbandoned,
     AcquireRequested,
     KeptAlive,
-    PinRequested,
-    PrefetchRequested,
     ReleaseRequested,
     Touched,
 )
-from .gets import AcquireJob, stored_prefix
-from .leases import Client, Leases
+from .gets import AcquireJob, Found, stored_prefix
+from .leases import Client
 from .loads import Loads
-from .pins import Pins
-from .prefetch import Prefetching
 from .promotions import Promotions
 from .residency import Residency
 from .results import (
     AcquireResult,
     KeepAliveResult,
-    PinResult,
-    PrefetchResult,
     ReadyFragments,
     ReleaseResult,
 )
-from .retention import Retention
 from .rules import MEMORY_TIERS
-from .runs import touch_run
-from .sessions import Sessions
+from .usage import Usage
 from .waiting import Waiting
 
 
@@ -44,32 +36,23 @@ class Reads:
 
     def __init__(
         self,
+        core: CoreState,
         desk: Desk,
         residency: Residency,
-        leases: Leases,
         loads: Loads,
-        pins: Pins,
-        sessions: Sessions,
-        waiting: Waiting,
-        costs: CostModel,
-        prefetching: Prefetching,
-        retention: Retention,
         promotions: Promotions,
-        shared: Sequence[Tier],
+        waiting: Waiting,
+        usage: Usage,
     ) -> None:
+        self._core = core
         self._desk = desk
         self._residency = residency
-        self._leases = leases
+        self._leases = desk.leases
         self._loads = loads
-        self._pins = pins
-        self._sessions = sessions
-        self._waiting = waiting
-        self._costs = costs
-        self._prefetching = prefetching
-        self._retention = retention
         self._promotions = promotions
-        self._shared = shared  # tiers that every client on this host reads in place
-        self._memories = [tier for tier in MEMORY_TIERS if tier in residency.rooms]
+        self._waiting = waiting
+        self._usage = usage
+        self._memories = [tier for tier in MEMORY_TIERS if tier in core.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
 
     def acquire(self, event: AcquireRequested) -> None:
@@ -82,10 +65,10 @@ class Reads:
         earlier = desk.earlier(event.client, event.request_id)
         if isinstance(earlier, AcquireJob):
             self._repeat(earlier, event.call)
-        elif event.ttl_s > desk.options.lease_ttl_max_s:
-            message = f"ask for at most {desk.options.lease_ttl_max_s:g} s and keep the lease alive"
+        elif event.ttl_s > self._core.options.lease_ttl_max_s:
+            message = f"ask for at most {self._core.options.lease_ttl_max_s:g} s and keep the lease alive"
             desk.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
-        elif len(client.leases) >= desk.options.max_leases_per_client:
+        elif len(client.leases) >= self._core.options.max_leases_per_client:
             message = f"{len(client.leases)} leases held; release some"
             desk.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.1)
         else:
@@ -97,18 +80,18 @@ class Reads:
             self._jobs[call] = job
 
     def _begin(self, event: AcquireRequested, client: Client, namespace: Namespace) -> None:
-        desk, catalog = self._desk, self._residency.catalog
+        desk, catalog = self._desk, self._core.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
         num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
-        readable = self._memories if event.on_device else self._shared
+        readable = self._memories if event.on_device else self._core.shared
         rows = rows[: self._affordable(client, namespace, event.first_block, len(rows), readable)]
         chain, num_asked = rows[event.first_block :], len(event.prefix_hashes)
         used_before = catalog.last_used[chain[0]] if chain else 0.0
-        urgency = self._use(
+        urgency = self._usage.used(
             chain, event.client, event.session_id, event.urgency, num_asked, event.deadline_at
         )
-        self._retention.apply(rows, event.retention)
+        self._usage.retain(rows, event.retention)
         advice = self._advice(event, namespace, rows)
         rows = rows[: advice.num_blocks]
         if len(rows) <= event.first_block:
@@ -118,20 +101,8 @@ class Reads:
                 event.call, AcquireResult(0, len(rows), ReadyFragments(), True, 0.0, tiers, *prices)
             )
         lease = self._leases.grant(client, event.ttl_s)
-        job = AcquireJob(
-            event,
-            urgency,
-            rows,
-            num_stored,
-            advice,
-            lease,
-            self._leases,
-            self._loads,
-            self._residency,
-            readable,
-            used_before,
-            self._done,
-        )
+        found = Found(rows, num_stored, advice, lease, urgency, readable, used_before)
+        job = AcquireJob(self._core, self._residency, self._leases, self._loads, event, found, self._done)
         self._jobs[event.call] = job
         desk.remember(event.client, event.request_id, job)
         is_begun = job.advance()
@@ -141,19 +112,19 @@ class Reads:
             if self._waiting.is_full:
                 job.give_up()
             else:
-                deadline_at = min(event.deadline_at, self._residency.now + desk.options.put_wait_s)
+                deadline_at = min(event.deadline_at, self._core.now + self._core.options.put_wait_s)
                 self._waiting.add(job, urgency, deadline_at)
         return None
 
     def _advice(self, event: AcquireRequested, namespace: Namespace, rows: list[int]) -> Advice:
         """Say how many of the stored blocks are worth loading: all, unless it is certain that they are not
         and the caller did not insist."""
-        tier_of = self._residency.catalog.tier_of
+        tier_of = self._core.catalog.tier_of
         tiers = bytes([tier_of(row) or 0 for row in rows])
-        advice = self._costs.advise(namespace.id, tiers, event.first_block, self._residency.now)
+        advice = self._core.costs.advise(namespace.id, tiers, event.first_block, self._core.now)
         if event.load_anyway or not advice.is_certain or not advice.reason:
             return advice._replace(num_blocks=len(rows), reason="")
-        self._residency.story.count("blocks_not_worth_loading", len(rows) - advice.num_blocks)
+        self._core.story.count("blocks_not_worth_loading", len(rows) - advice.num_blocks)
         return advice
 
     def _affordable(
@@ -165,38 +136,14 @@ class Reads:
         readable: Sequence[Tier],
     ) -> int:
         """Return how many blocks of the prefix the client's quota of held bytes allows."""
-        rooms = self._residency.rooms
+        rooms = self._core.rooms
         capacity = sum(rooms[tier].statistics().capacity_bytes for tier in readable)
-        quota = int(self._desk.options.max_pinned_fraction * capacity)
+        quota = int(self._core.options.max_pinned_fraction * capacity)
         quota -= client.held_bytes + client.promised_bytes
-        of_tenant = self._desk.quotas.pinnable_bytes(client, self._leases, self._pins)
+        of_tenant = self._desk.quotas.pinnable_bytes(client)
         if of_tenant is not None and of_tenant < quota:
             quota = of_tenant
         return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
-
-    def _use(
-        self,
-        rows: list[int],
-        client: int,
-        session_id: str,
-        urgency: Urgency | None,
-        num_asked: int,
-        deadline_at: float = float("inf"),
-    ) -> Urgency:
-        """Note that a request uses these blocks; returns the urgency that applies."""
-        residency = self._residency
-        session = self._sessions.open(session_id, client) if session_id else None
-        if session is not None:
-            if urgency is not None:
-                self._sessions.update(session, urgency, session.deadline_at)
-            self._sessions.attach(session, rows)
-            urgency = session.urgency
-        applies = urgency if urgency is not None else Urgency.QUEUED
-        number = session.number if session is not None else 0
-        residency.audience.used(rows, Use(residency.now, number, num_asked, applies, deadline_at))
-        touch_run(residency, rows, NO_SESSION if session is None else session.urgency)
-        residency.story.count("blocks_used", len(rows))
-        return applies
 
     def _done(self, job: AcquireJob) -> None:
         for call in job.calls:
@@ -247,7 +194,7 @@ class Reads:
             if lease_id not in owned or not self._leases.release(lease_id):
                 num_unknown += 1
         if num_unknown:
-            self._residency.story.count("releases_unknown", num_unknown)
+            self._core.story.count("releases_unknown", num_unknown)
         if event.call is not None:
             self._desk.reply(event.call, ReleaseResult(num_unknown))
 
@@ -263,60 +210,14 @@ class Reads:
 
     def touched(self, event: Touched) -> None:
         """Count blocks read one-sidedly as used."""
-        namespace = self._residency.catalog.namespaces.get(event.namespace_id)
+        namespace = self._core.catalog.namespaces.get(event.namespace_id)
         client = self._desk.client(event.client)
         if namespace is None or client is None or namespace.identity.domain != client.domain:
             return
         shards = namespace.rows.shards
         rows = [row for h in event.prefix_hashes if (row := shards[h[0]].get(h, NO_ROW)) >= 0]
-        for chain in _chains(self._residency.catalog, rows):
-            self._use(chain, event.client, event.session_id, None, len(chain))
-
-    def prefetch(self, event: PrefetchRequested) -> None:
-        """Promote a stored prefix for nobody in particular."""
-        checked = self._desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
-        if checked is None:
-            return
-        rows = stored_prefix(self._residency.catalog, checked[1], event.prefix_hashes)
-        if event.target is Tier.HBM and Tier.HBM in self._residency.rooms:
-            promoted = sum(
-                self._loads.promote(row, Tier.HBM, Urgency.WAITING, event.deadline_at) for row in rows
-            )
-            self._loads.start(Urgency.WAITING, event.deadline_at)
-        else:
-            window_s = self._desk.options.prefetch_window_s
-            latest = event.deadline_at if event.deadline_at < float("inf") else self._residency.now
-            expected = Expected(rows, latest + window_s, "a client asked")
-            promoted = self._prefetching.bring(expected, Urgency.WAITING)
-        self._residency.story.count("blocks_prefetched", promoted)
-        self._desk.reply(event.call, PrefetchResult(len(rows), promoted))
-
-    def pin(self, event: PinRequested) -> None:
-        """Keep a stored prefix at or above a floor tier."""
-        desk = self._desk
-        checked = desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
-        if checked is None:
-            return None
-        namespace = checked[1]
-        if event.ttl_s > desk.options.pin_ttl_max_s:
-            message = f"ask for at most {desk.options.pin_ttl_max_s:g} s"
-            return desk.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
-        catalog = self._residency.catalog
-        rows = stored_prefix(catalog, namespace, event.prefix_hashes)
-        pinnable_bytes = self._desk.quotas.pinnable_bytes(checked[0], self._leases, self._pins)
-        if pinnable_bytes is not None and len(rows) * namespace.block_bytes > pinnable_bytes:
-            message = f"the tenant may pin {pinnable_bytes} bytes more; unpin or release some"
-            return desk.refuse(event.call, "QUOTA_EXCEEDED", message, 1.0)
-        if not self._pins.room_for(event.floor, len(rows) * namespace.block_bytes):
-            message = f"tier {event.floor.label} holds as many pinned bytes as it may; unpin or enlarge it"
-            return desk.refuse(event.call, "TIER_FULL", message, 1.0)
-        pin = self._pins.pin(rows, event.floor, event.ttl_s)
-        at_floor = TIERS[: event.floor + 1]
-        for row in rows:
-            if not any(catalog.num_resident[tier][row] == namespace.num_groups for tier in at_floor):
-                self._loads.promote(row, event.floor, Urgency.QUEUED, float("inf"))
-        self._loads.start(Urgency.QUEUED, float("inf"))
-        return desk.reply(event.call, PinResult(pin.id, len(rows)))
+        for chain in _chains(self._core.catalog, rows):
+            self._usage.used(chain, event.client, event.session_id, None, len(chain))
 
 
 def _chains(catalog: Catalog, rows: list[int]) -> list[list[int]]:

@@ -8,60 +8,91 @@ whose parent is missing is kept, unreachable, until the parent comes back or its
 """
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ...tiers.block import NO_SESSION, Tier
+from ...tiers.block import NO_SESSION, NamespaceIdentity, Tier
 from ...tiers.cold.log import SegmentLog
 from .catalog import NO_ROW, Catalog, Namespace
+from .core_state import CoreState
 from .encodings import AS_IT_IS, Encoding
-from .residency import Residency
-
-if TYPE_CHECKING:
-    from ...tiers.cold.recovery import Recovered
 
 Records = npt.NDArray[np.void]
 
 
-def adopt(recovered: "Recovered", namespaces: list[Namespace], residency: Residency) -> int:
+class RecoveredSegment(Protocol):
+    """A sealed segment as `SegmentLog.adopt` takes it over."""
+
+    number: int
+    next_page: int
+    num_live: int
+    live_bytes: int
+
+
+class Recovered(Protocol):
+    """What the cold store found at start (tiers/cold/recovery.py implements it)."""
+
+    @property
+    def namespaces(self) -> Sequence[NamespaceIdentity]:
+        """Identities, by the number that records know them by."""
+        ...
+
+    @property
+    def records(self) -> Records:
+        """(num_records,) with the fields of tiers.cold.recovery.RECORD."""
+        ...
+
+    @property
+    def segments(self) -> Sequence[RecoveredSegment]:
+        """In order of sealing."""
+        ...
+
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        """Count of what was found damaged, lost or doubled, by name."""
+        ...
+
+
+def adopt(recovered: Recovered, namespaces: list[Namespace], core: CoreState) -> int:
     """Fill an empty catalog with what the cold store found. Returns the number of blocks.
 
     `namespaces` are those of `recovered.namespaces`, in the same order.
     """
-    assert residency.catalog.num_blocks == 0, "recovery comes before the first request"
-    log = residency.rooms[Tier.NVME]
+    assert core.catalog.num_blocks == 0, "recovery comes before the first request"
+    log = core.rooms[Tier.NVME]
     assert isinstance(log, SegmentLog)
     for segment in recovered.segments:
         log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
     for index, namespace in enumerate(namespaces):
         mine = recovered.records[recovered.records["namespace_index"] == index]
-        mine = mine[_has_right_shape(mine, residency, log, namespace)]
+        mine = mine[_has_right_shape(mine, core, log, namespace)]
         if len(mine):
-            _adopt_namespace(mine, residency, namespace)
-    residency.story.count("blocks_recovered", residency.catalog.num_blocks)
+            _adopt_namespace(mine, core, namespace)
+    core.story.count("blocks_recovered", core.catalog.num_blocks)
     for reason, number in recovered.reasons.items():
-        residency.story.count(f"recovery_{reason}", number)
-    return residency.catalog.num_blocks
+        core.story.count(f"recovery_{reason}", number)
+    return core.catalog.num_blocks
 
 
 def _has_right_shape(
-    records: Records, residency: Residency, log: SegmentLog, namespace: Namespace
+    records: Records, core: CoreState, log: SegmentLog, namespace: Namespace
 ) -> npt.NDArray[np.bool_]:
     """Return which records are fragments of this namespace's geometry; the others are given back."""
     groups = np.minimum(records["group"], namespace.num_groups - 1)
     sizes = np.array(namespace.fragment_bytes, np.uint64)[groups]
     is_right: npt.NDArray[np.bool_] = (records["group"] == groups) & (records["raw_length"] == sizes)
-    is_right &= (records["codec"] == 0) | (_encodings(residency.catalog, records) != AS_IT_IS)
+    is_right &= (records["codec"] == 0) | (_encodings(core.catalog, records) != AS_IT_IS)
     for record in records[~is_right]:
         log.release(int(record["place"]), int(record["stored_length"]))
-    residency.story.count("records_of_wrong_shape", int((~is_right).sum()))
+    core.story.count("records_of_wrong_shape", int((~is_right).sum()))
     return is_right
 
 
-def _adopt_namespace(records: Records, residency: Residency, namespace: Namespace) -> None:
-    catalog = residency.catalog
+def _adopt_namespace(records: Records, core: CoreState, namespace: Namespace) -> None:
+    catalog = core.catalog
     num_groups = namespace.num_groups
     first_row, first_fragment = len(catalog.prefix_hash), len(catalog.block_of)
     row_of_record, first_record = _rows(records["prefix_hash"])
@@ -78,7 +109,7 @@ def _adopt_namespace(records: Records, residency: Residency, namespace: Namespac
     _link(catalog, first_row, parents)
     fragment_of_record = row_of_record * num_groups + records["group"]
     _extend_fragments(catalog, first_row, num_rows, num_groups, fragment_of_record, records)
-    residency.transitions.append_recovered(
+    core.transitions.append_recovered(
         namespace.id,
         parents,
         first_fragment + fragment_of_record,
@@ -86,7 +117,7 @@ def _adopt_namespace(records: Records, residency: Residency, namespace: Namespac
         _encodings(catalog, records),
         int(records["stored_length"].sum()),
     )
-    residency.story.count("blocks_recovered_without_parent", int(np.sum((parents < 0) & (positions > 0))))
+    core.story.count("blocks_recovered_without_parent", int(np.sum((parents < 0) & (positions > 0))))
 
 
 def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ...tiers.base import Cause
-from .residency import Residency
+from .core_state import CoreState
 
 MAX_REFUSALS: Final = 3  # batches in a row
 PAUSE_S: Final = 1.0
@@ -26,8 +26,8 @@ REFUSED: Final = frozenset({Cause.IO_ERROR, Cause.SHORT_TRANSFER, Cause.NO_SPACE
 class Refusals:
     """Counts what the cold store did not take."""
 
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
         self._num_in_a_row = 0
         self.ask_again_at = 0.0
         self.idle_again_at = 0.0  # no idle copy before
@@ -37,7 +37,7 @@ class Refusals:
     @property
     def is_pausing(self) -> bool:
         """Whether nothing is to be spilled now."""
-        return self._residency.now < self.ask_again_at
+        return self._core.now < self.ask_again_at
 
     def spilled(self, causes: Iterable[Cause | None]) -> None:
         """A batch from memory into the cold store ended so."""
@@ -49,7 +49,7 @@ class Refusals:
         if Cause.DOES_NOT_FIT not in found:  # that is tried again as it is, at once
             # Each failed record takes room of the log until its segment is freed: idle copies can wait.
             self._idle_pause_s = min(MAX_IDLE_PAUSE_S, max(PAUSE_S, 2 * self._idle_pause_s))
-            self.idle_again_at = self._residency.now + self._idle_pause_s
+            self.idle_again_at = self._core.now + self._idle_pause_s
         if found <= REFUSED:
             self._num_in_a_row += 1
             if self._num_in_a_row >= MAX_REFUSALS:
@@ -63,5 +63,5 @@ class Refusals:
 
     def _pause(self, counter: str) -> None:
         self.is_full = False
-        self.ask_again_at = self._residency.now + PAUSE_S
-        self._residency.story.count(counter)
+        self.ask_again_at = self._core.now + PAUSE_S
+        self._core.story.count(counter)

@@ -29,6 +29,7 @@ from ...tiers.memory.slots import SlotPool
 from ...v1.shm import extent_of
 from .catalog import NO_ROW
 from .copies import Copies, Move
+from .core_state import CoreState
 from .instructions import GiveBack
 from .pressure import Pressure
 from .residency import Residency
@@ -46,7 +47,8 @@ MAX_MOVING_BYTES = 64 << 20
 class Resizing:
     """Carries out changes of capacity, a bounded step per event. Implements copies.Owner."""
 
-    def __init__(self, residency: Residency, copies: Copies, pressure: Pressure) -> None:
+    def __init__(self, core: CoreState, residency: Residency, copies: Copies, pressure: Pressure) -> None:
+        self._core = core
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
@@ -63,19 +65,19 @@ class Resizing:
 
     def next_deadline(self) -> float | None:
         """When a pause after a failed copy ends."""
-        return self._not_before if self._to_move and self._not_before > self._residency.now else None
+        return self._not_before if self._to_move and self._not_before > self._core.now else None
 
     def landed(self, fragment: int, cause: Cause | None) -> None:
         """A fragment was moved, or not: then it is tried again later."""
         if cause is not None:
-            self._not_before = self._residency.now + PAUSE_S
+            self._not_before = self._core.now + PAUSE_S
 
     def landed_run(self, fragments: Sequence[int]) -> None:
         """Nothing to do: all went well."""
 
     def resize(self, tier: Tier, num_units: int) -> None:
         """Give a tier `num_units` extents or segments from now on; what is too many leaves step by step."""
-        room = self._residency.rooms[tier]
+        room = self._core.rooms[tier]
         if isinstance(room, SegmentLog):
             if num_units != room.num_segments:
                 room.resize(num_units)
@@ -93,24 +95,25 @@ class Resizing:
         """Go on with what is shrinking."""
         self.is_busy = False
         for tier in list(self._to_move):
-            room = self._residency.rooms[tier]
+            room = self._core.rooms[tier]
             assert isinstance(room, SlotPool)
             is_shedding = _excess(room) > 0 and self._pressure.shed(tier, _excess(room))
             # Who moved too early might be among those that have to go.
-            if self._residency.now >= self._not_before and not (is_shedding and _excess(room) > 0):
+            if self._core.now >= self._not_before and not (is_shedding and _excess(room) > 0):
                 self._move(tier, room)
             for number in room.take_gone():
-                self._residency.out.append(GiveBack(tier, number))
+                self._core.outbox.emit(GiveBack(tier, number))
             if not room.leaving:
                 del self._to_move[tier]
-        log = self._residency.rooms.get(Tier.NVME)
+        log = self._core.rooms.get(Tier.NVME)
         if isinstance(log, SegmentLog) and log.is_shrinking:
-            self._residency.out += [GiveBack(Tier.NVME, number) for number in log.take_gone()]
+            for number in log.take_gone():
+                self._core.outbox.emit(GiveBack(Tier.NVME, number))
 
     # ------------------------------------------------------------------------------------ internals
 
     def _is_log_shrinking(self) -> bool:
-        log = self._residency.rooms.get(Tier.NVME)
+        log = self._core.rooms.get(Tier.NVME)
         return isinstance(log, SegmentLog) and log.is_shrinking
 
     def _move(self, tier: Tier, room: SlotPool) -> None:
@@ -119,7 +122,7 @@ class Resizing:
         if not queue:
             queue.extend(self._inhabitants(tier, room.leaving))
         moves: list[Move] = []
-        moving_bytes = self._copies.bytes_in_flight.get((tier, tier), 0)
+        moving_bytes = self._core.bytes_in_flight.get((tier, tier), 0)
         for _ in range(min(MAX_STEPS, len(queue))):
             if moving_bytes >= MAX_MOVING_BYTES:
                 break
@@ -129,7 +132,7 @@ class Resizing:
             if move.target == NO_PLACE:
                 break  # no room for it yet; what makes some is an event
             moves.append(move)
-            moving_bytes += self._residency.catalog.length_of(move.fragment)
+            moving_bytes += self._core.catalog.length_of(move.fragment)
         if moves:
             self._copies.start(tier, tier, moves, Urgency.ENDED, owner=self)
             for move in moves:
@@ -142,7 +145,7 @@ class Resizing:
 
         The fragment of a move is held, until the copy holds it itself.
         """
-        residency, catalog = self._residency, self._residency.catalog
+        core, catalog = self._core, self._core.catalog
         handle, group = queue.popleft()
         row = catalog.row_of(handle)
         if row == NO_ROW:
@@ -163,12 +166,12 @@ class Resizing:
         if not is_there or catalog.holds[tier][fragment]:  # it was itself the coldest: gone, or being spilled
             room.release(target, length)
             return None
-        residency.transitions.hold(fragment, tier)
+        core.transitions.hold(fragment, tier)
         return Move(fragment, catalog.place[tier][fragment], target)
 
     def _inhabitants(self, tier: Tier, numbers: set[int]) -> list[tuple[int, int]]:
         """Return (block's handle, group) of every fragment that has a place in these extents."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         places = column(catalog.place[tier])
         if not len(places):
             return []
@@ -182,7 +185,7 @@ class Resizing:
 
     def check_integrity(self) -> list[str]:
         """Audit: a tier with leaving extents is being worked on."""
-        rooms = self._residency.rooms
+        rooms = self._core.rooms
         return [
             f"{tier.label}: {sorted(room.leaving)} leave, and nobody sees to it"
             for tier in MEMORY_TIERS

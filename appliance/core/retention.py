@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from ...policies.base import DEFAULT_PRIORITY
 from .catalog import NO_ROW
+from .core_state import CoreState
 from .events import RetentionHint
 from .residency import Residency
 from .rules import MEMORY_TIERS
@@ -40,7 +41,8 @@ def highest_priorities(
 class Retention:
     """Applies hints and ends them."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
         self._residency = residency
         self._ends: list[tuple[float, int]] = []  # (end of a TTL, handle); at most one entry counts per block
 
@@ -48,17 +50,17 @@ class Retention:
         """Give blocks the priority of the last hint whose range contains their first token."""
         if not hints or not rows:
             return
-        catalog, now = self._residency.catalog, self._residency.now
+        catalog, now = self._core.catalog, self._core.now
         block_tokens = catalog.block_tokens(rows[0])
         for row in rows:
             hint = hint_for(hints, catalog.position[row] * block_tokens)
             if hint is not None:
                 self._set(row, hint.priority, now + hint.ttl_s if hint.ttl_s else float("inf"))
-        self._residency.story.count("blocks_with_retention", len(rows))
+        self._core.story.count("blocks_with_retention", len(rows))
 
     def expire(self, now: float) -> None:
         """End hints whose TTL has passed."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         while self._ends and self._ends[0][0] <= now:
             row = catalog.row_of(heapq.heappop(self._ends)[1])
             if row != NO_ROW and catalog.retained.get(row, (0, float("inf")))[1] <= now:
@@ -71,7 +73,7 @@ class Retention:
 
     def check_integrity(self) -> list[str]:
         """Audit: priorities are of living blocks, in range, and end when their TTL does."""
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         ends = set(self._ends)
         problems = []
         for row, (priority, until) in catalog.retained.items():
@@ -84,7 +86,7 @@ class Retention:
         return problems
 
     def _set(self, row: int, priority: int, until: float) -> None:
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         known = catalog.retained.get(row)
         if priority == DEFAULT_PRIORITY:
             catalog.retained.pop(row, None)
@@ -98,7 +100,7 @@ class Retention:
 
     def _tidy(self) -> None:
         """Drop the ends that do not count any more when they outnumber those that do."""
-        retained, handle = self._residency.catalog.retained, self._residency.catalog.handle
+        retained, handle = self._core.catalog.retained, self._core.catalog.handle
         if len(self._ends) > 2 * len(retained) + SLACK:
             self._ends = [
                 (until, handle(row)) for row, (_, until) in retained.items() if until != float("inf")
@@ -107,5 +109,5 @@ class Retention:
 
     def _offer(self, row: int) -> None:
         for tier in MEMORY_TIERS:
-            if tier in self._residency.rooms:
+            if tier in self._core.rooms:
                 self._residency.offer(row, tier)

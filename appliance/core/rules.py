@@ -11,7 +11,8 @@ fragment: half of one may be in dram and half in the cold store (docs/decisions/
 from collections.abc import Sequence
 
 from ...tiers.block import Tier
-from .catalog import NO_ROW, TIERS, Catalog
+from .catalog import NO_ROW, TIERS
+from .core_state import CoreState
 from .states import State
 
 MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
@@ -25,17 +26,16 @@ CONTINUED = "needed by blocks that continue them"
 class Rules:
     """Who may leave where. Reads the catalog; changes nothing."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-        self.offline: set[Tier] = set()
-        #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
-        self.floors: dict[int, list[Tier]] = {}
+    def __init__(self, core: CoreState) -> None:
+        self._catalog = core.catalog
+        self._offline = core.offline
+        self._floors = core.floors
 
     def is_candidate(self, row: int, tier: Tier) -> bool:
         """Whether a block may be demoted out of a tier: invariants 3 (nobody touches it), 4 (no session
         decodes on it), the first half of 5 (no child in the same tier, nor in a faster one unless the block
         itself is there, too), and its pins."""
-        catalog = self.catalog
+        catalog = self._catalog
         if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
             return False
         if catalog.num_children_placed[tier][row] and not self.is_spare_half(row, tier):
@@ -44,7 +44,9 @@ class Rules:
             if catalog.num_children_placed[faster][row] and not self._stays_above(row, tier, faster):
                 return False
         # A floor in a slower tier does not forbid the copy that takes the block there.
-        return row not in self.floors or min(self.floors[row]) > tier or self._above_floor_without(row, tier)
+        return (
+            row not in self._floors or min(self._floors[row]) > tier or self._above_floor_without(row, tier)
+        )
 
     def may_leave(self, row: int, tier: Tier) -> bool:
         """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
@@ -52,13 +54,13 @@ class Rules:
         read whole, or is in a tier that is offline."""
         if not self.is_candidate(row, tier):
             return False
-        if row in self.floors and not self._above_floor_without(row, tier):
+        if row in self._floors and not self._above_floor_without(row, tier):
             return False
         return (
-            self.catalog.first_child[row] == NO_ROW
+            self._catalog.first_child[row] == NO_ROW
             or self.is_elsewhere(row, tier)
-            or self.catalog.tier_of(row) is None
-            or Tier.NVME in self.offline
+            or self._catalog.tier_of(row) is None
+            or Tier.NVME in self._offline
         )
 
     def why_in_store(self, row: int) -> str:
@@ -68,12 +70,12 @@ class Rules:
         Less is protected than by `may_leave`: what memory has whole may leave although a block in memory
         continues it. After a restart neither would be found.
         """
-        catalog, tier = self.catalog, Tier.NVME
+        catalog, tier = self._catalog, Tier.NVME
         if catalog.num_keepers[row]:
             return KEPT
         if catalog.num_holds[tier][row] or not catalog.num_resident[tier][row]:
             return READ
-        if row in self.floors and not self._above_floor_without(row, tier):
+        if row in self._floors and not self._above_floor_without(row, tier):
             return PINNED
         if catalog.num_children_placed[tier][row]:
             return CONTINUED
@@ -84,9 +86,9 @@ class Rules:
 
     def is_elsewhere(self, row: int, tier: Tier) -> bool:
         """Whether every fragment of a block can also be read from another tier; not all from the same."""
-        catalog = self.catalog
+        catalog = self._catalog
         num_groups = catalog.namespace_of(row).num_groups
-        others = [other for other in TIERS if other is not tier and other not in self.offline]
+        others = [other for other in TIERS if other is not tier and other not in self._offline]
         counts = [catalog.num_resident[other][row] for other in others]
         if num_groups in counts or sum(counts) < num_groups:
             return num_groups in counts
@@ -97,7 +99,7 @@ class Rules:
         of no use to what continues the block, neither now nor after a restart."""
         return (
             tier is Tier.NVME
-            and self.catalog.num_resident[tier][row] < self.catalog.namespace_of(row).num_groups
+            and self._catalog.num_resident[tier][row] < self._catalog.namespace_of(row).num_groups
             and self.is_elsewhere(row, tier)
         )
 
@@ -111,7 +113,7 @@ class Rules:
 
     def is_covered(self, row: int, tier: Tier, others: Sequence[Tier]) -> bool:
         """Whether every fragment of a block that is in `tier` is also in one of `others`."""
-        catalog, states = self.catalog, self.catalog.state[tier]
+        catalog, states = self._catalog, self._catalog.state[tier]
         num_groups = catalog.namespace_of(row).num_groups
         return any(catalog.num_resident[other][row] == num_groups for other in others) or all(
             self._is_in_any(fragment, others)
@@ -123,7 +125,7 @@ class Rules:
 
     def _above_floor_without(self, row: int, tier: Tier) -> bool:
         """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
-        floor = min(self.floors[row])
+        floor = min(self._floors[row])
         others = [other for other in TIERS[: floor + 1] if other is not tier]
         return tier > floor or self.is_covered(row, tier, others)
 
@@ -132,10 +134,10 @@ class Rules:
         Not so for what the cold store has whole: after a restart it is all there is."""
         if tier not in MEMORY_TIERS:
             return self.is_spare_half(row, tier)
-        return self.catalog.num_resident[faster][row] == self.catalog.namespace_of(row).num_groups
+        return self._catalog.num_resident[faster][row] == self._catalog.namespace_of(row).num_groups
 
     def _working_below(self, tier: Tier) -> list[Tier]:
-        return [other for other in TIERS[tier + 1 :] if other not in self.offline]
+        return [other for other in TIERS[tier + 1 :] if other not in self._offline]
 
     def _is_in_any(self, fragment: int, tiers: Sequence[Tier]) -> bool:
-        return any(self.catalog.state[tier][fragment] == State.RESIDENT for tier in tiers)
+        return any(self._catalog.state[tier][fragment] == State.RESIDENT for tier in tiers)

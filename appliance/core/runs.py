@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ...tiers.block import Tier
 from .catalog import NO_ROW, Namespace
+from .core_state import CoreState
 from .fresh import FreshRun
 from .instructions import BlockChange, Notify, PublishRun
 from .residency import STORED_IN, Residency
@@ -54,7 +55,7 @@ def _up_to_a_repetition(prefix_hashes: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def admit_run(
-    residency: Residency,
+    core: CoreState,
     namespace: Namespace,
     first_block: int,
     prefix_hashes: Sequence[bytes],
@@ -65,37 +66,37 @@ def admit_run(
 
     `places` holds one place per fragment, block by block in group order.
     """
-    catalog = residency.catalog
-    rows = catalog.add_run(namespace, prefix_hashes, parent, residency.now)
+    catalog = core.catalog
+    rows = catalog.add_run(namespace, prefix_hashes, parent, core.now)
     parent_hash = catalog.prefix_hash[parent] if parent != NO_ROW else b""
     fragments = catalog.fragments_of(rows, namespace.num_groups)
-    residency.transitions.reserve_run(rows, fragments, places)
+    core.transitions.reserve_run(rows, fragments, places)
     position = catalog.position[rows[0]]
     return FreshRun(namespace, first_block, prefix_hashes, parent_hash, position, rows, fragments, places)
 
 
-def land_run(residency: Residency, run: FreshRun, checksums: Sequence[bytes]) -> None:
+def land_run(core: CoreState, run: FreshRun, checksums: Sequence[bytes]) -> None:
     """All bytes of a run arrived in dram, with these checksums: `Residency.land` for each fragment.
 
     Nothing but the put touched the blocks so far: it has one hold on each fragment, and keeps each block.
     """
     tier = Tier.DRAM
-    residency.transitions.land_run(run.rows, run.fragments, checksums)
-    residency.out.append(PublishRun(tier, run.places, run.labels(checksums)))
-    residency.add_notice(Notify(BlockChange.STORED, run.namespace.id, tier, list(run.names)))
-    residency.story.tell_many(residency.now, run.names, STORED_IN[tier])
+    core.transitions.land_run(run.rows, run.fragments, checksums)
+    core.outbox.emit(PublishRun(tier, run.places, run.labels(checksums)))
+    core.outbox.add_notice(Notify(BlockChange.STORED, run.namespace.id, tier, list(run.names)))
+    core.story.tell_many(core.now, run.names, STORED_IN[tier])
 
 
-def refresh_run(residency: Residency, rows: Sequence[int]) -> None:
+def refresh_run(core: CoreState, rows: Sequence[int]) -> None:
     """Note that these blocks were put just now."""
-    last_used, now = residency.catalog.last_used, residency.now
+    last_used, now = core.catalog.last_used, core.now
     for row in rows:
         last_used[row] = now
 
 
-def touch_run(residency: Residency, rows: Sequence[int], urgency: int) -> None:
+def touch_run(core: CoreState, rows: Sequence[int], urgency: int) -> None:
     """Note that a request used these blocks. `urgency`: of its session, or NO_SESSION."""
-    catalog, now = residency.catalog, residency.now
+    catalog, now = core.catalog, core.now
     last_used, num_uses, urgencies = catalog.last_used, catalog.num_uses, catalog.urgency
     for row in rows:
         last_used[row] = now
@@ -105,9 +106,9 @@ def touch_run(residency: Residency, rows: Sequence[int], urgency: int) -> None:
 
 def unkeep_run(residency: Residency, rows: Sequence[int]) -> None:
     """Undo one `keep` of each row (a row may occur more than once)."""
-    free, nowhere = residency.transitions.unkeep_run(rows)
+    free, nowhere = residency.core.transitions.unkeep_run(rows)
     for row in free:
-        for tier in residency.evictions:
+        for tier in residency.core.policies.evictions:
             residency.offer(row, tier)
     for row in nowhere:
         residency.forget_if_nowhere(row)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ...policies.base import SessionChange
 from ...tiers.block import Urgency
-from .options import PlannerOptions
+from .core_state import CoreState
 from .residency import Residency
 
 NOBODY = 0  # numbers of clients start at 1
@@ -40,9 +40,10 @@ class Session:
 class Sessions:
     """All sessions. Bounded: the longest idle one is forgotten (not its blocks) to make room."""
 
-    def __init__(self, residency: Residency, options: PlannerOptions) -> None:
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
         self._residency = residency
-        self.options = options
+
         #: Longest silent first. A plain dict finds its first entry behind the holes of all who moved away.
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._next_number = 1
@@ -70,14 +71,14 @@ class Sessions:
         """
         session = self._sessions.get(session_id)
         if session is None:
-            if len(self._sessions) >= self.options.max_sessions:
+            if len(self._sessions) >= self._core.options.max_sessions:
                 self._forget_one()
             session = self._sessions[session_id] = Session(session_id, self._next_number, client)
             self._next_number += 1
-            self._residency.story.tell(self._residency.now, session_id, "session_opened")
+            self._core.story.tell(self._core.now, session_id, "session_opened")
         if session.client == NOBODY:
             session.client = client
-        session.last_active = self._residency.now
+        session.last_active = self._core.now
         self._sessions.move_to_end(session_id)  # most recently active last
         return session
 
@@ -96,32 +97,32 @@ class Sessions:
         num_decoded_tokens: int = 0,
     ) -> None:
         """Change how soon a session needs its blocks; `back_at`: it said when it will need them again."""
+        core = self._core
         session.deadline_at = deadline_at
-        residency = self._residency
         if back_at < float("inf"):
-            back_in = f"{round(back_at - residency.now, 1):g} s"
-            residency.story.tell(residency.now, session.id, "session_back_in", back_in)
+            back_in = f"{round(back_at - core.now, 1):g} s"
+            core.story.tell(core.now, session.id, "session_back_in", back_in)
         if urgency != session.urgency or back_at < float("inf") or num_decoded_tokens:
-            change = SessionChange(residency.now, session.number, urgency, back_at, num_decoded_tokens)
-            residency.audience.session_changed(change)
+            change = SessionChange(core.now, session.number, urgency, back_at, num_decoded_tokens)
+            core.audience.session_changed(change)
         if urgency == session.urgency:
             return
-        residency.story.tell(residency.now, session.id, "session_urgency", urgency.name.lower())
+        core.story.tell(core.now, session.id, "session_urgency", urgency.name.lower())
         was_decoding = session.urgency is Urgency.DECODING
         session.urgency = urgency
-        rows, urgencies = self.rows(session), residency.catalog.urgency
+        rows, urgencies = self.rows(session), core.catalog.urgency
         for row in rows:
             urgencies[row] = urgency
         if urgency is Urgency.DECODING:
             for row in rows:
-                residency.transitions.keep(row)
+                core.transitions.keep(row)
             session.kept_rows += rows
         if was_decoding:
             self._unkeep(session)
 
     def attach(self, session: Session, rows: list[int]) -> None:
         """Note that a session uses these blocks."""
-        serial = self._residency.catalog.serial
+        serial = self._core.catalog.serial
         if session.urgency is not Urgency.DECODING:
             handles = dict.fromkeys([serial[row] << 32 | row for row in rows])
             if session.blocks:
@@ -130,10 +131,10 @@ class Sessions:
                 session.blocks = handles
         else:
             for row in rows:
-                handle = self._residency.catalog.handle(row)
+                handle = self._core.catalog.handle(row)
                 if handle not in session.blocks:
                     session.blocks[handle] = None
-                    self._residency.transitions.keep(row)
+                    self._core.transitions.keep(row)
                     session.kept_rows.append(row)
         if len(session.blocks) >= session.tidy_at:  # an agent may go on for days, its blocks come and go
             session.tidy_at = max(MIN_TIDY, 2 * len(self.rows(session)))
@@ -150,12 +151,12 @@ class Sessions:
         self.update(session, Urgency.ENDED, float("inf"))
         rows = self.rows(session)
         del self._sessions[session.id]
-        self._residency.story.tell(self._residency.now, session.id, "session_ended")
+        self._core.story.tell(self._core.now, session.id, "session_ended")
         return rows
 
     def rows(self, session: Session) -> list[int]:
         """Return the rows of the session's blocks that still exist; forgets the others."""
-        serial = self._residency.catalog.serial
+        serial = self._core.catalog.serial
         # Catalog.row_of for each: long prompts have many. A row that was freed has another serial since then.
         rows = [h & 0xFFFF_FFFF for h in session.blocks if serial[h & 0xFFFF_FFFF] == h >> 32]
         if len(rows) < len(session.blocks):
@@ -172,10 +173,10 @@ class Sessions:
     def expire(self, now: float) -> None:
         """Turn sessions idle that were silent too long. Looks at the longest silent ones only, and again when
         another one may have been for too long: tens of thousands may be idle for days."""
-        if now - self._idle_until < self.options.session_idle_s:
+        if now - self._idle_until < self._core.options.session_idle_s:
             return
         for session in self._sessions.values():
-            if now - session.last_active < self.options.session_idle_s:
+            if now - session.last_active < self._core.options.session_idle_s:
                 self._idle_until = session.last_active
                 return
             if session.urgency < Urgency.IDLE:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...policies.base import Victim
 from ...tiers.block import Tier
 from .catalog import NO_ROW
+from .core_state import CoreState
 from .residency import Residency
 
 
@@ -31,7 +32,8 @@ class _Aside(NamedTuple):
 class Victims:
     """Chooses who leaves a memory tier; stands between pressure and the policies."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
         self._residency = residency
         self._aside: dict[tuple[Tier, int], list[_Aside]] = {}
         self._num_namespaces = 0  # that is_divided looked at
@@ -42,7 +44,7 @@ class Victims:
 
         Like a policy's answer it may be out of date; the caller checks.
         """
-        policy, now = self._residency.evictions[tier], self._residency.now
+        policy, now = self._core.policies.evictions[tier], self._core.now
         if not self._is_divided():
             return policy.choose(now)
         if domain is None:
@@ -66,7 +68,7 @@ class Victims:
 
     def _is_divided(self) -> bool:
         """Whether there is more than one domain. Namespaces only ever become more."""
-        namespaces = self._residency.catalog.namespaces
+        namespaces = self._core.catalog.namespaces
         if len(namespaces) != self._num_namespaces:
             self._num_namespaces = len(namespaces)
             self._domains = {namespace.domain for namespace in namespaces.values()}
@@ -76,10 +78,10 @@ class Victims:
         return [number for one, number in self._aside if one is tier]
 
     def _domain_of(self, row: int) -> int:
-        return self._residency.catalog.namespace_of(row).domain
+        return self._core.catalog.namespace_of(row).domain
 
     def _set_aside(self, tier: Tier, victim: Victim) -> None:
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         if not catalog.prefix_hash[victim.row]:
             return
         row = victim.row
@@ -90,7 +92,7 @@ class Victims:
         """Return a domain's queue with somebody in front who is still what was set aside. Who was used
         meanwhile goes back to the policy, which knows what that is worth."""
         queue = self._aside.get((tier, domain), [])
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         while queue:
             row = catalog.row_of(queue[0].handle)
             if row != NO_ROW and catalog.last_used[row] == queue[0].last_used:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...tiers.block import Urgency
+from .core_state import CoreState
 
 
 class Job(Protocol):
@@ -39,8 +40,8 @@ class _Entry:
 class Waiting:
     """The queue. `retry` is called by the planner after anything that may have freed a place."""
 
-    def __init__(self, max_jobs: int) -> None:
-        self.max_jobs = max_jobs
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
         self._heap: list[_Entry] = []
         self._order = 0
 
@@ -50,7 +51,7 @@ class Waiting:
     @property
     def is_full(self) -> bool:
         """Whether one more request must be refused with TOO_MANY_IN_FLIGHT."""
-        return len(self._heap) >= self.max_jobs
+        return len(self._heap) >= self._core.options.max_waiting_puts
 
     @property
     def wants_turn(self) -> bool:

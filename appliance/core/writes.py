@@ -2,20 +2,18 @@
 
 from operator import itemgetter
 
-from ...policies.base import Use
-from ...policies.costs import CostModel
 from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW
 from .copies import Copies
+from .core_state import CoreState
 from .desk import Desk
 from .events import AbortRequested, CommitRequested, ReserveRequested
 from .pressure import Pressure
-from .puts import STORED, PutJob
+from .puts import STORED, Put, PutJob
 from .residency import Residency
 from .results import PutOutcome, PutResult, ReserveResult
-from .retention import Retention
 from .runs import refresh_run
-from .sessions import Sessions
+from .usage import Usage
 from .waiting import Waiting
 
 _LENGTH = itemgetter(1)  # of a span
@@ -26,23 +24,21 @@ class Writes:
 
     def __init__(
         self,
+        core: CoreState,
         desk: Desk,
         residency: Residency,
         copies: Copies,
         pressure: Pressure,
-        sessions: Sessions,
         waiting: Waiting,
-        costs: CostModel,
-        retention: Retention,
+        usage: Usage,
     ) -> None:
+        self._core = core
         self._desk = desk
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
-        self._sessions = sessions
         self._waiting = waiting
-        self._costs = costs
-        self._retention = retention
+        self._usage = usage
         self._jobs: dict[int, PutJob] = {}  # unfinished puts, by reservation
         self._answered: list[PutJob] = []  # finished ones that nobody but the caller has heard of
         self._next_reservation = 1
@@ -90,7 +86,7 @@ class Writes:
 
     def _fits(self, event: CommitRequested, request: ReserveRequested, num_spans: int) -> bool:
         """Whether there is one span of one block's size per block that needs bytes."""
-        namespaces = self._residency.catalog.namespaces
+        namespaces = self._core.catalog.namespaces
         if request.namespace_id not in namespaces:
             return True  # refused for that, with better words
         block_bytes = namespaces[request.namespace_id].block_bytes
@@ -116,7 +112,7 @@ class Writes:
         """Give back reservations whose time is over."""
         for job in [job for job in self._jobs.values() if job.deadline_at <= now]:
             job.abort()
-            self._residency.story.count("reservations_expired")
+            self._core.story.count("reservations_expired")
 
     def conclude(self) -> None:
         """Let everybody else hear of the puts that were answered: sessions, policies, whoever wants room."""
@@ -150,24 +146,15 @@ class Writes:
             return None
         client, namespace = checked
         number, self._next_reservation = self._next_reservation, self._next_reservation + 1
-        session = self._sessions.get(event.session_id)
-        job = PutJob(
-            event,
-            client,
-            namespace,
-            session.number if session is not None else 0,
-            number,
-            self._residency,
-            self._copies,
-            self._pressure,
-            self._done,
-        )
-        job.deadline_at = min(event.deadline_at, self._residency.now + desk.options.reservation_ttl_s)
+        session = self._usage.session_number(event.session_id)
+        put = Put(event, client, namespace, session, number)
+        job = PutJob(self._core, self._residency, self._copies, self._pressure, put, self._done)
+        job.deadline_at = min(event.deadline_at, self._core.now + self._core.options.reservation_ttl_s)
         self._jobs[number] = job
         desk.remember(event.client, event.request_id, job)
         if event.prefill_s and job.first_position is not None:
             num_blocks = len(event.prefix_hashes)
-            self._costs.prefilled(namespace.id, job.first_position, num_blocks, event.prefill_s)
+            self._core.costs.prefilled(namespace.id, job.first_position, num_blocks, event.prefill_s)
         return job
 
     def _reserved(self, event: CommitRequested) -> PutJob | None:
@@ -183,7 +170,7 @@ class Writes:
 
     def _admit(self, job: PutJob) -> None:
         if not job.advance():
-            deadline_at = min(job.request.deadline_at, self._residency.now + self._desk.options.put_wait_s)
+            deadline_at = min(job.request.deadline_at, self._core.now + self._core.options.put_wait_s)
             self._waiting.add(job, Urgency.QUEUED, deadline_at)
 
     def _done(self, job: PutJob) -> None:
@@ -192,28 +179,20 @@ class Writes:
 
     def _tell(self, job: PutJob) -> None:
         rows = job.rows if NO_ROW not in job.rows else [row for row in job.rows if row != NO_ROW]
-        refresh_run(self._residency, rows)
-        if job.request.retention:
-            self._retention.apply(rows, job.request.retention)
+        refresh_run(self._core, rows)
+        self._usage.retain(rows, job.request.retention)
         readable = new = rows
         if job.outcomes.count(STORED) < len(rows):
             outcomes = zip(job.rows, job.outcomes, strict=False)
             new = [row for row, outcome in outcomes if outcome == PutOutcome.STORED]
             readable = self._readable(rows, job.namespace.num_groups)
-        session = None
-        if job.request.session_id and self._desk.is_open(job.client):
-            session = self._sessions.open(job.request.session_id, job.client.id)
-            self._sessions.attach(session, readable)
-            for row in new:
-                self._residency.catalog.urgency[row] = session.urgency
-        number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
-        self._residency.audience.stored(new, Use(self._residency.now, number, len(job.rows), urgency))
-        self._pressure.ahead.dirty.put(new)
+        session_id = job.request.session_id if self._desk.is_open(job.client) else ""
+        self._usage.stored(readable, new, session_id, job.client.id, len(job.rows))
         if self.is_closed:  # whoever drains had looked for what only memory holds before these were there
             for row in rows:
                 self._pressure.archive(row)
 
     def _readable(self, rows: list[int], num_groups: int) -> list[int]:
-        catalog = self._residency.catalog
+        catalog = self._core.catalog
         in_dram = catalog.num_resident[Tier.DRAM]
         return [row for row in rows if in_dram[row] == num_groups or catalog.tier_of(row) is not None]

@@ -74,10 +74,10 @@ class Daemon:
                 policies=settings.policy.choice(),
                 shared=assembly.shared_tiers,
                 secret=secrets.token_bytes(32),
+                on_policy_failed=partial(log.error, "%s; %s"),
             )
         except ValueError as problem:  # as build in policies/registry.py says
             raise StartError(f"policy: {problem}") from problem
-        self.planner.on_policy_failed = partial(log.error, "%s; %s")
         self.events = EventLog(MAX_BLOCK_EVENTS)
         self.appliance = Appliance(
             self.planner,
@@ -97,7 +97,7 @@ class Daemon:
         nvme = settings.tiers.nvme
         cold_path = nvme.path if nvme is not None else None
         self.learned = LearnedFile(cold_path, self._what_was_learned)
-        budget = self.planner.pressure.ahead.budget
+        budget = self.planner.write_budget
         self.writes = WritesFile(cold_path, budget, self.appliance.clock, time.time)
         self.writes.restore(assembly.written)
         if assembly.recovered is not None:
@@ -158,7 +158,7 @@ class Daemon:
         eyes = Eyes(
             self.service,
             self.events,
-            lambda: self.planner.choice,
+            lambda: self.planner.core.choice,
             self.counters,
             lambda: self.reload.status,
         )

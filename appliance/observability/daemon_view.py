@@ -111,10 +111,10 @@ class Eyes:
         planner = self.planner
         if Tier.NVME not in planner.rooms:
             return None
-        budget, now = planner.pressure.ahead.budget, self.clock()
+        budget, now = planner.write_budget, self.clock()
         num_blocks, num_bytes = self.census.only_in_memory()
         return {
-            "mode": planner.options.write,
+            "mode": planner.core.options.write,
             "written_bytes": budget.written(now),
             "daily_bytes": budget.daily_bytes,
             "left_bytes": budget.left_bytes(now) or 0,
@@ -166,7 +166,7 @@ class Eyes:
         return self.telemetry.check_integrity()
 
     def _look(self) -> Sample:
-        total, residency = self.telemetry.total, self.planner.residency
+        total, core = self.telemetry.total, self.planner.core
         return Sample(
             self.uptime_s(),
             total.num_asked,
@@ -174,6 +174,6 @@ class Eyes:
             total.num_missed,
             total.num_declined,
             sum(self.events.num_removed.values()),
-            {tier: residency.transitions.resident_bytes[tier] for tier in self.planner.rooms},
+            {tier: core.transitions.resident_bytes[tier] for tier in self.planner.rooms},
             {f"{edge.source}>{edge.target}": edge.num_bytes for edge in self.edges()},
         )

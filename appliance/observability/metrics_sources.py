@@ -100,7 +100,7 @@ def writes(key: str) -> Callable[[Eyes], Pairs]:
 
 
 def tier_offline(eyes: Eyes) -> Pairs:
-    return [((tier.label,), tier in eyes.planner.residency.offline) for tier in eyes.planner.rooms]
+    return [((tier.label,), tier in eyes.planner.core.offline) for tier in eyes.planner.rooms]
 
 
 def evicted(eyes: Eyes) -> Pairs:

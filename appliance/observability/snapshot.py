@@ -97,7 +97,7 @@ class Snapshots:
                 {
                     "tier": tier.label,
                     "backend": eyes.backend(tier),
-                    "is_offline": tier in eyes.planner.residency.offline,
+                    "is_offline": tier in eyes.planner.core.offline,
                     **numbers,
                     "bytes_by_urgency": census[tier],
                 }

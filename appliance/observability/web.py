@@ -74,7 +74,7 @@ async def _stream(
 
 
 def _verdict(is_well: bool, eyes: Eyes) -> Answer:
-    offline = ", ".join(sorted(tier.label for tier in eyes.planner.residency.offline))
+    offline = ", ".join(sorted(tier.label for tier in eyes.planner.core.offline))
     stalled = ", ".join(eyes.health.stalled)
     words = (
         eyes.state() + (f": {stalled}" if stalled else "") + (f"; {offline} is offline" if offline else "")

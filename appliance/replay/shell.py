@@ -6,7 +6,7 @@ the rest of its instructions are about bytes, of which there are none.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,10 @@ PROGRESS_STEP = 64
 STORED, DEDUPLICATED = bytes([ev.PutOutcome.STORED]), bytes([ev.PutOutcome.DEDUPLICATED])
 
 
+#: Gets what failed and what took its place, in words.
+PolicyFailedListener: TypeAlias = Callable[[str, str], None]
+
+
 class PolicyFailed(ValueError):
     """An administrator's own policy raised, or answered nonsense; a daemon would go on without it."""
 
@@ -34,7 +38,14 @@ class Shell:
     """Drives one planner through one trace. Raises PolicyFailed, and ValueError for policies that cannot be
     built."""
 
-    def __init__(self, trace: Trace, setup: Setup, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        setup: Setup,
+        progress: Progress | None = None,
+        on_policy_failed: PolicyFailedListener | None = None,
+    ) -> None:
+        """`on_policy_failed`: told instead of raising PolicyFailed."""
         self.trace = trace
         self.setup = setup
         self.progress = progress or (lambda _: None)
@@ -45,8 +56,13 @@ class Shell:
         # Clients send what is longer than a request may be in several; here that is one.
         longest = max(setup.options.max_blocks_per_request, int(np.diff(trace.first).max(initial=1)))
         options = replace(setup.options, max_blocks_per_request=longest)
-        self.planner = Planner(options, rooms, policies=setup.choice, future=future)
-        self.planner.on_policy_failed = _give_up
+        self.planner = Planner(
+            options,
+            rooms,
+            policies=setup.choice,
+            future=future,
+            on_policy_failed=on_policy_failed or _give_up,
+        )
         self.results: dict[int, ev.Result] = {}  # last answer per call, until somebody takes it
         self.num_refused_blocks = 0
         self.execute: dict[type, Callable[[Any], None]] = {ev.Reply: self._reply}

@@ -21,7 +21,7 @@ from ...tiers.block import Tier, Urgency
 from ..core import events as ev
 from .outcomes import Outcome, hits_by_tier, percentiles
 from .setups import Setup
-from .shell import CLIENT, PROGRESS_STEP, Progress, Shell
+from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
 from .traces import NO_BLOCK, Trace
 from .virtual import DEFAULT_SPEEDS, EdgeSpeed, VirtualClock, VirtualMover
 
@@ -42,12 +42,13 @@ class TimedShell(Shell):
         setup: Setup,
         progress: Progress | None = None,
         speeds: Mapping[str, EdgeSpeed] | None = None,
+        on_policy_failed: PolicyFailedListener | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.speeds = {**DEFAULT_SPEEDS, **(speeds or {})}
         self._waiting: dict[int, _Acquire] = {}  # by call
         self._puts: set[int] = set()  # calls
-        super().__init__(trace, setup, progress)
+        super().__init__(trace, setup, progress, on_policy_failed)
         self.mover = VirtualMover(self.clock, self.speeds, self._step)
         self.execute |= {
             ev.Copy: self.mover.start,

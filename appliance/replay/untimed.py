@@ -15,7 +15,7 @@ import numpy as np
 from ..core import events as ev
 from .outcomes import Outcome, hits_by_tier
 from .setups import Setup
-from .shell import CLIENT, PROGRESS_STEP, Progress, Shell
+from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
 from .traces import NO_BLOCK, Trace
 from .virtual import LANDED
 
@@ -26,8 +26,14 @@ MAX_TICKS = 10_000  # of one put; more is a planner that turns in circles
 class UntimedShell(Shell):
     """Runs one trace through one memory tier."""
 
-    def __init__(self, trace: Trace, setup: Setup, progress: Progress | None = None) -> None:
-        super().__init__(trace, setup, progress)
+    def __init__(
+        self,
+        trace: Trace,
+        setup: Setup,
+        progress: Progress | None = None,
+        on_policy_failed: PolicyFailedListener | None = None,
+    ) -> None:
+        super().__init__(trace, setup, progress, on_policy_failed)
         self._copies: list[ev.Copy] = []
         self.execute[ev.Copy] = self._copies.append
 

@@ -81,7 +81,7 @@ class TenantAdmin:
         cold: dict[str, int] = {}
         for namespace in self._planner.catalog.namespaces.values():
             tenant = tenant_of(namespace.identity.domain)
-            cold[tenant] = cold.get(tenant, 0) + self._planner.residency.transitions.cold_bytes[namespace.id]
+            cold[tenant] = cold.get(tenant, 0) + self._planner.core.transitions.cold_bytes[namespace.id]
         rows = []
         for tenant in sorted(self._known()):
             moved = {

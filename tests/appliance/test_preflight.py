@@ -275,7 +275,7 @@ def test_a_reload_makes_the_checks_of_the_start(tmp_path: Path) -> None:
         ) as refused:
             running.wait(reload.apply())
         assert refused.value.reason == "BAD_POLICY"
-        assert (reload.status.generation, running.daemon.planner.options.lease_ttl_s) == (1, 30)
+        assert (reload.status.generation, running.daemon.planner.core.options.lease_ttl_s) == (1, 30)
         (profiles / "broken.yaml").write_text("{")
         write(policy, {"compression": {"profiles": str(profiles)}})
         assert running.wait(reload.from_file()) is None, "SIGHUP"

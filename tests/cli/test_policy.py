@@ -98,7 +98,7 @@ def test_apply_and_show_what_is_running(
     other.write_text(policy.read_text() + "leases: {ttl: 9s}\n")
     answer = json.loads(run("policy", "apply", str(other), "--dry-run", "--json", target=target).stdout)
     assert answer["changes"] == {"leases.ttl": {"was": "30s", "becomes": "9s", "needs_restart": False}}
-    assert (answer["generation"], daemon.daemon.planner.options.lease_ttl_s) == (1, 30)
+    assert (answer["generation"], daemon.daemon.planner.core.options.lease_ttl_s) == (1, 30)
     text = run("policy", "apply", str(other), "--generation", "1", target=target).stdout
     assert "leases.ttl: 30s → 9s" in text
     assert "in force is generation 2" in text

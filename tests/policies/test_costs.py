@@ -11,8 +11,8 @@ LLAMA_8B = Geometry(32, 8, 128, 16, "float16")  # 2 MiB a block
 TIERS = {"d": Tier.DRAM, "n": Tier.NVME, "h": Tier.HBM}
 
 
-def model(speed: PrefillSpeed | None = None, bandwidth: float = 2e9) -> CostModel:
-    costs = CostModel(1e9, 1e-3)
+def model(speed: PrefillSpeed | None = None, bandwidth: float = 2e9, queued_bytes: int = 0) -> CostModel:
+    costs = CostModel(1e9, 1e-3, queued_bytes=lambda tier: queued_bytes)
     costs.add_namespace(1, LLAMA_8B)
     if speed is not None:
         costs.state_speed(1, speed)
@@ -78,8 +78,7 @@ def test_a_stated_speed_is_followed_by_measurements_slowly() -> None:
 @pytest.mark.parametrize("bandwidth", [1e8, 1e9, 3e9, 1e10])
 @pytest.mark.parametrize("speed", [PrefillSpeed(8_000.0, 2_000.0), PrefillSpeed(30_000.0, 500.0)])
 def test_advice_is_what_trying_every_length_says(bandwidth: float, speed: PrefillSpeed) -> None:
-    costs = model(speed, bandwidth)
-    costs.queued_bytes = lambda tier: 5 << 20
+    costs = model(speed, bandwidth, queued_bytes=5 << 20)
     for where in ("n" * 40, "ddnnnn", "nnnndd", "dndndn" * 5, "n", "d", "ddd" + "n" * 200):
         for first in (0, 1, len(where) // 2, len(where)):
             packed = tiers(where)

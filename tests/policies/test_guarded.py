@@ -33,8 +33,8 @@ def setup_of(capacity: str = "5%", **choice: str) -> Setup:
 def test_lru_goes_on_where_an_eviction_policy_fails(name: str) -> None:
     """All of them are lru until they fail, so that lru itself says what should come of it."""
     told: list[tuple[str, str]] = []
-    shell = UntimedShell(TRACE, setup_of(eviction=f"{MODULE}:{name}"))
-    shell.planner.on_policy_failed = lambda words, instead: told.append((words, instead))
+    setup = setup_of(eviction=f"{MODULE}:{name}")
+    shell = UntimedShell(TRACE, setup, on_policy_failed=lambda words, instead: told.append((words, instead)))
     outcome, lru = shell.run(), UntimedShell(TRACE, setup_of()).run()
     assert outcome.problems == []
     assert outcome.block_hits == lru.block_hits
@@ -50,8 +50,8 @@ def test_where_it_raised_is_said() -> None:
 
 
 def test_everything_is_admitted_where_admission_fails() -> None:
-    shell = UntimedShell(TRACE, setup_of(admission=f"{MODULE}:FailingAdmission"))
-    shell.planner.on_policy_failed = lambda words, instead: None
+    setup = setup_of(admission=f"{MODULE}:FailingAdmission")
+    shell = UntimedShell(TRACE, setup, on_policy_failed=lambda words, instead: None)
     outcome, plain = shell.run(), UntimedShell(TRACE, setup_of()).run()
     assert outcome.counters["policies_failed"] == 1
     assert outcome.block_hits == plain.block_hits
@@ -61,8 +61,8 @@ def test_everything_is_admitted_where_admission_fails() -> None:
 def test_nothing_is_prefetched_where_a_prefetcher_fails() -> None:
     sizes = {Tier.DRAM: 30 * (64 << 20), Tier.NVME: 400 * (64 << 20)}
     choice = PolicyChoice(prefetch=f"{MODULE}:ImpossiblePrefetcher", allowed_modules=(MODULE,))
-    shell = TimedShell(TRACE, Setup("own", "", choice, sizes, setup_of().options, Shape(), is_timed=True))
-    shell.planner.on_policy_failed = lambda words, instead: None
+    setup = Setup("own", "", choice, sizes, setup_of().options, Shape(), is_timed=True)
+    shell = TimedShell(TRACE, setup, on_policy_failed=lambda words, instead: None)
     outcome = shell.run()
     assert outcome.problems == []
     assert outcome.counters["policies_failed"] == 1

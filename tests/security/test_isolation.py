@@ -128,14 +128,14 @@ def test_nothing_of_another_tenant_is_found_nor_deduplicated_in_any_tier() -> No
 def what_policies_hear(shared: Shared, client: int, name: int, count: int) -> list[bytes]:
     """Let a client put a chain of acme's names; return what policies were told they are called."""
     heard: list[bytes] = []
-    tell = shared.planner.facts.names
+    tell = shared.planner.core.facts.names
 
     def told(namespace_id: int, prefix_hashes: Any) -> Any:
         found = tell(namespace_id, prefix_hashes)
         heard.extend(found)
         return found
 
-    shared.planner.facts.names = told  # type: ignore[method-assign]
+    shared.planner.core.facts.names = told  # type: ignore[method-assign]
     space, chain = shared.namespace[client], names(ACME, name, count)
     spans = [(number * BLOCK_BYTES, BLOCK_BYTES) for number in range(count)]
     shared.ask(
@@ -143,7 +143,7 @@ def what_policies_hear(shared: Shared, client: int, name: int, count: int) -> li
             call, client, "", 0, spans, ev.ReserveRequested(call, client, "", space, b"", chain, "")
         )
     )
-    shared.planner.facts.names = tell  # type: ignore[method-assign]
+    shared.planner.core.facts.names = tell  # type: ignore[method-assign]
     return heard
 
 
@@ -152,7 +152,7 @@ def test_a_policy_that_remembers_names_cannot_tell_one_tenants_from_anothers(pol
     """Blocks of acme's that left are remembered by name. When bolt puts the same prompt, no policy may take
     that for a return."""
     shared = Shared({}, policy=policy)
-    facts, catalog = shared.planner.facts, shared.planner.catalog
+    facts, catalog = shared.planner.core.facts, shared.planner.catalog
     of_acme = set(what_policies_hear(shared, ACME, 1, 2))
     of_acme |= {facts.prefix_hash[row] for row in catalog.namespaces[shared.namespace[ACME]].rows.values()}
     assert len(of_acme) == 2, "what comes and what is there has one name"

@@ -82,8 +82,9 @@ class Daemon:
             self.rooms,
             policies=config.policies,
             shared=shared,
-            compression=config.compression,
         )
+        if config.compression is not None:
+            self.planner.handle(ev.CompressionChosen(config.compression), world.now)
         self.memories = {
             tier: VirtualMemory(tier, room, contents)
             for tier, room in self.rooms.items()

@@ -88,7 +88,7 @@ def _late_hold() -> list[Patch]:
         batch = self._batches[copy]
         if batch.source is not None:
             for fragment in batch.fragments:
-                self._residency.transitions.hold(fragment, batch.source)
+                self._core.transitions.hold(fragment, batch.source)
         finish(self, copy, outcomes)
 
     return [(copies.Copies, "start", start_without), (copies.Copies, "finish", finish_with)]
@@ -100,7 +100,7 @@ def _publish_early() -> list[Patch]:
     def early(self: Any, fragment: int, tier: Tier, place: int, encoding: int = 0) -> None:
         arrive(self, fragment, tier, place, encoding)
         if tier is not Tier.NVME:
-            self.out.append(Publish(tier, place, self.catalog.label_of(fragment)))
+            self.core.outbox.emit(Publish(tier, place, self.core.catalog.label_of(fragment)))
 
     return [(residency.Residency, "arrive", early)]
 
@@ -134,7 +134,7 @@ def _release_twice() -> list[Patch]:
         held = list(lease.held) if lease is not None else []
         answer = release(self, lease_id)
         for fragment, tier in held:
-            if self._residency.catalog.holds[tier][fragment]:
+            if self._core.catalog.holds[tier][fragment]:
                 self._residency.drop(fragment, tier)
         return answer
 
@@ -157,10 +157,11 @@ def _forced_expiry() -> list[Patch]:
 
 def _condemned_is_free() -> list[Patch]:
     def at_once(self: Any, fragment: int, tier: Tier, reason: str, verb: str = "") -> None:
-        row = self.catalog.block_of[fragment]
-        if self.catalog.state[tier][fragment] == State.RESIDENT:
-            self.catalog.num_holds[tier][row] -= self.catalog.holds[tier][fragment]
-            self.catalog.holds[tier][fragment] = 0
+        catalog = self.core.catalog
+        row = catalog.block_of[fragment]
+        if catalog.state[tier][fragment] == State.RESIDENT:
+            catalog.num_holds[tier][row] -= catalog.holds[tier][fragment]
+            catalog.holds[tier][fragment] = 0
             self._evict(row, fragment, tier)
 
     return [(residency.Residency, "condemn", at_once)]
@@ -215,7 +216,7 @@ def _decide_ignoring_holds() -> Any:
     decide = reclaim.Reclaim._decide
 
     def ignoring(self: Any, row: int) -> bool:
-        column = self._residency.catalog.num_holds[Tier.NVME]
+        column = self._core.catalog.num_holds[Tier.NVME]
         held, column[row] = column[row], 0
         answer = decide(self, row)
         column[row] += held
@@ -231,14 +232,14 @@ def _forward_moves_first() -> list[Patch]:
         start(self, source, target, moves, *rest, **named)
         if source is Tier.NVME and target is Tier.NVME:
             for one in moves:
-                self._residency.catalog.place[Tier.NVME][one.fragment] = one.target
+                self._core.catalog.place[Tier.NVME][one.fragment] = one.target
 
     def late(self: Any, fragment: int, tier: Tier, place: int) -> None:
         if tier is not Tier.NVME:
             move(self, fragment, tier, place)
             return
-        self.catalog.place[Tier.NVME][fragment] = place
-        self.transitions.in_segment[extent_of(place)].append(fragment)
+        self.core.catalog.place[Tier.NVME][fragment] = place
+        self.core.transitions.in_segment[extent_of(place)].append(fragment)
         self._settle(Tier.NVME, place)
 
     return [(copies.Copies, "start", eager), (residency.Residency, "move", late)]
@@ -259,10 +260,10 @@ def _spill_reads_the_next_slot() -> list[Patch]:
 def _abort_frees_slots_being_written() -> list[Patch]:
     def give_back_all(self: Any) -> None:
         for fragment in list(self._copying):
-            room = self._residency.rooms[Tier.DRAM]
-            place = self._residency.catalog.place[Tier.DRAM][fragment]
+            room = self._core.rooms[Tier.DRAM]
+            place = self._core.catalog.place[Tier.DRAM][fragment]
             if place != NO_PLACE and room.is_taken(place):
-                room.release(place, self._residency.catalog.length_of(fragment))
+                room.release(place, self._core.catalog.length_of(fragment))
 
     def client_gone(self: Any, client_id: int) -> None:
         for job in list(self._jobs.values()):
@@ -280,10 +281,10 @@ def _timeout_frees_slots_being_written() -> list[Patch]:
     def force(self: Any, now: float) -> None:
         for job in self._jobs.values():
             for fragment in job._copying:
-                room = self._residency.rooms[Tier.DRAM]
-                place = self._residency.catalog.place[Tier.DRAM][fragment]
+                room = self._core.rooms[Tier.DRAM]
+                place = self._core.catalog.place[Tier.DRAM][fragment]
                 if place != NO_PLACE and room.is_taken(place):
-                    room.release(place, self._residency.catalog.length_of(fragment))
+                    room.release(place, self._core.catalog.length_of(fragment))
         expire(self, now)
 
     return [(writes_module.Writes, "expire", force)]
@@ -374,7 +375,7 @@ def _reported_fragments_let_go() -> list[Patch]:
 
     def all_of_them(self: Any, num_blocks: int) -> None:
         shorten(self, num_blocks)
-        behind = [self._residency.catalog.block_of[f] for f, _ in self.lease.held]
+        behind = [self._core.catalog.block_of[f] for f, _ in self.lease.held]
         keep = set(self._rows[: self._limit])
         extra = [pair for pair, row in zip(self.lease.held, behind, strict=True) if row not in keep]
         self.lease.held = [pair for pair in self.lease.held if pair not in extra]

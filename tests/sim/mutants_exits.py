@@ -10,7 +10,7 @@ Patch = tuple[Any, str, Any]
 
 def _climb(self: Any, leaf: int, limit: int, may_pass: Any) -> list[int]:
     """Return leaf and ancestors that `may_pass`; all complete and nowhere else."""
-    catalog = self._residency.catalog
+    catalog = self._core.catalog
     tier = 1  # dram: where seeds without other tiers keep everything
     rows, row = [leaf], catalog.parent[leaf]
     if any(catalog.num_placed[other][leaf] for other in (0, 2)) or catalog.first_child[leaf] != NO_ROW:

@@ -13,11 +13,11 @@ def ahead_of_demand() -> list[Patch]:
     run = prefetch.Prefetching.run
 
     def impatient(self: Any, is_crowded: bool) -> None:
-        urgent, self._copies.urgent_bytes = self._copies.urgent_bytes, {}
+        urgent, self._core.urgent_bytes = self._core.urgent_bytes, {}
         run(self, is_crowded)
-        for edge, num_bytes in self._copies.urgent_bytes.items():
+        for edge, num_bytes in self._core.urgent_bytes.items():
             urgent[edge] = urgent.get(edge, 0) + num_bytes
-        self._copies.urgent_bytes = urgent
+        self._core.urgent_bytes = urgent
 
     return [(prefetch.Prefetching, "run", impatient)]
 

@@ -15,9 +15,10 @@ def moved_and_left_behind() -> list[Patch]:
     move = residency.Residency.move
 
     def forgetful(self: Any, fragment: int, tier: Any, place: int) -> None:
-        before = len(self.out)
+        out = self.core.outbox._instructions
+        before = len(out)
         move(self, fragment, tier, place)
-        self.out[before:] = [i for i in self.out[before:] if not isinstance(i, Retract)]
+        out[before:] = [i for i in out[before:] if not isinstance(i, Retract)]
 
     return [(residency.Residency, "move", forgetful)]
 

@@ -13,7 +13,7 @@ def _without(column: str) -> list[Patch]:
     candidate = Rules.is_candidate
 
     def blind(self: Any, row: int, tier: Tier) -> bool:
-        columns = getattr(self.catalog, column)
+        columns = getattr(self._catalog, column)
         is_per_tier = column != "num_keepers"
         saved = [c[row] for c in columns] if is_per_tier else columns[row]
         if is_per_tier:
@@ -50,7 +50,7 @@ def any_part_below_is_enough() -> list[Patch]:
     """A block of which one fragment is in a slower tier counts as safe there."""
 
     def careless(self: Any, row: int, tier: Tier, others: Any) -> bool:
-        return bool(sum(self.catalog.num_resident[other][row] for other in others))
+        return bool(sum(self._catalog.num_resident[other][row] for other in others))
 
     return [(Rules, "is_covered", careless)]
 

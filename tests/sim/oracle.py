@@ -268,7 +268,7 @@ class Oracle:
         return [tier for tier in TIERS[: left + 1] if not (tier < left is Tier.DRAM and is_hot)]
 
     def _is_offline(self) -> bool:
-        return bool(self._daemon.planner.residency.offline) or self._daemon.was_offline
+        return bool(self._daemon.planner.core.offline) or self._daemon.was_offline
 
     def _check_decoding(self, namespace_id: int, prefix_hash: bytes, reason: str) -> None:
         if self._daemon.config.options.max_sessions < self._daemon.config.num_sessions * 2:
@@ -276,7 +276,8 @@ class Oracle:
         planner = self._daemon.planner
         for session_id, model in self.sessions.items():
             session = planner.sessions.get(session_id)
-            if session is None or self._world.now - session.last_active >= planner.options.session_idle_s:
+            idle_s = planner.core.options.session_idle_s
+            if session is None or self._world.now - session.last_active >= idle_s:
                 continue  # it was silent for longer than a session may be
             if model.urgency is Urgency.DECODING and (namespace_id, prefix_hash) in model.blocks:
                 raise Violation("decoding", f"session {session_id} lost {prefix_hash.hex()[:8]} ({reason})")
@@ -335,7 +336,7 @@ class Oracle:
         """Everybody is gone, every copy has ended: nothing may be left (I-14)."""
         self.audit()
         planner = self._daemon.planner
-        catalog, residency = planner.catalog, planner.residency
+        catalog, core = planner.catalog, planner.core
         left = {
             "leases": len(planner.leases),
             "copies": len(planner.copies),
@@ -349,13 +350,13 @@ class Oracle:
             "reads of segments": len(planner.copies.num_reads_of_segment),
             "holds": sum(sum(holds) for holds in catalog.holds),
             "keepers": sum(catalog.num_keepers),
-            "arriving bytes": sum(residency.transitions.arriving_bytes.values()),
-            "condemned bytes": sum(residency.transitions.condemned_bytes.values()),
-            "floors": len(residency.floors),
+            "arriving bytes": sum(core.transitions.arriving_bytes.values()),
+            "condemned bytes": sum(core.transitions.condemned_bytes.values()),
+            "floors": len(core.floors),
             "cancelled": len(planner.copies._cancelled),
             "background": len(planner.copies._background),
-            "urgent bytes": sum(planner.copies.urgent_bytes.values()),
-            "bytes in flight": sum(planner.copies.bytes_in_flight.values()),
+            "urgent bytes": sum(planner.core.urgent_bytes.values()),
+            "bytes in flight": sum(planner.core.bytes_in_flight.values()),
         }
         leaks = {name: number for name, number in left.items() if number}
         if leaks:

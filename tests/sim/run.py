@@ -169,10 +169,10 @@ class Run:
             client.is_alive = False
         if power:
             self.cold.power_cut(kept=world.random())
-        written = self.daemon.planner.pressure.ahead.budget.state()
+        written = self.daemon.planner.write_budget.state()
         self.daemon = self._daemon()
         if written is not None:  # kept beside the store, and the clock goes on
-            self.daemon.planner.pressure.ahead.budget.restore(written, written["as_of"])
+            self.daemon.planner.write_budget.restore(written, written["as_of"])
         if self.config.num_segments:
             self._adopt(certain)
         self.crowd.open(self.daemon)

@@ -41,7 +41,7 @@ class Tenants:
     def check(self, planner: Planner) -> None:
         """Compare what every domain has with its quota, counted anew from the rooms, leases and pins."""
         for domain in {namespace.identity.domain for namespace in planner.catalog.namespaces.values()}:
-            quota = planner.options.quotas.get(tenant_of(domain), Quota())
+            quota = planner.core.options.quotas.get(tenant_of(domain), Quota())
             number = planner.domain_number(domain)
             for tier, room in planner.rooms.items():
                 if isinstance(room, SlotPool):
@@ -49,7 +49,7 @@ class Tenants:
                     limit = quota.memory_bytes.get(tier, UNLIMITED) // room.extent_bytes
                     self._compare(domain, f"{tier.label} extents", found, limit)
             cold = sum(
-                planner.residency.transitions.cold_bytes[namespace.id]
+                planner.core.transitions.cold_bytes[namespace.id]
                 for namespace in planner.catalog.namespaces.values()
                 if namespace.identity.domain == domain
             )

@@ -50,8 +50,8 @@ class Writes:
 
     def before_copies(self, daemon: "Daemon", instructions: Sequence[Instruction]) -> None:
         """Look at the copies that are about to begin."""
-        options, now = daemon.planner.options, self._world.now
-        admission = daemon.planner.choice.admission_for(Tier.NVME)
+        options, now = daemon.planner.core.options, self._world.now
+        admission = daemon.planner.core.choice.admission_for(Tier.NVME)
         self._may_decline |= admission != "all" or bool(options.quotas)
         if options.daily_write_bytes is not None:
             drained = (now - self._as_of) * options.daily_write_bytes / DAY_S
@@ -75,18 +75,18 @@ class Writes:
         """Everything has come to rest: whatever may be in the cold store as well is there."""
         planner = daemon.planner
         log = planner.rooms.get(Tier.NVME)
-        if planner.options.write == "spill" or not isinstance(log, SegmentLog) or self._may_decline:
+        if planner.core.options.write == "spill" or not isinstance(log, SegmentLog) or self._may_decline:
             return
-        is_usable = Tier.NVME not in planner.residency.offline and not daemon.config.rates["no_place"]
-        if not is_usable or planner.residency.now < planner.pressure.refusals.ask_again_at:
+        is_usable = Tier.NVME not in planner.core.offline and not daemon.config.rates["no_place"]
+        if not is_usable or planner.core.now < planner.refusals.ask_again_at:
             return
-        budget = planner.options.daily_write_bytes
+        budget = planner.core.options.daily_write_bytes
         catalog = planner.catalog
         for namespace in catalog.namespaces.values():
             most_bytes = sum(map(record_bytes, namespace.fragment_bytes))
             if budget is not None and budget < most_bytes:
                 continue
-            if not log.has_free_room(most_bytes, planner.options.min_free_segments):
+            if not log.has_free_room(most_bytes, planner.core.options.min_free_segments):
                 continue
             if planner.rooms[Tier.DRAM].statistics().taken_bytes >= log.num_segments * log.segment_bytes / 2:
                 continue  # as much as that may be in both

@@ -237,7 +237,7 @@ def test_what_admission_declines_is_not_written() -> None:
         land_puts(rig)
     rest(rig)
     assert 0 < num_written(rig) < 40
-    assert len(rig.planner.pressure.ahead.dirty) == 0
+    assert len(rig.planner.dirty) == 0
 
 
 def test_a_tenant_at_its_quota_gives_up_nothing_for_an_idle_copy() -> None:
@@ -259,7 +259,7 @@ def test_the_mode_changes_while_everything_goes_on() -> None:
     land_puts(rig)
     rest(rig)
     options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
-    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
     rest(rig)
     assert where(rig, "a", 4) == [{"dram", "nvme"}] * 4
 
@@ -276,7 +276,7 @@ def test_what_nobody_waited_for_before_the_mode_changed_is_copied_then() -> None
         rest(rig, 0.001)
     assert where(rig, "oldest", 1) == [{"dram"}]
     options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
-    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
     rest(rig)
     assert where(rig, "oldest", 1) == [{"dram", "nvme"}]
 
@@ -285,7 +285,7 @@ def test_without_a_cold_store_the_mode_means_nothing() -> None:
     rig = Rig(nvme_blocks=0, write="spill")
     rig.put(hashes("a", 4))
     options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
-    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
     rest(rig)
     assert where(rig, "a", 4) == [{"dram"}] * 4
 
@@ -299,7 +299,7 @@ def test_the_line_stays_bounded_and_keeps_what_is_dirty() -> None:
     for number in range(60):
         rig.start_put(hashes(str(number), 1))
         rest(rig, 0.001)
-    ahead = rig.planner.pressure.ahead
+    ahead = rig.planner.ahead
     assert len(ahead.dirty.puts) <= 15
     assert rig.planner.catalog.find(rig.namespace_id, hashes("oldest", 1)[0]) in ahead.dirty.puts.rows()
 
@@ -329,7 +329,7 @@ def test_spills_count_and_do_not_wait() -> None:
         assert rig.put(hashes(name, 4)) == [STORED] * 4
     rest(rig)
     assert num_written(rig) >= 8
-    assert rig.planner.pressure.ahead.budget.left_bytes(rig.now) == 0
+    assert rig.planner.write_budget.left_bytes(rig.now) == 0
 
 
 def test_a_higher_budget_takes_effect_at_once_less_what_was_written() -> None:
@@ -340,7 +340,7 @@ def test_a_higher_budget_takes_effect_at_once_less_what_was_written() -> None:
     options = PlannerOptions(
         high_watermark=1.0, low_watermark=1.0, write="idle", daily_write_bytes=4 * BLOCK_BYTES
     )
-    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
     rest(rig)
     assert num_written(rig) == 4
 
@@ -364,7 +364,7 @@ def test_through_does_not_wait_for_the_budget_or_the_device() -> None:
         rig.start_put(hashes(str(number), 1))
         land_puts(rig)
     assert num_written(rig) == 6
-    assert rig.planner.pressure.ahead.budget.is_overdrawn(rig.now)
+    assert rig.planner.write_budget.is_overdrawn(rig.now)
     rig.settle()
 
 
@@ -376,7 +376,7 @@ def test_through_begins_a_bounded_number_in_one_step() -> None:
         rig.tick()
         land_puts(rig)
     options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="through")
-    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
     assert num_written(rig) == 64
     assert rig.planner.is_busy
     while rig.planner.is_busy:
@@ -390,7 +390,7 @@ def test_a_put_that_was_retried_under_lower_limits_is_answered_like_the_first_ti
     rig = rig_of()
     first = rig.start_put(hashes("a", 4), request_id="r")
     options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, max_blocks_per_request=2)
-    rig.do(ev.PolicyChanged(options, rig.planner.choice, {}))
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
     second = rig.start_put(hashes("a", 4), request_id="r")
     assert second not in rig.answers
     land_puts(rig)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvtier.appliance.core import events as ev
 from kvtier.policies.registry import PolicyChoice
-from kvtier.tiers.block import Tier
+from kvtier.tiers.block import Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import extent_of
@@ -33,8 +33,8 @@ class ResizableRig(Rig):
     def change(self, policies: PolicyChoice | None = None, **named: object) -> None:
         """Change what is named: options, or the number of units as `dram` and `nvme`."""
         sizes = {tier: named.pop(tier.label) for tier in (Tier.DRAM, Tier.NVME) if tier.label in named}
-        options = replace(self.planner.options, **named)  # type: ignore[arg-type]
-        change = ev.PolicyChanged(options, policies or self.planner.choice, sizes)  # type: ignore[arg-type]
+        options = replace(self.planner.core.options, **named)  # type: ignore[arg-type]
+        change = ev.PolicyChanged(options, policies or self.planner.core.choice, sizes)  # type: ignore[arg-type]
         assert self.planner.changes.objections(change) == []
         self.do(change)
 
@@ -53,14 +53,29 @@ class ResizableRig(Rig):
         return {extent_of(catalog.place[Tier.DRAM][f]) for row in rows for f in catalog.fragments(row)}
 
 
+class Waiter:
+    """A request that waits until it is given up."""
+
+    is_done = False
+    wants_turn = False
+
+    def advance(self) -> bool:
+        return False
+
+    def give_up(self) -> None:
+        self.is_done = True
+
+
 def test_options_reach_every_part() -> None:
     rig = ResizableRig(2)
     planner = rig.planner
     rig.change(lease_ttl_s=1.5, max_waiting_puts=3, max_story_lines=7)
-    parts = (planner.desk, planner.leases, planner.pins, planner.sessions, planner.reclaim, planner.pressure)
-    parts += (planner.prefetching,)  # type: ignore[assignment]
-    assert all(part.options is planner.options for part in parts)
-    assert (planner.options.lease_ttl_s, planner.waiting.max_jobs) == (1.5, 3)
+    assert planner.core.options.lease_ttl_s == 1.5
+    assert planner.leases.grant(planner.leases.clients[CLIENT], 0.0).deadline_at == rig.now + 1.5
+    assert not planner.waiting.is_full
+    for _ in range(3):
+        planner.waiting.add(Waiter(), Urgency.QUEUED, 1.0)
+    assert planner.waiting.is_full
     for number in range(20):
         planner.story.tell(0.0, "s", f"line {number}")
     assert len(planner.story.of("s")) == 7
@@ -80,50 +95,49 @@ def test_a_new_policy_sees_what_is_stored_least_recently_used_first() -> None:
     rig.change(PolicyChoice(eviction="lru"))
     rig.change(PolicyChoice(eviction="sieve"))
     rig.change(PolicyChoice(eviction="lru"))
-    assert len(rig.planner.residency.evictions[Tier.DRAM]) == 4
+    assert len(rig.planner.core.policies.evictions[Tier.DRAM]) == 4
     rig.put(hashes("e", 1))
     assert [rig.is_stored(chain) for chain in chains] == [True, False, True, True], "b was the coldest"
 
 
 def test_what_was_learned_stays_where_the_algorithm_does() -> None:
     rig = ResizableRig(2, policies=PolicyChoice(eviction="urgency", admission="urgency", prefetch="turns"))
-    policies = rig.planner.policies
+    policies = rig.planner.core.policies
     forecast, eviction = policies.shared["forecast"], policies.evictions[Tier.DRAM]
     rig.change(PolicyChoice(eviction="urgency", admission="all", prefetch="turns"))
-    now = rig.planner.policies
+    now = rig.planner.core.policies
     assert (now.shared["forecast"], now.evictions[Tier.DRAM]) == (forecast, eviction)
     assert now.prefetcher is policies.prefetcher
     assert forecast in now.observers
     assert eviction.inner in now.observers
     rig.change(PolicyChoice(eviction="urgency", options={"urgency": {"objective": "seconds"}}))
-    later = rig.planner.policies
+    later = rig.planner.core.policies
     assert later.evictions[Tier.DRAM] is not eviction, "it has other options"
     assert later.shared["forecast"] is forecast, "who returns when is the same whatever it is worth"
     assert later.prefetcher is None
     rig.change(PolicyChoice(eviction="lru"))
-    assert "forecast" not in rig.planner.policies.shared, "nobody wants to know any more"
-    assert not {forecast, eviction} & set(map(id, rig.planner.policies.observers))
+    assert "forecast" not in rig.planner.core.policies.shared, "nobody wants to know any more"
+    assert not {forecast, eviction} & set(map(id, rig.planner.core.policies.observers))
 
 
 def test_who_is_away_for_a_while_finds_what_it_had_learned() -> None:
     rig = ResizableRig(2, policies=PolicyChoice(eviction="urgency"))
     for number in range(200):
         rig.put(hashes(f"c{number}", 1))
-    learned = rig.planner.policies.shared["forecast"].dump()
+    learned = rig.planner.core.policies.shared["forecast"].dump()
     rig.change(PolicyChoice(eviction="lru", prefetch="announced"))
     assert json.loads(rig.planner.learned())["learners"].keys() == {"forecast", "habits"}, "the file keeps it"
     rig.change(PolicyChoice(eviction="urgency"))
-    assert rig.planner.policies.shared["forecast"].dump() == learned
+    assert rig.planner.core.policies.shared["forecast"].dump() == learned
 
 
 def test_a_policy_that_cannot_be_built_is_named_before_anything_changes() -> None:
     rig = ResizableRig(2)
     wrong = PolicyChoice(eviction="urgency", options={"urgency": {"objective": "fame"}})
-    (problem,) = rig.planner.changes.objections(ev.PolicyChanged(rig.planner.options, wrong, {Tier.HBM: 3}))[
-        1:
-    ]
+    change = ev.PolicyChanged(rig.planner.core.options, wrong, {Tier.HBM: 3})
+    (problem,) = rig.planner.changes.objections(change)[1:]
     assert "objective" in problem
-    assert rig.planner.choice == PolicyChoice()
+    assert rig.planner.core.choice == PolicyChoice()
 
 
 # ---------------------------------------------------------------------------------------------- sizes
@@ -210,6 +224,6 @@ def test_a_tier_is_not_shrunk_below_its_pins() -> None:
     rig.put(chain)
     call = rig.call()
     rig.do(ev.PinRequested(call, CLIENT, "", rig.namespace_id, chain, Tier.DRAM, 60.0))
-    change = ev.PolicyChanged(rig.planner.options, rig.planner.choice, {Tier.DRAM: 1})
+    change = ev.PolicyChanged(rig.planner.core.options, rig.planner.core.choice, {Tier.DRAM: 1})
     (problem,) = rig.planner.changes.objections(change)
     assert "are pinned; unpin first" in problem

@@ -36,6 +36,6 @@ def test_what_an_old_model_left_makes_way_for_a_new_one() -> None:
     rig.namespace_id = rig.answer(call).namespace_id
     new = fill(rig, "new")
     assert num_cold(rig, new) > NUM_BLOCKS // 3
-    cold_bytes = rig.planner.residency.transitions.cold_bytes
+    cold_bytes = rig.planner.core.transitions.cold_bytes
     assert cold_bytes[old_id] < quota.cold_bytes  # type: ignore[operator]
     assert sum(cold_bytes.values()) <= quota.cold_bytes  # type: ignore[operator]

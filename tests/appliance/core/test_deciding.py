@@ -201,7 +201,7 @@ def test_the_slower_tier_may_decline_and_then_the_block_is_gone() -> None:
 
 def test_policies_are_told_once_per_request_and_before_a_row_is_used_again() -> None:
     rig = rig_with(8, eviction=f"{HERE}:Listener")
-    policy = rig.planner.residency.evictions[Tier.DRAM]
+    policy = rig.planner.core.policies.evictions[Tier.DRAM]
     heard: list[tuple[str, list[bytes]]] = []
     inner = getattr(policy, "inner", policy)  # the registry wraps a policy in others
     inner = getattr(inner, "_policy", inner)

@@ -137,7 +137,7 @@ def test_nothing_is_copied_into_a_tier_that_is_offline_and_the_queue_stays_short
     for number in range(40):
         put(rig, number)
     assert num_spilled(rig) == 0
-    assert len(rig.planner.pressure.ahead.dirty) <= 10
+    assert len(rig.planner.dirty) <= 10
     rig.do(ev.TierLost(Tier.NVME, False, "test"))
     rig.tick()
     rig.settle()
@@ -147,4 +147,4 @@ def test_nothing_is_copied_into_a_tier_that_is_offline_and_the_queue_stays_short
 def test_without_a_cold_store_nothing_is_remembered() -> None:
     rig = Rig(nvme_blocks=0, low_watermark=0.5)
     rig.put(hashes("a", 4))
-    assert len(rig.planner.pressure.ahead.dirty) == 0
+    assert len(rig.planner.dirty) == 0

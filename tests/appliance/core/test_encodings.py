@@ -43,7 +43,7 @@ def test_a_record_is_reserved_and_labelled_as_its_codec_says() -> None:
     stored = {label.group: (label.codec_id, label.stored_length) for label in labels}
     assert stored == {0: HALF, 1: (0, 0)}
     raw = GEOMETRY.fragment_bytes[1]
-    assert rig.planner.residency.transitions.resident_bytes[Tier.NVME] == 2 * (HALF.stored_bytes + raw)
+    assert rig.planner.core.transitions.resident_bytes[Tier.NVME] == 2 * (HALF.stored_bytes + raw)
     books = rig.planner.rooms[Tier.NVME].statistics()
     assert books.taken_bytes >= 2 * (record_bytes(HALF.stored_bytes) + record_bytes(raw))
     assert rig.planner.check_integrity() == []

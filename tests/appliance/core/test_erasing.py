@@ -43,7 +43,7 @@ def test_what_is_in_memory_and_on_the_disk_is_forgotten() -> None:
     assert rig.planner.catalog.num_blocks == 0
     books = rig.planner.rooms[Tier.DRAM].statistics()
     assert books.taken_bytes == 0
-    assert rig.planner.residency.transitions.cold_bytes[rig.namespace_id] == 0
+    assert rig.planner.core.transitions.cold_bytes[rig.namespace_id] == 0
     removed = {
         name for notice in rig.notices if notice.reason == "tenant erased" for name in notice.prefix_hashes
     }
@@ -139,9 +139,9 @@ def test_whoever_reads_a_block_may_finish() -> None:
     finish_erasing(rig, erase(rig))
     assert rig.found(chain) == 0
     assert not rig.published
-    assert rig.planner.residency.transitions.condemned_bytes[Tier.DRAM] == 2 * GEOMETRY.block_bytes
+    assert rig.planner.core.transitions.condemned_bytes[Tier.DRAM] == 2 * GEOMETRY.block_bytes
     rig.release(lease)
-    assert rig.planner.residency.transitions.condemned_bytes[Tier.DRAM] == 0
+    assert rig.planner.core.transitions.condemned_bytes[Tier.DRAM] == 0
     assert rig.planner.catalog.num_blocks == 0
 
 
@@ -153,7 +153,7 @@ def test_a_large_tenant_goes_in_steps() -> None:
         rig.put([hashlib.sha256(b"%d" % n).digest() for n in range(first, first + count)])
     call = erase(rig)
     assert call not in rig.answers
-    num_resident = rig.planner.residency.transitions.num_resident
+    num_resident = rig.planner.core.transitions.num_resident
     assert num_resident[Tier.DRAM] == (num_blocks - STEP_BLOCKS) * GEOMETRY.num_groups
     assert rig.planner.is_busy
     assert finish_erasing(rig, call) == num_blocks
@@ -202,7 +202,7 @@ def test_a_copy_that_begins_while_a_large_tenant_goes_does_not_arrive(
     rig.finish(spills[0])
     assert finish_erasing(rig, call) > 0
     assert rig.planner.catalog.num_blocks == 0
-    assert rig.planner.residency.transitions.cold_bytes[rig.namespace_id] == 0
+    assert rig.planner.core.transitions.cold_bytes[rig.namespace_id] == 0
 
 
 def test_the_answer_waits_for_what_was_under_way() -> None:

@@ -33,14 +33,14 @@ def test_nobody_is_looked_for_again_while_the_next_victim_waits_for_spills() -> 
     call = rig.start_put(hashes("new", 2))
     assert [item.label.prefix_hash for copy in rig.copies for item in copy.items] == hashes("old", 1) * 2
     num_choices = 0
-    choose = rig.planner.residency.evictions[Tier.DRAM].choose
+    choose = rig.planner.core.policies.evictions[Tier.DRAM].choose
 
     def count(now: float) -> object:
         nonlocal num_choices
         num_choices += 1
         return choose(now)
 
-    rig.planner.residency.evictions[Tier.DRAM].choose = count  # type: ignore[method-assign, assignment]
+    rig.planner.core.policies.evictions[Tier.DRAM].choose = count  # type: ignore[method-assign, assignment]
     for _ in range(10):
         rig.tick()
     assert num_choices == 0

@@ -249,9 +249,9 @@ def test_a_retry_that_was_told_of_no_places_is_not_waited_for() -> None:
     rig.cool(chain)
     rig.acquire(chain, "r")
     rig.finish(rig.copies[0])
-    residency = rig.planner.residency
-    row = residency.catalog.find(rig.namespace_id, chain[0])
-    residency.condemn(residency.catalog.first_fragment[row], Tier.DRAM, "test")
+    residency, catalog = rig.planner.residency, rig.planner.catalog
+    row = catalog.find(rig.namespace_id, chain[0])
+    residency.condemn(catalog.first_fragment[row], Tier.DRAM, "test")
     rig.tick()
     retry = rig.acquire(chain, "r", deadline_at=1.0)
     assert (rig.answer(retry).num_blocks, rig.answer(retry).last) == (0, True)

@@ -19,8 +19,8 @@ def in_tier(rig: Rig, name: bytes, tier: Tier) -> int:
 def lose_record(rig: Rig, name: bytes, group: int, tier: Tier = Tier.NVME) -> None:
     """Condemn what a tier has of one layer group of a block: its bytes failed verification."""
     residency = rig.planner.residency
-    row = residency.catalog.find(rig.namespace_id, name)
-    residency.condemn(residency.catalog.first_fragment[row] + group, tier, "wrong_checksum")
+    row = rig.planner.catalog.find(rig.namespace_id, name)
+    residency.condemn(rig.planner.catalog.first_fragment[row] + group, tier, "wrong_checksum")
     rig.tick()
 
 
@@ -220,7 +220,7 @@ def in_dram_and_half_in_nvme(rig: Rig, chain: list[bytes]) -> int:
     call = rig.acquire(chain)
     rig.settle()
     residency = rig.planner.residency
-    row = residency.catalog.find(rig.namespace_id, chain[0])
+    row = rig.planner.catalog.find(rig.namespace_id, chain[0])
     assert not residency.may_leave(row, Tier.NVME), "after a restart its child would have no beginning"
     lose_record(rig, chain[0], 0)
     assert [in_tier(rig, name, Tier.DRAM) for name in chain] == [2] * len(chain)
@@ -233,9 +233,9 @@ def test_what_nvme_has_of_half_a_block_may_go_when_memory_has_all_of_it() -> Non
     chain = hashes("a", 2)
     in_dram_and_half_in_nvme(rig, chain)
     residency = rig.planner.residency
-    row = residency.catalog.find(rig.namespace_id, chain[0])
+    row = rig.planner.catalog.find(rig.namespace_id, chain[0])
     assert residency.may_leave(row, Tier.NVME)
-    residency.transitions.keep(row)
+    rig.planner.core.transitions.keep(row)
     assert not residency.may_leave(row, Tier.NVME), "a session decodes on it"
     residency.unkeep(row)
     assert residency.evict(row, Tier.NVME, "test") == SLOT_BYTES

@@ -69,7 +69,7 @@ def test_a_pinned_block_that_never_reached_its_floor_is_forgotten_with_its_pin()
         rig.finish(rig.copies[0], Cause.IO_ERROR)
     assert rig.put(hashes("b", 2)) == [STORED, STORED]
     assert not any(rig.where(h) for h in chain)
-    assert rig.planner.residency.floors == {}
+    assert rig.planner.core.floors == {}
     rig.tick(10.1)
 
 
@@ -280,7 +280,7 @@ def test_what_comes_back_at_start_beyond_a_quota_goes_from_the_end() -> None:
     assert rig.planner.adopt(found, 0.0) == 2
     assert not rig.planner.check_integrity()
     assert rig.found(chain) == 2
-    assert rig.planner.residency.transitions.cold_bytes[rig.namespace_id] == 2 * GEOMETRY.block_bytes
+    assert rig.planner.core.transitions.cold_bytes[rig.namespace_id] == 2 * GEOMETRY.block_bytes
     rig.tick()
     assert rig.found(chain) == 2
 

@@ -37,7 +37,7 @@ class Host(Rig):
         for chain in chains:
             self.put(chain)
             self.cool(chain)
-        self.said = self.planner.prefetching.prefetcher = Said()
+        self.said = self.planner.core.policies.prefetcher = Said()
 
     def expect(self, chain: Sequence[bytes], *, is_announced: bool, window_s: float = 10.0) -> None:
         rows = [self.planner.catalog.find(self.namespace_id, name) for name in chain]

@@ -243,7 +243,7 @@ class PlannerMachine(RuleBasedStateMachine):
         planner = self.rig.planner
         assert sum(sum(holds) for holds in planner.catalog.holds) == 0
         assert sum(planner.catalog.num_keepers) == 0
-        assert not any(planner.residency.transitions.arriving_bytes.values())
+        assert not any(planner.core.transitions.arriving_bytes.values())
         assert len(planner.leases) == len(planner.waiting) == len(planner.pins) == 0
         assert GEOMETRY.num_groups == 2
 

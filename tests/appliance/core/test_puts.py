@@ -156,7 +156,7 @@ def test_a_reservation_that_is_never_committed_is_given_back() -> None:
     rig = Rig(reservation_ttl_s=1.0)
     reserved = rig.answer(rig.reserve(hashes("a", 1)))
     rig.tick(1.1)
-    assert rig.planner.residency.transitions.arriving_bytes[Tier.DRAM] == 0
+    assert rig.planner.core.transitions.arriving_bytes[Tier.DRAM] == 0
     late = rig.answer(rig.commit(reserved.reservation_id, 1))
     assert isinstance(late, ev.Refusal)
     assert late.reason == "UNKNOWN_RESERVATION"
@@ -175,7 +175,7 @@ def test_the_death_of_a_client_frees_no_slot_that_is_being_written() -> None:
     rig = Rig(dram_blocks=1, nvme_blocks=0)
     rig.start_put(hashes("a", 1))
     rig.do(ev.ClientGone(CLIENT, "died"))
-    assert rig.planner.residency.transitions.arriving_bytes[Tier.DRAM] == GEOMETRY.block_bytes
+    assert rig.planner.core.transitions.arriving_bytes[Tier.DRAM] == GEOMETRY.block_bytes
     rig.settle()
     assert rig.where(hashes("a", 1)[0]) == {"dram"}
 

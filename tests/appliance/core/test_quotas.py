@@ -154,10 +154,10 @@ def test_a_quota_can_be_raised_and_lowered_in_use() -> None:
     shared = Shared({"tenant:acme": memory(1)})
     assert shared.put(ACME, 1, 4) == STORED * 2 + bytes([PutOutcome.NO_ROOM]) * 2
     more = replace(shared.options, quotas={"tenant:acme": memory(2)})
-    shared.do(ev.PolicyChanged(more, shared.planner.choice, {}))
+    shared.do(ev.PolicyChanged(more, shared.planner.core.choice, {}))
     assert shared.put(ACME, 2, 2) == STORED * 2
     assert shared.extents_of(ACME) == 2
-    shared.do(ev.PolicyChanged(shared.options, shared.planner.choice, {}))
+    shared.do(ev.PolicyChanged(shared.options, shared.planner.core.choice, {}))
     assert shared.put(ACME, 3, 2) == STORED * 2
     assert shared.extents_of(ACME) == 2, "an extent is its domain's for its whole life"
 
@@ -280,7 +280,7 @@ def test_at_its_quota_of_nvme_the_ends_of_the_oldest_chains_go() -> None:
     shared.put(BOLT, 1, 2)
     for name in range(8):
         assert shared.put(ACME, name, 2) == STORED * 2
-        assert shared.planner.residency.transitions.cold_bytes[shared.namespace[ACME]] <= 6 * BLOCK_BYTES
+        assert shared.planner.core.transitions.cold_bytes[shared.namespace[ACME]] <= 6 * BLOCK_BYTES
     stored = [
         getattr(shared.planner.lookup(shared.namespace[ACME], names(ACME, name, 2)), "num_blocks", 0)
         for name in range(8)
@@ -291,4 +291,4 @@ def test_at_its_quota_of_nvme_the_ends_of_the_oldest_chains_go() -> None:
     none = Shared({"tenant:acme": replace(memory(1), cold_bytes=0)}, has_nvme=True)
     for name in range(4):
         assert none.put(ACME, name, 2) == STORED * 2, "without a cold store of its own it has dram"
-    assert none.planner.residency.transitions.cold_bytes[none.namespace[ACME]] == 0
+    assert none.planner.core.transitions.cold_bytes[none.namespace[ACME]] == 0

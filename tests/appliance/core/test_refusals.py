@@ -77,7 +77,7 @@ def test_what_is_cold_is_read_all_the_same_and_who_was_passed_over_leaves_later(
 
 def test_a_fragment_that_is_too_long_is_no_refusal() -> None:
     rig = Rig(nvme_blocks=64)
-    refusals = rig.planner.pressure.refusals
+    refusals = rig.planner.refusals
     for cause in (Cause.DOES_NOT_FIT, Cause.NO_KEY, Cause.CANCELLED, Cause.TIER_OFFLINE):
         for _ in range(MAX_REFUSALS):
             refusals.spilled([cause])

@@ -367,6 +367,6 @@ def test_records_found_at_start_count_like_those_that_landed(data: st.DataObject
     segments = [RecoveredSegment(number, 64, count, 8192 * count) for number, count in live.items()]
     planner.adopt(Recovered([scalar.namespace.identity], found, segments), 0.0)
     bulk = World(num_groups)
-    bulk.catalog, bulk.transitions = planner.catalog, planner.residency.transitions
+    bulk.catalog, bulk.transitions = planner.catalog, planner.core.transitions
     bulk.namespace = planner.catalog.namespaces[1]
     compare(scalar, bulk)

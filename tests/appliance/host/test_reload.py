@@ -102,11 +102,11 @@ def test_what_is_applied_holds_at_once(scene: Scene) -> None:
         "leases.ttl",
         "limits.max_clients",
     ]
-    assert (daemon.reload.status.generation, daemon.planner.options.lease_ttl_s) == (1, 30), "dry"
+    assert (daemon.reload.status.generation, daemon.planner.core.options.lease_ttl_s) == (1, 30), "dry"
     assert scene.apply(text, generation=1).generation == 2
-    assert (daemon.planner.options.lease_ttl_s, daemon.service.options.lease_ttl_s) == (5, 5)
-    assert daemon.planner.choice.eviction == "s3fifo"
-    assert daemon.planner.prefetching.prefetcher is not None
+    assert (daemon.planner.core.options.lease_ttl_s, daemon.service.options.lease_ttl_s) == (5, 5)
+    assert daemon.planner.core.choice.eviction == "s3fifo"
+    assert daemon.planner.core.policies.prefetcher is not None
     assert daemon.local is not None
     assert daemon.local.options.max_connections == 1
     assert scene.apply(text).generation == 2, "nothing differs any more"
@@ -153,13 +153,13 @@ def test_what_is_refused_changes_nothing(
     assert caught.value.reason == reason
     daemon = scene.thread.daemon
     assert daemon.settings is before
-    assert daemon.planner.options.lease_ttl_s == 30
+    assert daemon.planner.core.options.lease_ttl_s == 30
     assert sorted(scene.nvme.glob("[!c]*")) == files
     status = daemon.reload.status
     assert (status.generation, status.num_refused) == (1, 1)
     assert status.last_error == caught.value.message
     scene.apply(scene.text(leases={"ttl": "9s"}))
-    assert (status.generation, status.last_error, daemon.planner.options.lease_ttl_s) == (2, "", 9)
+    assert (status.generation, status.last_error, daemon.planner.core.options.lease_ttl_s) == (2, "", 9)
 
 
 def no_space(*_: Any) -> None:
@@ -212,19 +212,19 @@ def test_the_file_is_read_when_it_is_another(scene: Scene) -> None:
     daemon = scene.thread.daemon
     scene.write(leases={"ttl": "9s"})
     scene.thread.wait(daemon.reload.file_changed())
-    assert daemon.planner.options.lease_ttl_s == 9
+    assert daemon.planner.core.options.lease_ttl_s == 9
     scene.apply(scene.text(leases={"ttl": "8s"}))
     scene.thread.wait(daemon.reload.file_changed())
-    assert daemon.planner.options.lease_ttl_s == 8, "the file is as it was: the call stays in force"
+    assert daemon.planner.core.options.lease_ttl_s == 8, "the file is as it was: the call stays in force"
     scene.thread.wait(daemon.reload.from_file())
-    assert daemon.planner.options.lease_ttl_s == 9, "SIGHUP reads it whatever it says"
+    assert daemon.planner.core.options.lease_ttl_s == 9, "SIGHUP reads it whatever it says"
     scene.file.write_text("leases: {ttl: soon}")
     assert scene.thread.wait(daemon.reload.from_file()) is None
     assert "leases.ttl: 'soon' is not a duration" in daemon.reload.status.last_error
     scene.file.unlink()
     assert scene.thread.wait(daemon.reload.from_file()) is None
     assert "cannot be read" in daemon.reload.status.last_error
-    assert daemon.planner.options.lease_ttl_s == 9, "the last good one stays"
+    assert daemon.planner.core.options.lease_ttl_s == 9, "the last good one stays"
 
 
 def test_a_file_that_is_emptied_means_the_defaults_and_is_logged(
@@ -236,7 +236,7 @@ def test_a_file_that_is_emptied_means_the_defaults_and_is_logged(
     with DaemonThread(Origin(file, {}, overrides).load()) as thread:
         file.write_text("")
         thread.wait(thread.daemon.reload.from_file())
-        assert thread.daemon.planner.options.lease_ttl_s == 30
+        assert thread.daemon.planner.core.options.lease_ttl_s == 30
     assert f"{file}: sets nothing; built-in defaults are used" in caplog.text
 
 

@@ -88,7 +88,7 @@ def test_who_learns_meanwhile_does_not_write_over_what_others_knew(tmp_path: Pat
         converse(served)
     before = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
     with DaemonThread(settings_of(tmp_path, "lru", prefetch="turns")) as served:
-        served.daemon.planner.policies.shared["habits"].promises.kept(30.0, 90.0)
+        served.daemon.planner.core.policies.shared["habits"].promises.kept(30.0, 90.0)
     now = json.loads((tmp_path / "nvme" / NAME).read_bytes())["learners"]
     assert now["habits"] != before["habits"], "it was written anew"
     assert now["forecast"] == before["forecast"]
