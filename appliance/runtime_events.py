@@ -6,7 +6,7 @@ be got back when the runtime is killed before the event happens: CUDA reportedly
 enqueued before the event was seen to have happened, which costs a get the watcher's period (50 us to 1 ms).
 
 An event is asked as it was recorded last: one that is recorded again while a call waits for it makes the call
-wait for that, too. Runtimes use several in turn (clients/vllm/worker/roads.py).
+wait for that, too. Runtimes use several in turn (clients/vllm/worker/transfers.py).
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What can go wrong, as one tree. A miss is an answer, never an error.
 
     KvtierError
-    ├── Unavailable            nobody answers, or the daemon drains: recompute; the next call reconnects
+    ├── Unavailable            no answer, or the daemon drains: recompute; the next call reconnects
     ├── Overloaded             no room, or a queue is full: back off `retry_after_s`, or do without
     ├── DeadlineExceeded       the daemon ran out of the caller's time: treat as a miss
     ├── InvalidRequest         the call itself is wrong; the message names the fix
@@ -55,12 +55,12 @@ __all__ = [
 ]
 
 DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDetail
-#: Reasons that hold for every call of this process until somebody changes files, groups or the policy.
+#: Reasons that hold for every call of this process until files, groups or the policy change.
 REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, BAD_TARGET, "NOT_AUTHENTICATED", "NO_TENANT"))
 
 
 class Unavailable(KvtierError):
-    """Nobody answers, or the daemon drains. Recompute; the next call reconnects by itself."""
+    """The daemon does not answer, or drains. Recompute; the next call reconnects by itself."""
 
 
 class Overloaded(KvtierError):
@@ -80,7 +80,7 @@ class PreconditionFailed(KvtierError):
 
 
 class PermissionDenied(KvtierError):
-    """The daemon's socket, the lease, extent or namespace belongs to somebody else."""
+    """The daemon's socket, the lease, extent or namespace belongs to another user or client."""
 
 
 class DataLoss(KvtierError):

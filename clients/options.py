@@ -71,7 +71,7 @@ DEFAULT_LIMITS = Limits()
 
 def plugin_connect_s(call_s: float) -> float:
     """Return how long a plug-in may take to connect whose calls may take `call_s`: a second, since an engine
-    waits; who is told to be patient with calls is patient here, too."""
+    waits; a longer timeout of calls is one of connecting, too."""
     return min(call_s, max(1.0, call_s / 5))
 
 

@@ -62,12 +62,12 @@ class FakeAppliance:
 
     @property
     def unavailable(self) -> bool:
-        """Whether nobody answers. Setting it breaks every connection."""
+        """Whether calls fail as if no daemon ran. Setting it breaks every connection."""
         return self._unavailable
 
     @unavailable.setter
     def unavailable(self, value: bool) -> None:
-        with self.server.lock:  # nobody connects between the word and the deed
+        with self.server.lock:  # no client connects between the two steps
             self._unavailable = value
             if value:
                 self._disconnect()
@@ -99,7 +99,7 @@ class FakeAppliance:
         return self.server.books.store.num_evicted
 
     def evict_all(self) -> int:
-        """Evict what nobody holds; return how many blocks went."""
+        """Evict every block without a hold; return how many were evicted."""
         before = self.num_evicted
         store = self.server.books.store
         store.make_room(store.capacity_bytes)

@@ -11,7 +11,7 @@ What is read instead:
     other weight files   size, and SAMPLE_BYTES at 64 places
 
 A changed tensor whose samples are all unchanged would go unnoticed: training and merging change tensors
-densely, so this takes a hand-made edit of single rows; `whole=True` reads everything for those who make
+densely, so this takes a hand-made edit of single rows; `whole=True` reads everything where someone may make
 such.
 
 Format of safetensors files: https://huggingface.co/docs/safetensors/index. Cache of the hub:

@@ -52,7 +52,7 @@ class AsyncClient(AsyncDriver):
 
     @property
     async def info(self) -> ServerInfo:
-        """Who answers, and over which transport."""
+        """Version of the daemon, and the transport to it."""
         return await self.run(self.operations.info)
 
     async def register(self, identity: NamespaceIdentity, prefill: PrefillSpeed | None = None) -> Namespace:
@@ -196,7 +196,7 @@ class AsyncClient(AsyncDriver):
         target: Tier = Tier.DRAM,
         deadline_s: float | None = None,
     ) -> Prefetch:
-        """Promote the stored prefix before anyone asks. Returns at once."""
+        """Promote the stored prefix before it is asked for. Returns at once."""
         return await self.run(partial(self.operations.prefetch, namespace, hashes, target, deadline_s))
 
     async def session(

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from ..errors import CONNECTION_LOST, KvtierError, Unavailable
 from ..links.aio_link import AsyncLink, open_link
-from ..links.forks import tell_of_forks
+from ..links.forks import reset_after_fork
 from ..operations.base import Operations, Settings
 from ..operations.effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
 
@@ -38,15 +38,15 @@ class AsyncDriver:
         self._open_link = open_with or partial(open_link, settings)
         self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()
-        tell_of_forks(self)
+        reset_after_fork(self)
 
-    def begin_anew(self) -> None:
+    def forget_connection(self) -> None:
         """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
         link, self._link = self._link, None
         self._connecting = asyncio.Lock()
         self.operations = Operations(self.operations.settings)
         if link is not None:
-            link.disown()
+            link.abandon()
 
     async def run(self, make: Callable[[], Operation[T]], *, repeat: bool = True) -> T:
         """Perform an operation; once more on a new connection when the old one turned out dead."""

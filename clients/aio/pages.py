@@ -160,7 +160,7 @@ class AsyncPages:
 
     async def settle(self) -> None:
         """Return when no call that was never answered touches the pages any more. Raises KvtierError while
-        nobody can say that. Costs nothing as long as the connection stands."""
+        that is not known. Costs nothing as long as the connection stands."""
         await self._client.run(partial(self._state.register, self._state.namespace))
 
     async def unregister(self) -> None:

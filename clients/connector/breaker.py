@@ -1,7 +1,7 @@
 """Breaker: stop asking a daemon that does not answer, and notice by itself when it is back.
 
 A runtime must never wait for kvtier twice. After `max_failures` failed calls in a row (one is enough when
-nobody listens at all, or the caller is not let in) the breaker is open: `allows()` says no, which the caller
+no daemon listens, or the caller is denied) the breaker is open: `allows()` says no, which the caller
 turns into a miss without a call. After `pause_s` exactly one caller is let through as a probe; its success
 closes the breaker, its failure opens it for twice as long, up to `max_pause_s`. Errors that are answers
 (NotFound, Overloaded, InvalidRequest ...) prove that the daemon lives and never open it. A token bucket over
@@ -46,7 +46,7 @@ class Breaker:
         return self._probe_at is not None
 
     def turns_away(self) -> bool:
-        """Whether `allows` would say no now. For those who only want to know."""
+        """Whether `allows` would return False now. Changes nothing."""
         probe_at = self._probe_at
         return probe_at is not None and self._clock() < probe_at
 
@@ -60,7 +60,7 @@ class Breaker:
             now = self._clock()
             if now < self._probe_at:
                 return False
-            self._probe_at = now + self._pause_s  # nobody else until this one had its time
+            self._probe_at = now + self._pause_s  # no other try until this one had its time
             return True
 
     def succeeded(self) -> None:
@@ -88,11 +88,11 @@ class Breaker:
 
 
 def _is_gone(problem: Exception) -> bool:
-    """Whether asking again at once is useless: nobody listens, the connection broke, or this caller may "
+    """Whether asking again at once is useless: no daemon listens, the connection broke, or this caller may "
     "not."""
     return isinstance(problem, Unavailable) or (isinstance(problem, KvtierError) and _is_shut_out(problem))
 
 
 def _is_shut_out(problem: KvtierError) -> bool:
-    """Whether no call of this process can succeed until somebody changes its rights or the policy."""
+    """Whether no call of this process can succeed until its rights or the policy change."""
     return problem.reason in REJECTS_CALLER

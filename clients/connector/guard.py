@@ -23,7 +23,7 @@ from .breaker import Breaker
 
 T = TypeVar("T")
 
-BREAKER_OPEN = "BREAKER_OPEN"  # cause of a miss: not asked, because nobody answered lately
+BREAKER_OPEN = "BREAKER_OPEN"  # cause of a miss: not asked, because recent calls had no answer
 LOG_PERIOD_S = 60.0
 PLUGIN_BUG = "PLUGIN_BUG"  # cause of a miss: the plug-in itself is wrong; the log has the trace
 

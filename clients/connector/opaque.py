@@ -1,4 +1,4 @@
-"""Geometry of blocks whose inside kvtier does not know: one run of bytes in the runtime's own order.
+"""Geometry of opaque blocks: one run of bytes each, in an order that only the runtime knows.
 
 A tier under vLLM's offloading, or a page of SGLang, hands over bytes that only the same runtime, version,
 backend and parallelism can read again. Pretending to know layers and heads was rejected: a codec would

@@ -48,7 +48,7 @@ class FakeLink:
             self.closed = True
             self._server.detach(self.attachment.client_id)
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         self.closed = True
 
     def lose(self) -> None:

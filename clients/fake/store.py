@@ -43,7 +43,7 @@ class FakeBlock:
 
 @dataclass(slots=True)
 class FakeStore:
-    """Blocks up to `capacity_bytes`. The least recently used block that nobody holds and that has no
+    """Blocks up to `capacity_bytes`. The least recently used block without a hold and that has no
     child goes first: a prefix outlives what was built on it (invariant 5)."""
 
     capacity_bytes: int

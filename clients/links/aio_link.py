@@ -31,11 +31,11 @@ class AsyncLink(Protocol):
     def post(self, call: str, request: Any, is_hint: bool) -> None: ...
     def forget(self, ticket: int) -> None: ...
     async def close(self) -> None: ...
-    def disown(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 async def open_link(settings: Settings) -> AsyncLink:
-    """Connect. Raises Unavailable when there is nobody."""
+    """Connect. Raises Unavailable when no daemon listens."""
     path = await asyncio.to_thread(local_path, settings, _ask)
     link: AsyncLink
     if path is None:
@@ -116,7 +116,7 @@ class AsyncLocalLink:
     async def close(self) -> None:
         self._break(Unavailable("the client was closed during the call", reason=CONNECTION_LOST))
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         self.closed = True  # the loop is the parent's: what it watches must not change
         self._socket.close()
         self._protocol.close()
@@ -181,7 +181,7 @@ class AsyncLocalLink:
             self._transmit(unwanted)
 
     def _break(self, problem: Unavailable) -> None:
-        """End the connection and tell everybody who waits."""
+        """End the connection and wake every waiting call."""
         if self.closed:
             return
         self.closed = True

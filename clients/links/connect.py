@@ -18,8 +18,7 @@ LOCAL_SUFFIX = ".local"
 
 
 def open_link(settings: Settings) -> Link:
-    """Connect. Raises Unavailable when there is nobody, PermissionDenied when the socket may not be "
-    "opened."""
+    """Connect. Raises Unavailable when no daemon listens, PermissionDenied when its socket is closed."""
     path = local_path(settings, _ask)
     if path is None:
         from .remote import GrpcLink
@@ -31,7 +30,7 @@ def open_link(settings: Settings) -> Link:
 def local_path(settings: Settings, ask: Callable[[Settings], str]) -> str | None:
     """Return the path of the local channel's socket, None when gRPC is to be used.
 
-    `ask` calls GetServerInfo. Raises Unavailable when nobody listens at the target, PermissionDenied when
+    `ask` calls GetServerInfo. Raises Unavailable when no daemon listens at the target, PermissionDenied when
     this user may not open its socket.
     """
     if (mistake := diagnose_address(settings.target)) is not None:

@@ -50,8 +50,8 @@ class Link(Protocol):
         """End the connection; the daemon gives back what the client held. Idempotent."""
         ...
 
-    def disown(self) -> None:
-        """Let go of this process's end without a word: after a fork the connection is the parent's."""
+    def abandon(self) -> None:
+        """Close this process's end and send nothing: after a fork the connection is the parent's."""
         ...
 
 
@@ -61,7 +61,7 @@ class LocalLink:
     attachment: Attachment
 
     def __init__(self, path: str, name: str, domain: str, limits: Limits, timeout: Timeout) -> None:
-        """Connect and attach. Raises Unavailable when nobody listens or answers, PermissionDenied."""
+        """Connect and attach. Raises Unavailable when no daemon listens or answers, PermissionDenied."""
         self.closed = False
         self._grace_s = timeout.grace_s
         self._protocol = LocalProtocol()
@@ -112,7 +112,7 @@ class LocalLink:
         self._socket.close()
         self._protocol.close()
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         self.close()  # the parent's end stays open
 
     def _transmit(self, data: bytes, timeout_s: float) -> None:

@@ -1,10 +1,10 @@
 """The local channel, sans-IO: frames out, frames in, answers by call number. Both shells drive it.
 
 Descriptors arrive in the order of the frames that carry them, and every frame says by its content how many
-are its own; they are bound to it when it arrives, for answers are taken in any order, or by nobody.
+are its own; they are bound to it when it arrives, for answers are taken in any order, or not at all.
 
-Who gives up an acquire before its first answer does not know its lease. The answer still comes: then the
-lease is given back here (`unwanted`), or nobody would until the connection ends.
+A caller that gives up an acquire before its first answer does not know its lease. The answer still comes:
+then the lease is given back here (`unwanted`); otherwise it would last until the connection ends.
 """
 
 import os
@@ -41,7 +41,7 @@ _CALLS = _responses()
 
 
 class LocalProtocol:
-    """State of one connection: call numbers, answers that nobody took yet, descriptors."""
+    """State of one connection: call numbers, answers not taken yet, descriptors."""
 
     def __init__(self) -> None:
         self._decoder = Decoder()
@@ -49,7 +49,7 @@ class LocalProtocol:
         self._response_of: dict[int, Any] = {}  # calls that still listen
         self._answers: dict[int, deque[tuple[Frame, list[int]]]] = {}  # with the descriptors of each
         self._descriptors: deque[int] = deque()
-        self._unwanted: list[int] = []  # leases of acquires that nobody listened to
+        self._unwanted: list[int] = []  # leases of acquires that were given up
         self._is_traced = False  # whether the daemon wants to know the callers' trace contexts
 
     def request(self, call: str, message: Any, *, no_reply: bool = False) -> tuple[int, bytes]:
@@ -114,14 +114,14 @@ class LocalProtocol:
             self._drop(frame, memory)
 
     def unwanted(self) -> bytes:
-        """Return what to send to give back leases that nobody knows; empty when there are none."""
+        """Return what to send to give back leases that no caller knows; empty when there are none."""
         leases, self._unwanted = self._unwanted, []
         if not leases:
             return b""
         return self.request("Release", kvcache_pb2.ReleaseRequest(lease_ids=leases), no_reply=True)[1]
 
     def close(self) -> None:
-        """Close descriptors that nobody took."""
+        """Close descriptors that were not taken."""
         for number in [n for n, waiting in self._answers.items() if any(memory for _, memory in waiting)]:
             self.forget(number)
         while self._descriptors:
@@ -149,7 +149,7 @@ class LocalProtocol:
             os.close(descriptor)
         if frame.method is Method.ACQUIRE and not frame.flags & Flag.ERROR:
             message = kvcache_pb2.AcquireResponse.FromString(frame.payload)
-            if message.tiers:  # the first answer: whoever took it knows the lease, and gives it back itself
+            if message.tiers:  # the first answer: its reader knows the lease, and gives it back itself
                 self._unwanted.append(message.lease_id)
 
 

@@ -36,7 +36,7 @@ from .tracing import trace_metadata
 
 STREAMS = ("Acquire", "Get")
 _MAX_MESSAGE_BYTES = 16 << 20
-_disowned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
+_abandoned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
 
 
 def channel_options(settings: Settings) -> list[tuple[str, Any]]:
@@ -149,7 +149,9 @@ class GrpcLink:
             raise problem_of(error) from None
 
     def post(self, call: str, request: Any, is_hint: bool) -> None:
-        getattr(self._stub, call).future(request, timeout=self._grace_s)  # best effort: nobody looks
+        getattr(self._stub, call).future(
+            request, timeout=self._grace_s
+        )  # best effort: the result is not read
 
     def forget(self, ticket: int) -> None:
         _, call = self._calls.pop(ticket, (None, None))
@@ -169,10 +171,10 @@ class GrpcLink:
                 self._stop.set()  # it is gone; its TTL ends what we held
         self._channel.close()
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         self.closed = True
         self._stop.set()
-        _disowned.append(self._channel)
+        _abandoned.append(self._channel)
 
     def _keep_alive(self, period_s: float) -> None:
         request = pb.KeepAliveRequest(client_id=self.attachment.client_id)

@@ -18,7 +18,7 @@ from ..operations.effects import Answer, Attachment
 from .remote import STREAMS, channel_options, connect_problem, open_request, problem_of, remote_attachment
 from .tracing import trace_metadata
 
-_disowned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
+_abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
 
 
 class AsyncGrpcLink:
@@ -109,9 +109,9 @@ class AsyncGrpcLink:
                 await self._stub.CloseClient(request, timeout=self._grace_s)
         await self._channel.close()
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         self.closed = True
-        _disowned.append(self)
+        _abandoned.append(self)
 
     async def _deliver(self, call: str, request: Any) -> None:
         with suppress(grpc.RpcError):  # best effort, as for every post
@@ -126,7 +126,7 @@ class AsyncGrpcLink:
 
 
 async def _in_a_thread(messages: Iterable[Any]) -> AsyncIterator[Any]:
-    """Yield the messages of a put. Making one may take a moment of encoding, which is nobody else's wait."""
+    """Yield the messages of a put. Making one may encode for a moment, while the loop goes on."""
     iterator = iter(messages)
     while (message := await asyncio.to_thread(next, iterator, None)) is not None:
         yield message

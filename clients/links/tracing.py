@@ -1,5 +1,5 @@
-"""Which trace a call belongs to: the caller's, where it has one. Who traces has OpenTelemetry loaded, so
-nothing is imported here, and a runtime without it pays a look into a dictionary."""
+"""Which trace a call belongs to: the caller's, where it has one. A tracing caller has loaded OpenTelemetry,
+so nothing is imported here, and a runtime without it pays a look into a dictionary."""
 
 import sys
 

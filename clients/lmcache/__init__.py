@@ -1,4 +1,4 @@
-"""kvtier below LMCache: for those who run LMCache already and want a tier that is bounded, checksummed and
+"""kvtier below LMCache: for deployments of LMCache that want a tier that is bounded, checksummed and
 survives restarts. LMCache finds both classes here by module and class name, and imports nothing else.
 
     KvtierConnectorAdapter    remote storage plug-in of the in-process engine (remote.py)

@@ -35,7 +35,7 @@ class ChunkKind:
     weights_digest: bytes = b""
 
     def identity(self) -> NamespaceIdentity:
-        """Return the identity of its namespace. Raises InvalidRequest for sizes nobody can store."""
+        """Return the identity of its namespace. Raises InvalidRequest for sizes that cannot be stored."""
         parts = [_TAG, self.model.encode(), self.weights_digest]
         digest = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
         layout = hashlib.sha256(self.layout.encode()).hexdigest()[:32]  # shapes of many layers are long

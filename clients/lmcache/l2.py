@@ -139,7 +139,7 @@ class KvtierL2Adapter(L2AdapterInterface):
         """Nothing: kvtier evicts by itself."""
 
     def report_status(self) -> dict[str, Any]:
-        """Health is the breaker's word; `misses` counts by cause what was lost since the start."""
+        """Healthy while the breaker allows calls; `misses` counts by cause what was lost since the start."""
         return {
             "is_healthy": not self.guard.breaker.is_open,
             "type": "KvtierL2Adapter",

@@ -19,7 +19,7 @@ READER_STAGING_BYTES = 1 << 20  # of a client that puts nothing
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to reach the daemon, and whose chunks these are."""
+    """Address of the daemon, and identity of the chunks' model."""
 
     target: str
     domain: str = ""

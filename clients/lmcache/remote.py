@@ -3,7 +3,7 @@
 LMCache calls coroutines on its one event loop, and a few functions from threads of its own; kvtier's client
 blocks for as long as a copy takes. So lookups, reads and writes each have a thread and a client: a lookup
 never waits behind a copy, a read never behind a write. The asynchronous client was rejected: its copies of
-megabytes would run on LMCache's loop, between everybody else's coroutines.
+megabytes would run on LMCache's loop, between other coroutines.
 
 Only whole chunks are kept, in the size the engine's metadata fixes. What is refused when the connector is
 made (LMCache logs it and goes on without a remote tier): codecs that change that size, and layer-wise mode.

@@ -59,7 +59,7 @@ class Readable:
         return address_of(self._memory)
 
     def view(self) -> memoryview:
-        """Return the bytes, read-only; the same object while anybody has it."""
+        """Return the bytes, read-only; the same object while it is referenced."""
         assert self._memory is not None
         view = self._view() if self._view is not None else None
         if view is None:

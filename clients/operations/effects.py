@@ -8,7 +8,7 @@ Writing each operation twice was rejected (twins drift), and so was running one 
     Attach()                    -> Attachment      make sure there is a connection
     Send(call, request, ...)    -> ticket          start a call, do not wait
     Receive(ticket)             -> Answer          wait for its next message
-    Post(call, request)         -> None            send, nobody answers
+    Post(call, request)         -> None            send, no answer
     Forget(ticket)              -> None            stop listening to a stream
     Work(function, num_bytes)   -> what it returns move bytes; AsyncClient uses a thread when many
 """
@@ -52,7 +52,7 @@ class Receive(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Send a request that nobody answers. A hint may be dropped where sending it would have to wait."""
+    """Send a request that has no answer. A hint may be dropped where sending it would have to wait."""
 
     call: str
     request: Any

@@ -161,7 +161,7 @@ def map_extents(
 
 
 def release(attachment: Attachment, lease_id: int) -> Operation[None]:
-    """End a lease; nobody waits for the answer."""
+    """End a lease, without waiting for an answer."""
     request = kvcache_pb2.ReleaseRequest(client_id=attachment.client_id, lease_ids=[lease_id])
     yield Post("Release", request)
 

@@ -4,7 +4,7 @@ A lease is filled by the stream that Acquire opened: fragments are reported as t
 layer order first, so a runtime can start on the first layers while later ones still come from NVMe.
 
 Views are read-only and point into the daemon's own memory (fragments.py). Nothing made from one may outlive
-the lease; whoever ends it is told so by PreconditionFailed.
+the lease; ending it then raises PreconditionFailed.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class LeaseState:
         self.warning = ""  # when it was released
         self.chain = chain
         self.attachment = attachment
-        self._views = views  # False: the bytes are read by somebody else
+        self._views = views  # False: another process reads the bytes
         self._operations = operations
         self._ticket = 0
         self._streamed: dict[tuple[int, int], U8] = {}  # gRPC: bytes of fragments not yet whole

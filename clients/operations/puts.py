@@ -241,7 +241,7 @@ def settle_left_over(attachment: Attachment) -> Operation[None]:
     while attachment.unsettled:
         ticket, offset = attachment.unsettled.popleft()
         if ticket:
-            with suppress(KvtierError):  # nobody waits for that put any more; only its memory matters
+            with suppress(KvtierError):  # that put was given up; only its memory matters
                 yield Receive(ticket)
         attachment.staging.give(offset)
 

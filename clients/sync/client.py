@@ -53,7 +53,7 @@ class Client(Driver):
 
     @property
     def info(self) -> ServerInfo:
-        """Who answers, and over which transport."""
+        """Version of the daemon, and the transport to it."""
         return self.run(self.operations.info)
 
     def register(self, identity: NamespaceIdentity, prefill: PrefillSpeed | None = None) -> Namespace:
@@ -197,7 +197,7 @@ class Client(Driver):
         target: Tier = Tier.DRAM,
         deadline_s: float | None = None,
     ) -> Prefetch:
-        """Promote the stored prefix before anyone asks. Returns at once."""
+        """Promote the stored prefix before it is asked for. Returns at once."""
         return self.run(partial(self.operations.prefetch, namespace, hashes, target, deadline_s))
 
     def session(

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from ..errors import CONNECTION_LOST, KvtierError, Unavailable
 from ..links.connect import open_link
-from ..links.forks import tell_of_forks
+from ..links.forks import reset_after_fork
 from ..links.link import Link
 from ..operations.base import Operations, Settings
 from ..operations.effects import Attach, Effect, Forget, Operation, Post, Receive, Send, Work
@@ -38,15 +38,15 @@ class Driver:
         self._open_link = open_with or partial(open_link, settings)
         self._link: Link | None = None
         self._lock = threading.RLock()
-        tell_of_forks(self)
+        reset_after_fork(self)
 
-    def begin_anew(self) -> None:
+    def forget_connection(self) -> None:
         """Forget the connection, in a child that was forked: it is the parent's (forks.py)."""
         link, self._link = self._link, None
         self._lock = threading.RLock()
         self.operations = Operations(self.operations.settings)
         if link is not None:
-            link.disown()
+            link.abandon()
 
     def run(self, make: Callable[[], Operation[T]], *, repeat: bool = True) -> T:
         """Perform an operation; once more on a new connection when the old one turned out dead."""

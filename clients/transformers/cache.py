@@ -1,4 +1,4 @@
-"""TieredCache: transformers' own DynamicCache, which also knows whose past it holds.
+"""TieredCache: transformers' own DynamicCache, which also knows the tokens of its past.
 
 It computes nothing differently: every layer is transformers' layer, filled as a forward pass would have
 filled it. It adds a ledger of the tokens it has read, and for sliding-window layers the keys and values that
@@ -93,7 +93,7 @@ class TieredCache(DynamicCache):
     def __init__(self, store: "PrefixStore", session: str = "") -> None:
         super().__init__(config=store.model.config)
         self.store = store
-        self.digest = store.digest  # whose past this is; the store's changes with the weights
+        self.digest = store.digest  # of the model that computed it; the store's changes with the weights
         self.session = session
         self.reuse = Reuse()
         self.urgency = Urgency.QUEUED  # as the daemon was told last
@@ -178,17 +178,17 @@ class TieredCache(DynamicCache):
         self.track(0)
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """As in DynamicCache; rows are not who they were, so nothing is stored from here on."""
+        """As in DynamicCache; rows change places, so nothing is stored from here on."""
         self.ledger.spoiled = "rows were moved"
         super().reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """As in DynamicCache; rows are not who they were, so nothing is stored from here on."""
+        """As in DynamicCache; rows change places, so nothing is stored from here on."""
         self.ledger.spoiled = "rows were moved"
         super().batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Any) -> None:
-        """As in DynamicCache; rows are not who they were, so nothing is stored from here on."""
+        """As in DynamicCache; rows change places, so nothing is stored from here on."""
         self.ledger.spoiled = "rows were moved"
         super().batch_select_indices(indices)
 

@@ -35,7 +35,7 @@ class Saved:
     """What became of a save, in blocks (of one row and one layer kind each)."""
 
     num_stored: int = 0
-    num_deduplicated: int = 0  # somebody had stored them
+    num_deduplicated: int = 0  # were stored before
     num_refused: int = 0  # no room
     why_not: str = ""  # why nothing was tried
 

@@ -1,4 +1,4 @@
-"""Who a model is: a digest of everything that its keys and values depend on besides the tokens.
+"""Identity of a model: a digest of everything that its keys and values depend on besides the tokens.
 
 Taken over the weights as they lie in memory, not over the files they came from: a fine-tuned, merged, cast
 or quantised model is another one, whatever its name says, and a name (or a hub revision) cannot tell. The

@@ -38,7 +38,7 @@ class LayerKind:
 def whole_blocks(num_tokens: int, block_tokens: int, align_tokens: int) -> int:
     """Return how many blocks of a prompt may come from a store.
 
-    Its last token never does: somebody has to compute the logits after it. `align_tokens` is a multiple of
+    Its last token never does: the logits after it must be computed. `align_tokens` is a multiple of
     `block_tokens`; resuming happens at multiples of it only.
     """
     return max(0, num_tokens - 1) // align_tokens * align_tokens // block_tokens

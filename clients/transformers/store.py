@@ -85,7 +85,7 @@ class PrefixStore:
 
     @property
     def digest(self) -> bytes:
-        """Who the model is."""
+        """Digest of the model, see identity.py."""
         return self._carrier.digest
 
     @property

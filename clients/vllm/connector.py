@@ -155,7 +155,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             self._serve_caches(kv_caches)
         except (KvtierError, OSError) as problem:
             self._go_dark(str(problem))
-        except Exception as problem:  # a kind of cache that nobody has thought of
+        except Exception as problem:  # an unknown kind of cache
             self.guard.defect("register_kv_caches")
             self._go_dark(f"{type(problem).__name__}: {problem}")
 

@@ -13,7 +13,7 @@ from .groups import specs_in
 from .identity import identity_of, model_digest
 from .options import Options
 from .worker.pages import PagedGroup
-from .worker.roads import DevicePages
+from .worker.transfers import DevicePages
 
 
 def describe_groups(

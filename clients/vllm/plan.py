@@ -8,8 +8,11 @@ hashes, never places in the appliance: the worker finds the places itself, one-s
 scheduler's lease. Sending places was rejected: they would have to be validated by generation all the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+
+from .groups import NULL_BLOCK, Group
 
 
 @dataclass(slots=True)
@@ -20,6 +23,21 @@ class Part:
     hashes: bytes  # packed chain, from the start
     first_block: int
     block_ids: list[int]
+
+
+def part_of(
+    group: Group, hashes: Sequence[bytes], table: Sequence[int], first_token: int, end_token: int
+) -> Part | None:
+    """Return which blocks of a group to load: the last run of real ones (a window has no others)."""
+    first, end = group.num_blocks(first_token), group.num_blocks(end_token)
+    block_ids = list(table[first:end])
+    if NULL_BLOCK in block_ids:
+        last_null = len(block_ids) - 1 - block_ids[::-1].index(NULL_BLOCK)
+        first += last_null + 1
+        block_ids = block_ids[last_null + 1 :]
+    if not block_ids:
+        return None
+    return Part(group.index, b"".join(group.chain(hashes)[:end]), first, block_ids)
 
 
 @dataclass(slots=True)
@@ -44,7 +62,7 @@ class Save:
     hashes: bytes
     block_ids: list[int]
     adapter: bytes = b""
-    prefill_share: float = 0.0  # of the step's time that computing these blocks took; 0: nobody can tell
+    prefill_share: float = 0.0  # of the step's time that computing these blocks took; 0: unknown
 
 
 @dataclass(slots=True)
@@ -59,7 +77,7 @@ class StepPlan:
 class Again(IntEnum):
     """What of a save that did not store everything is worth another try, least first."""
 
-    NOTHING = 0  # nobody is there
+    NOTHING = 0  # no daemon answers
     REST = 1  # there was no room
     ALL = 2  # what came before it is not stored any more: from the start of the chain
 

@@ -10,7 +10,7 @@ host.
       "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
         "secondary_tiers": [{"type": "KvtierTier", "module_path": "kvtier.clients.vllm_tier"}]}}'
 
-This is the second road into vLLM. The first, kvtier.clients.vllm, is a connector of its own without a
+This is the second way into vLLM. The first, kvtier.clients.vllm, is a connector of its own without a
 second copy in host memory, and with leases, sessions and urgency; this one is less code in the engine and
 follows vLLM's.
 

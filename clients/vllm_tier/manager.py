@@ -199,7 +199,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             self._broken.append(JobResult(given.job_id, False))
 
     def _job(self, given: TransferJob) -> Job:
-        """Put a job of vLLM in kvtier's words. Reads the request's state: for the scheduler's thread only."""
+        """Return a job of vLLM in kvtier's types. Reads the request: for the scheduler's thread only."""
         context = given.req_context
         usable = [
             (key, row)

@@ -1,4 +1,4 @@
-"""Keys of vLLM's offloading as kvtier's words: a namespace per cache group, chains of prefix hashes.
+"""Keys of vLLM's offloading in kvtier's types: a namespace per cache group, chains of prefix hashes.
 
 An OffloadKey is the 32 bytes of vLLM's chained block hash and 4 bytes of group number. A chunk (one or
 several blocks) is what kvtier calls a block; its hash is that of its last block, hence chained too. Jobs

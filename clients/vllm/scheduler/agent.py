@@ -1,4 +1,4 @@
-"""The scheduler's errand boy: a thread with an event loop talks to the daemon, so that schedule() never does.
+"""Background thread that performs lookups for the scheduler, so that schedule() never waits for the daemon.
 
 One connection carries any number of lookups at a time: a prefix that comes up from nvme does not hold up
 the next one. Blocking clients in a pool of threads were rejected: the pool would have to be as large as the
@@ -23,17 +23,17 @@ from ..groups import Group
 from ..identity import adapter_digest, salted
 from ..options import Options
 from .finding import Finder, Found
-from .lookups import Answer, Asked, Question, Word
+from .lookups import LookupRequest, LookupResult, PendingLookup, SessionUpdate
 
 MAX_TASKS = 4096  # lookups at a time
 LINE_PERIOD_S = 2.0  # after which one in line tries again unasked
 PROBE_PERIOD_S = 1.0  # while the appliance does not answer
 TELL_DELAY_S = 0.005  # a session that hurries through its states is told once
-FAILED = Answer(cause="misses_error")
+FAILED = LookupResult(cause="misses_error")
 
 
 class Agent:
-    """Implements lookups.Asker. `ranks` are the identities of each rank's namespaces, one per group."""
+    """Implements lookups.LookupAgent. `ranks` are the identities of each rank's namespaces, one per group."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class Agent:
         self._counters = counters
         self._clock = clock
         self._namespaces: dict[tuple[str, bytes], list[list[Namespace]]] = {}
-        self._leases: dict[Asked, list[AsyncLease]] = {}
+        self._leases: dict[PendingLookup, list[AsyncLease]] = {}
         self._num_releasing = 0  # lookups whose leases are on their way back
         self._line: deque[asyncio.Future[None]] = deque()  # of those that found no room to pin
-        self._untold: dict[str, Word] = {}
+        self._unsent: dict[str, SessionUpdate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_lookups = 0
         self._is_up = threading.Event()
@@ -68,24 +68,24 @@ class Agent:
     def allows(self) -> bool:
         return self.breaker.allows()
 
-    def ask(self, question: Question) -> Asked:
-        asked = Asked(question, self._clock())
+    def ask(self, question: LookupRequest) -> PendingLookup:
+        asked = PendingLookup(question, self._clock())
         self._submit(self._begin, asked)
         return asked
 
-    def wait(self, asked: Asked, timeout_s: float) -> None:
+    def wait(self, asked: PendingLookup, timeout_s: float) -> None:
         asked.has_answer.wait(timeout_s)
 
     def silent(self) -> None:
         self._failed(DeadlineExceeded("no answer to a lookup in time", reason="NO_ANSWER"))
 
-    def release(self, asked: Asked) -> None:
+    def release(self, asked: PendingLookup) -> None:
         if not asked.is_released:
             asked.is_released = True
             self._submit(self._let_go, asked)
 
-    def tell(self, session: str, word: Word) -> None:
-        self._submit(self._note, session, word)
+    def tell(self, session: str, update: SessionUpdate) -> None:
+        self._submit(self._note, session, update)
 
     def close(self) -> None:
         """End the thread and the connection; waits a second at most."""
@@ -131,7 +131,7 @@ class Agent:
 
     async def _probe(self) -> None:
         """Connect before the first request needs it, and again when the appliance is back: no request has
-        to be the one that finds out. Each try is a call: a connection may outlive whoever listened."""
+        to be the one that finds out. Each try is a call: a connection may outlive the daemon."""
         is_new = True
         while True:
             if is_new or (self.breaker.is_open and self.breaker.allows()):
@@ -146,7 +146,7 @@ class Agent:
 
     # ----------------------------------------------------------------------------------- lookups
 
-    def _begin(self, asked: Asked) -> None:
+    def _begin(self, asked: PendingLookup) -> None:
         if self._num_lookups >= MAX_TASKS:
             asked.answer = FAILED
             asked.has_answer.set()
@@ -154,7 +154,7 @@ class Agent:
         self._num_lookups += 1
         self._spawn(self._answer(asked))
 
-    async def _answer(self, asked: Asked) -> None:
+    async def _answer(self, asked: PendingLookup) -> None:
         answer = FAILED
         try:
             answer = await self._find(asked)
@@ -171,7 +171,7 @@ class Agent:
             if asked.is_released or not answer.num_tokens:
                 self._let_go(asked)
 
-    async def _find(self, asked: Asked) -> Answer:
+    async def _find(self, asked: PendingLookup) -> LookupResult:
         question = asked.question
         path = question.adapter_path
         adapter = await asyncio.to_thread(adapter_digest, path) if path else b""
@@ -182,10 +182,10 @@ class Agent:
         await self._finder.wait(found, question)
         return _answer_of(found, adapter)
 
-    async def _pin(self, asked: Asked, namespaces: list[list[Namespace]]) -> Found:
-        """Pin. The daemon lets one client pin a part of its memory only: who finds that used up by others of
-        this engine waits in line for them to load and let go, instead of being computed in part. Who is alone
-        from before it pinned until after takes the part: nobody will let go."""
+    async def _pin(self, asked: PendingLookup, namespaces: list[list[Namespace]]) -> Found:
+        """Pin. The daemon lets one client pin a part of its memory only: a request that finds that used up by
+        others of this engine waits in line until they have loaded and released, instead of being computed in
+        part. One that was alone from before it pinned until after takes the part: none will be released."""
         while True:
             found, was_alone = Found(), self._is_alone
             try:
@@ -235,7 +235,7 @@ class Agent:
             self._namespaces[salt, adapter] = known
         return known
 
-    def _let_go(self, asked: Asked) -> None:
+    def _let_go(self, asked: PendingLookup) -> None:
         if leases := self._leases.pop(asked, []):
             self._num_releasing += 1
             self._spawn(self._release_for_next(leases))
@@ -268,27 +268,27 @@ class Agent:
 
     # ---------------------------------------------------------------------------------- sessions
 
-    def _note(self, session: str, word: Word) -> None:
-        self._untold[session] = word
+    def _note(self, session: str, update: SessionUpdate) -> None:
+        self._unsent[session] = update
         self._has_news.set()
 
     async def _tell_all(self) -> None:
-        """Send the latest word about each session. What fails is dropped: it was a hint."""
+        """Send the latest update of each session. What fails is dropped: it was a hint."""
         while True:
             await self._has_news.wait()
             await asyncio.sleep(TELL_DELAY_S)
             self._has_news.clear()
-            news, self._untold = self._untold, {}
-            for session_id, word in news.items():
+            updates, self._unsent = self._unsent, {}
+            for session_id, update in updates.items():
                 if self.breaker.is_open:
                     break
                 session = AsyncSession(self._client, session_id)
                 try:
-                    if not word.is_last or word.num_decoded_tokens:
+                    if not update.is_last or update.num_decoded_tokens:
                         await session.update(
-                            word.urgency, word.deadline_s, word.back_in_s, word.num_decoded_tokens
+                            update.urgency, update.deadline_s, update.back_in_s, update.num_decoded_tokens
                         )
-                    if word.is_last:
+                    if update.is_last:
                         await session.end()
                 except KvtierError as problem:
                     self._failed(problem)
@@ -296,6 +296,6 @@ class Agent:
                     self._counters.add("hook_errors")
 
 
-def _answer_of(found: Found, adapter: bytes) -> Answer:
+def _answer_of(found: Found, adapter: bytes) -> LookupResult:
     cause = "" if found.num_tokens else "misses_nothing_stored"
-    return Answer(found.num_tokens, found.stored, found.tiers, adapter, cause)
+    return LookupResult(found.num_tokens, found.stored, found.tiers, adapter, cause)

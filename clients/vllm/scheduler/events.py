@@ -1,6 +1,6 @@
-"""KV events: what is stored in the appliance, told to whoever listens to the engine (a router, an indexer).
+"""KV events: what is stored in the appliance, for the engine's listeners (a router, an indexer).
 
-Only stores are told. The appliance may evict later without a word to this engine; a listener that acts on a
+Only stores are reported. The appliance may evict later without telling this engine; a listener that acts on a
 block that is gone costs a miss, and so does every other hint. Needs vLLM.
 """
 

@@ -16,7 +16,7 @@ from ....v1.types import Tier, Urgency
 from ...aio import AsyncClient, AsyncLease
 from ...values.namespace import Namespace
 from ..groups import Group, alignment_of
-from .lookups import Question
+from .lookups import LookupRequest
 
 MAX_BLOCKS = 4096  # in one call, as the daemon allows by default
 
@@ -90,7 +90,7 @@ class Finder:
         self._alignment = alignment_of(groups)
         self._ttl_s = ttl_s
 
-    async def pin(self, namespaces: list[list[Namespace]], question: Question, found: Found) -> None:
+    async def pin(self, namespaces: list[list[Namespace]], question: LookupRequest, found: Found) -> None:
         """First half: pin. Blocks may still be on their way up. Fills `found` step by step, so that no
         lease is lost when this fails or is cancelled. Raises KvtierError."""
         chains = [group.chain(question.hashes) for group in self._groups]
@@ -116,13 +116,13 @@ class Finder:
         )
         self._conclude(found, question, num_named)
 
-    async def wait(self, found: Found, question: Question) -> None:
+    async def wait(self, found: Found, question: LookupRequest) -> None:
         """Second half: wait until all that is pinned is readable, or has failed to come up in time."""
         if found.num_tokens:
             await _all(lease.wait() for lease in found.leases)
             self._conclude(found, question, found.num_tokens)
 
-    def _conclude(self, found: Found, question: Question, num_named: int) -> None:
+    def _conclude(self, found: Found, question: LookupRequest, num_named: int) -> None:
         """Work out the hit from what the leases say now."""
         ends = [min(rank[g].end for rank in found.chains) for g in range(len(self._groups))]
         if len(self._groups) == 1:
@@ -153,7 +153,7 @@ class Finder:
         namespace: Namespace,
         chain: list[bytes],
         first_block: int,
-        question: Question,
+        question: LookupRequest,
         pinned: PinnedChain,
     ) -> None:
         for first in range(first_block // MAX_BLOCKS * MAX_BLOCKS, len(chain), MAX_BLOCKS):
@@ -182,7 +182,7 @@ class Finder:
 
 async def _all(calls: Iterable[Coroutine[Any, Any, object]]) -> None:
     """Wait for every call, then raise what the first one that failed raised: what others were granted after
-    that must be known, or nobody would release it."""
+    that must be known, or it would never be released."""
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

@@ -1,6 +1,6 @@
 """What the scheduler asks its agent, and what comes back. Filled by one thread, read by another.
 
-The agent's thread sets the fields of Asked once each, `answer` last; the scheduler only reads them.
+The agent's thread sets the fields of PendingLookup once each, `answer` last; the scheduler only reads them.
 Assigning a reference is atomic in CPython, so there is no lock on the engine's critical path.
 """
 
@@ -12,8 +12,8 @@ from ....v1.types import Tier, Urgency
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """How much of this request is stored, from token `first_token` on? Pin it."""
+class LookupRequest:
+    """A prefix to look up from token `first_token` on, and to pin."""
 
     session: str
     hashes: tuple[bytes, ...]  # the request's own, one per hash block
@@ -24,7 +24,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LookupResult:
     """Readable and pinned up to `num_tokens`; 0 with a `cause` (one of counters.NAMES) when there is none."""
 
     num_tokens: int = 0
@@ -35,22 +35,22 @@ class Answer:
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
-    """A question under way. `answer` is set once."""
+class PendingLookup:
+    """A lookup under way. `answer` is set once."""
 
-    question: Question
+    question: LookupRequest
     asked_at: float
     is_pinned: bool = False  # the daemon has answered; blocks may still be on their way up
-    arriving: Answer | None = None  # what `answer` will be, if all that is on its way up arrives
-    answer: Answer | None = None
+    arriving: LookupResult | None = None  # what `answer` will be, if all that is on its way up arrives
+    answer: LookupResult | None = None
     is_lost: bool = False  # the pin ended before its release
-    is_released: bool = field(default=False)  # by the scheduler: nobody wants the answer any more
+    is_released: bool = field(default=False)  # by the scheduler: the answer is not wanted any more
     has_answer: threading.Event = field(default_factory=threading.Event)  # set after `answer`
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What the appliance is told about a session. Times in seconds from now."""
+class SessionUpdate:
+    """New state of a session, for the appliance. Times in seconds from now."""
 
     urgency: Urgency
     deadline_s: float | None = None
@@ -59,18 +59,18 @@ class Word:
     is_last: bool = False  # end it; what is reusable of its blocks is archived
 
 
-class Asker(Protocol):
+class LookupAgent(Protocol):
     """What the scheduler's side needs of the agent. No method raises, and only `wait` blocks."""
 
     def allows(self) -> bool:
         """Whether to ask now; False while the appliance does not answer."""
         ...
 
-    def ask(self, question: Question) -> Asked:
+    def ask(self, question: LookupRequest) -> PendingLookup:
         """Start a lookup that pins."""
         ...
 
-    def wait(self, asked: Asked, timeout_s: float) -> None:
+    def wait(self, asked: PendingLookup, timeout_s: float) -> None:
         """Return when the answer is there, or after `timeout_s`."""
         ...
 
@@ -78,10 +78,10 @@ class Asker(Protocol):
         """Note that an answer did not come in time."""
         ...
 
-    def release(self, asked: Asked) -> None:
+    def release(self, asked: PendingLookup) -> None:
         """End the pin, now or when it comes. Idempotent."""
         ...
 
-    def tell(self, session: str, word: Word) -> None:
-        """Say how a session is doing; the latest word counts."""
+    def tell(self, session: str, update: SessionUpdate) -> None:
+        """Note the state of a session; the latest update counts."""
         ...

@@ -2,7 +2,7 @@
 
 A block is saved in the step that fills it: a sliding window may give it away in the next one. Its engine
 block is held by a reference of ours until every rank has acknowledged the save, so that a finished, aborted
-or preempted request can go. What is stored, or under way, is not saved again, whoever computed it.
+or preempted request can go. What is stored, or under way, is not saved again, whichever engine computed it.
 """
 
 from collections import OrderedDict
@@ -36,7 +36,7 @@ class Saving:
     """How far one request is saved: the next block of each group; `num_retries` is over all groups.
 
     `due_tokens` is how long it must be for a plan to have anything to do: most requests fill no block in most
-    steps, and must cost nothing then. Whoever changes `next_block` sets it to 0.
+    steps, and must cost nothing then. A change of `next_block` sets it to 0.
     """
 
     next_block: list[int]

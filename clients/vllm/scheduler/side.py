@@ -18,16 +18,16 @@ from typing import Any
 
 from ....v1.types import Tier, Urgency
 from ..counters import Counters
-from ..groups import NULL_BLOCK, Group
+from ..groups import Group
 from ..options import Options
-from ..plan import Acks, Load, Part, Save, StepPlan
-from .lookups import Answer, Asked, Asker, Question, Word
+from ..plan import Acks, Load, Save, StepPlan, part_of
+from .lookups import LookupAgent, LookupRequest, LookupResult, PendingLookup, SessionUpdate
 from .saving import NEVER, Saver, Saving, Stored
 from .sessions import Turn, turn_of
 
 MIN_PREFILL_TOKENS = 256  # of one request in a step whose time says how fast prompts are computed,
 MIN_PREFILL_FRACTION = 0.9  # and of all that the step computes: a few others may decode meanwhile
-OLD_NEWS = 2  # limits on answers; one of them is what a request loses while its turn has come
+ASK_AGAIN_AFTER = 2  # answer timeouts; a request loses one of them while its turn has come
 GRACE_S = 1.0  # beyond the time that promotions may take
 MAX_QUESTIONS = 3  # per attempt to schedule a request: its lease got lost, or its local blocks did
 MISS = (0, False)
@@ -41,15 +41,15 @@ class Tracked:
     request: Any
     turn: Turn
     saving: Saving
-    asked: Asked | None = None
+    asked: PendingLookup | None = None
     num_questions: int = 0
     polled_at: float | None = None  # when the scheduler first wanted the answer
     given_up: bool = False  # nothing more is loaded for it
     is_loading: bool = False
-    promised: Answer | None = None
+    promised: LookupResult | None = None
     may_be_early: bool = True  # promised before all of it has come up
     is_arriving: bool = False  # such a load is under way
-    learned_from: Answer | None = None
+    learned_from: LookupResult | None = None
     promised_from: int = 0  # tokens that the engine had when it was told
     adapter: bytes = b""
     urgency: Urgency = Urgency.QUEUED
@@ -64,7 +64,7 @@ class SchedulerSide:
         self,
         options: Options,
         groups: Sequence[Group],
-        asker: Asker,
+        agent: LookupAgent,
         saver: Saver,
         counters: Counters,
         engine: str = "",
@@ -74,7 +74,7 @@ class SchedulerSide:
     ) -> None:
         self._options = options
         self._groups = list(groups)
-        self._asker = asker
+        self._agent = agent
         self._saver = saver
         self._counters = counters
         self._engine = engine
@@ -109,7 +109,7 @@ class SchedulerSide:
             self._let_go(tracked)
             return MISS
         asked = tracked.asked
-        if asked is not None and (self._is_stale(asked, num_computed_tokens) or self._is_old_news(asked)):
+        if asked is not None and (self._is_stale(asked, num_computed_tokens) or self._may_ask_again(asked)):
             self._let_go(tracked)
             asked = None
         if asked is None:
@@ -152,7 +152,7 @@ class SchedulerSide:
         load.parts = [
             part
             for group, table in zip(self._groups, block_ids, strict=True)
-            if (part := _part(group, request.block_hashes, table, first, end))
+            if (part := part_of(group, request.block_hashes, table, first, end))
         ]
         self._counters.add("hits")
         for source, number in self.hit_sources(request, num_external_tokens).items():
@@ -178,7 +178,7 @@ class SchedulerSide:
         `tables` returns a request's block tables, one per group.
 
         Fills instead of returning: should this fail half-way, the loads are in the plan all the same, and
-        nobody waits for one that was never begun.
+        the engine does not wait for one that was never begun.
         """
         self._wait_left_s = self._options.answer_wait_s
         plan.loads, self._planned = self._planned, []
@@ -231,7 +231,7 @@ class SchedulerSide:
         turn = tracked.turn
         urgency = Urgency.ENDED if turn.is_last else Urgency.WAITING
         num_decoded = max(0, request.num_tokens - request.num_prompt_tokens)
-        self._tell(turn, Word(urgency, None, turn.returns_in_s, num_decoded, turn.is_last))
+        self._tell(turn, SessionUpdate(urgency, None, turn.returns_in_s, num_decoded, turn.is_last))
 
     @property
     def is_busy(self) -> bool:
@@ -274,8 +274,10 @@ class SchedulerSide:
         self._tracked[request.request_id] = tracked
         return tracked
 
-    def _ask(self, tracked: Tracked, num_computed_tokens: int, is_early: bool = False) -> Asked | None:
-        """Ask; None when there is nothing to ask for, or nobody: for good, unless it `is_early`."""
+    def _ask(
+        self, tracked: Tracked, num_computed_tokens: int, is_early: bool = False
+    ) -> PendingLookup | None:
+        """Ask; None when there is nothing to ask for, or no daemon: for good, unless it `is_early`."""
         request = tracked.request
         first_token = min(
             group.num_blocks(num_computed_tokens) * group.block_tokens for group in self._groups
@@ -287,7 +289,7 @@ class SchedulerSide:
         if tracked.num_questions >= MAX_QUESTIONS:
             tracked.given_up = True
             return None
-        if not self._asker.allows():
+        if not self._agent.allows():
             if is_early:  # it may answer again by the time that the scheduler comes to this request
                 return None
             self._counters.add("misses_breaker")
@@ -299,19 +301,21 @@ class SchedulerSide:
         adapter = getattr(request.lora_request, "lora_path", "") if request.lora_request else ""
         hashes = tuple(request.block_hashes)
         limit_s = min(self._options.promote_timeout_s, tracked.turn.deadline_s or float("inf"))
-        question = Question(tracked.turn.session, hashes, first_token, adapter, self.salt, limit_s)
-        tracked.asked = self._asker.ask(question)
+        question = LookupRequest(tracked.turn.session, hashes, first_token, adapter, self.salt, limit_s)
+        tracked.asked = self._agent.ask(question)
         self._num_leased += 1
         return tracked.asked
 
-    def _early_answer(self, tracked: Tracked, asked: Asked) -> Answer | None:
+    def _early_answer(self, tracked: Tracked, asked: PendingLookup) -> LookupResult | None:
         """What is pinned, though some of it is on its way up still: its load then overlaps with that. A
         request with a deadline waits: what has not come up by then is computed instead."""
         if not tracked.may_be_early or tracked.turn.deadline_s:
             return None
         return asked.arriving if self._num_arriving < self._options.max_arriving_loads else None
 
-    def _promise(self, tracked: Tracked, answer: Answer, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def _promise(
+        self, tracked: Tracked, answer: LookupResult, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         tracked.adapter = answer.adapter
         if answer.stored and tracked.learned_from is not answer:
             tracked.learned_from = answer
@@ -327,7 +331,7 @@ class SchedulerSide:
 
     def _give_up(self, tracked: Tracked, cause: str) -> tuple[int, bool]:
         if cause == "misses_timeout":
-            self._asker.silent()
+            self._agent.silent()
         if not tracked.given_up:
             self._counters.add(cause)
         tracked.given_up = True
@@ -336,11 +340,11 @@ class SchedulerSide:
 
     def _let_go(self, tracked: Tracked) -> None:
         if tracked.asked is not None:
-            self._asker.release(tracked.asked)
+            self._agent.release(tracked.asked)
             tracked.asked = None
             self._num_leased -= 1
 
-    def _is_stale(self, asked: Asked, num_computed_tokens: int) -> bool:
+    def _is_stale(self, asked: PendingLookup, num_computed_tokens: int) -> bool:
         """Whether the pin has ended, or does not begin where the engine's own blocks end any more."""
         if asked.is_lost:
             self._counters.add("leases_lost")
@@ -348,20 +352,22 @@ class SchedulerSide:
         first = asked.question.first_token
         return any(group.num_blocks(num_computed_tokens) < group.num_blocks(first) for group in self._groups)
 
-    def _is_old_news(self, asked: Asked) -> bool:
-        """Whether nobody answered so long ago that somebody may by now: a request that waited in the queue
-        meanwhile is asked for again."""
+    def _may_ask_again(self, asked: PendingLookup) -> bool:
+        """Whether the last lookup failed so long ago that the daemon may answer by now: a request that waited
+        in the queue meanwhile is looked up again."""
         has_failed = asked.answer is not None and asked.answer.cause == "misses_error"
-        return has_failed and self._clock() - asked.asked_at > OLD_NEWS * self._options.answer_timeout_s
+        return (
+            has_failed and self._clock() - asked.asked_at > ASK_AGAIN_AFTER * self._options.answer_timeout_s
+        )
 
-    def _wait_a_little(self, asked: Asked) -> None:
+    def _wait_a_little(self, asked: PendingLookup) -> None:
         """Requests that arrived together would start in different steps, each with its own pass over the
         weights, if the first ones were sent away for the half millisecond that an answer takes."""
         started_at = self._clock()
-        self._asker.wait(asked, self._wait_left_s)
+        self._agent.wait(asked, self._wait_left_s)
         self._wait_left_s -= self._clock() - started_at
 
-    def _is_late(self, asked: Asked, polled_at: float) -> bool:
+    def _is_late(self, asked: PendingLookup, polled_at: float) -> bool:
         limit_s = self._options.answer_timeout_s
         if asked.is_pinned:
             limit_s = asked.question.deadline_s + GRACE_S
@@ -393,13 +399,13 @@ class SchedulerSide:
                 save.prefill_share = num_saved / num_all
 
     def _save(self, tracked: Tracked, num_tokens: int, tables: Callable[[str], Any]) -> list[Save]:
-        """Plan what the first `num_tokens` tokens of a request have filled and nobody has saved."""
+        """Plan what the first `num_tokens` tokens of a request have filled and that are not saved yet."""
         request = tracked.request
         num_tokens = self._num_saveable(tracked, num_tokens)
         if num_tokens < tracked.saving.due_tokens:
             return []
         if request.lora_request and not tracked.adapter:
-            return []  # without its digest nobody could tell adapters apart
+            return []  # without its digest adapters could not be told apart
         table = tables(request.request_id)
         if table is None:
             return []
@@ -432,23 +438,8 @@ class SchedulerSide:
         urgency = Urgency.DECODING if num_tokens > num_prompt_tokens else Urgency.PREFILL
         if urgency != tracked.urgency:
             tracked.urgency = urgency
-            self._tell(tracked.turn, Word(urgency, tracked.turn.deadline_s))
+            self._tell(tracked.turn, SessionUpdate(urgency, tracked.turn.deadline_s))
 
-    def _tell(self, turn: Turn, word: Word) -> None:
+    def _tell(self, turn: Turn, update: SessionUpdate) -> None:
         if not turn.is_private:
-            self._asker.tell(turn.session, word)
-
-
-def _part(
-    group: Group, hashes: Sequence[bytes], table: Sequence[int], first_token: int, end_token: int
-) -> Part | None:
-    """Return which blocks of a group to load: the last run of real ones (a window has no others)."""
-    first, end = group.num_blocks(first_token), group.num_blocks(end_token)
-    block_ids = list(table[first:end])
-    if NULL_BLOCK in block_ids:
-        last_null = len(block_ids) - 1 - block_ids[::-1].index(NULL_BLOCK)
-        first += last_null + 1
-        block_ids = block_ids[last_null + 1 :]
-    if not block_ids:
-        return None
-    return Part(group.index, b"".join(group.chain(hashes)[:end]), first, block_ids)
+            self._agent.tell(turn.session, update)

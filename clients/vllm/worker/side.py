@@ -6,7 +6,7 @@
             one thread: a block's parent is stored before it
 
 The engine's thread only hands over and collects. Every call to the daemon has a time limit, so every load and
-every save ends, and is reported as over: the engine waits for that word only.
+every save ends, and is reported as over: the engine waits for that report only.
 """
 
 import queue
@@ -24,8 +24,8 @@ from ..counters import Counters
 from ..options import Options
 from ..plan import Ack, Acks, Again, Load, Part, Save, StepPlan
 from .pages import PagedGroup
-from .roads import DevicePages, DeviceRoad, Fetch, HostRoad, Road, Store
 from .threads import run_aside
+from .transfers import DevicePages, DeviceTransfer, Fetch, HostTransfer, Store, Transfer
 
 HASH_BYTES = 32
 STORED = (PutOutcome.STORED, PutOutcome.DEDUPLICATED, PutOutcome.IN_PROGRESS)
@@ -66,21 +66,21 @@ class WorkerSide:
         self._loads: queue.SimpleQueue[tuple[Load, str, int] | None] = queue.SimpleQueue()
         self._arriving_loads: queue.SimpleQueue[tuple[Load, str, int] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[tuple[Save, str, int, float] | None] = queue.SimpleQueue()
-        self._save_road = self._road(options.staging_bytes)
+        self._save_transfer = self._transfer(options.staging_bytes)
         self._threads = [run("kvtier-save", self._serve_saves, True)]
         loading = [self._loads] * options.num_load_threads
         if options.max_arriving_loads:  # these wait for the disk, and would hold up those from memory
             loading.append(self._arriving_loads)
-        self._load_roads = [self._road(LOAD_STAGING_BYTES) for _ in loading]
-        for i, (source, road) in enumerate(zip(loading, self._load_roads, strict=True)):
-            self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source, road), False))
+        self._load_transfers = [self._transfer(LOAD_STAGING_BYTES) for _ in loading]
+        for i, (source, transfer) in enumerate(zip(loading, self._load_transfers, strict=True)):
+            self._threads.append(run(f"kvtier-load-{i}", partial(self._serve_loads, source, transfer), False))
 
-    def _road(self, staging_bytes: int) -> Road:
+    def _transfer(self, staging_bytes: int) -> Transfer:
         """Make what moves bytes for one thread. On the engine's thread; nothing is sent."""
         if self._device is None:
-            return HostRoad(self._make_client(staging_bytes), self._identities, self._groups)
+            return HostTransfer(self._make_client(staging_bytes), self._identities, self._groups)
         client = self._make_client(LOAD_STAGING_BYTES)
-        return DeviceRoad(client, self._identities, self._device)
+        return DeviceTransfer(client, self._identities, self._device)
 
     # ---------------------------------------------------------------------- the engine's thread
 
@@ -88,7 +88,7 @@ class WorkerSide:
         """Start the loads of a step."""
         if not plan.loads:
             return
-        (mark,) = {road.mark() for road in self._load_roads}  # always together: one number
+        (mark,) = {transfer.mark() for transfer in self._load_transfers}  # always together: one number
         for load in plan.loads:
             waits_apart = load.is_arriving and self._options.max_arriving_loads
             (self._arriving_loads if waits_apart else self._loads).put((load, plan.salt, mark))
@@ -97,7 +97,7 @@ class WorkerSide:
         """Start the saves of a step; its blocks are complete. `step_s` is what computing it took."""
         if not plan.saves:
             return
-        mark = self._save_road.mark()
+        mark = self._save_transfer.mark()
         for save in plan.saves:
             self._saves.put((save, plan.salt, mark, save.prefill_share * step_s))
 
@@ -137,14 +137,16 @@ class WorkerSide:
 
     # ------------------------------------------------------------------------------------- loads
 
-    def _serve_loads(self, source: "queue.SimpleQueue[tuple[Load, str, int] | None]", road: Road) -> None:
-        self._connect(road)
+    def _serve_loads(
+        self, source: "queue.SimpleQueue[tuple[Load, str, int] | None]", transfer: Transfer
+    ) -> None:
+        self._connect(transfer)
         while (item := source.get()) is not None:
             load, salt, mark = item
             started_at = time.monotonic()
             is_right = False
             try:
-                is_right = self._load_all(road, load, salt, mark)
+                is_right = self._load_all(transfer, load, salt, mark)
             except Exception as problem:  # whatever it is, the engine waits for the word "over"
                 self._failed_call(problem)
             self._counters.add("loads")
@@ -154,16 +156,16 @@ class WorkerSide:
                 if not is_right:
                     self._failed.add(load.request_id)
                     self._counters.add("load_failures")
-        road.close()
+        transfer.close()
 
-    def _load_all(self, road: Road, load: Load, salt: str, mark: int) -> bool:
+    def _load_all(self, transfer: Transfer, load: Load, salt: str, mark: int) -> bool:
         """Whether all blocks came; a load without any is one that failed on its way here."""
-        return bool(load.parts) and all(self._load(road, load, part, salt, mark) for part in load.parts)
+        return bool(load.parts) and all(self._load(transfer, load, part, salt, mark) for part in load.parts)
 
-    def _load(self, road: Road, load: Load, part: Part, salt: str, mark: int) -> bool:
+    def _load(self, transfer: Transfer, load: Load, part: Part, salt: str, mark: int) -> bool:
         """Copy one group's blocks; whether all of them came, proven right."""
         group = self._groups[part.group]
-        namespace = road.namespace(part.group, salt, load.adapter)
+        namespace = transfer.namespace(part.group, salt, load.adapter)
         num_named = len(part.hashes) // HASH_BYTES
         timeout_s = self._options.load_timeout_s if self.breaker.allows() else SILENT_TIMEOUT_S
         first_call = part.first_block // MAX_BLOCKS * MAX_BLOCKS
@@ -173,7 +175,7 @@ class WorkerSide:
             ids = part.block_ids[done - part.first_block : end - part.first_block]
             hashes = part.hashes[start * HASH_BYTES : end * HASH_BYTES]
             fetch = Fetch(part.group, namespace, hashes, ids, done - start, load.session, timeout_s)
-            got = road.get(fetch, mark)
+            got = transfer.get(fetch, mark)
             if got.was_asked:
                 self.breaker.succeeded()
             if got.num_loaded < len(ids):
@@ -186,15 +188,15 @@ class WorkerSide:
     # ------------------------------------------------------------------------------------- saves
 
     def _serve_saves(self) -> None:
-        road = self._save_road
-        self._connect(road)
+        transfer = self._save_transfer
+        self._connect(transfer)
         while (item := self._saves.get()) is not None:
             save, salt, mark, prefill_s = item
             started_at = time.monotonic()
             ack = Ack(1, 0)
             if self.breaker.allows():
                 try:
-                    ack = self._save(road, save, salt, mark, prefill_s)
+                    ack = self._save(transfer, save, salt, mark, prefill_s)
                     self.breaker.succeeded()
                 except Exception as problem:  # whatever it is, the blocks must be given back
                     self._failed_call(problem)
@@ -205,15 +207,15 @@ class WorkerSide:
             self._counters.add("save_seconds", time.monotonic() - started_at)
             with self._lock:
                 self._acks.by_job[save.job] = ack
-        road.close()
+        transfer.close()
 
-    def _save(self, road: Road, save: Save, salt: str, mark: int, prefill_s: float) -> Ack:
+    def _save(self, transfer: Transfer, save: Save, salt: str, mark: int, prefill_s: float) -> Ack:
         """Store blocks; return how many from the start are stored, and what to try again."""
         group = self._groups[save.group]
-        report = road.put(
+        report = transfer.put(
             Store(
                 save.group,
-                road.namespace(save.group, salt, save.adapter),
+                transfer.namespace(save.group, salt, save.adapter),
                 save.hashes,
                 save.block_ids,
                 save.parent,
@@ -233,10 +235,10 @@ class WorkerSide:
                 return Ack(1, number, AGAIN.get(outcome, Again.NOTHING))
         return Ack(1, len(report.outcomes))
 
-    def _connect(self, road: Road) -> None:
+    def _connect(self, transfer: Transfer) -> None:
         """Connect before the first request needs it; an appliance that is not there yet is found later."""
         try:
-            road.connect()
+            transfer.connect()
         except Exception as problem:
             self._failed_call(problem)
 

@@ -2,7 +2,7 @@
 
 An engine on CPU pins the thread that creates us to one core, and a new thread inherits that: it would
 compete with exactly one of the engine's threads, which then holds up all others at every barrier. So a thread
-here may run wherever any thread of the process may, and where nobody waits for it, it makes way for the
+here may run wherever any thread of the process may, and where no call waits for it, it makes way for the
 engine's (v1/threads.py).
 """
 
@@ -15,7 +15,7 @@ from ....v1.threads import make_way
 
 
 def run_aside(name: str, work: Callable[[], None], in_background: bool) -> threading.Thread:
-    """Start a daemon thread that runs `work`; `in_background` where nobody waits for it."""
+    """Start a daemon thread that runs `work`; `in_background` where no call waits for it."""
 
     def run() -> None:
         spread_out()

@@ -1,4 +1,4 @@
-"""Addresses of the daemon: what may be written, and where it is when nobody says.
+"""Addresses of the daemon: what may be written, and its default.
 
 Daemon, command line and clients use the same rule, so that `kvtier serve`, `kvtier status` and
 `kvtier.Client()` find each other without an argument: /run/kvtier when this user may write there (root,
@@ -57,7 +57,7 @@ def candidates(environment: Mapping[str, str], uid: int | None = None) -> list[P
 
 
 def default_address(environment: Mapping[str, str]) -> str:
-    """Return where a daemon of this user listens when nobody says."""
+    """Return where a daemon of this user listens by default."""
     *wished, last = candidates(environment)
     path = next((path for path in wished if _may_create(path.parent)), last)
     return f"unix://{path}"
@@ -66,7 +66,7 @@ def default_address(environment: Mapping[str, str]) -> str:
 def default_target(environment: Mapping[str, str], uid: int | None = None) -> str:
     """Return where a client looks: KVTIER_TARGET, else the first socket there that root or this user owns, or
     that lies where only root could have made room for it; one that this user may not open comes after the
-    others. None of them: where this user's daemon would listen. (In /tmp anybody may lie in wait.)"""
+    others. None of them: where this user's daemon would listen. (In /tmp any user may create it first.)"""
     if target := environment.get("KVTIER_TARGET"):
         return target
     uid = os.getuid() if uid is None else uid

@@ -146,7 +146,7 @@ def diagnose_address(target: str) -> Diagnosis | None:
 
 
 def diagnose_socket(path: str, timeout_s: float = 1.0) -> Diagnosis | None:
-    """Connect to the Unix socket at `path`; return what is wrong, None when somebody listens."""
+    """Connect to the Unix socket at `path`; return what is wrong, None when a server listens."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(timeout_s)
         try:

@@ -49,7 +49,7 @@ class Flag(IntFlag):
     NONE = 0
     LAST = 1  # ends the answer to this call
     ERROR = 2  # the payload is an ErrorDetail
-    NO_REPLY = 4  # request only: nobody waits for an answer
+    NO_REPLY = 4  # request only: no answer is wanted
     TRACED = 8  # request only, where Attach said `is_traced`: the payload follows a traceparent
 
 
@@ -76,7 +76,7 @@ def traced(frame: Frame, traceparent: str) -> Frame:
 
 
 def untraced(frame: Frame) -> tuple[Frame, str]:
-    """Return a request as it was before `traced`, and its trace context, which nobody has checked."""
+    """Return a request as it was before `traced`, and its trace context, unchecked."""
     context, payload = frame.payload[:TRACEPARENT_BYTES], frame.payload[TRACEPARENT_BYTES:]
     return frame._replace(flags=frame.flags & ~Flag.TRACED, payload=payload), context.decode(
         "ascii", "replace"

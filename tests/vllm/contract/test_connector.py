@@ -43,7 +43,7 @@ from kvtier.clients.vllm.connector import (
 )
 from kvtier.clients.vllm.metrics import KvtierStats
 from kvtier.clients.vllm.plan import Ack, Acks, Load
-from kvtier.clients.vllm.scheduler.lookups import Answer, Asked
+from kvtier.clients.vllm.scheduler.lookups import LookupResult, PendingLookup
 from kvtier.clients.vllm.versions import SUPPORTED, check_version
 
 BLOCK = 128
@@ -104,17 +104,17 @@ def request(num_tokens: int, name: str = "r", salt: str | None = None) -> Reques
     )
 
 
-class Asker:
+class LookupAgent:
     """Answers with what it is told."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[PendingLookup] = []
 
     def allows(self) -> bool:
         return True
 
-    def ask(self, question: Any) -> Asked:
-        self.asked.append(Asked(question, time.monotonic()))
+    def ask(self, question: Any) -> PendingLookup:
+        self.asked.append(PendingLookup(question, time.monotonic()))
         return self.asked[-1]
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -122,10 +122,10 @@ class Asker:
 
 
 @pytest.fixture
-def ready(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Asker, BlockPool]:
+def ready(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, LookupAgent, BlockPool]:
     """A connector on the scheduler's side after the handshake with two ranks, its block pool bound."""
-    asker = Asker()
-    monkeypatch.setattr(module, "Agent", lambda *arguments: asker)
+    agent = LookupAgent()
+    monkeypatch.setattr(module, "Agent", lambda *arguments: agent)
     connector = make()
     pool = BlockPool(num_gpu_blocks=16, enable_caching=True, hash_block_size=BLOCK)
     connector.bind_gpu_block_pool(pool)
@@ -136,7 +136,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Asker, BlockPool]:
             for rank in (0, 1)
         }
     )
-    return connector, asker, pool
+    return connector, agent, pool
 
 
 # ------------------------------------------------------------------------------------------- surface
@@ -237,12 +237,12 @@ def test_block_hashes_are_32_bytes_and_the_same_everywhere() -> None:
     assert first.block_hashes != request(2 * BLOCK, salt="tenant").block_hashes
 
 
-def test_a_request_through_the_scheduler_hooks(ready: tuple[Any, Asker, BlockPool]) -> None:
-    connector, asker, pool = ready
+def test_a_request_through_the_scheduler_hooks(ready: tuple[Any, LookupAgent, BlockPool]) -> None:
+    connector, agent, pool = ready
     one = request(3 * BLOCK)
     connector.on_new_request(one)
     assert connector.get_num_new_matched_tokens(one, 0) == (None, False)
-    asker.asked[0].answer = Answer(2 * BLOCK, (2,), (Tier.DRAM, Tier.NVME))
+    agent.asked[0].answer = LookupResult(2 * BLOCK, (2,), (Tier.DRAM, Tier.NVME))
     assert connector.get_num_new_matched_tokens(one, 0) == (2 * BLOCK, True)
     blocks = pool.get_new_blocks(2)
     connector.update_state_after_alloc(one, KVCacheBlocks((blocks,)), 2 * BLOCK)
@@ -271,13 +271,13 @@ def step(scheduled: dict[str, int], tables: dict[str, Any]) -> Any:
     return SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)
 
 
-def test_the_engines_own_blocks_are_seen(ready: tuple[Any, Asker, BlockPool]) -> None:
-    connector, asker, pool = ready
+def test_the_engines_own_blocks_are_seen(ready: tuple[Any, LookupAgent, BlockPool]) -> None:
+    connector, agent, pool = ready
     one = request(3 * BLOCK + 1)
     blocks = pool.get_new_blocks(2)
     pool.cache_full_blocks(one, blocks, 0, 2, BLOCK, 0)
     connector.on_new_request(one)
-    assert asker.asked[0].question.first_token == 2 * BLOCK
+    assert agent.asked[0].question.first_token == 2 * BLOCK
 
 
 def test_two_ranks_end_a_load_and_a_save_together() -> None:
@@ -348,12 +348,12 @@ def test_no_exception_leaves_a_hook() -> None:
     assert connector.get_kv_connector_stats().data["hook_errors"] > 10
 
 
-def test_a_plan_that_breaks_half_way_still_ends_its_loads(ready: tuple[Any, Asker, BlockPool]) -> None:
+def test_a_plan_that_breaks_half_way_still_ends_its_loads(ready: tuple[Any, LookupAgent, BlockPool]) -> None:
     """A load that the engine waits for is reported, whatever happens to the rest of the step."""
-    connector, asker, pool = ready
+    connector, agent, pool = ready
     one = request(3 * BLOCK)
     connector.on_new_request(one)
-    asker.asked[0].answer = Answer(2 * BLOCK, (2,))
+    agent.asked[0].answer = LookupResult(2 * BLOCK, (2,))
     connector.get_num_new_matched_tokens(one, 0)
     connector.update_state_after_alloc(one, KVCacheBlocks((pool.get_new_blocks(2),)), 2 * BLOCK)
     broken = SimpleNamespace(num_scheduled_tokens={"r": 1}, kv_connector_block_state=Broken())
@@ -362,7 +362,7 @@ def test_a_plan_that_breaks_half_way_still_ends_its_loads(ready: tuple[Any, Aske
     assert isinstance(meta.plan.loads[0], Load)
 
 
-def test_stored_blocks_are_told_as_kv_events(ready: tuple[Any, Asker, BlockPool]) -> None:
+def test_stored_blocks_are_told_as_kv_events(ready: tuple[Any, LookupAgent, BlockPool]) -> None:
     connector, _, pool = ready
     connector._has_listeners = connector._scheduler._has_listeners = True
     one = request(2 * BLOCK, salt="tenant")

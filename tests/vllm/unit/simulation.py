@@ -14,7 +14,7 @@ from kvtier.clients.vllm.identity import identity_of, salted
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Acks, StepPlan
 from kvtier.clients.vllm.scheduler.finding import Finder, Found
-from kvtier.clients.vllm.scheduler.lookups import Answer, Asked, Question, Word
+from kvtier.clients.vllm.scheduler.lookups import LookupRequest, LookupResult, PendingLookup, SessionUpdate
 from kvtier.clients.vllm.scheduler.saving import Saver
 from kvtier.clients.vllm.scheduler.side import SchedulerSide
 from kvtier.clients.vllm.worker.side import WorkerSide
@@ -38,8 +38,8 @@ class Inline:
         return threading.Thread()
 
 
-class InlineAsker:
-    """lookups.Asker that answers in this thread, when `pump` is called: at once, or, as for blocks that come
+class InlineAgent:
+    """LookupAgent that answers in this thread, when `pump` is called: at once, or, as for blocks that come
     from a slower tier, after saying what is pinned, by the next pump."""
 
     def __init__(
@@ -55,31 +55,31 @@ class InlineAsker:
         self._client: AsyncClient = appliance.async_client(name="scheduler")
         self._finder = Finder(self._client, groups, 30.0)
         self._identities = identities
-        self._waiting: list[Asked] = []
-        self._arriving: list[Asked] = []
-        self._found: dict[Asked, Found] = {}
-        self.told: list[tuple[str, Word]] = []
+        self._waiting: list[PendingLookup] = []
+        self._arriving: list[PendingLookup] = []
+        self._found: dict[PendingLookup, Found] = {}
+        self.told: list[tuple[str, SessionUpdate]] = []
 
     def allows(self) -> bool:
         return True
 
-    def wait(self, asked: Asked, timeout_s: float) -> None:
+    def wait(self, asked: PendingLookup, timeout_s: float) -> None:
         """Answers come when they are pumped, not before."""
 
     def silent(self) -> None:
         raise AssertionError("no clock runs here")
 
-    def ask(self, question: Question) -> Asked:
-        asked = Asked(question, 0.0)
+    def ask(self, question: LookupRequest) -> PendingLookup:
+        asked = PendingLookup(question, 0.0)
         self._waiting.append(asked)
         return asked
 
-    def release(self, asked: Asked) -> None:
+    def release(self, asked: PendingLookup) -> None:
         asked.is_released = True
         if found := self._found.pop(asked, None):
             self._loop.run_until_complete(self._release(found))
 
-    def tell(self, session: str, word: Word) -> None:
+    def tell(self, session: str, word: SessionUpdate) -> None:
         self.told.append((session, word))
 
     @property
@@ -98,7 +98,7 @@ class InlineAsker:
         self._loop.run_until_complete(self._client.close())
         self._loop.close()
 
-    async def _answer(self, asked: Asked) -> None:
+    async def _answer(self, asked: PendingLookup) -> None:
         found, question = Found(), asked.question
         try:
             namespaces = [
@@ -106,7 +106,7 @@ class InlineAsker:
             ]
             await self._finder.pin(namespaces, question, found)
         except KvtierError:
-            asked.answer = Answer(cause="misses_error")
+            asked.answer = LookupResult(cause="misses_error")
             return
         if asked.is_released:
             await self._release(found)
@@ -114,20 +114,20 @@ class InlineAsker:
         asked.is_pinned = True
         self._found[asked] = found
         if found.num_tokens and self._random.random() < self.arriving_chance:
-            asked.arriving = Answer(found.num_tokens, found.stored, found.tiers)
+            asked.arriving = LookupResult(found.num_tokens, found.stored, found.tiers)
             self._arriving.append(asked)
         else:
             await self._conclude(asked)
 
-    async def _conclude(self, asked: Asked) -> None:
+    async def _conclude(self, asked: PendingLookup) -> None:
         found = self._found.get(asked)
         if found is None:
             return  # released meanwhile
         try:
             await self._finder.wait(found, asked.question)
-            asked.answer = Answer(found.num_tokens, found.stored, found.tiers)
+            asked.answer = LookupResult(found.num_tokens, found.stored, found.tiers)
         except KvtierError:
-            asked.answer = Answer(cause="misses_error")
+            asked.answer = LookupResult(cause="misses_error")
         if not asked.answer.num_tokens:
             del self._found[asked]
             await self._release(found)
@@ -162,7 +162,7 @@ class Simulation:
             )
             for g in groups
         ]
-        self.asker = InlineAsker(appliance, groups, identities, randomly)
+        self.agent = InlineAgent(appliance, groups, identities, randomly)
         saver = Saver(groups, 1, int(0.3 * num_blocks), self.pool, self.counters)
         self.num_steps = 0
         self.inline = Inline()
@@ -176,7 +176,7 @@ class Simulation:
             run=self.inline.run,
         )
         self.scheduler = SchedulerSide(
-            options, groups, self.asker, saver, self.counters, clock=lambda: 0.0, is_local=self._is_local
+            options, groups, self.agent, saver, self.counters, clock=lambda: 0.0, is_local=self._is_local
         )
         self.requests: dict[str, Request] = {}
         self.num_hit_tokens = 0
@@ -201,7 +201,7 @@ class Simulation:
         """One step. `answers`, `loads`, `saves`: whether the threads get anywhere meanwhile."""
         self.num_steps += 1
         if answers:
-            self.asker.pump()
+            self.agent.pump()
         scheduled = self._schedule_running()
         scheduled |= self._schedule_waiting()
         plan = StepPlan()
@@ -229,7 +229,7 @@ class Simulation:
         raise AssertionError(f"still there: {[(r.request_id, r.state) for r in self.requests.values()]}")
 
     def close(self) -> None:
-        self.asker.close()
+        self.agent.close()
 
     # ----------------------------------------------------------------------------------- schedule
 

@@ -9,7 +9,7 @@ import pytest
 from kvtier.clients import Overloaded
 from kvtier.clients.vllm.groups import Group
 from kvtier.clients.vllm.scheduler.finding import Finder, Found
-from kvtier.clients.vllm.scheduler.lookups import Question
+from kvtier.clients.vllm.scheduler.lookups import LookupRequest
 
 
 class SlowRanks:
@@ -36,7 +36,7 @@ def test_no_lease_is_lost_when_one_rank_refuses() -> None:
 
     async def run() -> None:
         with pytest.raises(Overloaded):
-            await finder.pin(namespaces, Question("s", (bytes(32),)), found)
+            await finder.pin(namespaces, LookupRequest("s", (bytes(32),)), found)
         known = list(found.leases)
         for _turn in range(10):
             await asyncio.sleep(0)

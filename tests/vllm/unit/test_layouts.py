@@ -19,14 +19,14 @@ from kvtier.clients.vllm.identity import identity_of
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Load, Part, Save, StepPlan
 from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
-from kvtier.clients.vllm.worker.roads import DevicePages
 from kvtier.clients.vllm.worker.side import WorkerSide
+from kvtier.clients.vllm.worker.transfers import DevicePages
 from tests.fakes.gpu.device import FakeDevice
 
 from ...e2e.direct_device import FakeExporter
 from ...e2e.direct_scene import WAIT_S, Served, names
 from .layouts import LAYOUTS, NUM_BLOCKS, NUM_LAYERS, Layout
-from .test_roads import wait_for
+from .test_transfers import wait_for
 
 PACKED = b"".join(names("layouts", 4))
 FROM, INTO = [5, 2, 11, 7], [1, 4, 0, 9]
@@ -96,11 +96,11 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("road", ["device", "host"])
-def test_what_one_rank_saves_another_loads(served: Served, name: str, road: str) -> None:
+@pytest.mark.parametrize("transfer", ["device", "host"])
+def test_what_one_rank_saves_another_loads(served: Served, name: str, transfer: str) -> None:
     layout = LAYOUTS[name]
-    one = Rank(served, layout, 1, is_on_device=road == "device")
-    two = Rank(served, layout, 2, is_on_device=road == "device")
+    one = Rank(served, layout, 1, is_on_device=transfer == "device")
+    two = Rank(served, layout, 2, is_on_device=transfer == "device")
     wanted = two.memory.copy()
     acks: dict[int, Ack] = {}
     one.side.start_saves(StepPlan(saves=[Save(1, 0, "s", b"", PACKED, FROM)]))
@@ -118,7 +118,7 @@ def test_what_one_rank_saves_another_loads(served: Served, name: str, road: str)
         for into, source in zip(INTO, FROM, strict=True):
             mine[into * parts : (into + 1) * parts] = theirs[source * parts : (source + 1) * parts]
     assert (two.memory == wanted).all(), "padding and other blocks are as they were"
-    if road == "device":
+    if transfer == "device":
         assert served.count("direct_put_blocks") == served.count("direct_get_blocks") == 4
     for rank in (one, two):
         rank.close()

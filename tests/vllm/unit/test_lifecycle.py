@@ -68,7 +68,7 @@ def run(simulation: Simulation, num_requests: int, between: object = None) -> No
 
 
 def assert_nothing_is_left(simulation: Simulation) -> None:
-    assert simulation.asker.num_pinned == 0
+    assert simulation.agent.num_pinned == 0
     assert simulation.pool.num_free == len(simulation.pool.references) - 1
     assert not simulation.scheduler.is_busy
 
@@ -136,7 +136,7 @@ def test_second_engine_finds_what_the_first_one_stored(simulate: Callable[..., S
 def test_one_copy_of_a_shared_prompt(simulate: Callable[..., Simulation]) -> None:
     """Many requests at the same time with one system prompt: each block is saved once."""
     simulation = simulate(FULL, 1, num_blocks=512, prefix_caching=False)
-    simulation.asker.arriving_chance = 0.0  # an answer that is older than a save makes it be tried again
+    simulation.agent.arriving_chance = 0.0  # an answer that is older than a save makes it be tried again
     for number in range(12):
         made = Request(f"r{number}", [*range(64), 400 + number], 65)
         made.max_tokens = 66

@@ -1,4 +1,4 @@
-"""The scheduler's half, one hook at a time, with a clock and an asker that the test holds in its hand."""
+"""The scheduler's half, one hook at a time, with a clock and an agent that the test holds in its hand."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from kvtier.clients.vllm.groups import Group
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Acks, Again, StepPlan
 from kvtier.clients.vllm.scheduler.agent import FAILED
-from kvtier.clients.vllm.scheduler.lookups import Answer, Asked, Question, Word
+from kvtier.clients.vllm.scheduler.lookups import LookupRequest, LookupResult, PendingLookup, SessionUpdate
 from kvtier.clients.vllm.scheduler.saving import Saver
 from kvtier.clients.vllm.scheduler.side import SchedulerSide
 
@@ -22,25 +22,25 @@ WINDOWED = [GROUPS[0], Group(1, 4, 1, window_tokens=10)]
 MISS, PENDING = (0, False), (None, False)
 
 
-class Asker:
+class LookupAgent:
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
-        self.released: list[Asked] = []
-        self.told: list[tuple[str, Word]] = []
-        self.answers_while_waited_for: dict[int, tuple[Answer | None, float]] = {}
+        self.asked: list[PendingLookup] = []
+        self.released: list[PendingLookup] = []
+        self.told: list[tuple[str, SessionUpdate]] = []
+        self.answers_while_waited_for: dict[int, tuple[LookupResult | None, float]] = {}
         self.is_open = False
         self.num_silent = 0
 
     def allows(self) -> bool:
         return not self.is_open
 
-    def ask(self, question: Question) -> Asked:
-        self.asked.append(Asked(question, clock.now))
+    def ask(self, question: LookupRequest) -> PendingLookup:
+        self.asked.append(PendingLookup(question, clock.now))
         return self.asked[-1]
 
-    def wait(self, asked: Asked, timeout_s: float) -> None:
+    def wait(self, asked: PendingLookup, timeout_s: float) -> None:
         """Time passes until the answer comes, if it comes."""
         answer, needs_s = self.answers_while_waited_for.pop(id(asked), (None, timeout_s))
         clock.now += min(needs_s, timeout_s)
@@ -50,11 +50,11 @@ class Asker:
     def silent(self) -> None:
         self.num_silent += 1
 
-    def release(self, asked: Asked) -> None:
+    def release(self, asked: PendingLookup) -> None:
         assert asked not in self.released
         self.released.append(asked)
 
-    def tell(self, session: str, word: Word) -> None:
+    def tell(self, session: str, word: SessionUpdate) -> None:
         self.told.append((session, word))
 
 
@@ -85,10 +85,10 @@ class Held:
 class Scene:
     def __init__(self, groups: list[Group] = GROUPS, num_ranks: int = 1, **options: Any) -> None:
         clock.now = 0.0
-        self.asker, self.held, self.counters = Asker(), Held(), Counters()
+        self.agent, self.held, self.counters = LookupAgent(), Held(), Counters()
         saver = Saver(groups, num_ranks, 20, self.held, self.counters)
         self.side = SchedulerSide(
-            Options(target="x", **options), groups, self.asker, saver, self.counters, engine="e", clock=clock
+            Options(target="x", **options), groups, self.agent, saver, self.counters, engine="e", clock=clock
         )
 
     def plan(self, request: Request, num_tokens: int, *tables: list[int]) -> StepPlan:
@@ -107,15 +107,15 @@ def request(num_tokens: int = 40, name: str = "r") -> Request:
     return Request(name, list(range(num_tokens)), num_tokens)
 
 
-def hit(num_tokens: int, *stored: int, tiers: tuple[Tier, ...] = ()) -> Answer:
-    return Answer(num_tokens, stored or (num_tokens // 8,), tiers or (Tier.DRAM,) * (num_tokens // 8))
+def hit(num_tokens: int, *stored: int, tiers: tuple[Tier, ...] = ()) -> LookupResult:
+    return LookupResult(num_tokens, stored or (num_tokens // 8,), tiers or (Tier.DRAM,) * (num_tokens // 8))
 
 
-def loading(scene: Scene, answer: Answer) -> Request:
+def loading(scene: Scene, answer: LookupResult) -> Request:
     """Return a request whose load has begun."""
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = answer
+    scene.agent.asked[0].answer = answer
     scene.side.matched_tokens(one, 0)
     scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
     return one
@@ -127,24 +127,24 @@ def loading(scene: Scene, answer: Answer) -> Request:
 def test_nothing_is_promised_before_it_is_pinned(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    assert len(scene.asker.asked) == 1
+    assert len(scene.agent.asked) == 1
     assert scene.side.matched_tokens(one, 0) == PENDING
     assert scene.side.matched_tokens(one, 0) == PENDING
-    scene.asker.asked[0].answer = hit(32)
+    scene.agent.asked[0].answer = hit(32)
     assert scene.side.matched_tokens(one, 0) == (32, True)
     assert scene.side.matched_tokens(one, 0) == (32, True)  # asked again: nothing has changed
     assert scene.side.matched_tokens(one, 16) == (16, True)
-    assert len(scene.asker.asked) == 1
-    assert not scene.asker.released
+    assert len(scene.agent.asked) == 1
+    assert not scene.agent.released
 
 
 def test_an_answer_that_comes_at_once_is_waited_for_so_that_requests_start_together(scene: Scene) -> None:
     two = [request(name="a"), request(name="b")]
     for one in two:
         scene.side.arrived(one)
-    first, second = scene.asker.asked
-    scene.asker.answers_while_waited_for[id(first)] = (hit(32), 0.0005)
-    scene.asker.answers_while_waited_for[id(second)] = (hit(16), 0.0005)
+    first, second = scene.agent.asked
+    scene.agent.answers_while_waited_for[id(first)] = (hit(32), 0.0005)
+    scene.agent.answers_while_waited_for[id(second)] = (hit(16), 0.0005)
     assert [scene.side.matched_tokens(one, 0) for one in two] == [(32, True), (16, True)]
 
 
@@ -159,7 +159,7 @@ def test_a_step_waits_no_longer_than_it_may_for_all_its_requests(scene: Scene) -
     scene.side.plan(StepPlan(), {}, lambda _: None)
     assert scene.side.matched_tokens(many[0], 0) == PENDING
     assert clock.now - started_at == pytest.approx(2 * limit_s), "the next step may wait again"
-    scene.asker.asked[1].is_pinned = True
+    scene.agent.asked[1].is_pinned = True
     scene.side.plan(StepPlan(), {}, lambda _: None)
     assert scene.side.matched_tokens(many[1], 0) == PENDING
     assert clock.now - started_at == pytest.approx(2 * limit_s), "nor for what is still coming up"
@@ -168,7 +168,7 @@ def test_a_step_waits_no_longer_than_it_may_for_all_its_requests(scene: Scene) -
 def test_a_hit_is_loaded_under_its_lease_until_every_rank_is_done(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40)
+    scene.agent.asked[0].answer = hit(40)
     assert scene.side.matched_tokens(one, 8) == (32, True)
     scene.side.allocated(one, ([9, 5, 6, 7, 8],), 32)
     plan = StepPlan()
@@ -177,17 +177,17 @@ def test_a_hit_is_loaded_under_its_lease_until_every_rank_is_done(scene: Scene) 
     (part,) = load.parts
     assert (part.first_block, part.block_ids) == (1, [5, 6, 7, 8])
     assert part.hashes == b"".join(GROUPS[0].chain(one.block_hashes))
-    assert not scene.asker.released
+    assert not scene.agent.released
     scene.side.loaded({"r"}, set())
-    assert scene.asker.released == scene.asker.asked
+    assert scene.agent.released == scene.agent.asked
     scene.side.allocated(one, ([9, 5, 6, 7, 8],), 0)  # the engine calls a second time
-    assert len(scene.asker.released) == 1
+    assert len(scene.agent.released) == 1
 
 
-def arrive(scene: Scene, one: Request, num_tokens: int = 40) -> Asked:
+def arrive(scene: Scene, one: Request, num_tokens: int = 40) -> PendingLookup:
     """A request whose blocks are pinned and on their way up."""
     scene.side.arrived(one)
-    asked = scene.asker.asked[-1]
+    asked = scene.agent.asked[-1]
     asked.is_pinned, asked.arriving = True, hit(num_tokens, tiers=(Tier.NVME,) * 5)
     return asked
 
@@ -206,9 +206,9 @@ def test_one_load_may_begin_while_its_blocks_are_on_their_way_up(scene: Scene) -
     assert (load.is_arriving, len(load.parts)) == (True, 1)
     asked.answer = hit(40)
     assert scene.side.matched_tokens(second, 0) == PENDING, "the load is not over"
-    assert not scene.asker.released
+    assert not scene.agent.released
     scene.side.loaded({"a"}, set())
-    assert scene.asker.released == [asked]
+    assert scene.agent.released == [asked]
     assert scene.side.matched_tokens(second, 0) == (40, True)
     assert scene.side.check_integrity() == []
     assert scene.counters.take()["hits_early"] == 1
@@ -222,7 +222,7 @@ def test_an_early_load_that_fails_is_asked_for_again_and_waited_for(scene: Scene
     scene.side.allocated(one, ([1, 2, 3, 4, 5],), 40)
     scene.side.loaded({"r"}, {"r"})
     assert scene.side.matched_tokens(one, 0) == PENDING
-    again = scene.asker.asked[1]
+    again = scene.agent.asked[1]
     again.is_pinned, again.arriving = True, hit(40)
     assert scene.side.matched_tokens(one, 0) == PENDING
     again.answer = hit(16)
@@ -230,7 +230,7 @@ def test_an_early_load_that_fails_is_asked_for_again_and_waited_for(scene: Scene
     scene.side.allocated(one, ([1, 2, 3, 4, 5],), 16)
     scene.side.loaded({"r"}, {"r"})
     assert scene.side.matched_tokens(one, 0) == MISS
-    assert len(scene.asker.asked) == 2
+    assert len(scene.agent.asked) == 2
 
 
 def test_what_has_a_deadline_or_may_not_be_early_waits_for_all_of_it(scene: Scene) -> None:
@@ -261,7 +261,7 @@ def test_a_failed_load_is_not_tried_again(scene: Scene) -> None:
     one = loading(scene, hit(40))
     scene.side.loaded({"r"}, {"r"})
     assert scene.side.matched_tokens(one, 0) == MISS
-    assert len(scene.asker.asked) == 1
+    assert len(scene.agent.asked) == 1
     assert scene.counters.take()["misses_load_failed"] == 1
 
 
@@ -274,7 +274,7 @@ def test_silence_is_a_miss_after_a_time(scene: Scene) -> None:
     assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 6.1
     assert scene.side.matched_tokens(one, 0) == MISS
-    assert (scene.asker.num_silent, len(scene.asker.released)) == (1, 1)
+    assert (scene.agent.num_silent, len(scene.agent.released)) == (1, 1)
     assert scene.side.matched_tokens(one, 0) == MISS
     assert scene.counters.take() == {"lookups": 1, "misses_timeout": 1}
 
@@ -282,7 +282,7 @@ def test_silence_is_a_miss_after_a_time(scene: Scene) -> None:
 def test_blocks_on_their_way_up_are_given_more_time(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].is_pinned = True
+    scene.agent.asked[0].is_pinned = True
     assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 5.5
     assert scene.side.matched_tokens(one, 0) == PENDING
@@ -294,8 +294,8 @@ def test_a_deadline_of_the_caller_bounds_the_wait(scene: Scene) -> None:
     one = request()
     one.kv_transfer_params = {"kvtier_deadline_s": 0.5}
     scene.side.arrived(one)
-    assert scene.asker.asked[0].question.deadline_s == 0.5
-    scene.asker.asked[0].is_pinned = True
+    assert scene.agent.asked[0].question.deadline_s == 0.5
+    scene.agent.asked[0].is_pinned = True
     assert scene.side.matched_tokens(one, 0) == PENDING
     clock.now = 1.4  # the daemon has a second more to say what came up in time
     assert scene.side.matched_tokens(one, 0) == PENDING
@@ -304,21 +304,21 @@ def test_a_deadline_of_the_caller_bounds_the_wait(scene: Scene) -> None:
 
 
 def test_an_open_breaker_asks_nobody(scene: Scene) -> None:
-    scene.asker.is_open = True
+    scene.agent.is_open = True
     one = request()
     scene.side.arrived(one)
     assert scene.side.matched_tokens(one, 0) == MISS
-    assert not scene.asker.asked
+    assert not scene.agent.asked
     assert scene.counters.take() == {"misses_breaker": 1}
 
 
 def test_who_arrived_while_the_breaker_was_open_is_asked_for_when_its_turn_comes(scene: Scene) -> None:
-    scene.asker.is_open = True
+    scene.agent.is_open = True
     one = request()
     scene.side.arrived(one)
-    scene.asker.is_open = False
+    scene.agent.is_open = False
     assert scene.side.matched_tokens(one, 0) == PENDING
-    assert len(scene.asker.asked) == 1
+    assert len(scene.agent.asked) == 1
     assert scene.counters.take() == {"lookups": 1}
 
 
@@ -326,12 +326,12 @@ def test_a_lost_lease_is_asked_for_again_but_not_for_ever(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
     for number in range(1, 4):
-        scene.asker.asked[-1].answer = hit(40)
-        scene.asker.asked[-1].is_lost = True
+        scene.agent.asked[-1].answer = hit(40)
+        scene.agent.asked[-1].is_lost = True
         answer = scene.side.matched_tokens(one, 0)
         assert answer == (PENDING if number < 3 else MISS)
-    assert len(scene.asker.asked) == 3
-    assert len(scene.asker.released) == 3
+    assert len(scene.agent.asked) == 3
+    assert len(scene.agent.released) == 3
 
 
 def test_a_pin_that_begins_behind_the_engines_own_blocks_is_renewed(scene: Scene) -> None:
@@ -340,10 +340,10 @@ def test_a_pin_that_begins_behind_the_engines_own_blocks_is_renewed(scene: Scene
     scene.side._is_local = local.__contains__
     one = request()
     scene.side.arrived(one)
-    assert scene.asker.asked[0].question.first_token == 16
-    scene.asker.asked[0].answer = hit(40)
+    assert scene.agent.asked[0].question.first_token == 16
+    scene.agent.asked[0].answer = hit(40)
     assert scene.side.matched_tokens(one, 8) == PENDING
-    assert scene.asker.asked[1].question.first_token == 8
+    assert scene.agent.asked[1].question.first_token == 8
 
 
 def test_early_leases_are_bounded_and_the_scheduler_is_not(scene: Scene) -> None:
@@ -351,60 +351,60 @@ def test_early_leases_are_bounded_and_the_scheduler_is_not(scene: Scene) -> None
     crowd = [request(name=f"r{number}") for number in range(5)]
     for one in crowd:
         scene.side.arrived(one)
-    assert len(scene.asker.asked) == 2
+    assert len(scene.agent.asked) == 2
     assert [scene.side.matched_tokens(one, 0) for one in crowd] == [PENDING] * 5
-    assert len(scene.asker.asked) == 5
+    assert len(scene.agent.asked) == 5
 
 
 def test_a_request_that_may_not_use_the_cache_does_not(scene: Scene) -> None:
     one = request()
     one.skip_reading_prefix_cache = True
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40)
+    scene.agent.asked[0].answer = hit(40)
     assert scene.side.matched_tokens(one, 0) == MISS
-    assert len(scene.asker.released) == 1
+    assert len(scene.agent.released) == 1
 
 
 def test_prompts_shorter_than_a_block_are_not_asked_for(scene: Scene) -> None:
     one = request(7)
     scene.side.arrived(one)
     assert scene.side.matched_tokens(one, 0) == MISS
-    assert not scene.asker.asked
+    assert not scene.agent.asked
 
 
 def test_small_gains_are_not_loaded() -> None:
     scene = Scene(min_load_tokens=16)
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(32)
+    scene.agent.asked[0].answer = hit(32)
     assert scene.side.matched_tokens(one, 24) == MISS
-    assert len(scene.asker.released) == 1
+    assert len(scene.agent.released) == 1
 
 
 def test_preemption_starts_anew(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = Answer(0, (0,), cause="misses_nothing_stored")
+    scene.agent.asked[0].answer = LookupResult(0, (0,), cause="misses_nothing_stored")
     assert scene.side.matched_tokens(one, 0) == MISS
     one.num_preemptions = 1
     one.tokens += range(8)
     assert scene.side.matched_tokens(one, 0) == PENDING
-    assert len(scene.asker.asked[-1].question.hashes) == 12
+    assert len(scene.agent.asked[-1].question.hashes) == 12
 
 
 def test_an_abort_during_a_load_keeps_the_lease_until_it_is_over(scene: Scene) -> None:
     one = loading(scene, hit(40))
     scene.side.finished(one, ([],))
-    assert not scene.asker.released
+    assert not scene.agent.released
     scene.side.loaded({"r"}, set())
-    assert len(scene.asker.released) == 1
+    assert len(scene.agent.released) == 1
     assert scene.side.check_integrity() == []
 
 
 def test_hits_are_told_by_tier(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40, tiers=(Tier.DRAM, Tier.DRAM, Tier.NVME, Tier.NVME, Tier.OBJECT))
+    scene.agent.asked[0].answer = hit(40, tiers=(Tier.DRAM, Tier.DRAM, Tier.NVME, Tier.NVME, Tier.OBJECT))
     scene.side.matched_tokens(one, 8)
     assert scene.side.hit_sources(one, 32) == {"host": 8, "disk": 24}
 
@@ -438,7 +438,7 @@ def test_a_window_loads_its_end_only() -> None:
     scene = Scene(WINDOWED)
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40, 5, 10)
+    scene.agent.asked[0].answer = hit(40, 5, 10)
     assert scene.side.matched_tokens(one, 0) == (40, True)
     scene.side.allocated(one, ([1, 2, 3, 4, 5], [0, 0, 0, 0, 0, 0, 0, 6, 7, 8]), 40)
     plan = StepPlan()
@@ -490,7 +490,7 @@ def test_nobody_saves_what_is_stored_or_under_way(scene: Scene) -> None:
     assert scene.plan(second, 40, [6, 7, 8, 9, 10]).saves == []
     third = request(name="c")
     scene.side.arrived(third)
-    scene.asker.asked[-1].answer = hit(24)
+    scene.agent.asked[-1].answer = hit(24)
     scene.side.saved(Acks({1: Ack(1, 5)}))
     scene.side.matched_tokens(third, 0)  # the lookup says: evicted behind the third block
     (save,) = scene.plan(third, 40, [11, 12, 13, 14, 15]).saves
@@ -618,9 +618,9 @@ def test_an_adapter_without_a_digest_saves_nothing(scene: Scene) -> None:
     one = request()
     one.lora_request = Lora()
     scene.side.arrived(one)
-    assert scene.asker.asked[0].question.adapter_path == "/adapters/a"
+    assert scene.agent.asked[0].question.adapter_path == "/adapters/a"
     assert scene.plan(one, 40, [1, 2, 3, 4, 5]).saves == []
-    scene.asker.asked[0].answer = Answer(0, (0,), adapter=bytes(32), cause="misses_nothing_stored")
+    scene.agent.asked[0].answer = LookupResult(0, (0,), adapter=bytes(32), cause="misses_nothing_stored")
     scene.side.matched_tokens(one, 0)
     (save,) = scene.plan(one, 40, [1, 2, 3, 4, 5]).saves
     assert save.adapter == bytes(32)
@@ -631,13 +631,13 @@ def test_who_was_not_answered_long_ago_is_asked_for_again(scene: Scene) -> None:
     soon, late = request(name="soon"), request(name="late")
     for one in (soon, late):
         scene.side.arrived(one)
-    for asked in scene.asker.asked:
+    for asked in scene.agent.asked:
         asked.answer = FAILED
     clock.now = 1.9
     assert scene.side.matched_tokens(soon, 0) == MISS, "nobody has told that it is back"
     clock.now = 2.1
     assert scene.side.matched_tokens(late, 0) == PENDING
-    scene.asker.asked[2].answer = hit(32)
+    scene.agent.asked[2].answer = hit(32)
     assert scene.side.matched_tokens(late, 0) == (32, True)
     assert scene.side.check_integrity() == []
 
@@ -646,11 +646,11 @@ def test_who_is_never_answered_is_computed_in_the_end(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
     for number in range(3):
-        scene.asker.asked[number].answer = FAILED
+        scene.agent.asked[number].answer = FAILED
         clock.now += 2.1
         answer = scene.side.matched_tokens(one, 0)
     assert answer == MISS
-    assert len(scene.asker.asked) == 3
+    assert len(scene.agent.asked) == 3
 
 
 # ------------------------------------------------------------------------------------------ lifecycle
@@ -668,10 +668,10 @@ def test_urgency_follows_the_request(scene: Scene) -> None:
     one.num_computed_tokens = 17
     scene.plan(one, 1, [1, 2, 3])
     scene.side.finished(one, ([],))
-    assert scene.asker.told == [
-        ("e/r", Word(Urgency.PREFILL)),
-        ("e/r", Word(Urgency.DECODING)),
-        ("e/r", Word(Urgency.ENDED, num_decoded_tokens=1, is_last=True)),
+    assert scene.agent.told == [
+        ("e/r", SessionUpdate(Urgency.PREFILL)),
+        ("e/r", SessionUpdate(Urgency.DECODING)),
+        ("e/r", SessionUpdate(Urgency.ENDED, num_decoded_tokens=1, is_last=True)),
     ]
 
 
@@ -679,11 +679,11 @@ def test_a_prompt_of_one_step_is_told_about_once(scene: Scene) -> None:
     one = request(16)
     scene.side.arrived(one)
     scene.plan(one, 16, [1, 2])
-    assert scene.asker.told == []
+    assert scene.agent.told == []
     one.num_computed_tokens = 16
     one.tokens.append(1)
     scene.plan(one, 1, [1, 2, 3])
-    assert scene.asker.told == [("e/r", Word(Urgency.DECODING))]
+    assert scene.agent.told == [("e/r", SessionUpdate(Urgency.DECODING))]
 
 
 @pytest.mark.parametrize("may_load", [True, False])
@@ -693,14 +693,14 @@ def test_a_request_may_opt_out(scene: Scene, may_load: bool, may_save: bool) -> 
     one = request()
     one.kv_transfer_params = {"kvtier_load": may_load, "kvtier_save": may_save}
     scene.side.arrived(one)
-    assert len(scene.asker.asked) == may_load
+    assert len(scene.agent.asked) == may_load
     if may_load:
-        scene.asker.asked[0].answer = hit(0, 0)
+        scene.agent.asked[0].answer = hit(0, 0)
     assert scene.side.matched_tokens(one, 0) == MISS
     saves = [save for _ in range(2) for save in scene.plan(one, 40, [1, 2, 3, 4, 5]).saves]
     assert len(saves) == may_save
     scene.side.finished(one, ([1, 2, 3, 4, 5],))
-    assert bool(scene.asker.told) == (may_load or may_save)
+    assert bool(scene.agent.told) == (may_load or may_save)
 
 
 def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
@@ -708,17 +708,17 @@ def test_a_named_session_waits_for_its_next_turn(scene: Scene) -> None:
     one.kv_transfer_params = {"kvtier_session": "chat", "kvtier_returns_in_s": 3}
     scene.side.arrived(one)
     scene.side.finished(one, ([],))
-    assert scene.asker.told == [("chat", Word(Urgency.WAITING, back_in_s=3.0))]
+    assert scene.agent.told == [("chat", SessionUpdate(Urgency.WAITING, back_in_s=3.0))]
 
 
 def test_after_a_reset_nothing_old_is_promised_or_skipped(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    scene.asker.asked[0].answer = hit(40)
+    scene.agent.asked[0].answer = hit(40)
     scene.side.matched_tokens(one, 0)
     scene.side.reset("salt")
     assert scene.side.matched_tokens(one, 0) == PENDING
-    assert scene.asker.asked[-1].question.salt == "salt"
+    assert scene.agent.asked[-1].question.salt == "salt"
     plan = scene.plan(one, 40, [1, 2, 3, 4, 5])
     assert plan.salt == "salt"
     assert plan.saves[0].block_ids == [1, 2, 3, 4, 5]

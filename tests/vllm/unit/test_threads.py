@@ -18,7 +18,7 @@ from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Again, Load, Part, Save, StepPlan
 from kvtier.clients.vllm.scheduler import finding
 from kvtier.clients.vllm.scheduler.agent import Agent
-from kvtier.clients.vllm.scheduler.lookups import Asked, Question, Word
+from kvtier.clients.vllm.scheduler.lookups import LookupRequest, PendingLookup, SessionUpdate
 from kvtier.clients.vllm.worker.side import WorkerSide
 from kvtier.testing import FakeAppliance
 
@@ -74,8 +74,8 @@ class Scene:
             OPTIONS, groups, ranks, lambda: appliance.async_client(name="agent"), self.counters
         )
 
-    def ask(self, **question: Any) -> Asked:
-        asked = self.agent.ask(Question("session", HASHES, **question))
+    def ask(self, **question: Any) -> PendingLookup:
+        asked = self.agent.ask(LookupRequest("session", HASHES, **question))
         wait_for(lambda: asked.answer is not None)
         return asked
 
@@ -97,11 +97,11 @@ def scene(appliance: FakeAppliance) -> Iterator[Callable[..., Scene]]:
         made.agent.close()
 
 
-def answered(asked: Asked) -> bool:
+def answered(asked: PendingLookup) -> bool:
     return asked.answer is not None
 
 
-def told(asked: Asked) -> tuple[int, tuple[int, ...]]:
+def told(asked: PendingLookup) -> tuple[int, tuple[int, ...]]:
     assert asked.answer is not None
     return asked.answer.num_tokens, asked.answer.stored
 
@@ -212,7 +212,7 @@ def test_who_finds_no_room_to_pin_waits_for_others_to_let_go(
     monkeypatch.setattr(here.agent._client, "acquire", quota.acquire)
     first = here.ask()
     assert told(first) == (48, (6,))
-    waiting = [here.agent.ask(Question("session", HASHES)) for _ in range(3)]
+    waiting = [here.agent.ask(LookupRequest("session", HASHES)) for _ in range(3)]
     wait_for(lambda: len(here.agent._line) == 3)
     assert [asked.answer for asked in waiting] == [None] * 3
     held = first
@@ -269,7 +269,7 @@ def test_long_chains_are_pinned_in_pieces(
 def test_an_answer_that_nobody_wants_any_more_pins_nothing(appliance: FakeAppliance, scene: Any) -> None:
     store(appliance, GROUPS[0], 4)
     here = scene()
-    asked = here.agent.ask(Question("session", HASHES))
+    asked = here.agent.ask(LookupRequest("session", HASHES))
     here.agent.release(asked)
     wait_for(lambda: asked.answer is not None)
     here.ask(first_token=40)
@@ -349,8 +349,8 @@ def test_only_the_latest_word_about_a_session_is_sent(appliance: FakeAppliance, 
     here.agent._submit(all_told.wait)  # its thread hears all of it at once
     for _ in range(20):
         for urgency in (Urgency.PREFILL, Urgency.DECODING):
-            here.agent.tell("session", Word(urgency))
-    here.agent.tell("session", Word(Urgency.ENDED, num_decoded_tokens=5, is_last=True))
+            here.agent.tell("session", SessionUpdate(urgency))
+    here.agent.tell("session", SessionUpdate(Urgency.ENDED, num_decoded_tokens=5, is_last=True))
     all_told.set()
     wait_for(lambda: "EndSession" in appliance.calls)
     assert appliance.calls.count("UpdateSession") == 1
@@ -363,13 +363,13 @@ def test_what_is_pinned_is_known_before_it_has_come_up(
     store(appliance, GROUPS[0], 4)
     may_come = threading.Event()
 
-    async def wait(finder: Any, found: Any, question: Question) -> None:
+    async def wait(finder: Any, found: Any, question: LookupRequest) -> None:
         await asyncio.to_thread(may_come.wait, WAIT_S)
 
     monkeypatch.setattr(finding.Finder, "wait", wait)
     monkeypatch.setattr(finding.Found, "is_complete", False)
     here = scene()
-    asked = here.agent.ask(Question("session", HASHES))
+    asked = here.agent.ask(LookupRequest("session", HASHES))
     wait_for(lambda: asked.arriving is not None)
     assert asked.answer is None
     assert asked.arriving is not None
@@ -397,8 +397,10 @@ class Worker:
             self.counters,
             clock=lambda: 0.0,  # an open breaker stays open, however long the machine thinks
         )
-        roads = [self.side._save_road, *self.side._load_roads]
-        wait_for(lambda: all(road._namespaces for road in roads))  # before a test switches anything off
+        transfers = [self.side._save_transfer, *self.side._load_transfers]
+        wait_for(
+            lambda: all(transfer._namespaces for transfer in transfers)
+        )  # before a test switches anything off
 
     def load(self, *loads: Load) -> tuple[set[str], set[str]]:
         finished: set[str] = set()

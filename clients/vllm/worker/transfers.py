@@ -1,18 +1,18 @@
-"""The two ways of bytes between the engine's pages and the appliance. Each thread of a worker has a road.
+"""The two ways of bytes between the engine's pages and the appliance. Each worker thread has a Transfer.
 
-    HostRoad    pages in host memory: this process copies, from shared memory and into staging memory
-    DeviceRoad  pages on a GPU: the daemon copies, into and out of the pages themselves (docs/direct.md)
+    HostTransfer    pages in host memory: this process copies, from shared memory and into staging memory
+    DeviceTransfer  pages on a GPU: the daemon copies, into and out of the pages themselves (docs/direct.md)
 
-What is asked of both is a value (Fetch, Store); a road adds where the bytes go, and what that takes.
+What is asked of both is a value (Fetch, Store); a Transfer adds where the bytes go, and what that takes.
 
 On a device "the step has written its blocks" is a place in a stream, not a moment: `mark` records an event
 there, on the engine's thread, and the daemon waits for it before it touches a page. Events are made with the
-road and not when it registers: a step may be marked before the daemon is there. They are used in turn: the
-daemon can only ask for an event as it was recorded last, and an engine that enqueues one step after another
-would record a single event again before it was ever done.
+Transfer and not when it registers: a step may be marked before the daemon is there. They are used in turn:
+the daemon can only ask for an event as it was recorded last, and an engine that enqueues one step after
+another would record a single event again before it was ever done.
 
 The engine reuses a block when its load or save is over. A call that was never answered leaves its pages in
-doubt, so a DeviceRoad does not come back from it before the daemon has let go of them, or is gone.
+doubt, so a DeviceTransfer does not come back from it before the daemon has let go of them, or is gone.
 """
 
 import threading
@@ -97,7 +97,7 @@ class Got(NamedTuple):
     was_asked: bool
 
 
-class Road(ABC):
+class Transfer(ABC):
     """One connection to the daemon, and its namespaces."""
 
     def __init__(self, client: Client, identities: Sequence[NamespaceIdentity]) -> None:
@@ -135,7 +135,7 @@ class Road(ABC):
         self.client.close()
 
 
-class HostRoad(Road):
+class HostTransfer(Transfer):
     """Copies between shared memory and pages in host memory."""
 
     def __init__(
@@ -173,7 +173,7 @@ class DevicePages:
                 self.exporter.export(placed.address)
 
 
-class DeviceRoad(Road):
+class DeviceTransfer(Transfer):
     """Lets the daemon copy between its tiers and pages on a device. Make it on the engine's thread."""
 
     def __init__(self, client: Client, identities: Sequence[NamespaceIdentity], device: DevicePages) -> None:
@@ -224,7 +224,7 @@ class DeviceRoad(Road):
 
     @contextmanager
     def _settled(self, group: int) -> Iterator[Pages]:
-        """Yield a group's pages. A call that fails is over when nobody touches them any more, however long
+        """Yield a group's pages. A call that fails is over when the daemon touches them no more, however long
         that takes: a daemon that stands still may go on. Costs nothing where the daemon has answered."""
         pages = self._pages_of(group)
         try:

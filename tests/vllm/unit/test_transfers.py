@@ -17,8 +17,8 @@ from kvtier.clients.vllm.counters import Counters
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Load, Part, Save, StepPlan
 from kvtier.clients.vllm.worker.pages import LayerView, PagedGroup
-from kvtier.clients.vllm.worker.roads import DevicePages
 from kvtier.clients.vllm.worker.side import WorkerSide
+from kvtier.clients.vllm.worker.transfers import DevicePages
 from tests.fakes.gpu.device import FakeDevice
 
 from ...e2e.direct_scene import (
