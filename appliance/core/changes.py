@@ -121,7 +121,7 @@ class Changes:
             going_on[id(new.prefetcher)] = new.prefetcher = old.prefetcher
         new.observers = [going_on.get(id(one), one) for one in new.observers]
         core.policies, core.choice = new, choice
-        core.audience.gather(new)
+        core.listeners.gather(new)
         for tier in new_tiers:
             self._victims.forget(tier)
             self._offer_all(tier, new.evictions[tier])

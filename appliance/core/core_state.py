@@ -15,11 +15,11 @@ from ...policies.registry import PolicyChoice, PolicySet, build
 from ...tiers.base import MemoryRoom, Room
 from ...tiers.block import Tier
 from ...tiers.cold.log import SegmentLog
-from .audience import Audience
 from .catalog import Catalog
 from .options import PlannerOptions
 from .outbox import Outbox
 from .policy_facts import PolicyFacts
+from .policy_listeners import PolicyListeners
 from .story import Story
 from .transitions import Transitions
 
@@ -74,7 +74,7 @@ class CoreState:
         self._on_policy_failed = on_policy_failed
         self.choice = choice
         self.policies = self.build_policies(choice)
-        self.audience = Audience(self.policies)
+        self.listeners = PolicyListeners(self.policies)
 
     def build_policies(self, choice: PolicyChoice, shared: Mapping[str, Any] | None = None) -> PolicySet:
         """Build the policies of `choice` for the tiers as large as they are now. `shared`: learners to go on

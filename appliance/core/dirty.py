@@ -18,9 +18,9 @@ import numpy as np
 
 from ...policies.base import Use
 from ...tiers.block import Tier
-from .audience import Listener
 from .catalog import NO_ROW
 from .core_state import CoreState
+from .policy_listeners import Listener
 from .rules import MEMORY_TIERS
 from .runs import column
 from .states import State
@@ -102,7 +102,7 @@ class Dirty:
         self.is_complete = is_complete
         self.puts = Line(core, self.is_dirty)
         self.lost = Line(core, self.is_dirty)
-        core.audience.join(Listener(stored=self._note_put))
+        core.listeners.join(Listener(stored=self._note_put))
 
     def put(self, rows: Sequence[int]) -> None:
         """Blocks of one namespace were put into dram."""

@@ -20,8 +20,8 @@ from ...tiers.block import tenant_of
 from .catalog import NO_ROW, TIERS
 from .copies import Copies
 from .core_state import CoreState
-from .desk import Desk
 from .events import TenantErased
+from .request_registry import RequestRegistry
 from .residency import Residency
 from .results import CountResult
 
@@ -44,8 +44,10 @@ class _Job:
 class Erasing:
     """Carries out TenantErased, one tenant after the other."""
 
-    def __init__(self, core: CoreState, desk: Desk, residency: Residency, copies: Copies) -> None:
-        self._desk = desk
+    def __init__(
+        self, core: CoreState, requests: RequestRegistry, residency: Residency, copies: Copies
+    ) -> None:
+        self._requests = requests
         self._core = core
         self._residency = residency
         self._copies = copies
@@ -80,7 +82,7 @@ class Erasing:
                 job.num_forgotten += 1
         job.is_swept |= len(handles) < STEP_BLOCKS
         if job.is_swept and not self._copies.is_disowning(job.namespace_ids):
-            self._desk.reply(job.call, CountResult(job.num_forgotten))
+            self._requests.reply(job.call, CountResult(job.num_forgotten))
             self._jobs.popleft()
 
     def _handles(self, namespace_ids: frozenset[int]) -> Iterator[int]:

@@ -26,10 +26,10 @@ from ...tiers.block import NO_PLACE, Tier
 from ...tiers.cold.log import SegmentLog, SegmentState
 from .catalog import NO_ROW, Catalog
 from .core_state import CoreState
-from .desk import Desk
 from .events import EvictRequested
 from .pressure import Pressure
 from .reclaim import Reclaim
+from .request_registry import RequestRegistry
 from .residency import INCOMPLETE, Residency
 from .results import EvictResult
 from .rules import ADMINISTRATOR, CONTINUED, KEPT, MEMORY_TIERS, PINNED, READ
@@ -71,9 +71,14 @@ class Evicting:
     """Carries out EvictRequested. Requests for the cold store wait for each other."""
 
     def __init__(
-        self, core: CoreState, desk: Desk, residency: Residency, pressure: Pressure, reclaim: Reclaim
+        self,
+        core: CoreState,
+        requests: RequestRegistry,
+        residency: Residency,
+        pressure: Pressure,
+        reclaim: Reclaim,
     ) -> None:
-        self._desk = desk
+        self._requests = requests
         self._core = core
         self._residency = residency
         self._pressure = pressure
@@ -89,14 +94,14 @@ class Evicting:
     def begin(self, event: EvictRequested) -> None:
         """Evict from memory at once; queue what the cold store has to do."""
         if event.tier not in self._core.rooms:
-            self._desk.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.tier.label}")
+            self._requests.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.tier.label}")
         elif event.namespace_id and event.namespace_id not in self._core.catalog.namespaces:
             message = f"there is no namespace {event.namespace_id}"
-            self._desk.refuse(event.call, "UNKNOWN_NAMESPACE", message)
+            self._requests.refuse(event.call, "UNKNOWN_NAMESPACE", message)
         elif event.tier is Tier.NVME or event.namespace_id:
             self._jobs.append(_Job(event.call, event.tier, event.num_bytes, event.namespace_id))
         else:
-            self._desk.reply(event.call, self._from_memory(event.tier, event.num_bytes))
+            self._requests.reply(event.call, self._from_memory(event.tier, event.num_bytes))
 
     def run(self) -> None:
         """Decide about the next blocks; answer when all segments are free."""
@@ -106,7 +111,7 @@ class Evicting:
         if job.tier in self._core.offline:
             self._reclaim.to_empty.clear()
             self._jobs.popleft()
-            self._desk.refuse(job.call, "BAD_TIER", f"{job.tier.label} is offline: nothing can leave it")
+            self._requests.refuse(job.call, "BAD_TIER", f"{job.tier.label} is offline: nothing can leave it")
             return
         if job.segments is None:
             self._choose(job)
@@ -121,7 +126,7 @@ class Evicting:
                 self._reclaim.to_empty |= dead or set()
             self._reclaim.keep_free_segments()
         if job.is_swept and not self._reclaim.to_empty and not self._begin_last(job):
-            self._desk.reply(job.call, job.result())
+            self._requests.reply(job.call, job.result())
             self._jobs.popleft()
         elif job.is_swept:
             self._wait(job)
@@ -233,7 +238,7 @@ class Evicting:
             self._jobs.popleft()
             words = f"{job.num_blocks} blocks left nvme, but {num_left} of its segments cannot be freed: "
             words += "what stays finds no room, or is being read; a restart would find the blocks again"
-            self._desk.refuse(job.call, "TIER_FULL", words, PATIENCE_S)
+            self._requests.refuse(job.call, "TIER_FULL", words, PATIENCE_S)
 
     def _begin_last(self, job: _Job) -> bool:
         """Empty the segment that took what was copied forward. False: there is none, or it must stay because

@@ -6,10 +6,11 @@ No clock, no await, no I/O, no randomness: the same events at the same times giv
 in the daemon, in the simulator and in replay. All state is mutated through `handle` (and `adopt`, once,
 at start); `lookup` and the inspections only read.
 
-This file says which part answers which event. The parts: `catalog` (what is stored), `residency` (the only
-code that moves a fragment between states), `pressure` and `reclaim` (who leaves), `loads` and `copies`
-(what is on its way), `desk`, `reads` and `writes` (requests), `gets` and `puts` (one request from arrival
-to last reply), `leases`, `pins`, `sessions` (who holds what), `story` (what happened and why).
+This file says which part answers which event. What all parts work on is `core` (core_state.py): options,
+catalog, rooms, policies in force, time, outbox, log. The parts: `residency` (moves fragments between states,
+by transitions.py), `pressure` and `reclaim` (eviction), `loads` and `copies` (what is on its way),
+`requests`, `reads`, `writes` and `placing` (requests; `gets` and `puts`: one of them from arrival to last
+reply), `leases`, `pins`, `sessions` (what protects blocks), `story` (what happened and why).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +25,10 @@ from ...tiers.cold.log import SegmentLog
 from . import events as ev
 from .ahead import Ahead
 from .catalog import NO_ROW
+from .catalog_audit import check_catalog
 from .changes import Changes
 from .copies import Copies
 from .core_state import CoreState
-from .desk import Desk, unknown_namespace
 from .dirty import Dirty
 from .erasing import Erasing
 from .evicting import Evicting
@@ -45,6 +46,7 @@ from .reads import Reads
 from .reclaim import Reclaim
 from .recovery import Recovered, adopt
 from .refusals import Refusals
+from .request_registry import RequestRegistry, unknown_namespace
 from .residency import Residency
 from .resizing import Resizing
 from .retention import Retention
@@ -109,11 +111,11 @@ class Planner:
         self.sessions = Sessions(core, residency)
         self.waiting = Waiting(core)
         self.quotas = Quotas(core, self.leases, self.pins)
-        self.desk = Desk(core, self.leases, self.quotas)
+        self.requests = RequestRegistry(core, self.leases, self.quotas)
         self._answer_requests()
         self.resizing = Resizing(core, residency, self.copies, self.pressure)
-        self.erasing = Erasing(core, self.desk, residency, self.copies)
-        self.evicting = Evicting(core, self.desk, residency, self.pressure, self.reclaim)
+        self.erasing = Erasing(core, self.requests, residency, self.copies)
+        self.evicting = Evicting(core, self.requests, residency, self.pressure, self.reclaim)
         self.inspection = Inspection(
             core, self.copies, self.leases, self.pins, self.sessions, self.prefetching, self.waiting
         )
@@ -126,19 +128,19 @@ class Planner:
 
     def _answer_requests(self) -> None:
         """Make the parts that answer requests."""
-        core, desk, residency = self.core, self.desk, self.residency
+        core, requests, residency = self.core, self.requests, self.residency
         usage = Usage(core, self.sessions, self.retention)
         promotions = Promotions(core, self.copies, self.loads)
-        self.reads = Reads(core, desk, residency, self.loads, promotions, self.waiting, usage)
-        self.writes = Writes(core, desk, residency, self.copies, self.pressure, self.waiting, usage)
-        self.placing = Placing(core, desk, self.loads, self.pins, self.prefetching)
+        self.reads = Reads(core, requests, residency, self.loads, promotions, self.waiting, usage)
+        self.writes = Writes(core, requests, residency, self.copies, self.pressure, self.waiting, usage)
+        self.placing = Placing(core, requests, self.loads, self.pins, self.prefetching)
 
     def _handler_table(self) -> dict[type, Callable[[Any], None]]:
         """Say which part answers which event."""
         return {
-            ev.ClientOpened: self.desk.open_client,
+            ev.ClientOpened: self.requests.open_client,
             ev.ClientGone: self._client_gone,
-            ev.NamespaceRegistered: self.desk.register,
+            ev.NamespaceRegistered: self.requests.register,
             ev.AcquireRequested: self.reads.acquire,
             ev.AcquireAbandoned: self.reads.abandon,
             ev.ReleaseRequested: self.reads.release,
@@ -161,7 +163,7 @@ class Planner:
             ev.EdgeMeasured: self._edge_measured,
             ev.ColdEdgeOpened: self._cold_edge_opened,
             ev.PolicyChanged: self.changes.apply,
-            ev.CompressionChosen: lambda event: self.desk.compress(event.compression),
+            ev.CompressionChosen: lambda event: self.requests.compress(event.compression),
             ev.DrainStarted: self._drain_started,
             ev.Tick: self._tick,
         }
@@ -175,13 +177,15 @@ class Planner:
         return self.core.outbox.take()
 
     def begin(self, event: ev.Event, now: float) -> list[ev.Instruction]:
-        """The first half of `handle`: what callers wait for. The same two halves in the same order as there,
-        for a shell that sends answers between them. The other half is `finish`, or the next event."""
+        """Do the first half of `handle`: what callers wait for. For a shell that sends answers before the
+        second half, `finish`, which otherwise comes with the next event: a get whose load landed is answered
+        without waiting for evictions and policies. The same two halves in the same order as in
+        `handle`, so the decisions are the same."""
         self._begin(event, now)
         return self.core.outbox.take()
 
     def finish(self) -> list[ev.Instruction]:
-        """The second half of `handle`, unless it was done already: what follows for everybody else."""
+        """Do the second half of `handle`, unless that was done already: evictions, retries, prefetches."""
         self._finish()
         return self.core.outbox.take()
 
@@ -269,7 +273,7 @@ class Planner:
     def adopt(self, recovered: Recovered, now: float) -> int:
         """Take over what the cold store found at start. Once, before any event. Returns the blocks."""
         self.core.now = now
-        namespaces = [self.desk.add_namespace(identity) for identity in recovered.namespaces]
+        namespaces = [self.requests.add_namespace(identity) for identity in recovered.namespaces]
         adopt(recovered, namespaces, self.core)
         self.pressure.cold_quota.enforce()
         return self.catalog.num_blocks
@@ -290,7 +294,7 @@ class Planner:
 
     def domain_number(self, name: str) -> int:
         """Return the number that rooms and indexes know an isolation domain by."""
-        return self.desk.domain_number(name)
+        return self.requests.domain_number(name)
 
     def statistics(self) -> dict[str, Any]:
         """Return the numbers of `kvtier status`; see inspection.py for details on one thing."""
@@ -299,7 +303,6 @@ class Planner:
     def check_integrity(self) -> list[str]:
         """Audit everything. O(everything): for tests and `doctor`."""
         checks = [
-            self.catalog.check_integrity,
             self.residency.check_integrity,
             self.leases.check_integrity,
             self.pins.check_integrity,
@@ -312,7 +315,8 @@ class Planner:
             self.inspection.check_books,
             *(room.check_integrity for room in self.rooms.values()),
         ]
-        return [problem for check in checks for problem in check()]
+        problems = check_catalog(self.catalog)
+        return problems + [problem for check in checks for problem in check()]
 
     # ---------------------------------------------------------------------------- clients, sessions
 
@@ -322,7 +326,7 @@ class Planner:
         if self.leases.client_gone(event.client) is not None:
             self.story.count(f"clients_gone_{event.reason}")
         self.sessions.client_gone(event.client)
-        self.desk.forget_client(event.client)
+        self.requests.forget_client(event.client)
 
     def _unpin(self, event: ev.UnpinRequested) -> None:
         self.pins.unpin(event.pin_id)
@@ -339,14 +343,14 @@ class Planner:
     def _session_forked(self, event: ev.SessionForked) -> None:
         session = self.sessions.get(event.session_id)
         count = self.sessions.fork(session, event.new_session_id, event.client) if session else 0
-        self.desk.reply(event.call, ev.CountResult(count))
+        self.requests.reply(event.call, ev.CountResult(count))
 
     def _session_ended(self, event: ev.SessionEnded) -> None:
         session = self.sessions.get(event.session_id)
         rows = self.sessions.end(session) if session else []
         self.prefetching.give_up(rows)
         count = sum(self.pressure.archive(row) for row in rows) if event.archive else 0
-        self.desk.reply(event.call, ev.CountResult(count))
+        self.requests.reply(event.call, ev.CountResult(count))
 
     # --------------------------------------------------------------------------------- the machine
 
@@ -387,7 +391,7 @@ class Planner:
     def _drain_started(self, event: ev.DrainStarted) -> None:
         self.writes.is_closed = True
         num_blocks = self.pressure.flush()
-        self.desk.reply(event.call, ev.CountResult(num_blocks))
+        self.requests.reply(event.call, ev.CountResult(num_blocks))
 
     def close_cold_store(self) -> list[ev.Instruction]:
         """Last step of a drain: seal what is open. Returns the instructions."""

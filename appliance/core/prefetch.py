@@ -6,7 +6,8 @@ too. This module carries it out within bounds:
     never ahead of demand    nothing begins while somebody waits for a load, the mover orders by urgency, and
                              whoever needs a block that is on its way up hastens it
     bounded                  bytes in flight, bytes not used yet, a share of the edge's bandwidth, and what
-                             the account of its source allows (guesses.py); what cannot fit is not begun
+                             the account of its source allows (prefetch_account.py); what cannot fit is not
+                             begun
     taken back               queued copies are cancelled when requests wait for room or the session ends; what
                              has not begun when its session is served is left to the request itself
     first to go              inside its window a prefetched block has a higher priority than others, after it
@@ -26,12 +27,12 @@ from dataclasses import dataclass
 from ...policies.base import Expected, Use
 from ...tiers.base import Cause
 from ...tiers.block import Tier, Urgency
-from .audience import Listener
 from .catalog import NO_ROW
 from .copies import Copies
 from .core_state import CoreState
-from .guesses import Guesses
 from .loads import Loads
+from .policy_listeners import Listener
+from .prefetch_account import PrefetchAccount
 from .residency import Residency
 from .states import State
 
@@ -54,7 +55,7 @@ class _Rest:
     until: float
     reason: str
     urgency: Urgency
-    source: Guesses | None
+    source: PrefetchAccount | None
 
 
 @dataclass(slots=True)
@@ -63,12 +64,12 @@ class _Begun:
 
     until: float
     num_bytes: int
-    source: Guesses | None  # whose guess it was; None: a client asked
+    source: PrefetchAccount | None  # whose guess it was; None: a client asked
     landed_bytes: int = 0
 
 
 class Prefetching:
-    """Implements copies.Owner, and hears from the audience what is used and what leaves dram."""
+    """Implements copies.Owner, and listens to what is used and what leaves dram."""
 
     def __init__(
         self,
@@ -85,12 +86,16 @@ class Prefetching:
         self._windows: list[tuple[float, int]] = []  # (end, handle)
         self._rests: deque[_Rest] = deque()
         self.begun_bytes = 0
-        self._arrivals, self._announcements, self._forecasts = Guesses(), Guesses(), Guesses()
+        self._arrivals, self._announcements, self._forecasts = (
+            PrefetchAccount(),
+            PrefetchAccount(),
+            PrefetchAccount(),
+        )
         self._allowance_bytes = 0.0  # of the share of the bandwidth
         self._allowed_at = 0.0
         self._not_before = 0.0
         self._is_crowded = False
-        core.audience.join(Listener(used=self.used, left={Tier.DRAM: self.left}))
+        core.listeners.join(Listener(used=self.used, left={Tier.DRAM: self.left}))
 
     # ---------------------------------------------------------------------------------- what begins
 
@@ -115,7 +120,7 @@ class Prefetching:
         expected: Expected,
         urgency: Urgency,
         max_bytes: float = float("inf"),
-        source: Guesses | None = None,
+        source: PrefetchAccount | None = None,
     ) -> int:
         """Begin to bring blocks up into dram, parents first; what `max_bytes` cuts off follows when there is
         room for it. Returns how many were begun."""
@@ -299,7 +304,7 @@ class Prefetching:
                 expected = Expected(rows, rest.until, rest.reason)
                 self.bring(expected, rest.urgency, self._budget_bytes(), rest.source)
 
-    def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: Guesses) -> None:
+    def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: PrefetchAccount) -> None:
         """Begin with what nobody asked for, as much of it as can fit and its source is good for."""
         catalog = self._core.catalog
         capacity = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
@@ -345,7 +350,7 @@ class Prefetching:
         limit = self._core.options.max_prefetched_fraction * capacity
         return max(0, int(min(self._core.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes)))
 
-    def _note(self, row: int, until: float, num_bytes: int, source: Guesses | None) -> None:
+    def _note(self, row: int, until: float, num_bytes: int, source: PrefetchAccount | None) -> None:
         """A block was begun, or more of one that was begun before."""
         catalog = self._core.catalog
         begun = self._begun.get(row)

@@ -21,11 +21,11 @@ from .cold_quota import BEYOND_QUOTA, ColdQuota
 from .copies import Copies, Move
 from .core_state import CoreState
 from .encodings import AS_IT_IS
-from .exits import Exits
 from .reclaim import Reclaim
 from .refusals import Refusals
 from .residency import INCOMPLETE, Residency
 from .rules import MEMORY_TIERS
+from .run_eviction import RunEviction
 from .states import State
 from .victims import Victims
 
@@ -60,7 +60,7 @@ class Pressure:
         self._copies = copies
         self._reclaim = reclaim
         self.refusals = refusals
-        self._exits = Exits(core, residency)
+        self._run_eviction = RunEviction(core, residency)
         self.victims = Victims(core, residency)
         self.cold_quota = ColdQuota(core, residency)
         #: Handles of blocks to demote because their session ended.
@@ -86,7 +86,7 @@ class Pressure:
             return place
         for _ in range(MAX_STEPS):
             step, _ = self._give_up(tier, 1, domain)
-            self._exits.flush()
+            self._run_eviction.flush()
             if step is Step.NOTHING:
                 break
             if step is Step.EVICTED:
@@ -120,7 +120,7 @@ class Pressure:
             if step in (Step.NOTHING, Step.DECLINED):
                 break
             num_left += num_run
-        self._exits.flush()
+        self._run_eviction.flush()
         self.start_spills()
         return step
 
@@ -134,7 +134,7 @@ class Pressure:
             if room.statistics().taken_bytes - self.spilling_bytes(tier) <= wanted:
                 break
             step, _ = self._give_up(tier, 1, domain=None)
-            self._exits.flush()
+            self._run_eviction.flush()
             if step is Step.NOTHING:
                 break
         else:
@@ -269,7 +269,7 @@ class Pressure:
                 if self.refusals.is_pausing:
                     self._passed_over.append((tier, core.catalog.handle(row)))
                 continue
-            self._exits.flush()
+            self._run_eviction.flush()
             if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
                 residency.evict(row, tier, f"not worth {lower.label}", victim)
                 return Step.EVICTED, 1
@@ -323,7 +323,7 @@ class Pressure:
 
     def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
         """Evict a victim and those above it that cost no more. Returns how many blocks left."""
-        return self._exits.take(victim, tier, reason, max_blocks, self._core.policies.evictions[tier])
+        return self._run_eviction.take(victim, tier, reason, max_blocks, self._core.policies.evictions[tier])
 
     def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
         """Say why a block may be given up at once; empty when it must be spilled first."""
@@ -401,7 +401,7 @@ class Pressure:
             if room.statistics().taken_bytes - self.spilling_bytes(tier) <= high_bytes:
                 return  # low enough, or enough is on its way
             step, num_blocks = self._give_up(tier, 1, domain=None)
-            self._exits.flush()
+            self._run_eviction.flush()
             if step is Step.NOTHING:
                 return
             num_left += num_blocks

@@ -7,7 +7,6 @@ from ...policies.costs import Advice
 from ...tiers.block import Tier
 from .catalog import NO_ROW, Catalog, Namespace
 from .core_state import CoreState
-from .desk import Desk
 from .events import (
     AcquireAbandoned,
     AcquireRequested,
@@ -19,6 +18,7 @@ from .gets import AcquireJob, Found, stored_prefix
 from .leases import Client
 from .loads import Loads
 from .promotions import Promotions
+from .request_registry import RequestRegistry
 from .residency import Residency
 from .results import (
     AcquireResult,
@@ -37,7 +37,7 @@ class Reads:
     def __init__(
         self,
         core: CoreState,
-        desk: Desk,
+        requests: RequestRegistry,
         residency: Residency,
         loads: Loads,
         promotions: Promotions,
@@ -45,9 +45,9 @@ class Reads:
         usage: Usage,
     ) -> None:
         self._core = core
-        self._desk = desk
+        self._requests = requests
         self._residency = residency
-        self._leases = desk.leases
+        self._leases = requests.leases
         self._loads = loads
         self._promotions = promotions
         self._waiting = waiting
@@ -57,20 +57,20 @@ class Reads:
 
     def acquire(self, event: AcquireRequested) -> None:
         """Look up and pin; AcquireJob does the rest."""
-        desk = self._desk
-        checked = desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        requests = self._requests
+        checked = requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
         if checked is None:
             return
         client, namespace = checked
-        earlier = desk.earlier(event.client, event.request_id)
+        earlier = requests.earlier(event.client, event.request_id)
         if isinstance(earlier, AcquireJob):
             self._repeat(earlier, event.call)
         elif event.ttl_s > self._core.options.lease_ttl_max_s:
             message = f"ask for at most {self._core.options.lease_ttl_max_s:g} s and keep the lease alive"
-            desk.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
+            requests.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
         elif len(client.leases) >= self._core.options.max_leases_per_client:
             message = f"{len(client.leases)} leases held; release some"
-            desk.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.1)
+            requests.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.1)
         else:
             self._begin(event, client, namespace)
 
@@ -80,7 +80,7 @@ class Reads:
             self._jobs[call] = job
 
     def _begin(self, event: AcquireRequested, client: Client, namespace: Namespace) -> None:
-        desk, catalog = self._desk, self._core.catalog
+        requests, catalog = self._requests, self._core.catalog
         rows = stored_prefix(catalog, namespace, event.prefix_hashes)
         num_stored = len(rows)
         # What stands before first_block was read without asking, and reported as touched.
@@ -97,14 +97,14 @@ class Reads:
         if len(rows) <= event.first_block:
             tiers = bytes(catalog.tier_of(row) or 0 for row in rows)
             prices = (num_stored, advice.reason, advice.load_s, advice.recompute_s)
-            return desk.reply(
+            return requests.reply(
                 event.call, AcquireResult(0, len(rows), ReadyFragments(), True, 0.0, tiers, *prices)
             )
         lease = self._leases.grant(client, event.ttl_s)
         found = Found(rows, num_stored, advice, lease, urgency, readable, used_before)
         job = AcquireJob(self._core, self._residency, self._leases, self._loads, event, found, self._done)
         self._jobs[event.call] = job
-        desk.remember(event.client, event.request_id, job)
+        requests.remember(event.client, event.request_id, job)
         is_begun = job.advance()
         if event.on_device:
             self._promotions.delivered(rows[event.first_block :])
@@ -140,7 +140,7 @@ class Reads:
         capacity = sum(rooms[tier].statistics().capacity_bytes for tier in readable)
         quota = int(self._core.options.max_pinned_fraction * capacity)
         quota -= client.held_bytes + client.promised_bytes
-        of_tenant = self._desk.quotas.pinnable_bytes(client)
+        of_tenant = self._requests.quotas.pinnable_bytes(client)
         if of_tenant is not None and of_tenant < quota:
             quota = of_tenant
         return min(num_blocks, first_block + max(0, quota) // namespace.block_bytes)
@@ -158,7 +158,7 @@ class Reads:
                 self._drop(job)
 
     def _drop(self, job: AcquireJob) -> None:
-        self._desk.forget_request(job.request.client, job.request.request_id)
+        self._requests.forget_request(job.request.client, job.request.request_id)
         job.abandon()
 
     def report(self) -> None:
@@ -182,12 +182,12 @@ class Reads:
         for job in list(dict.fromkeys(self._jobs.values())):
             if job.request.client == client_id:
                 for call in job.calls:  # a client that was only silent may still be listening
-                    self._desk.refuse(call, "UNKNOWN_CLIENT", "it was silent for too long; open it again")
+                    self._requests.refuse(call, "UNKNOWN_CLIENT", "it was silent for too long; open it again")
                 self._drop(job)
 
     def release(self, event: ReleaseRequested) -> None:
         """End leases of this client; those of others and unknown ones are counted only."""
-        client = self._desk.client(event.client)
+        client = self._requests.client(event.client)
         owned = client.leases if client is not None else {}
         num_unknown = 0
         for lease_id in event.lease_ids:
@@ -196,22 +196,22 @@ class Reads:
         if num_unknown:
             self._core.story.count("releases_unknown", num_unknown)
         if event.call is not None:
-            self._desk.reply(event.call, ReleaseResult(num_unknown))
+            self._requests.reply(event.call, ReleaseResult(num_unknown))
 
     def keep_alive(self, event: KeptAlive) -> None:
         """Extend leases."""
-        client = self._desk.client(event.client)
+        client = self._requests.client(event.client)
         if client is None:
             expired = list(event.lease_ids)
         else:
             expired = self._leases.extend(client, list(event.lease_ids), event.ttl_s)
         if event.call is not None:
-            self._desk.reply(event.call, KeepAliveResult(expired))
+            self._requests.reply(event.call, KeepAliveResult(expired))
 
     def touched(self, event: Touched) -> None:
         """Count blocks read one-sidedly as used."""
         namespace = self._core.catalog.namespaces.get(event.namespace_id)
-        client = self._desk.client(event.client)
+        client = self._requests.client(event.client)
         if namespace is None or client is None or namespace.identity.domain != client.domain:
             return
         shards = namespace.rows.shards

@@ -223,7 +223,7 @@ class Residency(Rules):
             self._on_cold_lost(row)
         if not vacated.is_last:
             return
-        self.core.audience.left((row,), tier)
+        self.core.listeners.left((row,), tier)
         parent = catalog.parent[row]
         if parent != NO_ROW and catalog.num_children_placed[tier][parent] == 0:
             for slower in TIERS[tier:]:
@@ -240,7 +240,7 @@ class Residency(Rules):
                     return
             parent = catalog.parent[row]
             self._floors.pop(row, None)
-            self.core.audience.forgotten((row,))
+            self.core.listeners.forgotten((row,))
             catalog.remove(row)
             if parent != NO_ROW:
                 for tier in self.core.policies.evictions:

@@ -104,7 +104,7 @@ class Sessions:
             core.story.tell(core.now, session.id, "session_back_in", back_in)
         if urgency != session.urgency or back_at < float("inf") or num_decoded_tokens:
             change = SessionChange(core.now, session.number, urgency, back_at, num_decoded_tokens)
-            core.audience.session_changed(change)
+            core.listeners.session_changed(change)
         if urgency == session.urgency:
             return
         core.story.tell(core.now, session.id, "session_urgency", urgency.name.lower())

@@ -39,7 +39,7 @@ class Usage:
             urgency = session.urgency
         applies = urgency if urgency is not None else Urgency.QUEUED
         number = session.number if session is not None else 0
-        core.audience.used(rows, Use(core.now, number, num_asked, applies, deadline_at))
+        core.listeners.used(rows, Use(core.now, number, num_asked, applies, deadline_at))
         touch_run(core, rows, NO_SESSION if session is None else session.urgency)
         core.story.count("blocks_used", len(rows))
         return applies
@@ -56,7 +56,7 @@ class Usage:
             for row in new:
                 core.catalog.urgency[row] = session.urgency
         number, urgency = (session.number, session.urgency) if session else (0, Urgency.QUEUED)
-        core.audience.stored(new, Use(core.now, number, num_asked, urgency))
+        core.listeners.stored(new, Use(core.now, number, num_asked, urgency))
 
     def retain(self, rows: Sequence[int], hints: Sequence[RetentionHint]) -> None:
         """Give blocks of one chain the priorities that a request said."""

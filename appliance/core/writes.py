@@ -6,10 +6,10 @@ from ...tiers.block import Tier, Urgency
 from .catalog import NO_ROW
 from .copies import Copies
 from .core_state import CoreState
-from .desk import Desk
 from .events import AbortRequested, CommitRequested, ReserveRequested
 from .pressure import Pressure
 from .puts import STORED, Put, PutJob
+from .request_registry import RequestRegistry
 from .residency import Residency
 from .results import PutOutcome, PutResult, ReserveResult
 from .runs import refresh_run
@@ -25,7 +25,7 @@ class Writes:
     def __init__(
         self,
         core: CoreState,
-        desk: Desk,
+        requests: RequestRegistry,
         residency: Residency,
         copies: Copies,
         pressure: Pressure,
@@ -33,7 +33,7 @@ class Writes:
         usage: Usage,
     ) -> None:
         self._core = core
-        self._desk = desk
+        self._requests = requests
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
@@ -52,7 +52,7 @@ class Writes:
         if job.is_decided:
             needed = job.outcomes.count(PutOutcome.NEEDED)
             result = ReserveResult(job.reservation_id if needed else 0, bytes(job.outcomes))
-            self._desk.reply(event.call, result)
+            self._requests.reply(event.call, result)
         else:
             is_new = not job.reserve_calls
             job.reserve_calls.append(event.call)
@@ -68,7 +68,7 @@ class Writes:
         if job is None:
             return None
         if job.is_done:
-            return self._desk.reply(event.call, PutResult(bytes(job.outcomes)))
+            return self._requests.reply(event.call, PutResult(bytes(job.outcomes)))
         if request is not None:
             is_new = not job.is_decided and not job.is_committed
             job.commit(event.call, event.spans)
@@ -94,7 +94,7 @@ class Writes:
 
     def _refuse_spans(self, call: int) -> None:
         message = "give one span of block_bytes per block that needs bytes"
-        self._desk.refuse(call, "BAD_SPAN", message)
+        self._requests.refuse(call, "BAD_SPAN", message)
 
     def abort(self, event: AbortRequested) -> None:
         """Give a reservation back."""
@@ -129,20 +129,20 @@ class Writes:
 
     def _job(self, event: ReserveRequested) -> PutJob | None:
         """Return the job of a put, an earlier one for a retry; None when it was refused."""
-        desk = self._desk
-        earlier = desk.earlier(event.client, event.request_id)
+        requests = self._requests
+        earlier = requests.earlier(event.client, event.request_id)
         if isinstance(earlier, PutJob):  # whatever the limits are by now: its bytes may be being copied
-            desk.client(event.client)  # is alive
+            requests.client(event.client)  # is alive
             return earlier
-        checked = desk.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        checked = requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
         if checked is None:
             return None
         if self.is_closed:
-            desk.refuse(event.call, "DRAINING", "the appliance is shutting down; recompute", 1.0)
+            requests.refuse(event.call, "DRAINING", "the appliance is shutting down; recompute", 1.0)
             return None
         if self._waiting.is_full:
             message = f"{len(self._waiting)} requests wait for room already"
-            desk.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.05)
+            requests.refuse(event.call, "TOO_MANY_IN_FLIGHT", message, 0.05)
             return None
         client, namespace = checked
         number, self._next_reservation = self._next_reservation, self._next_reservation + 1
@@ -151,7 +151,7 @@ class Writes:
         job = PutJob(self._core, self._residency, self._copies, self._pressure, put, self._done)
         job.deadline_at = min(event.deadline_at, self._core.now + self._core.options.reservation_ttl_s)
         self._jobs[number] = job
-        desk.remember(event.client, event.request_id, job)
+        requests.remember(event.client, event.request_id, job)
         if event.prefill_s and job.first_position is not None:
             num_blocks = len(event.prefix_hashes)
             self._core.costs.prefilled(namespace.id, job.first_position, num_blocks, event.prefill_s)
@@ -159,13 +159,13 @@ class Writes:
 
     def _reserved(self, event: CommitRequested) -> PutJob | None:
         """Return the job whose reservation is committed; None when it was refused."""
-        earlier = self._desk.earlier(event.client, event.request_id)
+        earlier = self._requests.earlier(event.client, event.request_id)
         job = earlier if isinstance(earlier, PutJob) else self._jobs.get(event.reservation_id)
         if job is None or job.client.id != event.client:
             message = "the reservation is over or another client's; reserve again"
-            self._desk.refuse(event.call, "UNKNOWN_RESERVATION", message)
+            self._requests.refuse(event.call, "UNKNOWN_RESERVATION", message)
             return None
-        self._desk.remember(event.client, event.request_id, job)
+        self._requests.remember(event.client, event.request_id, job)
         return job
 
     def _admit(self, job: PutJob) -> None:
@@ -186,7 +186,7 @@ class Writes:
             outcomes = zip(job.rows, job.outcomes, strict=False)
             new = [row for row, outcome in outcomes if outcome == PutOutcome.STORED]
             readable = self._readable(rows, job.namespace.num_groups)
-        session_id = job.request.session_id if self._desk.is_open(job.client) else ""
+        session_id = job.request.session_id if self._requests.is_open(job.client) else ""
         self._usage.stored(readable, new, session_id, job.client.id, len(job.rows))
         if self.is_closed:  # whoever drains had looked for what only memory holds before these were there
             for row in rows:

@@ -15,11 +15,11 @@ from typing import Any
 from kvtier.appliance.core import (
     catalog,
     copies,
-    desk,
     gets,
     leases,
     puts,
     reclaim,
+    request_registry,
     residency,
     waiting,
 )
@@ -38,12 +38,14 @@ from . import (
     daemon,
     memory,
     mutants_budget,
-    mutants_exits,
     mutants_prefetch,
     mutants_resizing,
     mutants_rules,
     mutants_tenants,
     mutants_writing,
+)
+from . import (
+    mutants_run_eviction as run_mutants,
 )
 from .run import run_seed
 
@@ -291,7 +293,7 @@ def _timeout_frees_slots_being_written() -> list[Patch]:
 
 
 def _retry_is_new() -> list[Patch]:
-    return [(desk.Desk, "earlier", lambda self, client, request_id: None)]
+    return [(request_registry.RequestRegistry, "earlier", lambda self, client, request_id: None)]
 
 
 def _acknowledged_early() -> list[Patch]:
@@ -441,8 +443,12 @@ MUTANTS = [
     Mutant("unbounded queue", "any number of requests may wait", _unbounded_waiting),
     Mutant("short footer", "a footer forgets the last record", _sealed_records_forgotten),
     Mutant("reported let go", "fragments reported to a client are let go again", _reported_fragments_let_go),
-    Mutant("run through holds", "a run takes blocks along that are in use", mutants_exits.run_through_holds),
-    Mutant("run past branches", "a run leaves another child behind", mutants_exits.run_past_branches),
+    Mutant(
+        "run through holds",
+        "a run takes blocks along that are in use",
+        run_mutants.run_through_holds,
+    ),
+    Mutant("run past branches", "a run leaves another child behind", run_mutants.run_past_branches),
     Mutant("old checksum", "new bytes are published under the checksum of former ones", _old_checksum_kept),
     Mutant("ahead of demand", "prefetches begin whoever waits", mutants_prefetch.ahead_of_demand),
     Mutant(

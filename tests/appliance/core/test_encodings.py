@@ -26,7 +26,7 @@ class Halved:
 
 def compressing_rig() -> Rig:
     rig = Rig(dram_blocks=4, nvme_blocks=4)
-    rig.planner.desk.compress(Halved())
+    rig.planner.requests.compress(Halved())
     return rig
 
 
@@ -55,7 +55,7 @@ def test_what_comes_up_again_says_how_it_is_stored() -> None:
     rig.put(chain)
     rig.cool(chain)
     rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
-    rig.planner.desk.compress(NoCompression())  # what is there stays as it is there
+    rig.planner.requests.compress(NoCompression())  # what is there stays as it is there
     rig.acquire(chain)
     up = [item.label for copy in rig.copies if copy.source is Tier.NVME for item in copy.items]
     assert {label.group: label.codec_id for label in up} == {0: 1, 1: 0}
@@ -122,7 +122,7 @@ class Window(Halved):
 
 def test_the_last_blocks_of_a_chain_lose_nothing() -> None:
     rig = Rig(dram_blocks=6, nvme_blocks=6)
-    rig.planner.desk.compress(Window())
+    rig.planner.requests.compress(Window())
     chain = hashes("a", 5)
     rig.put(chain)
     rig.cool(chain)
@@ -143,7 +143,7 @@ class Lossy(Window):
 def test_a_record_that_is_condemned_while_it_is_read_has_spent_the_budget_all_the_same() -> None:
     """Two read it at once; the second one succeeds. What it brought was decoded from a lossy record."""
     rig = Rig(dram_blocks=4, nvme_blocks=8)
-    rig.planner.desk.compress(Lossy())
+    rig.planner.requests.compress(Lossy())
     chain = hashes("a", 1)
     rig.put(chain)
     rig.cool(chain)

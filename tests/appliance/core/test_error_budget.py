@@ -53,7 +53,7 @@ class Host(Rig):
         self.store.codecs.adopt({profile.digest: profile})
         super().__init__(dram_blocks=4, nvme_blocks=4)
         settings = CompressionSettings()
-        self.planner.desk.compress(
+        self.planner.requests.compress(
             Choice(settings, {("float16", "planes"): FAST}, 1e9, 1, self.store.codecs.profiled)
         )
         recovered = self.store.recover()

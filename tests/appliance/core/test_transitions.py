@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtier.appliance.core.catalog import NO_ROW, TIERS, Catalog
+from kvtier.appliance.core.catalog_audit import check_catalog
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
 from kvtier.appliance.core.states import State
@@ -130,7 +131,7 @@ class World:
             transitions.num_resident,
             dict(transitions.cold_bytes),
         )
-        return {"blocks": blocks, "sums": sums, "segments": listed, "audit": catalog.check_integrity()}
+        return {"blocks": blocks, "sums": sums, "segments": listed, "audit": check_catalog(catalog)}
 
 
 def compare(scalar: World, bulk: World) -> None:

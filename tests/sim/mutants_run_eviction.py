@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvtier.appliance.core import exits
+from kvtier.appliance.core import run_eviction
 from kvtier.appliance.core.catalog import NO_ROW
 
 Patch = tuple[Any, str, Any]
@@ -30,7 +30,7 @@ def run_through_holds() -> list[Patch]:
     def reckless(self: Any, victim: Any, tier: Any, limit: int, policy: Any) -> list[int]:
         return _climb(self, victim.row, 64, lambda catalog, row: catalog.num_children_placed[tier][row] == 1)
 
-    return [(exits.Exits, "_run_above", reckless)]
+    return [(run_eviction.RunEviction, "_run_above", reckless)]
 
 
 def run_past_branches() -> list[Patch]:
@@ -44,4 +44,4 @@ def run_past_branches() -> list[Patch]:
             lambda catalog, row: not (catalog.num_keepers[row] or catalog.num_holds[tier][row]),
         )
 
-    return [(exits.Exits, "_run_above", reckless)]
+    return [(run_eviction.RunEviction, "_run_above", reckless)]

@@ -1,4 +1,4 @@
-"""Guesses: who was wrong pauses, who is right goes on, and what is wasted stays a share of what is right."""
+"""PrefetchAccount: a source that was wrong pauses, one that is right goes on, the wasted share is bounded."""
 
 import math
 from random import Random
@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.guesses import HALF_LIFE_S, MAX_WASTED, TRIAL_SHARE, Guesses
+from kvtier.appliance.core.prefetch_account import HALF_LIFE_S, MAX_WASTED, TRIAL_SHARE, PrefetchAccount
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.block import Tier, Urgency
 
@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 
 def play(share_right: float, seed: int, num_rounds: int = 400, round_s: float = 30.0) -> tuple[int, int]:
     """Let a source guess as much as it may, a quarter of the tier a round. Returns bytes used, wasted."""
-    guesses, random = Guesses(), Random(seed)
+    guesses, random = PrefetchAccount(), Random(seed)
     used = wasted = 0
     for number in range(num_rounds):
         now = number * round_s
@@ -33,7 +33,7 @@ def play(share_right: float, seed: int, num_rounds: int = 400, round_s: float = 
 
 
 def test_a_source_without_a_past_is_trusted() -> None:
-    assert Guesses().room_bytes(CAPACITY, 0.0) == math.inf
+    assert PrefetchAccount().room_bytes(CAPACITY, 0.0) == math.inf
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -51,7 +51,7 @@ def test_a_source_that_is_wrong_wastes_its_first_trust_and_trials(share_right: f
 
 
 def test_what_is_out_counts_before_its_end_is_known() -> None:
-    guesses = Guesses()
+    guesses = PrefetchAccount()
     guesses.begin(2 * BLOCK)
     guesses.end(2 * BLOCK, BLOCK, BLOCK, 0.0)
     room_bytes = guesses.room_bytes(CAPACITY, 0.0)
@@ -63,7 +63,7 @@ def test_what_is_out_counts_before_its_end_is_known() -> None:
 
 
 def test_a_debt_is_forgotten() -> None:
-    guesses = Guesses()
+    guesses = PrefetchAccount()
     guesses.begin(100 * BLOCK)
     guesses.end(100 * BLOCK, 0, 100 * BLOCK, 0.0)
     assert guesses.room_bytes(CAPACITY, 0.0) == 0.0

@@ -1,8 +1,8 @@
-"""Guesses: how much may be brought up ahead, so that what is wasted stays a share of all of it.
+"""PrefetchAccount: bytes that may be prefetched without a request, so that the wasted share stays bounded.
 
-A window, a share of dram and of the bandwidth bound what a wrong guess costs; they do not make guesses right.
-Where dram is small against what comes up, most of it leaves again unused, and every such copy pushed out a
-block that somebody might have used. So each source of guesses has an account, in bytes:
+A window, a share of dram and of the bandwidth bound what one wrong prediction costs, and not how many there
+are. Where dram is small against what is prefetched, most of it is evicted unused, and every such copy evicted
+a block that a request might have used. So each source of predictions has an account, in bytes:
 
     balance  = MAX_WASTED * used - (1 - MAX_WASTED) * wasted      not negative: the promise is kept
     expected = share of what is out (begun, its end not known) that will be wasted, as it was lately
@@ -24,7 +24,7 @@ TRIAL_SHARE: Final = 0.02
 HALF_LIFE_S: Final = 600.0
 
 
-class Guesses:
+class PrefetchAccount:
     """The account of one source. Mutated by `begin` and `end`."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The audience: policies and learners, told once per request what the appliance saw.
+"""PolicyListeners: calls policies and learners once per request with what was used, stored or forgotten.
 
-Only those who listen are called: most policies do not care about most of what happens, and some of it
-happens ten thousand times a second.
+Only listeners that override a method are called: most policies ignore most events, and some of these occur
+ten thousand times a second.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ class Listener:
     stored: HearUse | None = None
 
 
-class Audience:
-    """Tells each observer what it listens to, shared learners first."""
+class PolicyListeners:
+    """Calls each observer with the events it overrides, shared learners first."""
 
     def __init__(self, policies: PolicySet) -> None:
         self._joined: list[Listener] = []

@@ -1,4 +1,4 @@
-"""The desk: where requests are received, checked, remembered and answered.
+"""Checks requests, answers them, and remembers them for retries; registers clients and namespaces.
 
 Every request names a client, a namespace and a chain; what is wrong with them is said here once, with the
 fix. A retry with the same request id finds the job of its first try here (invariant 9).
@@ -25,7 +25,7 @@ class RememberedJob(Protocol):
     is_done: bool
 
 
-class Desk:
+class RequestRegistry:
     """Clients, namespaces, remembered requests, replies."""
 
     def __init__(self, core: CoreState, leases: Leases, quotas: Quotas) -> None:

@@ -1,10 +1,10 @@
-"""Exits: blocks that leave a memory tier, many at once; the counterpart of runs.py.
+"""RunEviction: evicts many blocks of a memory tier at once; the counterpart of runs.py.
 
-When a tier is full, every new prompt pushes out about as many blocks as it brings, and those are the tails
-of some older prompts: a leaf and the blocks above it that nobody else continues. One at a time each
-costs forty scalar writes and a dozen calls. So they leave in two parts: `take` decides and does what the next
-decision depends on (the leaf's parent may be the next victim), `flush` does the rest for all of them with
-thirty vector writes. Nothing else happens between the two. The steps are those of residency.py, and the
+When a tier is full, every new prompt evicts about as many blocks as it brings, and those are the tails of
+some older prompts: a leaf and the blocks above it that no other block continues. One at a time each costs
+forty scalar writes and a dozen calls. So they leave in two parts: `take` decides and does what the next
+decision depends on (the leaf's parent may be the next victim), `flush` does the rest for all of them in one
+pass over the columns. No other step is taken between the two. The steps are those of residency.py, and the
 simulator runs both.
 """
 
@@ -19,7 +19,7 @@ from .instructions import RetractRun
 from .residency import EVICTED_FROM, Residency
 
 
-class Exits:
+class RunEviction:
     """Evicts runs of blocks. Empty between events."""
 
     def __init__(self, core: CoreState, residency: Residency) -> None:
@@ -80,9 +80,9 @@ class Exits:
         places = core.transitions.evict_run(rows, tier)
         cast(MemoryRoom, core.rooms[tier]).release_many(places, sizes)
         core.outbox.emit(RetractRun(tier, places))
-        core.audience.left(rows, tier)
+        core.listeners.left(rows, tier)
         if nowhere:
-            core.audience.forgotten(nowhere)
+            core.listeners.forgotten(nowhere)
             for row in nowhere if core.floors else ():
                 core.floors.pop(row, None)
             core.catalog.remove_run(nowhere)
