@@ -177,6 +177,31 @@ def test_the_first_layer_s_event_vouches_for_it(stalled: Served) -> None:
             stalled.let_finish(one.start(delivery.wait))
 
 
+def test_later_answers_of_a_get_begin_at_later_blocks(tmp_path: Path) -> None:
+    """What is in dram is told at once, what is on nvme later: every answer names blocks of the whole chain."""
+    with Served(tmp_path, nvme=True) as served:
+        with runtime_at(served.target, num_event_sets=1) as one:
+            one.fill(6)
+            assert one.pages.put(one.namespace, CHAIN, IDS, session="s").num_stored == 8
+            one.client.session("s").end(archive=True)
+            served.evict()
+            first = one.pages.get(one.namespace, CHAIN[:4], [14, 15, 16, 17], load_anyway=True)
+            assert first.num_loaded == 4
+            tiers = one.client.lookup(one.namespace, CHAIN).tiers
+            assert tiers == (Tier.DRAM,) * 4 + (Tier.NVME,) * 4
+            kept = one.whole.copy()
+            one.whole[:] = 0
+            with one.pages.begin_get(
+                one.namespace, CHAIN, OTHERS[:6], first_block=2, load_anyway=True
+            ) as delivery:
+                groups = [group.group for group in delivery]
+                report = delivery.wait()
+            assert groups == [0, 1, 2, 3]
+            assert report.num_loaded == 6
+            assert (one.whole[:, OTHERS[:6]] == kept[:, IDS[2:]]).all()
+        served.assert_at_rest()
+
+
 def test_the_asyncio_client_does_the_same(served: Served) -> None:
     device = FakeDevice(is_live=True)
     exporter = FakeExporter(device)
