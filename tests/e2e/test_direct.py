@@ -178,7 +178,7 @@ def test_the_first_layer_s_event_vouches_for_it(stalled: Served) -> None:
 
 
 def test_later_answers_of_a_get_begin_at_later_blocks(tmp_path: Path) -> None:
-    """What is in dram is told at once, what is on nvme later: every answer names blocks of the whole chain."""
+    """What is in dram is told at once, what is on nvme later: answers count from the chain."""
     with Served(tmp_path, nvme=True) as served:
         with runtime_at(served.target, num_event_sets=1) as one:
             one.fill(6)

@@ -201,21 +201,26 @@ class Report:
 
     def __init__(self, out: Path, work: Path, is_rehearsal: bool) -> None:
         self.outcomes: list[Outcome] = []
+        self.unwritten: list[str] = []  # files of the last attempt, and why
         self._out, self._results = out, work / "results"
         self._is_rehearsal = is_rehearsal
         self._logs: dict[str, bytes] = {}
 
     def add(self, outcome: Outcome, log: bytes) -> None:
-        """Take a step in and write both files. A full disk costs the files, not the steps that follow."""
+        """Take a step in and write both files. A full disk costs a file, not the other one, which was written
+        before, nor the steps that follow."""
         self.outcomes.append(outcome)
         if log:
             self._logs[outcome.name] = f"$ {outcome.command}\n".encode() + log
-        try:
-            archive, left_out = self._archive()
-            self._write(ARCHIVE, archive)
-            self._write(SUMMARY, self.summary(left_out))
-        except OSError as problem:
-            print(f"{self._out} cannot be written, the next step tries again: {problem}", flush=True)
+        self.unwritten.clear()
+        for name in (SUMMARY, ARCHIVE):
+            try:
+                archive, left_out = self._archive()
+                self._write(name, archive if name == ARCHIVE else self.summary(left_out))
+            except OSError as problem:
+                self.unwritten.append(f"{self._out / name}: {problem.strerror}")
+        if self.unwritten:
+            print(f"not written, the next step tries again: {'; '.join(self.unwritten)}", flush=True)
 
     def summary(self, left_out: Sequence[str]) -> bytes:
         """Return what ran, how it ended, and its figures."""
@@ -272,6 +277,10 @@ def run_all(steps: Sequence[Step], out: Path, budget_s: float, is_rehearsal: boo
             if outcome.verdict in ("failed", "timed out"):
                 print(_indented(log))
             sys.stdout.flush()
+    if report.unwritten:
+        kept = "older files are kept; free room there and repeat with --only"
+        report.outcomes.append(Outcome("files", "", "failed", f"{'; '.join(report.unwritten)}; {kept}"))
+        print(f"files              failed: {report.outcomes[-1].reason}")
     print(f"\n{out / SUMMARY}, {out / ARCHIVE}")
     for verdict in dict.fromkeys(outcome.verdict for outcome in report.outcomes):
         names = [outcome.name for outcome in report.outcomes if outcome.verdict == verdict]
@@ -298,6 +307,12 @@ def _indented(log: bytes) -> str:
     return "\n".join(f"    | {line}" for line in printable.splitlines())
 
 
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """Return 0 when a step passed and none failed, else 1."""
+    verdicts = {outcome.verdict for outcome in outcomes}
+    return int("passed" not in verdicts or not verdicts.isdisjoint(("failed", "timed out")))
+
+
 def main() -> int:
     from tests.gpu.steps import steps_of
 
@@ -319,8 +334,7 @@ def main() -> int:
         steps = [step for step in steps if step.name in names]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the step under way ends with us
     outcomes = run_all(steps, args.out.resolve(), args.budget, args.device == "fake")
-    verdicts = {outcome.verdict for outcome in outcomes}
-    return int("passed" not in verdicts or not verdicts.isdisjoint(("failed", "timed out")))
+    return exit_code(outcomes)
 
 
 if __name__ == "__main__":

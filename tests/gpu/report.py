@@ -108,6 +108,12 @@ def _edge(found: Any) -> str:
     return "; ".join(f"{row[0]} {row[1]}: {row[2]} GB/s of payload" for row in found["loads"])
 
 
+def _sanitizer(found: Any) -> str:
+    if found["errors"] is None:
+        return "no summary was written"
+    return f"{found['errors']} errors: {found['first'][0]}" if found["errors"] else "clean"
+
+
 FIGURES = (
     Figure("device, driver", "", "attributes", _attributes("device", "driver")),
     Figure(
@@ -149,7 +155,7 @@ FIGURES = (
         "encoded over the link, of decoded by the host", "1.05, or it stays off", "cold", _trial("decode")
     ),
     Figure("GPUDirect Storage, of the bounce", "1.05, or it stays off", "cold", _trial("GPUDirect")),
-    Figure("piece kernel and digest under compute-sanitizer", "clean", "sanitizer", lambda _: "clean"),
+    Figure("piece kernel and digest under compute-sanitizer", "clean", "sanitizer", _sanitizer),
 )
 
 

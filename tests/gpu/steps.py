@@ -53,7 +53,8 @@ def steps_of(kind: str) -> list[Step]:
     small = ("--small", "--layers-per-group", "2") if is_fake else ("--layers-per-group", "16")
     is_quantised = "quantised"
     on_device = () if is_fake else ("--set", "tiers.hbm.capacity=1GiB", "--set", "tiers.hbm.backend=cuda")
-    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", *_PYTEST, "-m", "gpu", _KERNELS)
+    watched = (*_PYTEST, _ON_HOST) if is_fake else (*_PYTEST, "-m", "gpu", _KERNELS)
+    sanitizer = (*_PYTHON, "tests.gpu.sanitizer", kind, _table("sanitizer"), *watched)
     return [
         step("nvidia-smi", ("nvidia-smi", "-q", "-d", "MEMORY,CLOCK,POWER,PERFORMANCE"), 20, "nvidia-smi"),
         step("topology", ("nvidia-smi", "topo", "-m"), 20, "nvidia-smi"),
@@ -104,7 +105,6 @@ def steps_of(kind: str) -> list[Step]:
             (*sanitizer, "-k", "pieces or digest"),
             LATE_S,
             "compute-sanitizer",
-            hardware="compute-sanitizer watches kernels on a device",
         ),
     ]
 

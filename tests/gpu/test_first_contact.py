@@ -8,6 +8,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,111 @@ def test_a_full_disk_costs_one_step(tmp_path: Path) -> None:
     summary, files = returned(tmp_path / "out")
     assert [step["verdict"] for step in summary["steps"]] == ["failed", "passed"]
     assert b"No space left on device" in files["fill.log"]
+
+
+FULL_OUT = """
+import sys
+from pathlib import Path
+from tests.gpu import first_contact
+from tests.gpu.first_contact import Step
+def step(name, code):
+    return Step(name, (sys.executable, "-S", "-c", code, sys.argv[1]), 60.0)
+grow = "import os, sys; print(os.urandom(60000).hex())" # does not compress: the archive has no room
+steps = [step("before", "print('it ran')"), step("grow", grow), step("after", "print('it ran, too')")]
+outcomes = first_contact.run_all(steps, Path(sys.argv[1]) / "out", 100.0, False)
+raise SystemExit(first_contact.exit_code(outcomes))
+"""
+
+
+def test_a_full_out_folder_costs_the_file_that_has_no_room_and_says_so(tmp_path: Path) -> None:
+    """OUT is a file system of 64 KiB, in a mount namespace of our own; the temporary folder has room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = 'mount -t tmpfs -o size=64k none "$0" && { "$1" -c "$2" "$0"; rc=$?; cp -r "$0/out" "$3"; }'
+    script += "; exit $rc"
+    command = ["unshare", "-rm", "sh", "-c", script, str(disk), sys.executable, FULL_OUT]
+    found = subprocess.run(
+        [*command, str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if "unshare:" in found.stderr or "mount:" in found.stderr:
+        pytest.skip(f"no file system can be mounted here: {found.stderr}")
+    assert found.returncode == 1, found.stderr
+    assert f"{ARCHIVE}: No space left on device" in found.stdout
+    assert "free room there and repeat with --only" in found.stdout
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == sorted([ARCHIVE, SUMMARY])
+    steps = json.loads((out / SUMMARY).read_bytes())["steps"]
+    assert [(step["name"], step["verdict"]) for step in steps] == [
+        ("before", "passed"),
+        ("grow", "passed"),
+        ("after", "passed"),
+    ]
+    with tarfile.open(out / ARCHIVE) as archive:  # whole, of the last step that found room
+        assert sorted(archive.getnames()) == ["before.log", SUMMARY]
+
+
+SANITIZER = """#!/bin/sh
+# Behaves as NVIDIA documents compute-sanitizer: its lines are marked, the exit code is the command's unless
+# that is 0 and errors were found.
+[ "$1" = --error-exitcode ] || { echo "========= Error: unknown option $1"; exit 2; }
+code=$2; shift 2
+echo "========= COMPUTE-SANITIZER"
+"$@"; rc=$?
+case "$PLANTED" in
+error) echo "========= Invalid __global__ write of size 4 bytes"
+    echo "=========     at kvtier_copy_pieces+0x90"
+    echo "=========     by thread (31,0,0) in block (0,0,0)"
+    echo "========= ERROR SUMMARY: 2 errors"
+    [ $rc = 0 ] && rc=$code;;
+nothing) echo "========= Target application terminated before first instrumented API call";;
+*) echo "========= ERROR SUMMARY: 0 errors";;
+esac
+exit $rc
+"""
+
+
+@pytest.mark.parametrize(
+    ("planted", "device", "fails", "verdict", "words", "cell"),
+    [
+        ("", "fake", False, "passed", "", "clean"),
+        ("error", "fake", False, "failed", "found 2 errors", "2 errors: Invalid __global__ write"),
+        ("nothing", "fake", False, "needs hardware", "wrote no summary", None),
+        ("nothing", "cuda", False, "failed", "wrote no summary", "no summary was written"),
+        ("", "cuda", True, "failed", "ERROR SUMMARY: 0 errors", "clean"),
+    ],
+)
+def test_what_compute_sanitizer_says_is_what_is_reported(
+    planted: str,
+    device: str,
+    fails: bool,
+    verdict: str,
+    words: str,
+    cell: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(SANITIZER)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("PLANTED", planted)
+    [real] = [step for step in steps_of(device) if step.name == "sanitizer"]
+    split = real.command.index("{results}/sanitizer.json") + 1
+    tests = (sys.executable, "-S", "-c", f"raise SystemExit({int(fails)})")  # stands for the run of pytest
+    step = replace(real, command=(*real.command[:split], *tests))
+    summary, files = summary_of([step, AFTER], tmp_path / "out", is_rehearsal=device == "fake")
+    [found, after] = summary["steps"]
+    assert (found["verdict"], after["verdict"]) == (verdict, "passed")
+    assert words in files["sanitizer.log"].decode()
+    section = report.rendered([{"is_rehearsal": False, "steps": [found]}])
+    [line] = [line for line in section.splitlines() if "| `sanitizer` |" in line]
+    assert cell is None or cell in line
+    assert verdict != "failed" or "**failed: exit code 1**" in line
 
 
 def test_what_a_step_leaves_in_its_temporary_folder_is_gone_before_the_next(tmp_path: Path) -> None:
