@@ -161,7 +161,7 @@ check: $(VENV)/.ready
 	$(BIN)/python -m tests.generated --check
 	$(BIN)/python -m tests.audit
 
-# Regenerates what is generated: wire stubs, the state diagram, the API reference.
+# Regenerates what is generated: wire stubs, the blocking client, the state diagram, the API reference.
 proto docs: $(VENV)/.ready
 	$(BIN)/python -m tests.generated --write
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ...v1 import kvcache_pb2 as pb
 from ...v1 import local_pb2
-from ...v1.conversions import tier_to_wire
+from ...v1.conversions import identity_from_wire, tier_to_wire
 from ...v1.shm import HASH_BYTES
-from ...v1.types import Geometry, NamespaceIdentity, PutOutcome, Tier
+from ...v1.types import PutOutcome, Tier
 from ..errors import InvalidRequest, KvtierError, NotFound, PreconditionFailed
 from ..memory.extents import U8, ExtentTable
 from ..memory.staging import StagingArea
@@ -127,34 +127,15 @@ class FakeServer:
         return [Answer(local_pb2.MapExtentsResponse(extents=request.extents), memory)]
 
     def _on_register_namespace(self, attachment: Attachment, request: Any) -> Any:
-        wire = request.identity.SerializeToString(deterministic=True)
-        shape = request.identity.geometry
-        geometry = Geometry(
-            shape.num_layers,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.block_tokens,
-            shape.dtype,
-            shape.layout,
-            shape.layers_per_group,
-            shape.num_planes or 2,
-        )
+        identity = identity_from_wire(request.identity, request.identity.domain)
+        geometry = identity.geometry
         if geometry.block_bytes > self.books.store.capacity_bytes:
             raise PreconditionFailed("a block is larger than the appliance", reason="LAYOUT_MISMATCH")
-        found = self.books.namespaces.get(wire)
+        found = self.books.namespaces.get(identity.digest)
         if found is None:
             number = len(self.books.namespaces) + 1
-            asked = request.identity
-            identity = NamespaceIdentity(
-                asked.model_digest,
-                geometry,
-                asked.adapter_digest,
-                asked.shard,
-                asked.domain,
-                asked.profile_digest,
-            )
             found = _Namespace(number, identity.digest, list(geometry.fragment_bytes))
-            self.books.namespaces[wire] = found
+            self.books.namespaces[identity.digest] = found
         return pb.RegisterNamespaceResponse(
             namespace_id=found.namespace_id,
             digest=found.digest,
@@ -164,7 +145,7 @@ class FakeServer:
 
     def _on_lookup(self, attachment: Attachment, request: Any) -> Any:
         keys = self._stored(request)
-        tiers = bytes([_DRAM] * len(keys))  # one tier, always worth it; prices are for those who have two
+        tiers = bytes([_DRAM] * len(keys))  # one tier, always worth loading
         return pb.LookupResponse(num_blocks=len(keys), tiers=tiers, num_worth_loading=len(keys))
 
     def _on_acquire(self, attachment: Attachment, request: Any) -> list[Answer]:

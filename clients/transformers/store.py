@@ -39,8 +39,8 @@ class PrefixStore:
 
     `model` is a causal language model, in eval mode, on any device. `client` is made from KVTIER_TARGET when
     there is none, with short timeouts. Prompts are resumed at multiples of `align_tokens` (a multiple of
-    `block_tokens`; by default the same). Reads all weights once unless `weights_digest` (16 to 64 bytes) says
-    who they are. One thread at a time; threads make one each.
+    `block_tokens`; by default the same). Reads all weights once unless `weights_digest` (16 to 64 bytes)
+    identifies them. One thread at a time; threads make one each.
 
     Raises Unsupported (a ValueError) for a model it cannot serve, naming why.
     """

@@ -24,8 +24,8 @@ MAX_GAPS = 16  # of one lookup; behind more of them nothing is found
 class Pool:
     """The primary pool as addresses: `num_rows` rows of `row_bytes` each, back to back.
 
-    No view of its memory is kept anywhere, because vLLM unmaps it at its end and cannot while one exists; who
-    uses a Pool must have ended before that.
+    No view of its memory is kept anywhere, because vLLM unmaps it at its end and cannot while one exists;
+    uses of a Pool must have ended before that.
     """
 
     address: int
