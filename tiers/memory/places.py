@@ -53,8 +53,13 @@ def addresses(
 ) -> NDArray[np.uint64]:
     """Return where the slots at `places` begin, (n,) uint64, given where an extent of a number begins and the
     size of its slots."""
-    found = np.empty(len(places), np.int64)
-    slots = slots_of(places)
-    for number, rows in by_extent(places):
-        found[rows] = slots[rows] * slot_bytes_of(number) + start_of(number)
-    return found.view(np.uint64)
+    if not len(places):
+        return np.empty(0, np.uint64)
+    numbers = extents_of(places)
+    first = int(numbers[0])
+    if bool((numbers == first).all()):
+        return (slots_of(places) * slot_bytes_of(first) + start_of(first)).view(np.uint64)
+    known, which = np.unique(numbers, return_inverse=True)
+    starts = np.array([start_of(number) for number in known.tolist()], np.int64)
+    slot_bytes = np.array([slot_bytes_of(number) for number in known.tolist()], np.int64)
+    return (slots_of(places) * slot_bytes[which] + starts[which]).view(np.uint64)
