@@ -51,6 +51,10 @@ class CopyError(Exception):
         self.cause = cause
 
 
+class ColdStoreError(Exception):
+    """A cold store or its keys cannot be opened. The message says why and names the fix."""
+
+
 class Encryption(NamedTuple):
     """How a payload is encrypted, as its record's header says: what must go along with it where it is copied
     as it stands."""

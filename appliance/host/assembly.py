@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ...tiers.base import CopyError, Engine, Room
+from ...tiers.base import ColdStoreError, CopyError, Engine, Room
 from ...tiers.block import Tier
 from ...tiers.cold.engine import ColdStore
 from ...tiers.cold.log import SegmentLog
-from ...tiers.cold.ownership import ColdStoreError
 from ...tiers.cold.recovery import Recovered
 from ...tiers.copiers import HostCopier, make_pool
 from ...tiers.edges import Viewable

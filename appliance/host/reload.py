@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...tiers.base import ColdStoreError
 from ...tiers.block import Tier
-from ...tiers.cold.ownership import ColdStoreError
 from ...v1.shm import extent_file_bytes
 from ..appliance import Appliance
 from ..config import (

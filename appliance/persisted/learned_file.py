@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ...tiers.cold.direct_io import sync_directory
+from ...tiers.durable import sync_directory
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...v1.shm import PAGE_BYTES, extent_of, slot_of
 from ..base import Buffer, Cause, CopyError
+from ..durable import cause_of
 from .log import record_bytes
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX"))
@@ -83,20 +84,6 @@ def supports_direct(directory: Path) -> bool:
     finally:
         io.close(fd)
         probe.unlink()
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames and new files in `directory` durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def cause_of(error: OSError) -> Cause:
-    """Return the cause under which a failed system call is counted."""
-    return Cause.NO_SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else Cause.IO_ERROR
 
 
 def write_fully(

@@ -9,16 +9,12 @@ Durability says what an acknowledged write survives, besides the death of the pr
 does: `none`, power loss may take anything; `segment`, sealed segments survive power loss; `record`, every
 acknowledged record does.
 
-Sealing order: flush the data, then write the footer, then tell the manifest. A valid footer therefore
-implies complete data, and needs no payload to be read at recovery. A failed flush is not repeated, because
-the kernel may have dropped what it could not write: the segment becomes *suspect*, gets no footer, and
-its records are believed one by one after a restart.
+A full segment gets a footer (sealing.py); what is found after a restart is recovery.py's.
 """
 
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,31 +25,23 @@ from typing import Any
 import numpy as np
 
 from ...v1.shm import PAGE_BYTES
-from ..base import Buffer, Cause, CopyError, CopyOutcome, Encryption, EngineStatistics
+from ..base import Buffer, Cause, ColdStoreError, CopyError, CopyOutcome, Encryption, EngineStatistics
 from ..block import FragmentLabel, NamespaceIdentity, Tier
-from ..codecs.base import PROFILED_ID
 from ..codecs.records import RecordCodecs
 from ..encryption.envelope import Envelopes
-from ..encryption.keyring import PLAIN, Keyring
+from ..encryption.keyring import PLAIN
 from ..encryption.master_keys import MasterKeys
-from .direct_io import DirectIo, Scratch, offset_of, runs_of, segment_of, write_fully
-from .footer import (
-    Entries,
-    Footer,
-    footer_bytes_for,
-    pack_footer,
-    pack_tombstone,
-)
+from .direct_io import DirectIo, offset_of, runs_of, segment_of
+from .footer import footer_bytes_for
 from .inspection import inspect_segment
 from .manifest import Kind, namespace_event, segment_event
-from .manifest_file import Manifest
-from .opening import Durability, open_directory
-from .ownership import ColdStoreError, DirectoryLock
+from .opening import Durability, OpenedDirectory, open_directory
 from .record import ENTRY
 from .record_io import header_of, stored_bytes
-from .recovery import Found, Recovered, SegmentFile, assemble, examine
+from .recovery import Found, Recovered, SegmentFile, assemble, count_unreadable, examine
+from .sealing import SegmentSealer
 from .segment_files import open_segment_files, segment_path
-from .segment_io import TransferItem, Transfers
+from .segment_io import SegmentTransfers, TransferItem
 from .segment_life import NO_FILE, SegmentLife, check_lives
 
 log = logging.getLogger(__name__)
@@ -72,47 +60,43 @@ class ColdStore:
 
     tier = Tier.NVME
 
-    def __init__(
-        self,
-        directory: Path,
-        lock: DirectoryLock,
-        io: DirectIo,
-        manifest: Manifest,
-        fds: Sequence[int],
-        segment_bytes: int,
-        durability: Durability,
-        reasons: Counter[str],
-        keyring: Keyring,
-    ) -> None:
-        self.directory = directory
-        self.segment_bytes = segment_bytes
-        self.footer_bytes = footer_bytes_for(segment_bytes)
-        self.data_pages = (segment_bytes - self.footer_bytes) // PAGE_BYTES
-        self.durability: Durability = durability
-        self._directory_lock = lock
-        self._io = io
-        self._manifest = manifest
-        self._reasons = reasons
-        self._segments, self._num_wanted = [SegmentLife(fd) for fd in fds], len(fds)
+    def __init__(self, opened: OpenedDirectory) -> None:
+        self.directory, self.segment_bytes = opened.directory, opened.segment_bytes
+        self.footer_bytes = footer_bytes_for(opened.segment_bytes)
+        self.data_pages = (opened.segment_bytes - self.footer_bytes) // PAGE_BYTES
+        self.durability: Durability = opened.durability
+        self._directory_lock = opened.lock
+        self._io = opened.io
+        self._manifest = manifest = opened.manifest
+        self._reasons = opened.reasons
+        self._segments, self._num_wanted = [SegmentLife(fd) for fd in opened.fds], len(opened.fds)
         for number, life in manifest.state.lives.items():
             self._segments[number].epoch = life.epoch
             self._segments[number].sealed = True  # until recover() has looked: not to be appended to
-        self._scratch = Scratch()
-        self._statistics = EngineStatistics(backend=io.backend)
+        self._statistics = EngineStatistics(backend=opened.io.backend)
         self._lock = threading.Lock()  # of everything below a segment's life and of the statistics
         self._idle = threading.Condition(self._lock)
         self._num_busy = 0
         self._closed = False
-        self.keyring = keyring
-        self._envelopes = Envelopes(keyring) if keyring.can_encrypt else None
-        self._transfers = Transfers(
-            io,
+        self.keyring = opened.keyring
+        self._envelopes = Envelopes(opened.keyring) if opened.keyring.can_encrypt else None
+        self._transfers = SegmentTransfers(
+            opened.io,
             manifest,
             self._segments,
             self._lock,
             self.data_pages,
             self._envelopes,
-            sync_each=durability == "record",
+            sync_each=opened.durability == "record",
+        )
+        self._sealer = SegmentSealer(
+            opened.io,
+            manifest,
+            self._segments,
+            self._statistics,
+            self._lock,
+            self.data_pages,
+            is_durable=opened.durability != "none",
         )
 
     @property
@@ -138,8 +122,7 @@ class ColdStore:
         Raises ColdStoreError, naming the fix: the directory has another owner, the disk is too small,
         the sizes make no sense. Damage is not an error: see `recover`.
         """
-        opened = open_directory(Path(path), segment_bytes, num_segments, durability, io, master_keys)
-        return cls(*opened)
+        return cls(open_directory(Path(path), segment_bytes, num_segments, durability, io, master_keys))
 
     # ------------------------------------------------------------------------------------ transfers
 
@@ -229,7 +212,7 @@ class ColdStore:
             if segment.suspect:
                 return False
             entries = np.frombuffer(bytes(segment.entries), ENTRY)
-            return self._seal(number, entries[np.argsort(entries["page"])])
+            return self._sealer.seal(number, entries[np.argsort(entries["page"])])
 
     def free(self, number: int) -> None:
         """Forget a segment. When this returns, no restart will find its records again, power loss or
@@ -241,19 +224,15 @@ class ColdStore:
             if segment.epoch == 0:
                 return
             if self.durability == "segment":
-                self._flush_unsealed()
+                self._sealer.flush_unsealed()
             segment.is_ending = True
             try:
                 self._manifest.append(segment_event(Kind.FREED, number, segment.epoch), durable=True)
             except CopyError:
                 segment.is_ending = False
                 raise
-            tombstone = pack_tombstone(number, segment.epoch)
             self._segments[number] = SegmentLife(segment.fd)
-            try:
-                self._write_aligned(segment.fd, tombstone, self.data_pages * PAGE_BYTES, durable=False)
-            except CopyError as error:  # the second witness only; the manifest knows
-                log.warning("segment %d: no tombstone (%s)", number, error)
+            self._sealer.write_tombstone(number, segment.epoch, segment.fd)
 
     def store_namespace(self, identity: NamespaceIdentity) -> None:
         """Remember a namespace, before any of its records. Idempotent. Raises CopyError."""
@@ -338,7 +317,7 @@ class ColdStore:
         recovered.reasons.update(self._reasons)
         if recovered.reasons.keys() - HARMLESS:
             log.warning("cold store %s was damaged: %s", self.directory, dict(recovered.reasons))
-        self._count_unreadable(recovered)
+        count_unreadable(recovered, self.codecs.can_read)
         return recovered
 
     # --------------------------------------------------------------------------------- observation
@@ -381,57 +360,6 @@ class ColdStore:
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _count_unreadable(self, recovered: Recovered) -> None:
-        """Say which records are kept although nobody can read them until their profile is back."""
-        is_profiled = recovered.records["codec"] == PROFILED_ID
-        for index, namespace in enumerate(recovered.namespaces):
-            if self.codecs.can_read(namespace):
-                continue
-            count = int((is_profiled & (recovered.records["namespace_index"] == index)).sum())
-            if count:
-                recovered.reasons["profile_missing"] += count
-                log.warning(
-                    "%d records name profile %s, which is not there: misses until its file is back in the "
-                    "directory compression.profiles",
-                    count,
-                    namespace.profile_digest.hex(),
-                )
-
-    def _seal(self, number: int, entries: Entries) -> bool:
-        """Flush, write the footer, tell the manifest; the segment is suspect when any of it fails."""
-        segment = self._segments[number]
-        durable = self.durability != "none"
-        footer = Footer(number, segment.epoch, self._manifest.owner_epoch, list(segment.namespaces), entries)
-        try:
-            if durable:
-                try:
-                    self._io.sync(segment.fd)
-                except OSError as error:
-                    raise CopyError(Cause.IO_ERROR, f"flush: {error.strerror}") from error
-            start = self.data_pages * PAGE_BYTES
-            self._write_aligned(segment.fd, pack_footer(footer), start, durable=durable)
-            self._manifest.append(segment_event(Kind.SEALED, number, segment.epoch))
-        except CopyError as error:
-            segment.suspect = True
-            log.warning("segment %d is suspect and stays without footer: %s", number, error)
-            with self._lock:
-                failures = self._statistics.failures
-                failures[error.cause] = failures.get(error.cause, 0) + 1
-            return False
-        with self._lock:
-            segment.entries = bytearray()
-        return True
-
-    def _flush_unsealed(self) -> None:
-        """A segment goes: what was copied out of it must be as safe where it is now. Never raises."""
-        for number, segment in enumerate(self._segments):
-            if segment.entries and not segment.sealed and not segment.suspect:
-                try:
-                    self._io.sync(segment.fd)
-                except OSError as error:
-                    segment.suspect = True
-                    log.warning("segment %d is suspect: flush: %s", number, error.strerror)
-
     def _settle_found(self, number: int, item: Found) -> None:
         """Make the store agree with what recovery found in a segment."""
         segment = self._segments[number]
@@ -445,18 +373,11 @@ class ColdStore:
         if not item.scanned and self._manifest.state.lives[number].sealed:
             return
         segment.namespaces = {digest: index for index, digest in enumerate(footer.namespaces)}
-        self._seal(number, footer.entries)
+        self._sealer.seal(number, footer.entries)
 
     def _file(self, number: int) -> SegmentFile:
         segment = self._segments[number]
         return SegmentFile(self._io, segment.fd, number, segment.epoch, self.data_pages, self.footer_bytes)
-
-    def _write_aligned(self, fd: int, data: bytes, offset: int, *, durable: bool) -> None:
-        """Write whole pages from ordinary memory. Raises CopyError."""
-        self._scratch.reset(len(data))
-        page = self._scratch.take(len(data))
-        page[:] = data
-        write_fully(self._io, fd, [page], offset, durable=durable)
 
     @contextmanager
     def _busy(self) -> Iterator[bool]:

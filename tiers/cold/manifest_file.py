@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 from ..base import CopyError
-from .direct_io import DirectIo, cause_of, sync_directory, write_fully
+from ..durable import cause_of, sync_directory
+from .direct_io import DirectIo, write_fully
 from .manifest import ManifestDamaged, ManifestState, frame, pack_prologue, parse_manifest
 
 NAMES = ("manifest.0", "manifest.1")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from ...v1.shm import PAGE_BYTES
-from ..base import CopyError
+from ..base import ColdStoreError, CopyError
 from ..encryption.keyring import Keyring
 from ..encryption.master_keys import MasterKeys
 from .buffered_io import BufferedIo
@@ -18,7 +18,7 @@ from .direct_io import DirectIo, supports_direct
 from .footer import footer_bytes_for
 from .manifest import ENCRYPTED, IncompatibleFormat, ManifestState
 from .manifest_file import Manifest, load_manifest
-from .ownership import ColdStoreError, DirectoryLock, set_aside
+from .ownership import DirectoryLock, set_aside
 from .segment_files import PATTERN, open_segment_files, remove_surplus
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ Durability: TypeAlias = Literal["none", "segment", "record"]
 
 
 class OpenedDirectory(NamedTuple):
-    """What ColdStore is made of, in the order of its arguments."""
+    """What an open directory holds, and what ColdStore is made of."""
 
     directory: Path
     lock: DirectoryLock

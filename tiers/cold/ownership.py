@@ -10,14 +10,11 @@ import os
 import socket
 from pathlib import Path
 
-from .direct_io import sync_directory
+from ..base import ColdStoreError
+from ..durable import sync_directory
 
 LOCK_NAME = "lock"
 SET_ASIDE_PREFIX = "set-aside-"
-
-
-class ColdStoreError(Exception):
-    """The cold store cannot be opened here. The message says why and names the fix."""
 
 
 class DirectoryOwned(ColdStoreError):

@@ -24,6 +24,7 @@ import google_crc32c
 import numpy as np
 
 from ...v1.shm import CHECKSUM_BYTES, HASH_BYTES, PAGE_BYTES
+from ..encryption.envelope import ENVELOPE_BYTES
 from .log import record_bytes
 
 MAGIC = b"kvtrecrd"
@@ -32,7 +33,6 @@ COMPAT_FEATURES = 0  # a reader may ignore compat bits it does not know
 ENCRYPTED = 1
 INCOMPAT_FEATURES = ENCRYPTED  # but must refuse records with an incompat bit it does not know
 CODEC_IDENTITY = 0
-ENVELOPE_BYTES = 64
 
 # magic, version, header bytes, compat, incompat, segment, epoch, owner epoch, record bytes, namespace
 _PROLOGUE = struct.Struct("<8sHHIIIQQQ32s")

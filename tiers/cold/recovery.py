@@ -6,6 +6,7 @@ one, payload hash included, since nothing says that they were ever complete. Eit
 same array of entries; no Python runs per record of a sealed segment.
 """
 
+import logging
 import mmap
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import xxhash
 from ...v1.shm import PAGE_BYTES
 from ..base import CopyError
 from ..block import NamespaceIdentity, tenant_of
+from ..codecs.base import PROFILED_ID
 from ..codecs.registry import KNOWN_CODECS
 from ..encryption.keyring import PLAIN
 from .direct_io import DirectIo, read_fully
@@ -44,6 +46,8 @@ from .record import (
     is_spent,
     unpack_header,
 )
+
+log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 32 << 20  # read at a time when a segment is scanned
 
@@ -292,6 +296,23 @@ def assemble(
     if not keep.all():
         records = records[keep]
     return Recovered(namespaces, records, segments, +reasons)
+
+
+def count_unreadable(recovered: Recovered, can_read: Callable[[NamespaceIdentity], bool]) -> None:
+    """Add to `recovered.reasons` the records that are kept although their profile is missing, and warn."""
+    is_profiled = recovered.records["codec"] == PROFILED_ID
+    for index, namespace in enumerate(recovered.namespaces):
+        if can_read(namespace):
+            continue
+        count = int((is_profiled & (recovered.records["namespace_index"] == index)).sum())
+        if count:
+            recovered.reasons["profile_missing"] += count
+            log.warning(
+                "%d records name profile %s, which is not there: misses until its file is back in the "
+                "directory compression.profiles",
+                count,
+                namespace.profile_digest.hex(),
+            )
 
 
 def _fill(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base import ColdStoreError
 from .direct_io import DirectIo
-from .ownership import ColdStoreError
 
 PATTERN = "segment-??????"
 

@@ -42,7 +42,7 @@ TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, who, bytes
 _COUNTER_BITS = 40  # of a sequence number; the owner epoch stands above them
 
 
-class Transfers:
+class SegmentTransfers:
     """Thread-safe. `segments` is the store's own list, `lock` guards everything below a segment's life.
 
     `sync_each`: a record is on the device before it counts as written.

@@ -33,15 +33,15 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from ..base import Buffer, Cause, CopyError
-from ..cold.record import ENVELOPE_BYTES
 from .keyring import DataKey, Keyring
 from .master_keys import KEY_BYTES
 
 SALT_BYTES = 16
 _PACKED = struct.Struct("<16sQ16s16s8x")  # salt, counter, encrypted checksum, tag
+ENVELOPE_BYTES = _PACKED.size  # 64, of the on-disk format
 MAX_CACHED = 4096  # record keys: one per tenant and former life of the store
 
-assert _PACKED.size == ENVELOPE_BYTES
+assert ENVELOPE_BYTES == 64
 
 
 class Envelope(NamedTuple):

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base import Cause, CopyError
-from ..cold.direct_io import cause_of, sync_directory
+from ..durable import cause_of, sync_directory
 from .master_keys import KEY_BYTES, KeyringError, MasterKeys
 
 FILE_NAME = "keys.json"

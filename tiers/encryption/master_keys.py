@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cold.ownership import ColdStoreError
+from ..base import ColdStoreError
 
 KEY_BYTES = 32
 MAX_KEYS = 16

@@ -25,7 +25,6 @@ from kvtier.tiers.cold.record import (
     ENTRY,
     ENTRY_BYTES,
     ENTRY_OFFSET,
-    ENVELOPE_BYTES,
     HEADER_BYTES,
     PAGE_PROLOGUE,
     RecordError,
@@ -33,6 +32,7 @@ from kvtier.tiers.cold.record import (
     pack_header,
     unpack_header,
 )
+from kvtier.tiers.encryption.envelope import ENVELOPE_BYTES
 from kvtier.v1.shm import PAGE_BYTES
 
 DATA_PAGES = 1000

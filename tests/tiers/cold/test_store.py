@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kvtier.tiers.base import Buffer, Cause, CopyError
+from kvtier.tiers.base import Buffer, Cause, ColdStoreError, CopyError
 from kvtier.tiers.cold.buffered_io import BufferedIo
 from kvtier.tiers.cold.direct_io import DirectIo
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.footer import footer_bytes_for
 from kvtier.tiers.cold.log import record_bytes
 from kvtier.tiers.cold.opening import Durability
-from kvtier.tiers.cold.ownership import ColdStoreError, DirectoryOwned
+from kvtier.tiers.cold.ownership import DirectoryOwned
 from kvtier.tiers.cold.segment_files import segment_path
 from kvtier.v1.shm import PAGE_BYTES
 from tests.tiers.cold.store import (

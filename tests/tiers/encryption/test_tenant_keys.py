@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.tiers.base import Cause, CopyError
-from kvtier.tiers.cold.ownership import ColdStoreError
+from kvtier.tiers.base import Cause, ColdStoreError, CopyError
 from kvtier.tiers.encryption.keyring import FILE_NAME, Keyring
 from kvtier.tiers.encryption.master_keys import KeyringError, MasterKeys
 from tests.tiers.cold.store import cold, in_slot

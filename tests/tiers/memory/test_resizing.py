@@ -7,11 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtier.tiers.base import CopyError
+from kvtier.tiers.base import ColdStoreError, CopyError
 from kvtier.tiers.cold.direct_io import DirectIo
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog, SegmentState
-from kvtier.tiers.cold.ownership import ColdStoreError
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import PAGE_BYTES, extent_of
 
