@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvtier.tiers.copiers import make_pool
-from kvtier.v1.threads import NICENESS, SLICE_S, make_way
+from kvtier.v1.threads import NICENESS, SLICE_S, lower_thread_priority
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has these policies")
 _SYS_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
@@ -53,7 +53,7 @@ def test_a_thread_that_makes_way_waits_for_others_and_shows_its_name() -> None:
     before = policy_here()
 
     def work() -> None:
-        make_way("kvtier-with-a-long-name", 3)
+        lower_thread_priority("kvtier-with-a-long-name", 3)
         assert policy_here() == (os.SCHED_BATCH, min(19, before[1] + 3))
         comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
         assert comm == "kvtier-with-a-l\n"
@@ -68,7 +68,7 @@ def test_it_asks_for_a_slice_that_everybody_may_interrupt() -> None:
         pytest.skip("kernels before 6.12 know no slices")
 
     def work() -> None:
-        make_way("kvtier-test")
+        lower_thread_priority("kvtier-test")
         assert slice_here_ns() == round(SLICE_S * 1e9)
 
     apart(work)
@@ -82,14 +82,14 @@ def test_what_is_forbidden_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     before = policy_here()
 
     def work() -> None:
-        make_way("kvtier-test")
+        lower_thread_priority("kvtier-test")
         assert policy_here() == before
 
     apart(work)
 
 
 @pytest.mark.parametrize("in_background", [True, False])
-def test_pools_in_the_background_make_way_and_others_do_not(in_background: bool) -> None:
+def test_pools_in_the_background_lower_thread_priority_and_others_do_not(in_background: bool) -> None:
     pool = make_pool(2, "kvtier-test", in_background)
     try:
         found = {future.result() for future in [pool.submit(policy_here) for _ in range(8)]}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from ..v1.threads import make_way
+from ..v1.threads import lower_thread_priority
 from .base import Cause, CopyItem, CopyOutcome
 from .edges import Readable, Run, Viewable, Writable, edge
 
@@ -25,7 +25,9 @@ def make_pool(num_threads: int, name: str = "kvtier-copy", in_background: bool =
     All of them run when this returns. The executor alone would start each with the first work it gets, the
     event loop waiting for every one: with busy processors that took 80 ms of a first load's 200.
     """
-    pool = ThreadPoolExecutor(num_threads, name, partial(make_way, name) if in_background else None)
+    pool = ThreadPoolExecutor(
+        num_threads, name, partial(lower_thread_priority, name) if in_background else None
+    )
     all_there = threading.Barrier(num_threads + 1)
     for _ in range(num_threads):
         pool.submit(all_there.wait)

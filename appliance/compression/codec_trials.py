@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from ...tiers.codecs.base import Codec, CodecError, CodecMissing, DoesNotFit, Shape
 from ...tiers.codecs.registry import codec_named
 from ...tiers.codecs.trial import trial_payload
-from ...v1.threads import make_way
+from ...v1.threads import lower_thread_priority
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def _seconds_to_decode(codec: Codec, shape: Shape, stored: bytearray, target: by
 def main() -> None:
     """Compile codecs for dtypes, given in turns, in a process of its own."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    make_way("kvtier-compile", NICENESS)
+    lower_thread_priority("kvtier-compile", NICENESS)
     for name, dtype in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
         decode_speed(name, dtype)
 

@@ -14,7 +14,7 @@ runs), idle (a user thinks) and the length of the answer are features, so what t
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +23,10 @@ from ...tiers.block import Urgency
 from ..base import BlockFacts, Newcomer, Observer, SessionChange, Surroundings, Use
 from .ages import F64, Clock
 from .appraiser import Appraiser
-from .lru_fallback import Duel
+from .assigner import StretchAssigner
+from .lru_fallback import LruFallback
 from .stretches import I32, PRICED, UNKNOWN, UNPRICED, Stretches
-from .visits import NEW, NO_PAST, PRIVATE, TAIL, Past, Visit
+from .visits import NEW, NO_PAST, TAIL, Visit
 
 NAME = "forecast"
 MAX_GHOSTS = 131_072  # about 30 MB
@@ -71,9 +72,10 @@ class Forecast(Observer):
     def __init__(self, facts: BlockFacts, max_ghosts: int = MAX_GHOSTS) -> None:
         self._facts = facts
         self._clock = Clock()
-        self._duel = Duel()
+        self._fallback = LruFallback()
         self._stretches = Stretches(max_ghosts)
         self._appraiser = Appraiser(self._stretches)
+        self._assigner = StretchAssigner(facts, self._stretches, self._appraiser)
         self._pending: _Pending | None = None
         self._visit: Visit | None = None  # the last one, which a put may still belong to
         self._by_session: dict[int, Visit] = {}  # the last visit of each
@@ -102,8 +104,8 @@ class Forecast(Observer):
         if visit is self._visit and self._facts.position[rows[0]] >= visit.num_named:
             self._ask_for_more(visit, names)
         if visit.used_at < now:
-            self._go_on(visit, now)
-        self._adopt(visit, rows, names, use)
+            self._assigner.restart_age(visit, now)
+        self._assigner.store(visit, rows, names)
         visit.tip = rows[-1]
         self._priced = None
         self._appraiser.describe(visit)
@@ -140,7 +142,7 @@ class Forecast(Observer):
         """
         if self._pending is not None and not self._pending.row_set.isdisjoint(rows):
             self._settle()
-        self._stretches.bury(rows, self._facts.prefix_hash)
+        self._stretches.make_ghosts(rows, self._facts.prefix_hash)
 
     # ------------------------------------------------------------------------------- what is asked
 
@@ -213,7 +215,7 @@ class Forecast(Observer):
             ends, parts = [], []
         for first, end, ghost in stretches.ghost_runs(newcomer.prefix_hashes):
             if ghost and stretches.visit[ghost] is not visit:
-                past = self._past(ghost, visit.used_at)
+                past = self._assigner.past_of(ghost, visit.used_at)
                 parts.append((visit.kind_of(past), past))
             else:
                 is_last = end == newcomer.num_blocks
@@ -230,7 +232,7 @@ class Forecast(Observer):
         """The newcomer that was priced last was not let in: its names are remembered, to notice a return."""
         priced = self._priced
         if priced is not None and priced.covers(newcomer):
-            self._remember(priced.visit, newcomer.prefix_hashes)
+            self._assigner.remember(priced.visit, newcomer.prefix_hashes)
             self._appraiser.describe(priced.visit)
 
     def dump(self) -> dict[str, Any]:
@@ -293,8 +295,8 @@ class Forecast(Observer):
         return self._begin((), use, names, parent)
 
     def _ask_for_more(self, visit: Visit, names: Sequence[bytes]) -> None:
-        """A prompt that is put in several calls goes on. What was known of it may end only here, and the duel
-        counts what one request asked for, in how many calls ever."""
+        """Add the names of another call of the same put to a visit: what was known of the prompt may end only
+        here, and the fallback counts what one request asked for, in however many calls."""
         last_ghost = UNKNOWN
         for number, ghost in enumerate(self._stretches.ghosts.get_all(names)):
             if ghost and self._stretches.visit[ghost] is not visit:
@@ -303,7 +305,7 @@ class Forecast(Observer):
         if earlier is not None and not visit.turn and visit.continues(earlier, visit.num_known):
             visit.follow(earlier)
         visit.num_named += len(names)
-        self._duel.asked((), names, self._stretches.num_blocks)
+        self._fallback.asked((), names, self._stretches.num_blocks)
 
     def _settle(self) -> None:
         """Account for a use that no put followed."""
@@ -330,7 +332,7 @@ class Forecast(Observer):
             visit.follow(earlier)
         visit.num_named = num_used + len(names)
         if rows:
-            self._take(visit, rows, stretches.runs(rows))
+            self._assigner.use_again(visit, rows, stretches.runs(rows))
         if use.session:
             self._by_session.pop(use.session, None)
             self._by_session[use.session] = visit
@@ -340,108 +342,11 @@ class Forecast(Observer):
             visit.head = names[0]
         self._visit = visit
         prefix_hash = self._facts.prefix_hash
-        self._duel.asked([prefix_hash[row] for row in rows], names, stretches.num_blocks)
-        self._appraiser.follows_age = not self._duel.follows_forecast
+        self._fallback.asked([prefix_hash[row] for row in rows], names, stretches.num_blocks)
+        self._appraiser.follows_age = not self._fallback.follows_forecast
         self._appraiser.describe(visit)
         self._appraiser.learn()
         return visit
-
-    def _take(self, visit: Visit, rows: Sequence[int], runs: Iterable[tuple[int, int, int]]) -> None:
-        """Blocks that were used again leave their stretches for ones of this visit."""
-        stretches = self._stretches
-        last = UNKNOWN
-        for first, end, before in runs:
-            past = self._past(before, visit.used_at)
-            if before:
-                self._appraiser.count_use(before, visit.used_at, end - first)
-            if not last or visit.kind_of(past) != stretches.kind[last]:
-                last = self._open(visit, visit.kind_of(past), past)
-            stretches.put(rows[first:end], last)
-
-    def _past(self, stretch: int, now: float) -> Past:
-        """Return the past of a stretch's blocks, which are used now."""
-        stretches = self._stretches
-        if stretch == UNKNOWN:
-            return Past(0, 1, -1.0, 0.0)
-        age_s = now - stretches.used_at[stretch]
-        num_forks = stretches.num_forks[stretch]
-        visit = stretches.visit[stretch]
-        if visit is not None and not visit.turn and stretches.kind[stretch] >= PRIVATE:
-            num_forks += 1  # the visit it had was a fork itself
-        known_s = stretches.known_s[stretch] + age_s
-        return Past(num_forks, stretches.num_uses[stretch] + 1, age_s, known_s)
-
-    def _open(self, visit: Visit, kind: int, past: Past = NO_PAST) -> int:
-        stretches = self._stretches
-        stretch = stretches.open(
-            visit, visit.used_at, kind, past.num_forks, past.num_uses, past.age_s, past.known_s
-        )
-        visit.stretches.append(stretch)
-        self._appraiser.watch(stretch)
-        return stretch
-
-    def _go_on(self, visit: Visit, now: float) -> None:
-        """A visit is still adding blocks (its answer is decoded): its age begins again."""
-        visit.used_at = now
-        stretches = self._stretches
-        for stretch in visit.stretches:
-            stretches.used_at[stretch] = now
-            stretches.bin[stretch] = 0
-            stretches.renew(stretch)
-            self._appraiser.watch(stretch)
-
-    def _adopt(self, visit: Visit, rows: Sequence[int], names: Sequence[bytes], use: Use) -> None:
-        """Blocks were stored behind a visit: new ones, and ghosts that are back."""
-        stretches = self._stretches
-        is_whole = self._facts.position[rows[-1]] + 1 >= visit.num_blocks
-        fresh: list[int] = []
-        returned: dict[int, list[int]] = {}
-        for row, name, ghost in zip(rows, names, stretches.ghosts.get_all(names), strict=True):
-            if ghost and stretches.visit[ghost] is not visit:
-                returned.setdefault(ghost, []).append(row)
-            else:
-                if ghost:
-                    stretches.lay(name)
-                fresh.append(row)
-        back = [row for rows_back in returned.values() for row in rows_back]
-        ranges, first = [], 0
-        for ghost, rows_back in returned.items():
-            ranges.append((first, first + len(rows_back), ghost))
-            first += len(rows_back)
-        for row in back:
-            name = self._facts.prefix_hash[row]
-            stretches.num_ghosts[stretches.ghosts.pop(name)] -= 1
-        self._take(visit, back, ranges)
-        for ghost in returned:
-            stretches.close_if_empty(ghost)
-        tail = fresh[-1:] if is_whole and fresh and fresh[-1] == rows[-1] else []
-        self._put_new(visit, fresh[:-1] if tail else fresh, NEW)
-        self._put_new(visit, tail, TAIL)
-
-    def _put_new(self, visit: Visit, rows: Sequence[int], kind: int) -> None:
-        if rows:
-            self._stretches.put(rows, self._stretch_of_kind(visit, kind))
-
-    def _stretch_of_kind(self, visit: Visit, kind: int) -> int:
-        """Return the stretch of a visit's new blocks, made if need be."""
-        for stretch in visit.stretches:
-            if self._stretches.kind[stretch] == kind:
-                return stretch
-        return self._open(visit, kind)
-
-    def _remember(self, visit: Visit, names: Sequence[bytes]) -> None:
-        """Make ghosts of blocks that were asked for and not kept."""
-        stretches = self._stretches
-        for first, end, ghost in stretches.ghost_runs(names):
-            if ghost and stretches.visit[ghost] is visit:
-                continue
-            if ghost:
-                past = self._past(ghost, visit.used_at)
-                self._appraiser.count_use(ghost, visit.used_at, end - first)
-                stretch = self._open(visit, visit.kind_of(past), past)
-            else:
-                stretch = self._stretch_of_kind(visit, NEW)
-            stretches.haunt(names[first:end], stretch)
 
 
 def forecast_of(surroundings: Surroundings) -> Forecast:

@@ -1,4 +1,4 @@
-"""A duel with LRU: what was learned is followed as long as it does not cost too much.
+"""Fallback to LRU: the forecast is followed as long as it finds about as much as LRU would.
 
 What was learned can be wrong: habits change, or were noise. So a sample of the names that are asked for also
 goes through an LRU with the same share of the room, which holds names and no bytes. The forecast has a
@@ -27,7 +27,7 @@ MEMORY = 64
 NUM_SHARES = 256
 
 
-class Duel:
+class LruFallback:
     """Says whether to follow the forecast. A few microseconds per request."""
 
     def __init__(self) -> None:

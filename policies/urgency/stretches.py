@@ -123,7 +123,7 @@ class Stretches:
     def put(self, rows: Sequence[int], stretch: int) -> None:
         """Rows without a stretch, or of other stretches, join this one."""
         of_row, num_rows = self.of_row, self.num_rows
-        num_rows[stretch] += len(rows)  # first, as in `haunt`
+        num_rows[stretch] += len(rows)  # first, as in `_name_ghosts`
         for row in rows:
             if row >= len(of_row):
                 of_row.extend([UNKNOWN] * (row + GROWTH - len(of_row)))
@@ -153,7 +153,7 @@ class Stretches:
             found = np.frombuffer(of_row, np.int32)[rows]
         return found
 
-    def bury(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
+    def make_ghosts(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
         """Rows become ghosts. Blocks whose past is not known are forgotten."""
         of_row, num_known = self.of_row, len(self.of_row)
         group: list[bytes] = []  # names of those met last, all of one stretch
@@ -173,7 +173,7 @@ class Stretches:
             self._name_ghosts(group, stretch_of_group)
         self._make_room(2 * len(rows))
 
-    def haunt(self, names: Sequence[bytes], stretch: int) -> None:
+    def add_ghosts(self, names: Sequence[bytes], stretch: int) -> None:
         """Remember the names of blocks that are not stored. The oldest names make room."""
         self._name_ghosts(names, stretch)
         self._make_room(2 * len(names))
@@ -196,7 +196,7 @@ class Stretches:
                 self.close_if_empty(oldest)
             max_forgotten -= num_forgotten
 
-    def lay(self, name: bytes) -> None:
+    def remove_ghost(self, name: bytes) -> None:
         """A ghost is no more: its block is back, or another stretch has it."""
         stretch = self.ghosts.pop(name)
         self.num_ghosts[stretch] -= 1

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvtier.policies.base import Use
 from kvtier.policies.urgency.forecast import Forecast
-from kvtier.policies.urgency.lru_fallback import Duel
+from kvtier.policies.urgency.lru_fallback import LruFallback
 from kvtier.tiers.block import Urgency
 
 from .tree import NO_ROW, Facts, name
@@ -53,15 +53,15 @@ def test_what_is_known_of_a_request_does_not_depend_on_how_many_calls_put_it() -
         assert Heard().next_turn(*ends) == whole, f"put in pieces that end at {ends}"
 
 
-def test_the_duel_hears_of_every_piece_once() -> None:
+def test_the_fallback_hears_of_every_piece_once() -> None:
     asked: list[int] = []
 
-    class Counting(Duel):
+    class Counting(LruFallback):
         def asked(self, found: Sequence[bytes], missed: Sequence[bytes], num_blocks: int) -> None:
             asked.append(len(missed))
             super().asked(found, missed, num_blocks)
 
     heard = Heard()
-    heard.forecast._duel = Counting()
+    heard.forecast._fallback = Counting()
     heard.put(0.0, [name(n) for n in range(12)], 5, 9)
     assert asked == [5, 4, 3]

@@ -18,7 +18,7 @@ from kvtier.appliance.replay.traces import Trace
 from kvtier.policies.baselines.ghosts import Names
 from kvtier.policies.urgency.ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, Clock
 from kvtier.policies.urgency.forecast import Forecast
-from kvtier.policies.urgency.lru_fallback import MARGIN, SLACK, Duel
+from kvtier.policies.urgency.lru_fallback import MARGIN, SLACK, LruFallback
 from kvtier.policies.urgency.pool import I32, NUM_READY, PORTION, Pool
 
 from .tree import name
@@ -68,11 +68,11 @@ def test_what_was_learned_elsewhere_may_be_wrong(monkeypatch: pytest.MonkeyPatch
     trace = make("recent", 1000, seed=7)
     lru = hit_percent(trace, "lru", "10%")
     monkeypatch.setattr(Forecast, "__init__", misled)
-    with_duel = hit_percent(trace, "urgency", "10%")
-    monkeypatch.setattr(Duel, "asked", lambda *args: None)
+    with_fallback = hit_percent(trace, "urgency", "10%")
+    monkeypatch.setattr(LruFallback, "asked", lambda *args: None)
     without = hit_percent(trace, "urgency", "10%")
-    assert with_duel > lru - 3.0
-    assert without < with_duel - 3.0
+    assert with_fallback > lru - 3.0
+    assert without < with_fallback - 3.0
 
 
 # --------------------------------------------------------------------------------------------- the duel
@@ -84,55 +84,55 @@ def names_of(*numbers: int) -> list[bytes]:
 
 
 def test_a_forecast_that_finds_nothing_is_left_when_its_budget_is_spent_and_tried_again() -> None:
-    duel = Duel()
+    fallback = LruFallback()
     num_asked = 0
-    while duel.follows_forecast:
-        duel.asked([], names_of(num_asked % 5), 5)
+    while fallback.follows_forecast:
+        fallback.asked([], names_of(num_asked % 5), 5)
         num_asked += 1
         assert num_asked <= 5 + SLACK + MARGIN * num_asked + 1
     assert num_asked > SLACK
-    while not duel.follows_forecast:  # as LRU it finds what LRU finds, and the loss is a smaller share
-        duel.asked(names_of(num_asked % 5), [], 5)
+    while not fallback.follows_forecast:  # as LRU it finds what LRU finds, and the loss is a smaller share
+        fallback.asked(names_of(num_asked % 5), [], 5)
         num_asked += 1
         assert num_asked < 40_000
     for _ in range(20):
-        duel.asked([], names_of(*range(5)), 5)
-    assert not duel.follows_forecast
+        fallback.asked([], names_of(*range(5)), 5)
+    assert not fallback.follows_forecast
 
 
 def test_a_forecast_that_was_left_is_tried_again_when_its_loss_is_half_the_margin() -> None:
     """Nearer than the margin it would be sent away by the next few names: tried and left all the time."""
-    duel, num_blocks, num_names = Duel(), 2000, 100
+    fallback, num_blocks, num_names = LruFallback(), 2000, 100
     num_asked = 0
-    while duel.follows_forecast:
-        duel.asked([], names_of(num_asked % num_names), num_blocks)
+    while fallback.follows_forecast:
+        fallback.asked([], names_of(num_asked % num_names), num_blocks)
         num_asked += 1
     num_lost = num_asked - num_names  # the first time around LRU does not find them either
-    while not duel.follows_forecast:
-        duel.asked(names_of(num_asked % num_names), [], num_blocks)
+    while not fallback.follows_forecast:
+        fallback.asked(names_of(num_asked % num_names), [], num_blocks)
         num_asked += 1
         assert num_asked < 10_000
     assert num_asked == pytest.approx(num_lost / (MARGIN / 2), abs=2)
 
 
 def test_who_finds_more_than_lru_is_never_left() -> None:
-    duel, rng = Duel(), Random(3)
+    fallback, rng = LruFallback(), Random(3)
     for number in range(5000):
         is_found = rng.random() < 0.5
         asked = names_of(number)
-        duel.asked(asked if is_found else [], [] if is_found else asked, 50)
-        assert duel.follows_forecast
+        fallback.asked(asked if is_found else [], [] if is_found else asked, 50)
+        assert fallback.follows_forecast
 
 
 def test_a_large_store_is_judged_by_a_sample() -> None:
-    duel = Duel()
+    fallback = LruFallback()
     num_blocks = 6000
     for number in range(75 * num_blocks // 50):
-        duel.asked([], [name(number, part) for part in range(50)], num_blocks)
-        duel._num_asked *= 1.2  # as if more had been asked for
-    assert duel._below < 256
-    assert len(duel._lru) <= num_blocks * duel._below // 256
-    assert all(each[1] < duel._below for each in duel._lru)
+        fallback.asked([], [name(number, part) for part in range(50)], num_blocks)
+        fallback._num_asked *= 1.2  # as if more had been asked for
+    assert fallback._below < 256
+    assert len(fallback._lru) <= num_blocks * fallback._below // 256
+    assert all(each[1] < fallback._below for each in fallback._lru)
 
 
 # -------------------------------------------------------------------------------------- clock, pool, names

@@ -404,13 +404,13 @@ def test_what_is_stored_after_its_bytes_were_copied_is_one_visit_with_what_asked
         rows = [facts.add(names[0], -1, now)]
         rows += [facts.add(each, rows[0] + place, now) for place, each in enumerate(names[1:])]
         forecast.stored(rows, Use(now + 0.005, number, 4, Urgency.PREFILL))
-    assert forecast._duel._num_asked == 20 * 4
-    assert forecast._duel._num_lost == 0
+    assert forecast._fallback._num_asked == 20 * 4
+    assert forecast._fallback._num_lost == 0
     again = chain_of("again", length=4)
     for now in (300.0, 301.0):  # declined both times: the second one is a return
         forecast.price_of_new(Newcomer(now, -1, 0, 4, 0, Urgency.PREFILL, again))
         forecast.declined(Newcomer(now, -1, 0, 4, 0, Urgency.PREFILL, again))
-    assert forecast._duel._num_asked == 22 * 4
+    assert forecast._fallback._num_asked == 22 * 4
 
 
 def test_a_long_put_that_asks_for_room_step_by_step_is_one_visit() -> None:
@@ -424,11 +424,11 @@ def test_a_long_put_that_asks_for_room_step_by_step_is_one_visit() -> None:
         rest = whole.after(number)._replace(now=1.0 + number / 100, parent=row)
         forecast.price_of_new(rest)
         row = facts.add(names[number], row, 1.0)
-    assert forecast._duel._num_asked == 9
+    assert forecast._fallback._num_asked == 9
     forecast.price_of_new(whole._replace(now=2.0))
-    assert forecast._duel._num_asked == 18, "who asks for all of it asks again"
+    assert forecast._fallback._num_asked == 18, "who asks for all of it asks again"
     forecast.price_of_new(Newcomer(2.5, row, 9, 1, 1, Urgency.PREFILL, chain_of("other", length=1)))
-    assert forecast._duel._num_asked == 19
+    assert forecast._fallback._num_asked == 19
 
 
 def test_the_price_of_a_newcomer_is_its_own() -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ....v1.threads import make_way
+from ....v1.threads import lower_thread_priority
 
 
 def run_aside(name: str, work: Callable[[], None], in_background: bool) -> threading.Thread:
@@ -20,7 +20,7 @@ def run_aside(name: str, work: Callable[[], None], in_background: bool) -> threa
     def run() -> None:
         spread_out()
         if in_background:
-            make_way(name)
+            lower_thread_priority(name)
         work()
 
     thread = threading.Thread(target=run, name=name, daemon=True)

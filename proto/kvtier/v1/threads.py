@@ -27,7 +27,7 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority,
 _NAME_BYTES = 15  # of a thread's name, as the kernel keeps it
 
 
-def make_way(name: str, niceness: int = NICENESS) -> None:
+def lower_thread_priority(name: str, niceness: int = NICENESS) -> None:
     """Turn the calling thread into a background thread, `niceness` below what it was made with, and show its
     `name` in top and ps. Never fails: what is not allowed stays as it was."""
     thread = threading.get_native_id()
