@@ -55,7 +55,7 @@ def test_never_much_below_lru(workload: str, capacity: str, time_scale: float, w
 
 
 def test_what_was_learned_elsewhere_may_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forecast that believes firmly that only what is old returns: the duel finds out."""
+    """A forecast that believes firmly that only what is old returns: the fallback finds out."""
     as_made = Forecast.__init__
 
     def misled(self: Forecast, *args: object) -> None:
@@ -75,7 +75,7 @@ def test_what_was_learned_elsewhere_may_be_wrong(monkeypatch: pytest.MonkeyPatch
     assert without < with_fallback - 3.0
 
 
-# --------------------------------------------------------------------------------------------- the duel
+# --------------------------------------------------------------------------------------------- the fallback
 
 
 def names_of(*numbers: int) -> list[bytes]:
