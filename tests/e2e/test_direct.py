@@ -1,7 +1,6 @@
 """The direct path end to end: a daemon with a fake GPU, runtimes whose pages it fills and reads."""
 
 import asyncio
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -452,16 +451,3 @@ def test_memory_that_a_device_may_still_touch_is_kept_until_it_is_shut_down(
         one.client.close()
         served.thread.wait(served.daemon.direct.close())
         assert served.thread.call(served.num_leases) == 0
-
-
-def test_ids_in_random_order_over_many_gets(served: Served) -> None:
-    rng = random.Random(5)
-    with runtime_at(served.target) as one:
-        for turn in range(12):
-            one.fill(turn)
-            number = rng.randrange(1, 9)
-            ids = rng.sample(range(NUM_PAGES), 2 * number)
-            chain = names(f"turn {turn}", number)
-            assert one.pages.put(one.namespace, chain, ids[:number]).complete
-            assert one.pages.get(one.namespace, chain, ids[number:]).num_loaded == number
-            assert one.read(ids[:number]) == one.read(ids[number:])

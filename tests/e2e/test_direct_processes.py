@@ -264,3 +264,16 @@ def test_a_registration_that_fails_takes_no_stream(tmp_path: Path, monkeypatch: 
                 Runtime(served.target)
         assert len(device._free_streams) == free
         assert served.opened() == 0
+
+
+def test_ids_in_random_order_over_many_gets(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    with Served(tmp_path) as served, runtime_at(served.target) as one:
+        for turn in range(12):
+            one.fill(turn)
+            number = rng.randrange(1, 9)
+            ids = rng.sample(range(NUM_PAGES), 2 * number)
+            chain = names(f"turn {turn}", number)
+            assert one.pages.put(one.namespace, chain, ids[:number]).complete
+            assert one.pages.get(one.namespace, chain, ids[number:]).num_loaded == number
+            assert one.read(ids[:number]) == one.read(ids[number:])
