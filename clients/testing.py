@@ -86,22 +86,22 @@ class FakeAppliance:
     @property
     def num_blocks(self) -> int:
         """Blocks stored now."""
-        return len(self.server.books.store.blocks)
+        return len(self.server.state.store.blocks)
 
     @property
     def used_bytes(self) -> int:
         """Bytes stored now."""
-        return self.server.books.store.used_bytes
+        return self.server.state.store.used_bytes
 
     @property
     def num_evicted(self) -> int:
         """Blocks evicted so far."""
-        return self.server.books.store.num_evicted
+        return self.server.state.store.num_evicted
 
     def evict_all(self) -> int:
         """Evict every block without a hold; return how many were evicted."""
         before = self.num_evicted
-        store = self.server.books.store
+        store = self.server.state.store
         store.make_room(store.capacity_bytes)
         return self.num_evicted - before
 

@@ -46,7 +46,7 @@ class _Namespace:
 
 
 @dataclass(slots=True)
-class Books:
+class FakeState:
     """Everything that a restart forgets."""
 
     store: FakeStore
@@ -67,7 +67,7 @@ class FakeServer:
         self.max_blocks_per_request = max_blocks_per_request
         self.calls: list[str] = []
         self.failures: deque[KvtierError] = deque()
-        self.books = Books(FakeStore(capacity_bytes), epoch=1)
+        self.state = FakeState(FakeStore(capacity_bytes), epoch=1)
         self.lock = threading.RLock()  # clients are used on several threads; a call is answered whole
         self._numbers = itertools.count(1)
 
@@ -77,34 +77,34 @@ class FakeServer:
         """Return a new client's connection."""
         staging = StagingArea(np.zeros(self.staging_bytes, np.uint8))
         with self.lock:
-            info = ServerInfo("fake", self.books.epoch, "fake", self.max_blocks_per_request)
+            info = ServerInfo("fake", self.state.epoch, "fake", self.max_blocks_per_request)
             return Attachment(info, next(self._numbers), True, ExtentTable(0), staging)
 
     def detach(self, client_id: int) -> None:
         """Give back what a client holds."""
         with self.lock:
-            for number in [n for n, hold in self.books.holds.items() if hold.client_id == client_id]:
+            for number in [n for n, hold in self.state.holds.items() if hold.client_id == client_id]:
                 self.let_go(number)
 
     def restart(self) -> None:
         """Forget everything."""
         with self.lock:
-            self.books = Books(FakeStore(self.books.store.capacity_bytes), self.books.epoch + 1)
+            self.state = FakeState(FakeStore(self.state.store.capacity_bytes), self.state.epoch + 1)
 
     def check_integrity(self) -> list[str]:
         """Audit the store, and that holds and blocks agree."""
         with self.lock:
-            return self._audit(self.books)
+            return self._audit(self.state)
 
     @staticmethod
-    def _audit(books: Books) -> list[str]:
-        problems = books.store.check_integrity()
+    def _audit(state: FakeState) -> list[str]:
+        problems = state.store.check_integrity()
         held: dict[Key, int] = {}
-        for key in itertools.chain.from_iterable(hold.keys for hold in books.holds.values()):
+        for key in itertools.chain.from_iterable(hold.keys for hold in state.holds.values()):
             held[key] = held.get(key, 0) + 1
-        for key, block in books.store.blocks.items():
+        for key, block in state.store.blocks.items():
             if block.num_holders != held.pop(key, 0):
-                problems.append(f"block {key[1].hex()[:8]}: {block.num_holders} holders in the books")
+                problems.append(f"block {key[1].hex()[:8]}: {block.num_holders} holders in the state")
         problems += [f"block {key[1].hex()[:8]} is held and not stored" for key in held]
         return problems
 
@@ -120,7 +120,7 @@ class FakeServer:
         return answer if isinstance(answer, list) else [Answer(answer)]
 
     def _on_map_extents(self, attachment: Attachment, request: Any) -> list[Answer]:
-        extents = self.books.store.extents
+        extents = self.state.store.extents
         if any(number not in extents for number in request.extents):
             raise NotFound("no such extent", reason="UNKNOWN_EXTENT")
         memory = [extents[number] for number in request.extents]
@@ -129,13 +129,13 @@ class FakeServer:
     def _on_register_namespace(self, attachment: Attachment, request: Any) -> Any:
         identity = identity_from_wire(request.identity, request.identity.domain)
         geometry = identity.geometry
-        if geometry.block_bytes > self.books.store.capacity_bytes:
+        if geometry.block_bytes > self.state.store.capacity_bytes:
             raise PreconditionFailed("a block is larger than the appliance", reason="LAYOUT_MISMATCH")
-        found = self.books.namespaces.get(identity.digest)
+        found = self.state.namespaces.get(identity.digest)
         if found is None:
-            number = len(self.books.namespaces) + 1
+            number = len(self.state.namespaces) + 1
             found = _Namespace(number, identity.digest, list(geometry.fragment_bytes))
-            self.books.namespaces[identity.digest] = found
+            self.state.namespaces[identity.digest] = found
         return pb.RegisterNamespaceResponse(
             namespace_id=found.namespace_id,
             digest=found.digest,
@@ -153,14 +153,14 @@ class FakeServer:
         ttl_s = request.ttl_ms / 1000 or 30.0
         wanted = keys[request.first_block :]
         lease_id = self._hold(attachment.client_id, wanted, ttl_s) if wanted else 0
-        self.books.store.use(keys)
+        self.state.store.use(keys)
         self._remember(request.session_id, keys)
         groups = range(len(self._namespace(request.namespace_id).fragment_bytes) if wanted else 0)
         answers = []
         for group in groups:  # layer order: the first layers of all blocks come first
             ready = pb.Fragments()
             for block, key in enumerate(wanted, request.first_block):
-                fragment = self.books.store.blocks[key].fragments[group]
+                fragment = self.state.store.blocks[key].fragments[group]
                 ready.block.append(block)
                 ready.group.append(group)
                 ready.extent.append(fragment.number)
@@ -179,14 +179,14 @@ class FakeServer:
         return pb.ReleaseResponse(num_unknown=num_unknown)
 
     def _on_keep_alive(self, attachment: Attachment, request: Any) -> Any:
-        expired = [lease_id for lease_id in request.lease_ids if lease_id not in self.books.holds]
+        expired = [lease_id for lease_id in request.lease_ids if lease_id not in self.state.holds]
         for lease_id in set(request.lease_ids) - set(expired):
-            self.books.holds[lease_id].deadline_at = self.clock() + (request.ttl_ms / 1000 or 30.0)
+            self.state.holds[lease_id].deadline_at = self.clock() + (request.ttl_ms / 1000 or 30.0)
         return pb.KeepAliveResponse(expired_lease_ids=expired)
 
     def _on_touch(self, attachment: Attachment, request: Any) -> Any:
         keys = [(request.namespace_id, one) for one in _split(request.prefix_hashes)]
-        self.books.store.use(keys)
+        self.state.store.use(keys)
         return pb.TouchResponse()
 
     def _on_commit(self, attachment: Attachment, request: Any) -> Any:
@@ -210,7 +210,7 @@ class FakeServer:
             outcomes.append(self._store(key, parent, payload, namespace.fragment_bytes))
             parent = key
         keys = [(header.namespace_id, name) for name in _split(header.prefix_hashes)]
-        self._remember(header.session_id, [key for key in keys if key in self.books.store.blocks])
+        self._remember(header.session_id, [key for key in keys if key in self.state.store.blocks])
         return pb.CommitResponse(outcomes=bytes(outcomes))
 
     def _on_pin(self, attachment: Attachment, request: Any) -> Any:
@@ -225,25 +225,25 @@ class FakeServer:
         return pb.PrefetchResponse(num_blocks=len(self._stored(request)), num_promoted=0)
 
     def _on_update_session(self, attachment: Attachment, request: Any) -> Any:
-        created = request.session_id not in self.books.sessions
-        self.books.sessions.setdefault(request.session_id, [])
+        created = request.session_id not in self.state.sessions
+        self.state.sessions.setdefault(request.session_id, [])
         return pb.UpdateSessionResponse(created=created)
 
     def _on_fork_session(self, attachment: Attachment, request: Any) -> Any:
-        if request.session_id not in self.books.sessions:
+        if request.session_id not in self.state.sessions:
             return pb.ForkSessionResponse(num_blocks=0)
-        keys = list(self.books.sessions[request.session_id])
-        self.books.sessions[request.new_session_id] = keys
-        return pb.ForkSessionResponse(num_blocks=sum(key in self.books.store.blocks for key in keys))
+        keys = list(self.state.sessions[request.session_id])
+        self.state.sessions[request.new_session_id] = keys
+        return pb.ForkSessionResponse(num_blocks=sum(key in self.state.store.blocks for key in keys))
 
     def _on_end_session(self, attachment: Attachment, request: Any) -> Any:
-        self.books.sessions.pop(request.session_id, None)
+        self.state.sessions.pop(request.session_id, None)
         return pb.EndSessionResponse(num_archived=0)  # there is no cold store here
 
     # --------------------------------------------------------------------------------- internals
 
     def _store(self, key: Key, parent: Key | None, payload: U8, fragment_bytes: list[int]) -> int:
-        store = self.books.store
+        store = self.state.store
         if key in store.blocks:
             store.use([key])
             return PutOutcome.DEDUPLICATED
@@ -254,36 +254,36 @@ class FakeServer:
 
     def _stored(self, request: Any) -> list[Key]:
         self._namespace(request.namespace_id)
-        return self.books.store.prefix(request.namespace_id, _split(request.prefix_hashes))
+        return self.state.store.prefix(request.namespace_id, _split(request.prefix_hashes))
 
     def _namespace(self, namespace_id: int) -> _Namespace:
-        for namespace in self.books.namespaces.values():
+        for namespace in self.state.namespaces.values():
             if namespace.namespace_id == namespace_id:
                 return namespace
         raise PreconditionFailed("register the namespace first", reason="UNKNOWN_NAMESPACE")
 
     def _remember(self, session_id: str, keys: list[Key]) -> None:
         if session_id:
-            known = self.books.sessions.setdefault(session_id, [])
+            known = self.state.sessions.setdefault(session_id, [])
             known.extend(key for key in keys if key not in known)
 
     def _hold(self, client_id: int, keys: list[Key], ttl_s: float) -> int:
         number = next(self._numbers)
-        self.books.holds[number] = _Hold(client_id, keys, self.clock() + ttl_s)
+        self.state.holds[number] = _Hold(client_id, keys, self.clock() + ttl_s)
         for key in keys:
-            self.books.store.blocks[key].num_holders += 1
+            self.state.store.blocks[key].num_holders += 1
         return number
 
     def let_go(self, number: int) -> bool:
         """End a lease or pin; False when it is unknown."""
-        hold = self.books.holds.pop(number, None)
+        hold = self.state.holds.pop(number, None)
         for key in hold.keys if hold else ():
-            self.books.store.blocks[key].num_holders -= 1
+            self.state.store.blocks[key].num_holders -= 1
         return hold is not None
 
     def _expire(self) -> None:
         now = self.clock()
-        for number in [n for n, hold in self.books.holds.items() if hold.deadline_at <= now]:
+        for number in [n for n, hold in self.state.holds.items() if hold.deadline_at <= now]:
             self.let_go(number)
 
 

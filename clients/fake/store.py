@@ -111,7 +111,7 @@ class FakeStore:
         """Audit: bytes add up, children have parents, headers are even."""
         problems = []
         if self.used_bytes != sum(block.num_bytes for block in self.blocks.values()):
-            problems.append(f"store: {self.used_bytes} bytes in the books differ from the blocks'")
+            problems.append(f"store: {self.used_bytes} bytes in the state differ from the blocks'")
         if self.used_bytes > self.capacity_bytes:
             problems.append(f"store: {self.used_bytes} bytes of {self.capacity_bytes}")
         for (_, name), block in self.blocks.items():

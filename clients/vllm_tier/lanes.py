@@ -20,7 +20,7 @@ R = TypeVar("R")
 _logger = logging.getLogger(__name__)
 
 
-class Lane(Generic[J, R]):
+class WorkerLane(Generic[J, R]):
     """Calls `work(job)` for every job in turn. `failed(job)` makes the result of a job that was not done."""
 
     def __init__(self, name: str, work: Callable[[J], R], failed: Callable[[J], R], max_weight: int) -> None:

@@ -39,11 +39,11 @@ from ..connector.chain_store import ChainStore
 from ..connector.guard import Guard, harmless
 from ..memory.buffers import address_of
 from .identity import host_device, identity_of
-from .lanes import Lane
+from .lanes import WorkerLane
 from .lookups import TierLookups
 from .options import TierOptions
 from .runs import group_of, hash_of, is_usable, runs_of, session_of
-from .transfers import Done, Job, Pool, Transfers
+from .transfers import Done, PrimaryPool, TierJob, TierTransfers
 
 LOST = "vllm:kv_offload_kvtier_lost"
 STOP_S = 15.0  # more than the deadlines of a running call together
@@ -92,13 +92,17 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
         """Make the threads, and for each of them a connection that is opened when it is used."""
         options = self.options
         num_rows = len(primary_kv_view)
-        pool = Pool(address_of(np.asarray(primary_kv_view)), num_rows, self.block_size_bytes)
+        pool = PrimaryPool(address_of(np.asarray(primary_kv_view)), num_rows, self.block_size_bytes)
         self._probes = self._transfers(pool, options.lookup_timeout_s)
         self._stores = self._transfers(pool, options.store_timeout_s, options.staging_bytes)
         self._loads = self._transfers(pool, options.load_timeout_s)
         max_waiting = max(1, int(num_rows * options.max_waiting_fraction))
-        self.store_lane: Lane[Job, Done] = Lane("kvtier-store", self._stores.store, _undone, max_waiting)
-        self.load_lane: Lane[Job, Done] = Lane("kvtier-load", self._loads.load, _undone, num_rows)
+        self.store_lane: WorkerLane[TierJob, Done] = WorkerLane(
+            "kvtier-store", self._stores.store, _undone, max_waiting
+        )
+        self.load_lane: WorkerLane[TierJob, Done] = WorkerLane(
+            "kvtier-load", self._loads.load, _undone, num_rows
+        )
         self.lookups = TierLookups(self.tier_type, self._probes.probe)
 
     # ------------------------------------------------------------------------------------ lookups
@@ -185,11 +189,11 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------- internals
 
-    def _transfers(self, pool: Pool, timeout_s: float, staging_bytes: int = 0) -> Transfers:
+    def _transfers(self, pool: PrimaryPool, timeout_s: float, staging_bytes: int = 0) -> TierTransfers:
         store = ChainStore.at(self.options, self.guard, timeout_s, staging_bytes)
-        return Transfers(store, lambda group: self.identity.namespace(group), pool)
+        return TierTransfers(store, lambda group: self.identity.namespace(group), pool)
 
-    def _submit(self, lane: Lane[Job, Done], given: TransferJob, cause: str) -> None:
+    def _submit(self, lane: WorkerLane[TierJob, Done], given: TransferJob, cause: str) -> None:
         try:
             job = self._job(given)
             if not lane.submit(job, len(given.chunk_ids)):
@@ -198,7 +202,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
             self.guard.defect(f"job {given.job_id}")
             self._broken.append(JobResult(given.job_id, False))
 
-    def _job(self, given: TransferJob) -> Job:
+    def _job(self, given: TransferJob) -> TierJob:
         """Return a job of vLLM in kvtier's types. Reads the request: for the scheduler's thread only."""
         context = given.req_context
         usable = [
@@ -219,7 +223,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
                 end = context.get_offload_key_position(run.keys[-1])
                 if end:
                     tails[run.group, end] = run.hashes[-1]
-        return Job(given.job_id, tuple(runs), session_of(context.kv_transfer_params))
+        return TierJob(given.job_id, tuple(runs), session_of(context.kv_transfer_params))
 
     def _tails(self, context: ReqContext) -> "_Tails":
         """Return what a store of this request may continue: at first every chunk of its prompt, because those
@@ -246,7 +250,7 @@ class KvtierTier(SecondaryTierManager):  # type: ignore[misc]
         self.lookups.mark_miss([key for run in done.job.runs for key in run.keys if key not in moved])
 
 
-def _undone(job: Job) -> Done:
+def _undone(job: TierJob) -> Done:
     return Done(job, ())
 
 

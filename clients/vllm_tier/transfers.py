@@ -21,11 +21,11 @@ MAX_GAPS = 16  # of one lookup; behind more of them nothing is found
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PrimaryPool:
     """The primary pool as addresses: `num_rows` rows of `row_bytes` each, back to back.
 
     No view of its memory is kept anywhere, because vLLM unmaps it at its end and cannot while one exists;
-    uses of a Pool must have ended before that.
+    uses of a PrimaryPool must have ended before that.
     """
 
     address: int
@@ -41,7 +41,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TierJob:
     """One job of vLLM: which chunks, and the rows of the primary pool they are in or go to."""
 
     job_id: int
@@ -58,7 +58,7 @@ class Job:
 class Done:
     """How a job ended. `keys` are the chunks that were moved, or need not be."""
 
-    job: Job
+    job: TierJob
     keys: tuple[bytes, ...]
     num_bytes: int = 0
     duration_s: float = 0.0
@@ -69,22 +69,22 @@ class Done:
         return len(self.keys) == self.job.num_chunks
 
 
-class Transfers:
+class TierTransfers:
     """Work of one thread. Not thread-safe."""
 
     def __init__(
-        self, store: ChainStore, identity_of: Callable[[int], NamespaceIdentity], pool: Pool
+        self, store: ChainStore, identity_of: Callable[[int], NamespaceIdentity], pool: PrimaryPool
     ) -> None:
         """`identity_of` a cache group is its namespace's."""
         self._store = store
         self._identity_of = identity_of
         self._pool = pool
 
-    def store(self, job: Job) -> Done:
+    def store(self, job: TierJob) -> Done:
         """Store what is not stored yet. What cannot be stored is missing in the answer, and counted."""
         return self._timed(job, self._store_run)
 
-    def load(self, job: Job) -> Done:
+    def load(self, job: TierJob) -> Done:
         """Load into the rows. Rows of chunks that are missing in the answer are undefined."""
         return self._timed(job, self._load_run)
 
@@ -112,7 +112,7 @@ class Transfers:
 
     # ---------------------------------------------------------------------------------- internals
 
-    def _timed(self, job: Job, move: Callable[[Run, str], tuple[int, int]]) -> Done:
+    def _timed(self, job: TierJob, move: Callable[[Run, str], tuple[int, int]]) -> Done:
         """Move run by run: `move` returns how many chunks from the start of a run, and how many travelled."""
         began_at = time.monotonic()
         keys: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What every room promises: no two live places overlap, the books are exact, what is given back comes back.
+"""What every room promises: no two live places overlap, the state are exact, what is given back comes back.
 
 Driven by random sequences, the whole audit after every step.
 """
@@ -124,11 +124,11 @@ def test_any_sequence_keeps_the_books(make: Callable[[], Case], sequence: list[t
             room.release(place, live.pop(place)[1])
         assert room.check_integrity() == []
         assert overlaps(case, live) == []
-        books = room.statistics()
-        assert books.free_bytes + books.taken_bytes == books.capacity_bytes
-        assert 0 <= books.wasted_bytes <= books.taken_bytes
+        state = room.statistics()
+        assert state.free_bytes + state.taken_bytes == state.capacity_bytes
+        assert 0 <= state.wasted_bytes <= state.taken_bytes
         if isinstance(room, SlotPool):
-            assert books.taken_bytes - books.wasted_bytes == sum(length for _, length in live.values())
+            assert state.taken_bytes - state.wasted_bytes == sum(length for _, length in live.values())
             for place, (domain, _) in live.items():
                 assert bound.setdefault(extent_of(place), domain) == domain
                 assert room.domain_of_extent(extent_of(place)) == domain

@@ -190,7 +190,7 @@ def test_blocks_that_leave_while_they_are_read(name: str, appliance: FakeApplian
 
     def handle(attachment: Any, call: str, request: Any) -> Any:
         if call == "Acquire" and next(num_acquired) == 0:
-            books = appliance.server.books.store
+            books = appliance.server.state.store
             while len(books.blocks) > 4 * len(store.kinds):  # leaves first
                 leaves = [key for key, block in books.blocks.items() if not block.num_children]
                 books.evict(leaves[-1])

@@ -22,14 +22,14 @@ from ..counters import Counters
 from ..groups import Group
 from ..identity import adapter_digest, salted
 from ..options import Options
-from .finding import Finder, Found
-from .lookups import LookupRequest, LookupResult, PendingLookup, SessionUpdate
+from .finding import Finder, FoundPrefix
+from .lookups import LookupAnswer, LookupRequest, PendingLookup, SessionUpdate
 
 MAX_TASKS = 4096  # lookups at a time
 LINE_PERIOD_S = 2.0  # after which one in line tries again unasked
 PROBE_PERIOD_S = 1.0  # while the appliance does not answer
 TELL_DELAY_S = 0.005  # a session that hurries through its states is told once
-FAILED = LookupResult(cause="misses_error")
+FAILED = LookupAnswer(cause="misses_error")
 
 
 class Agent:
@@ -171,7 +171,7 @@ class Agent:
             if asked.is_released or not answer.num_tokens:
                 self._let_go(asked)
 
-    async def _find(self, asked: PendingLookup) -> LookupResult:
+    async def _find(self, asked: PendingLookup) -> LookupAnswer:
         question = asked.question
         path = question.adapter_path
         adapter = await asyncio.to_thread(adapter_digest, path) if path else b""
@@ -182,12 +182,12 @@ class Agent:
         await self._finder.wait(found, question)
         return _answer_of(found, adapter)
 
-    async def _pin(self, asked: PendingLookup, namespaces: list[list[Namespace]]) -> Found:
+    async def _pin(self, asked: PendingLookup, namespaces: list[list[Namespace]]) -> FoundPrefix:
         """Pin. The daemon lets one client pin a part of its memory only: a request that finds that used up by
         others of this engine waits in line until they have loaded and released, instead of being computed in
         part. One that was alone from before it pinned until after takes the part: none will be released."""
         while True:
-            found, was_alone = Found(), self._is_alone
+            found, was_alone = FoundPrefix(), self._is_alone
             try:
                 await self._finder.pin(namespaces, asked.question, found)
             except BaseException:
@@ -296,6 +296,6 @@ class Agent:
                     self._counters.add("hook_errors")
 
 
-def _answer_of(found: Found, adapter: bytes) -> LookupResult:
+def _answer_of(found: FoundPrefix, adapter: bytes) -> LookupAnswer:
     cause = "" if found.num_tokens else "misses_nothing_stored"
-    return LookupResult(found.num_tokens, found.stored, found.tiers, adapter, cause)
+    return LookupAnswer(found.num_tokens, found.stored, found.tiers, adapter, cause)

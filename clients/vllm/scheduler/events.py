@@ -14,12 +14,12 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 from ..groups import Group
-from .saving import Stored
+from .saving import StoredBlocks
 
 OWNER = "kvtier"
 
 
-def event_of(stored: Stored, group: Group) -> BlockStored:
+def event_of(stored: StoredBlocks, group: Group) -> BlockStored:
     """Return the event for blocks that every rank has stored; `stored.origin` is the engine's request."""
     request: Any = stored.origin
     size = group.block_tokens

@@ -49,7 +49,7 @@ class PinnedChain:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundPrefix:
     """What is pinned. The leases must be released, whatever `num_tokens` says."""
 
     num_tokens: int = 0  # 0: nothing worth a load
@@ -90,7 +90,9 @@ class Finder:
         self._alignment = alignment_of(groups)
         self._ttl_s = ttl_s
 
-    async def pin(self, namespaces: list[list[Namespace]], question: LookupRequest, found: Found) -> None:
+    async def pin(
+        self, namespaces: list[list[Namespace]], question: LookupRequest, found: FoundPrefix
+    ) -> None:
         """First half: pin. Blocks may still be on their way up. Fills `found` step by step, so that no
         lease is lost when this fails or is cancelled. Raises KvtierError."""
         chains = [group.chain(question.hashes) for group in self._groups]
@@ -116,13 +118,13 @@ class Finder:
         )
         self._conclude(found, question, num_named)
 
-    async def wait(self, found: Found, question: LookupRequest) -> None:
+    async def wait(self, found: FoundPrefix, question: LookupRequest) -> None:
         """Second half: wait until all that is pinned is readable, or has failed to come up in time."""
         if found.num_tokens:
             await _all(lease.wait() for lease in found.leases)
             self._conclude(found, question, found.num_tokens)
 
-    def _conclude(self, found: Found, question: LookupRequest, num_named: int) -> None:
+    def _conclude(self, found: FoundPrefix, question: LookupRequest, num_named: int) -> None:
         """Work out the hit from what the leases say now."""
         ends = [min(rank[g].end for rank in found.chains) for g in range(len(self._groups))]
         if len(self._groups) == 1:

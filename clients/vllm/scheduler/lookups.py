@@ -24,7 +24,7 @@ class LookupRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class LookupResult:
+class LookupAnswer:
     """Readable and pinned up to `num_tokens`; 0 with a `cause` (one of counters.NAMES) when there is none."""
 
     num_tokens: int = 0
@@ -41,8 +41,8 @@ class PendingLookup:
     question: LookupRequest
     asked_at: float
     is_pinned: bool = False  # the daemon has answered; blocks may still be on their way up
-    arriving: LookupResult | None = None  # what `answer` will be, if all that is on its way up arrives
-    answer: LookupResult | None = None
+    arriving: LookupAnswer | None = None  # what `answer` will be, if all that is on its way up arrives
+    answer: LookupAnswer | None = None
     is_lost: bool = False  # the pin ended before its release
     is_released: bool = field(default=False)  # by the scheduler: the answer is not wanted any more
     has_answer: threading.Event = field(default_factory=threading.Event)  # set after `answer`

@@ -45,7 +45,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBlocks:
     """Blocks that are stored on every rank. `origin` is what `plan` was given."""
 
     group: int
@@ -56,7 +56,7 @@ class Stored:
 
 
 @dataclass(slots=True)
-class _Job:
+class _SaveJob:
     saving: Saving
     group: int
     first_block: int
@@ -78,7 +78,7 @@ class Saver:
         self._max_blocks = max_blocks
         self._holder = holder
         self._counters = counters
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, _SaveJob] = {}
         self._last_job = 0
         self._num_held = 0
         self._known: OrderedDict[tuple[int, bytes], bool] = OrderedDict()  # True: stored, False: under way
@@ -112,7 +112,9 @@ class Saver:
             for start, names in self._unknown(group.index, chain):
                 before = chain[start - 1] if start else parent
                 ids = list(table[first + start : first + start + len(names)])
-                job = _Job(saving, group.index, first + start, before, names, ids, self._num_ranks, origin)
+                job = _SaveJob(
+                    saving, group.index, first + start, before, names, ids, self._num_ranks, origin
+                )
                 num_named = len(names)
                 if not self._start(job):
                     break
@@ -131,7 +133,7 @@ class Saver:
             max(0, group.num_blocks(num_tokens) - saving.next_block[group.index]) for group in self._groups
         )
 
-    def settle(self, acks: Acks) -> list[Stored]:
+    def settle(self, acks: Acks) -> list[StoredBlocks]:
         """Take in what workers reported; return what is stored on every rank now."""
         stored = []
         for number, ack in acks.by_job.items():
@@ -149,7 +151,7 @@ class Saver:
                     if (job.group, name) in self._known:
                         self._known[job.group, name] = True
                 if job.names:
-                    stored.append(Stored(job.group, job.first_block, job.parent, job.names, job.origin))
+                    stored.append(StoredBlocks(job.group, job.first_block, job.parent, job.names, job.origin))
         return stored
 
     def drop(self, saves: Sequence[Save]) -> None:
@@ -190,7 +192,7 @@ class Saver:
                 runs.append((i, [name]))
         return runs
 
-    def _start(self, job: _Job) -> bool:
+    def _start(self, job: _SaveJob) -> bool:
         """Hold the job's blocks and number it; False when none of it can be saved now. What is too much for
         now is cut off, and left to a later step."""
         saving, group = job.saving, job.group
@@ -217,7 +219,7 @@ class Saver:
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def _forget(self, job: _Job, num_stored: int, again: Again) -> None:
+    def _forget(self, job: _SaveJob, num_stored: int, again: Again) -> None:
         """The end of a job is not stored: a later step may try again, as long as the request lives."""
         for name in job.names[num_stored:]:
             self._known.pop((job.group, name), None)

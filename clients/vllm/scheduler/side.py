@@ -21,8 +21,8 @@ from ..counters import Counters
 from ..groups import Group
 from ..options import Options
 from ..plan import Acks, Load, Save, StepPlan, part_of
-from .lookups import LookupAgent, LookupRequest, LookupResult, PendingLookup, SessionUpdate
-from .saving import NEVER, Saver, Saving, Stored
+from .lookups import LookupAgent, LookupAnswer, LookupRequest, PendingLookup, SessionUpdate
+from .saving import NEVER, Saver, Saving, StoredBlocks
 from .sessions import Turn, turn_of
 
 MIN_PREFILL_TOKENS = 256  # of one request in a step whose time says how fast prompts are computed,
@@ -46,10 +46,10 @@ class Tracked:
     polled_at: float | None = None  # when the scheduler first wanted the answer
     given_up: bool = False  # nothing more is loaded for it
     is_loading: bool = False
-    promised: LookupResult | None = None
+    promised: LookupAnswer | None = None
     may_be_early: bool = True  # promised before all of it has come up
     is_arriving: bool = False  # such a load is under way
-    learned_from: LookupResult | None = None
+    learned_from: LookupAnswer | None = None
     promised_from: int = 0  # tokens that the engine had when it was told
     adapter: bytes = b""
     urgency: Urgency = Urgency.QUEUED
@@ -212,7 +212,7 @@ class SchedulerSide:
                 self._counters.add("misses_load_failed")
             self._let_go(tracked)
 
-    def saved(self, acks: Acks) -> list[Stored]:
+    def saved(self, acks: Acks) -> list[StoredBlocks]:
         """Saves are over; return what is stored on every rank now."""
         return self._saver.settle(acks)
 
@@ -306,7 +306,7 @@ class SchedulerSide:
         self._num_leased += 1
         return tracked.asked
 
-    def _early_answer(self, tracked: Tracked, asked: PendingLookup) -> LookupResult | None:
+    def _early_answer(self, tracked: Tracked, asked: PendingLookup) -> LookupAnswer | None:
         """What is pinned, though some of it is on its way up still: its load then overlaps with that. A
         request with a deadline waits: what has not come up by then is computed instead."""
         if not tracked.may_be_early or tracked.turn.deadline_s:
@@ -314,7 +314,7 @@ class SchedulerSide:
         return asked.arriving if self._num_arriving < self._options.max_arriving_loads else None
 
     def _promise(
-        self, tracked: Tracked, answer: LookupResult, num_computed_tokens: int
+        self, tracked: Tracked, answer: LookupAnswer, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         tracked.adapter = answer.adapter
         if answer.stored and tracked.learned_from is not answer:

@@ -71,7 +71,7 @@ class Bridge(KVCacheServiceServicer):
             ready = message.ready
             for block, group, number in zip(ready.block, ready.group, ready.extent, strict=True):
                 with self._lock:
-                    extent = self._appliance.server.books.store.extents[number]
+                    extent = self._appliance.server.state.store.extents[number]
                 length = ready.length[list(ready.extent).index(number)]
                 for start in range(0, length, CHUNK_BYTES):
                     chunk = bytes(extent.data[start : min(start + CHUNK_BYTES, length)])

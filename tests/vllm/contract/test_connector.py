@@ -43,7 +43,7 @@ from kvtier.clients.vllm.connector import (
 )
 from kvtier.clients.vllm.metrics import KvtierStats
 from kvtier.clients.vllm.plan import Ack, Acks, Load
-from kvtier.clients.vllm.scheduler.lookups import LookupResult, PendingLookup
+from kvtier.clients.vllm.scheduler.lookups import LookupAnswer, PendingLookup
 from kvtier.clients.vllm.versions import SUPPORTED, check_version
 
 BLOCK = 128
@@ -242,7 +242,7 @@ def test_a_request_through_the_scheduler_hooks(ready: tuple[Any, LookupAgent, Bl
     one = request(3 * BLOCK)
     connector.on_new_request(one)
     assert connector.get_num_new_matched_tokens(one, 0) == (None, False)
-    agent.asked[0].answer = LookupResult(2 * BLOCK, (2,), (Tier.DRAM, Tier.NVME))
+    agent.asked[0].answer = LookupAnswer(2 * BLOCK, (2,), (Tier.DRAM, Tier.NVME))
     assert connector.get_num_new_matched_tokens(one, 0) == (2 * BLOCK, True)
     blocks = pool.get_new_blocks(2)
     connector.update_state_after_alloc(one, KVCacheBlocks((blocks,)), 2 * BLOCK)
@@ -353,7 +353,7 @@ def test_a_plan_that_breaks_half_way_still_ends_its_loads(ready: tuple[Any, Look
     connector, agent, pool = ready
     one = request(3 * BLOCK)
     connector.on_new_request(one)
-    agent.asked[0].answer = LookupResult(2 * BLOCK, (2,))
+    agent.asked[0].answer = LookupAnswer(2 * BLOCK, (2,))
     connector.get_num_new_matched_tokens(one, 0)
     connector.update_state_after_alloc(one, KVCacheBlocks((pool.get_new_blocks(2),)), 2 * BLOCK)
     broken = SimpleNamespace(num_scheduled_tokens={"r": 1}, kv_connector_block_state=Broken())

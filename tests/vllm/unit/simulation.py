@@ -13,8 +13,8 @@ from kvtier.clients.vllm.groups import NULL_BLOCK, Group
 from kvtier.clients.vllm.identity import identity_of, salted
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Acks, StepPlan
-from kvtier.clients.vllm.scheduler.finding import Finder, Found
-from kvtier.clients.vllm.scheduler.lookups import LookupRequest, LookupResult, PendingLookup, SessionUpdate
+from kvtier.clients.vllm.scheduler.finding import Finder, FoundPrefix
+from kvtier.clients.vllm.scheduler.lookups import LookupAnswer, LookupRequest, PendingLookup, SessionUpdate
 from kvtier.clients.vllm.scheduler.saving import Saver
 from kvtier.clients.vllm.scheduler.side import SchedulerSide
 from kvtier.clients.vllm.worker.side import WorkerSide
@@ -57,7 +57,7 @@ class InlineAgent:
         self._identities = identities
         self._waiting: list[PendingLookup] = []
         self._arriving: list[PendingLookup] = []
-        self._found: dict[PendingLookup, Found] = {}
+        self._found: dict[PendingLookup, FoundPrefix] = {}
         self.told: list[tuple[str, SessionUpdate]] = []
 
     def allows(self) -> bool:
@@ -99,14 +99,14 @@ class InlineAgent:
         self._loop.close()
 
     async def _answer(self, asked: PendingLookup) -> None:
-        found, question = Found(), asked.question
+        found, question = FoundPrefix(), asked.question
         try:
             namespaces = [
                 [await self._client.register(salted(i, question.salt, b"")) for i in self._identities]
             ]
             await self._finder.pin(namespaces, question, found)
         except KvtierError:
-            asked.answer = LookupResult(cause="misses_error")
+            asked.answer = LookupAnswer(cause="misses_error")
             return
         if asked.is_released:
             await self._release(found)
@@ -114,7 +114,7 @@ class InlineAgent:
         asked.is_pinned = True
         self._found[asked] = found
         if found.num_tokens and self._random.random() < self.arriving_chance:
-            asked.arriving = LookupResult(found.num_tokens, found.stored, found.tiers)
+            asked.arriving = LookupAnswer(found.num_tokens, found.stored, found.tiers)
             self._arriving.append(asked)
         else:
             await self._conclude(asked)
@@ -125,14 +125,14 @@ class InlineAgent:
             return  # released meanwhile
         try:
             await self._finder.wait(found, asked.question)
-            asked.answer = LookupResult(found.num_tokens, found.stored, found.tiers)
+            asked.answer = LookupAnswer(found.num_tokens, found.stored, found.tiers)
         except KvtierError:
-            asked.answer = LookupResult(cause="misses_error")
+            asked.answer = LookupAnswer(cause="misses_error")
         if not asked.answer.num_tokens:
             del self._found[asked]
             await self._release(found)
 
-    async def _release(self, found: Found) -> None:
+    async def _release(self, found: FoundPrefix) -> None:
         for lease in found.leases:
             await lease.release()
 

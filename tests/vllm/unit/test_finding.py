@@ -8,7 +8,7 @@ import pytest
 
 from kvtier.clients import Overloaded
 from kvtier.clients.vllm.groups import Group
-from kvtier.clients.vllm.scheduler.finding import Finder, Found
+from kvtier.clients.vllm.scheduler.finding import Finder, FoundPrefix
 from kvtier.clients.vllm.scheduler.lookups import LookupRequest
 
 
@@ -31,7 +31,7 @@ def test_no_lease_is_lost_when_one_rank_refuses() -> None:
     """What the others are granted afterwards is known to whoever must release it."""
     client: Any = SlowRanks()
     finder = Finder(client, [Group(0, 16, 1)], ttl_s=30.0)
-    found = Found()
+    found = FoundPrefix()
     namespaces: Any = [["full"], ["well"], ["well"]]
 
     async def run() -> None:

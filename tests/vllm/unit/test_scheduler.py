@@ -11,7 +11,7 @@ from kvtier.clients.vllm.groups import Group
 from kvtier.clients.vllm.options import Options
 from kvtier.clients.vllm.plan import Ack, Acks, Again, StepPlan
 from kvtier.clients.vllm.scheduler.agent import FAILED
-from kvtier.clients.vllm.scheduler.lookups import LookupRequest, LookupResult, PendingLookup, SessionUpdate
+from kvtier.clients.vllm.scheduler.lookups import LookupAnswer, LookupRequest, PendingLookup, SessionUpdate
 from kvtier.clients.vllm.scheduler.saving import Saver
 from kvtier.clients.vllm.scheduler.side import SchedulerSide
 
@@ -29,7 +29,7 @@ class LookupAgent:
         self.asked: list[PendingLookup] = []
         self.released: list[PendingLookup] = []
         self.told: list[tuple[str, SessionUpdate]] = []
-        self.answers_while_waited_for: dict[int, tuple[LookupResult | None, float]] = {}
+        self.answers_while_waited_for: dict[int, tuple[LookupAnswer | None, float]] = {}
         self.is_open = False
         self.num_silent = 0
 
@@ -107,11 +107,11 @@ def request(num_tokens: int = 40, name: str = "r") -> Request:
     return Request(name, list(range(num_tokens)), num_tokens)
 
 
-def hit(num_tokens: int, *stored: int, tiers: tuple[Tier, ...] = ()) -> LookupResult:
-    return LookupResult(num_tokens, stored or (num_tokens // 8,), tiers or (Tier.DRAM,) * (num_tokens // 8))
+def hit(num_tokens: int, *stored: int, tiers: tuple[Tier, ...] = ()) -> LookupAnswer:
+    return LookupAnswer(num_tokens, stored or (num_tokens // 8,), tiers or (Tier.DRAM,) * (num_tokens // 8))
 
 
-def loading(scene: Scene, answer: LookupResult) -> Request:
+def loading(scene: Scene, answer: LookupAnswer) -> Request:
     """Return a request whose load has begun."""
     one = request()
     scene.side.arrived(one)
@@ -384,7 +384,7 @@ def test_small_gains_are_not_loaded() -> None:
 def test_preemption_starts_anew(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    scene.agent.asked[0].answer = LookupResult(0, (0,), cause="misses_nothing_stored")
+    scene.agent.asked[0].answer = LookupAnswer(0, (0,), cause="misses_nothing_stored")
     assert scene.side.matched_tokens(one, 0) == MISS
     one.num_preemptions = 1
     one.tokens += range(8)
@@ -620,7 +620,7 @@ def test_an_adapter_without_a_digest_saves_nothing(scene: Scene) -> None:
     scene.side.arrived(one)
     assert scene.agent.asked[0].question.adapter_path == "/adapters/a"
     assert scene.plan(one, 40, [1, 2, 3, 4, 5]).saves == []
-    scene.agent.asked[0].answer = LookupResult(0, (0,), adapter=bytes(32), cause="misses_nothing_stored")
+    scene.agent.asked[0].answer = LookupAnswer(0, (0,), adapter=bytes(32), cause="misses_nothing_stored")
     scene.side.matched_tokens(one, 0)
     (save,) = scene.plan(one, 40, [1, 2, 3, 4, 5]).saves
     assert save.adapter == bytes(32)

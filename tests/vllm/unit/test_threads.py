@@ -81,7 +81,7 @@ class Scene:
 
     @property
     def num_leases(self) -> int:
-        return len(self.appliance.server.books.holds)
+        return len(self.appliance.server.state.holds)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_hit_is_what_every_group_has(appliance: FakeAppliance, scene: Any) -> 
     here = scene(TWO)
     asked = here.ask()
     assert told(asked) == (32, (5, 9))
-    held = [len(hold.keys) for hold in here.appliance.server.books.holds.values()]
+    held = [len(hold.keys) for hold in here.appliance.server.state.holds.values()]
     assert sorted(held) == [3, 4]
 
 
@@ -367,7 +367,7 @@ def test_what_is_pinned_is_known_before_it_has_come_up(
         await asyncio.to_thread(may_come.wait, WAIT_S)
 
     monkeypatch.setattr(finding.Finder, "wait", wait)
-    monkeypatch.setattr(finding.Found, "is_complete", False)
+    monkeypatch.setattr(finding.FoundPrefix, "is_complete", False)
     here = scene()
     asked = here.agent.ask(LookupRequest("session", HASHES))
     wait_for(lambda: asked.arriving is not None)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvtier.clients.vllm_tier.lanes import Lane
+from kvtier.clients.vllm_tier.lanes import WorkerLane
 
 WAIT_S = 60.0
 
@@ -32,15 +32,15 @@ def work() -> Work:
 
 
 @pytest.fixture
-def lane(work: Work) -> Iterator[Lane[int, int]]:
-    made: Lane[int, int] = Lane("test", work, lambda job: -job, 10)
+def lane(work: Work) -> Iterator[WorkerLane[int, int]]:
+    made: WorkerLane[int, int] = WorkerLane("test", work, lambda job: -job, 10)
     yield made
     assert made.check_integrity() == []
     work.gate.release(100)
     assert made.stop(WAIT_S)
 
 
-def finished(lane: Lane[int, int], number: int) -> list[int]:
+def finished(lane: WorkerLane[int, int], number: int) -> list[int]:
     """Wait for so many results."""
     results: list[int] = []
 
@@ -53,7 +53,7 @@ def finished(lane: Lane[int, int], number: int) -> list[int]:
     return results
 
 
-def test_jobs_are_done_in_order(lane: Lane[int, int], work: Work) -> None:
+def test_jobs_are_done_in_order(lane: WorkerLane[int, int], work: Work) -> None:
     assert lane.take_finished() == []
     for job in (1, 2, 3):
         assert lane.submit(job, 1)
@@ -61,7 +61,7 @@ def test_jobs_are_done_in_order(lane: Lane[int, int], work: Work) -> None:
     assert finished(lane, 3) == [2, 4, 6]
 
 
-def test_beyond_the_weight_a_job_fails_at_once(lane: Lane[int, int], work: Work) -> None:
+def test_beyond_the_weight_a_job_fails_at_once(lane: WorkerLane[int, int], work: Work) -> None:
     assert lane.submit(1, 9)
     assert work.began.acquire(timeout=WAIT_S)
     assert not lane.submit(5, 2)  # the one that runs weighs too: it pins the same memory
@@ -75,7 +75,7 @@ def test_beyond_the_weight_a_job_fails_at_once(lane: Lane[int, int], work: Work)
     assert finished(lane, 1) == [8]
 
 
-def test_a_job_heavier_than_the_lane_goes_alone(lane: Lane[int, int], work: Work) -> None:
+def test_a_job_heavier_than_the_lane_goes_alone(lane: WorkerLane[int, int], work: Work) -> None:
     assert lane.submit(1, 1000)
     assert not lane.submit(2, 1)
     work.gate.release()
@@ -83,7 +83,7 @@ def test_a_job_heavier_than_the_lane_goes_alone(lane: Lane[int, int], work: Work
 
 
 def test_broken_work_is_a_failed_job_and_the_lane_goes_on(
-    lane: Lane[int, int], work: Work, caplog: pytest.LogCaptureFixture
+    lane: WorkerLane[int, int], work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
     work.is_broken = True
     assert lane.submit(1, 1)
@@ -98,7 +98,7 @@ def test_broken_work_is_a_failed_job_and_the_lane_goes_on(
 
 @pytest.mark.parametrize("ending", ["drain", "stop"])
 def test_ending_fails_what_waits_and_waits_for_what_runs(
-    lane: Lane[int, int], work: Work, ending: str
+    lane: WorkerLane[int, int], work: Work, ending: str
 ) -> None:
     for job in (1, 2, 3):
         assert lane.submit(job, 1)
@@ -121,7 +121,7 @@ def test_ending_fails_what_waits_and_waits_for_what_runs(
         assert lane.take_finished() == [-4]
 
 
-def test_a_stuck_job_is_told_instead_of_waited_for(lane: Lane[int, int], work: Work) -> None:
+def test_a_stuck_job_is_told_instead_of_waited_for(lane: WorkerLane[int, int], work: Work) -> None:
     assert lane.submit(1, 1)
     assert work.began.acquire(timeout=WAIT_S)
     assert not lane.stop(0.01)

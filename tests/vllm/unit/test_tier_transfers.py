@@ -17,7 +17,7 @@ from kvtier.clients.memory.buffers import address_of
 from kvtier.clients.memory.extents import U8
 from kvtier.clients.vllm_tier import transfers
 from kvtier.clients.vllm_tier.runs import Run
-from kvtier.clients.vllm_tier.transfers import Job, Pool, Transfers
+from kvtier.clients.vllm_tier.transfers import PrimaryPool, TierJob, TierTransfers
 from kvtier.testing import FakeAppliance
 
 from ...daemon import Daemon
@@ -52,16 +52,16 @@ def pool(seed: int = 1) -> U8:
     return np.random.default_rng(seed).integers(0, 256, (NUM_ROWS, ROW_BYTES), np.uint8)
 
 
-KEPT: list[U8] = []  # a Pool does not keep its memory
+KEPT: list[U8] = []  # a PrimaryPool does not keep its memory
 
 
-def pool_of(rows: U8) -> Pool:
+def pool_of(rows: U8) -> PrimaryPool:
     KEPT.append(rows)
-    return Pool(address_of(rows), *rows.shape)
+    return PrimaryPool(address_of(rows), *rows.shape)
 
 
-def transfers_of(client: Client, rows: U8, **guard: Any) -> Transfers:
-    return Transfers(ChainStore(client, Guard("test", **guard), 60.0), identity, pool_of(rows))
+def transfers_of(client: Client, rows: U8, **guard: Any) -> TierTransfers:
+    return TierTransfers(ChainStore(client, Guard("test", **guard), 60.0), identity, pool_of(rows))
 
 
 @pytest.fixture
@@ -73,11 +73,11 @@ def test_what_is_stored_comes_back_into_other_rows(appliance: FakeAppliance) -> 
     rows, empty = pool(), np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     with appliance.client() as client:
         moving = transfers_of(client, rows)
-        done = moving.store(Job(7, (run(range(5), (9, 3, 11, 0, 7)), run((2, 3), (20, 21), group=1))))
+        done = moving.store(TierJob(7, (run(range(5), (9, 3, 11, 0, 7)), run((2, 3), (20, 21), group=1))))
         assert (done.is_complete, done.num_bytes) == (True, 7 * ROW_BYTES)
         assert done.keys == (*(key(n) for n in range(5)), key(2, 1), key(3, 1))
         back = transfers_of(client, empty)
-        done = back.load(Job(8, (run((0, 1, 2), (30, 31, 32)), run((2,), (33,), group=1))))
+        done = back.load(TierJob(8, (run((0, 1, 2), (30, 31, 32)), run((2,), (33,), group=1))))
         assert done.is_complete
         assert np.array_equal(empty[[30, 31, 32, 33]], rows[[9, 3, 11, 20]])
         assert not empty[:30].any()  # nothing else was touched
@@ -87,11 +87,11 @@ def test_what_is_stored_comes_back_into_other_rows(appliance: FakeAppliance) -> 
 def test_what_is_there_does_not_travel_again(appliance: FakeAppliance) -> None:
     with appliance.client() as client:
         moving = transfers_of(client, pool())
-        moving.store(Job(1, (run(range(3), range(3)),)))
-        done = moving.store(Job(2, (run(range(6), range(6)),)))
+        moving.store(TierJob(1, (run(range(3), range(3)),)))
+        done = moving.store(TierJob(2, (run(range(6), range(6)),)))
         assert (done.is_complete, done.num_bytes) == (True, 3 * ROW_BYTES)
         num_calls = len(appliance.calls)
-        done = moving.store(Job(3, (run(range(6), range(6)),)))
+        done = moving.store(TierJob(3, (run(range(6), range(6)),)))
         assert (done.is_complete, done.num_bytes) == (True, 0)
         assert "Commit" not in appliance.calls[num_calls:]
 
@@ -99,9 +99,9 @@ def test_what_is_there_does_not_travel_again(appliance: FakeAppliance) -> None:
 def test_a_chunk_whose_parent_only_the_engine_has_begins_a_chain(appliance: FakeAppliance) -> None:
     with appliance.client() as client:
         moving = transfers_of(client, pool())
-        assert moving.store(Job(1, (run((5, 6), (0, 1), parent=4),))).is_complete
+        assert moving.store(TierJob(1, (run((5, 6), (0, 1), parent=4),))).is_complete
         assert moving.probe([key(5), key(6)], is_ascending) == {key(5), key(6)}
-        assert moving.store(Job(2, (run((4,), (2,), parent=3),))).is_complete
+        assert moving.store(TierJob(2, (run((4,), (2,), parent=3),))).is_complete
         assert moving.probe([key(n) for n in (4, 5, 6)], is_ascending) == {key(4), key(5), key(6)}
     assert appliance.num_blocks == 3
     assert appliance.check_integrity() == []
@@ -111,10 +111,10 @@ def test_a_known_parent_is_used(appliance: FakeAppliance) -> None:
     """Leaf first: what a chain continues is never evicted before it."""
     with appliance.client() as client:
         moving = transfers_of(client, pool())
-        moving.store(Job(1, (run((0, 1), (0, 1)),)))
-        moving.store(Job(2, (run((2, 3), (2, 3), parent=1),)))
-        moving.store(Job(3, (run((3, 4, 5), (3, 4, 5), parent=2),)))  # 3 is there already
-    blocks = appliance.server.books.store.blocks
+        moving.store(TierJob(1, (run((0, 1), (0, 1)),)))
+        moving.store(TierJob(2, (run((2, 3), (2, 3), parent=1),)))
+        moving.store(TierJob(3, (run((3, 4, 5), (3, 4, 5), parent=2),)))  # 3 is there already
+    blocks = appliance.server.state.store.blocks
     links = {name: block.parent for (_, name), block in blocks.items()}
     names = [n.to_bytes(32, "big") for n in range(6)]
     parents = [links[name] for name in names]
@@ -124,9 +124,9 @@ def test_a_known_parent_is_used(appliance: FakeAppliance) -> None:
 def test_a_load_stops_where_something_is_gone(appliance: FakeAppliance) -> None:
     rows, into = pool(), np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     with appliance.client() as client:
-        transfers_of(client, rows).store(Job(1, (run((0, 1), (0, 1)), run((3,), (3,)))))
+        transfers_of(client, rows).store(TierJob(1, (run((0, 1), (0, 1)), run((3,), (3,)))))
         back = transfers_of(client, into)
-        done = back.load(Job(2, (run((0, 1, 2, 3), (0, 1, 2, 3)),)))
+        done = back.load(TierJob(2, (run((0, 1, 2, 3), (0, 1, 2, 3)),)))
         assert done.keys == (key(0), key(1))
         assert not done.is_complete
         assert np.array_equal(into[:2], rows[:2])
@@ -137,7 +137,7 @@ def test_large_loads_and_long_chains_go_in_pieces(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 3 * ROW_BYTES)
     appliance = FakeAppliance(64 * ROW_BYTES, max_blocks_per_request=8)
     rows, into = pool(), np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
-    job = Job(1, (run(range(NUM_ROWS), range(NUM_ROWS)),))
+    job = TierJob(1, (run(range(NUM_ROWS), range(NUM_ROWS)),))
     with appliance.client() as client:
         assert transfers_of(client, rows).store(job).is_complete
         num_calls = len(appliance.calls)
@@ -154,8 +154,8 @@ def test_a_gap_ends_a_load_that_goes_in_pieces(
     monkeypatch.setattr(chain_store, "MAX_LOAD_BYTES", 2 * ROW_BYTES)
     into = np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
     with appliance.client() as client:
-        transfers_of(client, pool()).store(Job(1, (run((0, 1, 2), (0, 1, 2)), run((4, 5), (4, 5)))))
-        done = transfers_of(client, into).load(Job(2, (run(range(6), range(6)),)))
+        transfers_of(client, pool()).store(TierJob(1, (run((0, 1, 2), (0, 1, 2)), run((4, 5), (4, 5)))))
+        done = transfers_of(client, into).load(TierJob(2, (run(range(6), range(6)),)))
         assert done.keys == tuple(key(n) for n in range(3))
         assert not into[3:].any()
 
@@ -163,7 +163,7 @@ def test_a_gap_ends_a_load_that_goes_in_pieces(
 def test_probing_goes_behind_gaps_only_for_windows(appliance: FakeAppliance) -> None:
     with appliance.client() as client:
         moving = transfers_of(client, pool())
-        moving.store(Job(1, (run((0, 1), (0, 1)), run((4, 5), (4, 5)), run((9,), (9,)))))
+        moving.store(TierJob(1, (run((0, 1), (0, 1)), run((4, 5), (4, 5)), run((9,), (9,)))))
         ascending = [key(n) for n in range(10)]
         assert moving.probe(ascending, is_ascending) == {key(0), key(1)}
         found = moving.probe(ascending[::-1], is_descending)
@@ -178,7 +178,7 @@ def test_a_full_appliance_refuses_and_nothing_is_lost_of_the_rest() -> None:
     appliance = FakeAppliance(4 * ROW_BYTES)
     with appliance.client() as client:
         moving = transfers_of(client, pool())
-        done = moving.store(Job(1, (run(range(10), range(10)),)))
+        done = moving.store(TierJob(1, (run(range(10), range(10)),)))
         assert done.keys == tuple(key(n) for n in range(4))  # each protects the one before
         assert moving._store.guard.causes["PUT_NO_ROOM"] >= 1
         assert sum(moving._store.guard.causes.values()) == 6
@@ -192,7 +192,7 @@ def test_a_dead_appliance_costs_one_call_and_then_none(appliance: FakeAppliance)
     rows = pool()
     with appliance.client() as client:
         moving = transfers_of(client, rows, breaker=Breaker(pause_s=1.0, clock=lambda: now_s))
-        job = Job(1, (run(range(3), range(3)),))
+        job = TierJob(1, (run(range(3), range(3)),))
         moving.store(job)
         appliance.unavailable = True
         assert moving.load(job).keys == ()
@@ -213,8 +213,8 @@ def test_a_dead_appliance_costs_one_call_and_then_none(appliance: FakeAppliance)
 def test_an_error_in_the_middle_leaves_what_was_moved(appliance: FakeAppliance) -> None:
     with appliance.client() as client:
         moving = transfers_of(client, pool())
-        job = Job(1, (run((0, 1), (0, 1)), run((3, 4), (3, 4))))
-        moving.store(Job(0, (run((0,), (0,)),)))
+        job = TierJob(1, (run((0, 1), (0, 1)), run((3, 4), (3, 4))))
+        moving.store(TierJob(0, (run((0,), (0,)),)))
         appliance.fail_next(Overloaded("busy", reason="QUEUE_FULL"))
         done = moving.store(job)
         assert done.keys == (key(3), key(4))  # the first run lost its lookup, the second one went
@@ -225,10 +225,10 @@ def test_a_reset_tier_finds_nothing_from_before(appliance: FakeAppliance) -> Non
     epochs = [""]
     rows = pool()
     with appliance.client() as client:
-        moving = Transfers(
+        moving = TierTransfers(
             ChainStore(client, Guard("test"), 60.0), lambda group: identity(group, epochs[-1]), pool_of(rows)
         )
-        job = Job(1, (run((0, 1), (0, 1)),))
+        job = TierJob(1, (run((0, 1), (0, 1)),))
         moving.store(job)
         assert moving.probe([key(0)], is_ascending) == {key(0)}
         epochs.append(",reset")
@@ -241,11 +241,11 @@ def test_vllm_can_unmap_the_pool_whatever_happened_before(appliance: FakeApplian
     memory = mmap.mmap(-1, NUM_ROWS * ROW_BYTES)
     address = address_of(np.frombuffer(memory, np.uint8))
     store = ChainStore(appliance.client(), Guard("test"), 60.0)
-    moving = Transfers(store, identity, Pool(address, NUM_ROWS, ROW_BYTES))
-    moving.store(Job(1, (run((0, 1), (0, 1)),)))
-    moving.load(Job(1, (run((0, 1), (2, 3)),)))
+    moving = TierTransfers(store, identity, PrimaryPool(address, NUM_ROWS, ROW_BYTES))
+    moving.store(TierJob(1, (run((0, 1), (0, 1)),)))
+    moving.load(TierJob(1, (run((0, 1), (2, 3)),)))
     appliance.unavailable = True
-    moving.load(Job(1, (run((0, 1), (2, 3)),)))
+    moving.load(TierJob(1, (run((0, 1), (2, 3)),)))
     memory.close()  # raises BufferError while somebody has a view of it, be it in a forgotten exception
 
 
@@ -253,18 +253,18 @@ def test_rows_outside_the_pool_are_refused(appliance: FakeAppliance) -> None:
     moving = transfers_of(appliance.client(), pool())
     for row in (-1, NUM_ROWS):
         with pytest.raises(IndexError, match="of a pool of 40"):
-            moving.load(Job(1, (run((0, 1), (0, row)),)))
+            moving.load(TierJob(1, (run((0, 1), (0, row)),)))
 
 
 def test_the_real_daemon_does_it_too(shared_daemon: Daemon) -> None:
     rows, into = pool(5), np.zeros((NUM_ROWS, ROW_BYTES), np.uint8)
-    job = Job(1, (run(range(100, 130), range(30)), run((7,), (35,), group=2)))
+    job = TierJob(1, (run(range(100, 130), range(30)), run((7,), (35,), group=2)))
     with Client(shared_daemon.target) as client:
         moving = transfers_of(client, rows)
         assert moving.store(job).is_complete
         assert transfers_of(client, into).load(job).is_complete
         assert np.array_equal(into[:30], rows[:30])
         assert np.array_equal(into[35], rows[35])
-        assert moving.store(Job(2, (run((501, 502), (0, 1), parent=500),))).is_complete  # no such parent
+        assert moving.store(TierJob(2, (run((501, 502), (0, 1), parent=500),))).is_complete  # no such parent
         assert moving.probe([key(501), key(502)], is_ascending) == {key(501), key(502)}
         assert moving._store.guard.causes == {}
