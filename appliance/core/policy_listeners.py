@@ -16,7 +16,7 @@ HearUse: TypeAlias = Callable[[Sequence[int], Use], None]
 HearRows: TypeAlias = Callable[[Sequence[int]], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Listener:
     """What a part of the core wants to hear: of uses and of what left a tier before the policies, of what
     was put after them."""

@@ -17,7 +17,6 @@ import struct
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,19 +26,7 @@ from ...tiers.block import NO_PLACE, FragmentLabel, Tier
 from ...v1.shm import extent_of
 from .catalog import NO_ROW, TIERS, Catalog
 from .encodings import AS_IT_IS
-from .states import State
-
-
-class Step(IntEnum):
-    """What happens to one fragment in one tier."""
-
-    RESERVE = 0  # a place was reserved for it
-    LAND = 1  # its bytes arrived and were checksummed
-    FAIL = 2  # its bytes will not arrive
-    EVICT = 3  # it leaves; no copy or reader touches it
-    CONDEMN = 4  # it must not be read any more; a copy or reader may still touch it
-    QUIET = 5  # the last copy or reader let go of it
-
+from .states import InvalidTransition, State, Step
 
 TRANSITIONS: dict[tuple[State, Step], State] = {
     (State.ABSENT, Step.RESERVE): State.ARRIVING,
@@ -53,14 +40,6 @@ TRANSITIONS: dict[tuple[State, Step], State] = {
 
 #: The same table by position: following state, None for no transition. _NEXT[state][step].
 _NEXT: list[list[State | None]] = [[TRANSITIONS.get((state, step)) for step in Step] for state in State]
-
-
-class InvalidTransition(AssertionError):
-    """A step that the table does not have. Carries the history of the block."""
-
-    def __init__(self, state: State, step: Step, subject: str, history: Sequence[str]) -> None:
-        lines = "\n  ".join(history) or "(no history)"
-        super().__init__(f"{subject}: {step.name} while {state.name}\n  {lines}")
 
 
 class Vacated(NamedTuple):
@@ -243,23 +222,24 @@ class Transitions:
         """
         catalog, tier = self._catalog, Tier.DRAM
         states, place_of, holds = catalog.state[tier], catalog.place[tier], catalog.holds[tier]
-        absent, arriving = int(State.ABSENT), int(State.ARRIVING)
+        arriving = int(State.ARRIVING)
+        num_placed, num_holds = catalog.num_placed[tier], catalog.num_holds[tier]
+        if any(map(num_placed.__getitem__, rows)):  # one test in C for all: this is run for every put
+            wrong = next(f for f in fragments if states[f] != State.ABSENT)
+            raise self._invalid(wrong, tier, Step.RESERVE)
         for fragment, place in zip(fragments, places, strict=True):
-            if states[fragment] != absent:
-                raise self._invalid(fragment, tier, Step.RESERVE)
             place_of[fragment] = place
             states[fragment] = arriving
             holds[fragment] = 1
-        num_placed, num_holds = catalog.num_placed[tier], catalog.num_holds[tier]
         keepers, children = catalog.num_keepers, catalog.num_children_placed[tier]
         num_groups = len(fragments) // len(rows)
-        before = catalog.parent[rows[0]]
         for row in rows:
-            keepers[row] = 1
+            keepers[row] = children[row] = 1
             num_placed[row] = num_holds[row] = num_groups
-            if before >= 0:
-                children[before] += 1
-            before = row
+        children[rows[-1]] = 0
+        parent = catalog.parent[rows[0]]
+        if parent != NO_ROW:
+            children[parent] += 1
         self.arriving_bytes[tier] += len(rows) * catalog.block_bytes(rows[0])
 
     def land_run(self, rows: Sequence[int], fragments: Sequence[int], checksums: Sequence[bytes]) -> None:
@@ -317,8 +297,8 @@ class Transitions:
             place_of[fragment] = NO_PLACE
         num_placed, num_children = catalog.num_placed[tier], catalog.num_children_placed[tier]
         num_holds = catalog.num_holds[tier]
+        assert not any(map(num_holds.__getitem__, rows)), "what is held does not leave"
         for row in rows:
-            assert not num_holds[row], "what is held does not leave"
             num_placed[row] = num_children[row] = 0
         self.resident_bytes[tier] -= len(rows) * namespace.block_bytes
         self.num_resident[tier] -= len(places)

@@ -17,8 +17,8 @@ from kvtier.appliance.core.catalog import NO_ROW, TIERS, Catalog
 from kvtier.appliance.core.catalog_audit import check_catalog
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
-from kvtier.appliance.core.states import State
-from kvtier.appliance.core.transitions import TRANSITIONS, InvalidTransition, Step, Transitions
+from kvtier.appliance.core.states import InvalidTransition, State, Step
+from kvtier.appliance.core.transitions import TRANSITIONS, Transitions
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.cold.log import SegmentLog
