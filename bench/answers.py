@@ -15,7 +15,7 @@ from bench.table import milliseconds, ratio, render
 from bench.transfer import KIB, MIB, Effort, percentile
 
 KEYS_A_CALL = (1, 16, 128, 1024)
-SMALL = 4 * KIB  # of a fragment whose bytes do not matter
+SMALL = 4 * KIB  # of a fragment with any bytes
 PROBE_KEYS = 16
 FLOOD_POOL = 256 * MIB
 FLOOD_FRAGMENT = 2 * MIB

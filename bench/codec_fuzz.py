@@ -3,7 +3,7 @@
 Bits flipped, ends cut off, stretches overwritten, bytes invented: a decoder refuses them with CodecError or
 decodes them to something, and does neither write nor read beyond its arrays. What it writes beyond is seen
 by guards behind the target; what it reads beyond would be a crash, or is caught by placing the record at the
-very end of mapped memory, so that the next byte is nobody's.
+very end of mapped memory, so that the next byte is unreadable.
 
 Exit status 1, and the seed of the record, for whatever else happens. The tests do two thousand of these.
 """
@@ -32,7 +32,7 @@ _NO_ACCESS = 0
 
 
 class Cliff:
-    """Memory whose end is the end of what may be read: the page behind it is forbidden."""
+    """Memory that ends at an unreadable page: reading past its end faults."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._size = -(-capacity_bytes // PAGE) * PAGE

@@ -63,7 +63,7 @@ def aligned(num_bytes: int) -> memoryview:
 
 
 def make_label(number: int, payload: memoryview) -> FragmentLabel:
-    """Return the label of a fragment whose checksum was taken at put, as the warm tier has it."""
+    """Return the label of a fragment of the warm tier, with its checksum from the put."""
     prefix = sha256(number.to_bytes(8, "little")).digest()
     checksum = xxhash.xxh3_128_digest(payload)
     return FragmentLabel(NAMESPACE.digest, 1, prefix, b"", number, 0, len(payload), checksum)

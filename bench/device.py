@@ -4,7 +4,7 @@ many bytes.
     python -m bench.device [--device cuda|fake] [--total MIB] [--json FILE]
 
 Goes through the parts a daemon is assembled from (HotTier, its routes, batches as the mover cuts them) and
-compares bytes. `neighbours`: fragments whose slots follow each other on both sides, which become few pieces.
+compares bytes. `neighbours`: fragments in consecutive slots on both sides, which become few pieces.
 `scattered`: each fragment is a piece of its own. The ceiling is the best of several copies in one piece on
 one stream, so ratios above 1 mean that two streams are worth having. On the fake device it shows that it
 runs; its figures mean nothing."""

@@ -1,4 +1,4 @@
-"""A device whose copies move no byte and whose events are done at once: what remains is the host's work."""
+"""A device that copies no bytes and ends its events at once: what remains is the host's work."""
 
 from collections.abc import Callable
 from itertools import count
@@ -24,7 +24,7 @@ class FreeEvent:
 
 
 class FreeStream:
-    """A stream whose copies move nothing."""
+    """A stream that copies nothing."""
 
     def copy(self, pieces: Pieces) -> None:
         assert len(pieces.sources) == len(pieces.targets) == len(pieces.lengths)
@@ -100,7 +100,7 @@ class FreeExporter:
         self._arrays: list[NDArray[np.uint16]] = []
 
     def tensor(self, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """Return an array of zeros, whose memory is never touched."""
+        """Return an array of zeros in memory that is never touched."""
         self._arrays.append(np.zeros(shape, np.uint16))
         return self._arrays[-1]
 

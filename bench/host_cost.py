@@ -3,7 +3,7 @@ nothing.
 
     python -m bench.host_cost [--total MIB] [--rounds N] [--blocks N] [--json FILE] [--profile]
 
-The device is a stand-in whose copies move no byte and whose events are done at once, told by the same watcher
+The device is a stand-in that copies no bytes and ends its events at once, told by the same watcher
 thread that tells CUDA's. No figure says anything about a GPU; they say below which link the host is the
 bottleneck. Bytes are therefore not compared here: the tests do that.
 

@@ -139,7 +139,7 @@ class Fake:
 
 
 class Free:
-    """Implements Kit on a device whose copies move nothing (bench.host_cost): no byte is looked at."""
+    """Implements Kit on a device that copies nothing (bench.host_cost): no byte is looked at."""
 
     def __init__(self) -> None:
         self.exporter = FreeExporter()

@@ -1,7 +1,7 @@
 """kvtier itself: a real daemon in a process of its own and the synchronous client, as a runtime on this host
 uses them.
 
-One namespace per fragment size, of a model of one layer whose block has exactly that many bytes. The client's
+One namespace per fragment size, of a model of one layer with blocks of exactly that many bytes. The client's
 source buffer lies in its staging extent (`client.staging`), which is the form Mooncake's registered buffers
 have; the plain form is an ordinary array, which the client copies into staging first.
 """

@@ -1,15 +1,15 @@
-"""What a decision costs: microseconds per eviction and the longest pause, with a million blocks.
+"""Measures the cost of eviction: microseconds per block and the longest pause, with a million blocks.
 
     python -m bench.policies [POLICY ...] [--blocks 1000000] [--chain 8] [--told 100] [--evictions 200000]
 
 Every candidate is the last block of a chain of `--chain` blocks. A policy is asked for a victim and for the
-prices of the blocks above it, is offered what became a leaf, hears what left at the end of each step, as from
+prices of the blocks above it, is offered what became a leaf, is told at the end of each step what left, as by
 the planner, and is given a new chain for every chain that is gone; for every four victims some chain is used.
 So the number of blocks stays. The last `--told` of the chains were stored by a request each, as are all that
 come later: that is what a policy that learns takes most of its time for. The others are there as after a
-restart: offered a thousand at a time, and nobody saw them being stored. Prompts of the public chat trace have
-24 blocks, those of the agents 235; chains of two are the worst case. Times are CPU times of the calls: other
-processes of the machine are not the policy's fault; its share of Python's garbage collection is in them.
+restart: offered a thousand at a time, without a request that stored them. Prompts of the public chat trace
+have 24 blocks, those of the agents 235; chains of two are the worst case. Times are CPU times of the calls,
+without other processes of the machine and with the policy's share of Python's garbage collection.
 """
 
 import argparse
@@ -154,7 +154,7 @@ class Rig:
         return run[-1] if num_above == len(above) else None
 
     def flush(self) -> None:
-        """Tell who left, as the planner does at the end of a step."""
+        """Report evicted rows to policy and observers, as the planner does at the end of a step."""
         rows, self.leaving = self.leaving, []
         self.policy.left(rows)
         for observer in self.observers:

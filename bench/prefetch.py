@@ -5,10 +5,10 @@ over an NVMe that holds everything, Llama-3-8B's 128 KiB a token, copies that qu
 Every request waits --queue seconds for its turn before its prefill begins. Compared:
 
     arrival     promotion begins when the request arrives (SessionUpdated QUEUED; a request of a session that
-                nobody has heard of names its prompt, PrefetchRequested), for all below too
+                that is new names its prompt, PrefetchRequested), for all below too
     announced   sessions say when they will be back after a tool call (gaps up to --tool seconds), and err by
                 a lognormal factor of --error
-    turns       the same hints, and what the prefetcher learns of those who say nothing
+    turns       the same hints, and what the prefetcher learns about sessions without hints
     turns, no hints
     oracle      has read the trace (oracle.py): what knowing would be worth under the same bounds
 
@@ -186,8 +186,8 @@ def sample_of(trace: Trace, num_requests: int, every: int) -> Trace:
 
 
 def runs_of(trace: Trace) -> list[str]:
-    """Name the agent run of every request: of the runs of its session the one whose last chain it continues
-    (at least half of it). Subagents share their session's name in traces, and are runs of their own."""
+    """Return the agent run of every request: the run of its session with the last chain that it continues (at
+    least half of it). Subagents share their session's name in traces, and are runs of their own."""
     last: dict[str, list[list[int]]] = {}  # session -> last chain of each run
     names = []
     for request, session in enumerate(trace.sessions):
@@ -221,7 +221,7 @@ def run(case: Case, arguments: argparse.Namespace) -> tuple[str, dict[str, float
     counters = outcome.counters
     ttft_s = shell._ttft_s[~np.isnan(shell._ttft_s)] - arguments.queue
     wait_s = shell.wait_s[~np.isnan(shell.wait_s)]
-    wait_s = wait_s if len(wait_s) else np.zeros(1)  # nobody found anything on nvme
+    wait_s = wait_s if len(wait_s) else np.zeros(1)  # no request found anything on nvme
     used, late, wasted = (counters.get(f"prefetch_{n}_bytes", 0) for n in ("used", "late", "wasted"))
     return case.name, {
         "there": shell.num_there / max(1, shell.num_there + shell.num_cold),
@@ -247,7 +247,9 @@ def main() -> int:
     parser.add_argument("--queue", type=float, default=0.1, help="seconds between arrival and prefill")
     parser.add_argument("--tool", type=float, default=60.0, help="longest gap that is a tool call, seconds")
     parser.add_argument("--error", type=float, default=1.3, help="typical factor by which hints are off")
-    parser.add_argument("--eviction", default="urgency+all", help="who leaves dram, but in the first row")
+    parser.add_argument(
+        "--eviction", default="urgency+all", help="policies of dram in all rows but the first"
+    )
     parser.add_argument("--groups", type=int, default=1, help="layer groups a block moves in")
     parser.add_argument("--horizon", type=float, default=30.0, help="how far the oracle sees, seconds")
     parser.add_argument("--only", default="", help="cases by their first word, comma-separated")

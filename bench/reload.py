@@ -9,7 +9,7 @@ file alone, which is exchanged the way Kubernetes does it: a symbolic link two f
 policies is wrong and must be refused.
 
 Failed: a request that raised, a block with wrong bytes. (A block that is not there any more is a miss.)
-Leaked: at the end, when everybody is gone and the last policy is small, what is left of extents, segment
+Leaked: at the end, when all clients have left and the last policy is small, what is left of extents, segment
 files, reserved, condemned and pinned bytes beyond what that policy says.
 """
 

@@ -1,4 +1,4 @@
-"""Can one tenant tell by the clock what another one stored? A classifier tries, on gets and on puts.
+"""Measures whether response times tell a tenant what another one stored: a classifier of gets and puts.
 
     python -m bench.timing --prompts 450 [--rounds 5]
 
@@ -7,8 +7,8 @@ or puts all of them, and times every call. The area under the ROC curve of "the 
 is 0.5 when the clock says nothing, below when the victim's are quicker; the published attack on a shared
 cache (CVE-2025-46570) reaches 0.99. It must stay within 0.05 of 0.5. Two columns say what that is worth:
 
-    nobody's    nobody stores anything, and a half of the prompts is called the victim's all the same: what
-                the bench makes of nothing
+    none's      nothing is stored, and a half of the prompts is called the victim's all the same: what the
+                bench finds where there is no difference
     one's own   the attacker stored that half itself: what it makes of something, 0.45 away from 0.5 at least
 
 The attacker makes the most of it. A prompt has several parts of many small blocks, and it tries each part
@@ -60,7 +60,7 @@ SETTLE_S = 0.015  # until all but the last byte of a put has arrived
 NUM_WARM = 100  # calls before the first that counts
 TENANTS = ("attacker", "victim")
 WAYS = ("shared memory", "gRPC")
-KINDS = ("nobody's", "the other's", "one's own")
+KINDS = ("none's", "the other's", "one's own")
 
 Areas = dict[str, list[float]]  # of each kind, one a round
 Call = Callable[[list[bytes]], "Answer"]  # of the names of a part
@@ -114,7 +114,7 @@ def chance(num_prompts: int, num_rounds: int) -> float:
 
 @contextmanager
 def client_of(target: str, token: Path, shared_memory: bool) -> Iterator[Client]:
-    """Connect, at once, as whose token this is, or, over shared memory, as this process's user."""
+    """Yield a connected client: of the token's tenant, or, over shared memory, of this process's user."""
     os.environ["KVTIER_TOKEN_FILE"] = str(token)
     patient = Timeout(call_s=60.0, connect_s=60.0)  # a busy machine must not end the measurement
     with Client(target, shared_memory=shared_memory, timeout=patient) as client:
@@ -228,14 +228,14 @@ def measure(folder: Path, num_prompts: int, rng: random.Random, way: str, call: 
             client_of(daemon.target, folder / "attacker", way != "gRPC") as own,
             calls_of(daemon.target, folder / "attacker", way, call) as attack,
         ):
-            owner = {"nobody's": None, "the other's": victim, "one's own": own}[kind]
+            owner = {"none's": None, "the other's": victim, "one's own": own}[kind]
             return probe(attack, owner, kind, PART_BLOCKS[way], num_prompts, rng)
     finally:
         daemon.close()
 
 
 def prepare(folder: Path) -> None:
-    """Write the policy, and who the tenants are."""
+    """Write the policy, and the tenants' tokens."""
     tokens = {name: make_token() for name in TENANTS}
     for name, token in tokens.items():
         (folder / name).write_text(token)

@@ -46,7 +46,7 @@ class Played:
 
     num_hits: list[int]  # per request
     sent_at: list[float]  # seconds from the first request
-    num_wrong: int  # blocks whose bytes were not those that were put
+    num_wrong: int  # blocks with other bytes than were put
     num_refused: int
     wall_s: float
 
@@ -98,7 +98,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def generate(seed: int, num_requests: int) -> Trace:
-    """Return chat sessions: a few system prompts, turns that grow, users who leave."""
+    """Return chat sessions: a few system prompts, turns that grow, sessions that end."""
     rng = Random(seed)
     builder = TraceBuilder(f"generated, seed {seed}")
     builder.add_namespace(TraceNamespace(512))

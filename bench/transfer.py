@@ -37,7 +37,7 @@ class Effort:
 class Row:
     """Median over the rounds, of one store in one cell. Latencies are of one call, that is of one batch.
 
-    `gb_per_s` is bytes over the median latency: what a call does when nobody takes its core away. The mean,
+    `gb_per_s` is bytes over the median latency: the rate of a call that keeps its core. The mean,
     which a busy neighbour moves by half, is kept beside it.
     """
 

@@ -3,7 +3,7 @@
 Per model and prompt length, rounds of three: plain generate, a hit on what is in memory, and a hit on what is
 on NVMe only (the daemon restarted). A hit's time is that of `store.load` plus generate of one token; the
 tokens are compared, and differences end the run. Also told: what `cache.save` costs after a prefill, and
-what it costs to learn who the model is.
+what it costs to identify the model.
 
 Prefill on a CPU is slow and a GPU's is not, so the ratios flatter kvtier: they are no claim about GPUs. Run
 it where torch is: `make .venv/.ready-demo`.

@@ -52,7 +52,7 @@ def quiet_stdout() -> Any:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listened on a moment ago."""
+    """Return a TCP port on loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Bits to units: the smallest profile whose predicted loss is within a budget, or the best one of a size.
+"""Assigns bits to units: the smallest profile with a predicted loss within a budget, or the best of a size.
 
 Every unit has choices: a size and a loss each. Of these only the lower convex hull is of interest, and along
 it each step down in loss costs ever more bits; taking the steps of all units in the order of loss saved per
@@ -54,7 +54,7 @@ def allocate(
 ) -> dict[UnitT, Choice[CodingT]]:
     """Return a choice for each unit. All units have the same number of values.
 
-    With `loss`: the fewest bits whose predicted loss is at most that (the finest choices where even they
+    With `loss`: the fewest bits with a predicted loss of at most that (the finest choices where even they
     exceed it). With `bits`: the least predicted loss with at most so many bits a value on average (the
     coarsest choices where even they exceed it). Deterministic.
     """

@@ -31,7 +31,7 @@ class NotKept(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Whose past is coded, and how its blocks are cut."""
+    """The model that a profile is searched for: its digest, its dtype, its blocks and their coders."""
 
     digest: bytes
     dtype: str

@@ -32,18 +32,18 @@ class Unsuited(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What another past does to the model's answers. Losses are in nats a token."""
+    """How much the model's predictions change when its KV was coded. Losses are in nats a token."""
 
     kl: float  # of the next token's distribution, exact against coded
     exact_nll: float
     coded_nll: float
     nll_error: float  # standard error of coded_nll - exact_nll, from row to row
-    flips: float  # share of tokens whose most likely successor is another
+    flips: float  # share of tokens after which another token is the most likely
     attention_error: float  # of what attention layers put out: norm of the difference by norm
 
     @property
     def ppl_increase(self) -> float:
-        """Relative: 0.005 is half a percent."""
+        """Return the relative increase of perplexity: 0.005 is half a percent."""
         return math.expm1(self.coded_nll - self.exact_nll)
 
     @property

@@ -34,7 +34,7 @@ def inspect() -> None:
 @target_option
 @json_option
 def block(name: str, target: str | None, as_json: bool) -> None:
-    """Show a block: where its fragments are, who holds it, what it costs.
+    """Show a block: the tiers of its fragments, its leases and pins, its price.
 
     HASH is the first 8 hex digits of its prefix hash, or more.
 

@@ -1,4 +1,4 @@
-"""`kvtier record`: write down what a daemon is asked, as a trace that says nothing about whom.
+"""`kvtier record`: record the requests of a daemon as a trace that identifies neither users nor prompts.
 
 The file is made of gzip members, each of them whole: a disk that is full, or a recorder that is killed, costs
 the last seconds of a recording and not all of it. (One stream that breaks off cannot be told from a copy that

@@ -1,4 +1,4 @@
-"""`kvtier replay`: what would these policies have done with this trace?"""
+"""`kvtier replay`: run policies over a recorded trace and report hits, times and bytes moved."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def trace_options(command: Any) -> Any:
             default="32x8x128:float16",
             show_default=True,
             metavar="LAYERSxHEADSxDIM[:DTYPE]",
-            help="Whose KV the blocks hold where the trace does not say: their bytes, their prefill.",
+            help="Shape of the model, for bytes and prefill time of blocks that the trace gives no size of.",
         ),
         click.option("--layers-per-group", default=0, help="Layers that move together; 0: all."),
         click.option(

@@ -1,8 +1,8 @@
 """One call to a running daemon: where it is, how long to wait, and what a failure exits with.
 
-Nobody there, or nobody answering, is exit code 3 and names the target and the fix (v1/diagnosis.py); a socket
-that this user may not open is 4, because starting another daemon would be no help; a refusal is exit code 1
-with the daemon's own sentence, which says the fix; refused settings are 2, whoever refused them.
+A daemon that is missing or does not answer is exit code 3, with the target and the fix (v1/diagnosis.py). A
+socket that this user may not open is 4, because starting another daemon would not help. A refused call is 1,
+with the daemon's message, which names the fix. Refused settings are 2, from the daemon and from the command.
 """
 
 import os
@@ -38,7 +38,7 @@ class Refused(Failed):
 
 
 class Unreachable(Failed):
-    """Nobody answers at the target."""
+    """No daemon answers at the target."""
 
     exit_code = EXIT_UNREACHABLE
 

@@ -106,7 +106,7 @@ def _refuse_shared(descriptor_of: Callable[[], int]) -> None:
 @target_option
 @json_option
 def list_(target: str | None, as_json: bool) -> None:
-    """Show who there is: share of the bandwidth, what is stored and moved, which master key wraps its own.
+    """List tenants: share of the bandwidth, bytes stored and moved, the master key that wraps their data key.
 
     \b
     Example:

@@ -6,5 +6,5 @@
     kvtier doctor           prints every line (all of them, and what only a person reads)
 
 To add a check: write a function from (Facts, Settings) to Checks, and add it to CHECKS in `table.py`. What it
-needs to know about the host is a lazy attribute of Facts (`facts.py`), so that it costs only those who ask.
+needs to know about the host is a lazy attribute of Facts (`facts.py`), computed at its first use.
 """

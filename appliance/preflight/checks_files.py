@@ -75,7 +75,7 @@ def check_tokens(facts: Facts, settings: Settings) -> Iterator[Check]:
         if name not in known:
             yield warn(
                 "tokens",
-                f"token {name} is named, and {path} has no line for it: it lets nobody in",
+                f"token {name} is named, and {path} has no line for it: no caller can use it",
                 f"add the line that `kvtier tenant token {name}` prints",
                 where,
             )

@@ -58,7 +58,7 @@ def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:
 
 
 def check_tcp(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Who may call at the TCP addresses."""
+    """Yield a check for each TCP address: what a caller has to prove there."""
     for address in settings.listen:
         if socket_path(address) is None:
             yield check_tcp_address(address, settings.access)
@@ -75,7 +75,7 @@ def check_tcp_address(address: str, access: Access) -> Check:
         return ok(name, "no TLS, loopback: users of this machine")
     return warn(
         name,
-        "without TLS: whoever reaches this port reads and drops blocks",
+        "without TLS: everyone with access to this port can read and drop blocks",
         "set access.tls, listen on unix:///..., or firewall the port",
         "access.insecure",
     )

@@ -100,7 +100,7 @@ class Directory:
     free_bytes: int
     own_bytes: int  # of segment files already there
     direct_error: str  # empty: O_DIRECT is accepted
-    lock_holder: str  # empty: nobody
+    lock_holder: str  # "pid 17"; empty: not locked
 
 
 @dataclass(frozen=True, slots=True)

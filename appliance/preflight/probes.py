@@ -29,7 +29,7 @@ class Node:
 
 
 def holder_in(locks: str, major: int, minor: int, inode: int) -> str:
-    """Return who holds an flock on a file, as /proc/locks tells it; empty when nobody does."""
+    """Return the holder of an flock on a file, as "pid 17", from /proc/locks; empty when it is not locked."""
     name = f"{major:02x}:{minor:02x}:{inode}"
     for line in locks.splitlines():
         fields = line.split()
@@ -75,7 +75,7 @@ def missing_modules() -> frozenset[str]:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing; somebody took it out of sys.modules
+    except (ImportError, ValueError):  # its parent is missing, or it was removed from sys.modules
         return False
 
 

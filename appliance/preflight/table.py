@@ -1,4 +1,4 @@
-"""The table of checks, and who runs which of them."""
+"""The table of checks, with the scope of each, and the functions that run them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum

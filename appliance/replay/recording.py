@@ -1,4 +1,4 @@
-"""Recordings: what a daemon was asked, written so that it says nothing about whom or what.
+"""Recordings: the requests of a daemon, with times and sizes and without names of users or prompts.
 
 JSON lines, gzip. A line for each namespace, then one per access:
 
@@ -11,9 +11,9 @@ JSON lines, gzip. A line for each namespace, then one per access:
 
 `at` is seconds since the recording began, not a date. Blocks and sessions are BLAKE2b of their names under
 a key that is made for this recording and never written down (RFC 7693): equal names stay equal within the
-file, and nobody, the recorder included, can find out afterwards which prompt a block belongs to by hashing
-guesses. Rejected: the prefix hashes themselves, which anyone with the model's tokenizer can compute for a
-prompt they suspect; numbers in order of appearance, for which the recorder would have to remember every
+file, and hashing guessed prompts does not show which prompt a block belongs to, not even to the recorder.
+Rejected: the prefix hashes themselves, which anyone with the model's tokenizer can compute for a prompt they
+suspect; numbers in order of appearance, for which the recorder would have to remember every
 block.
 """
 

@@ -4,8 +4,8 @@
     Bailian (ATC'25)      timestamp in s, blocks of 16 tokens, chat_id and parent_chat_id
 
 Ids of a trace name a block and everything before it, or only what the block holds. KV depends on what stands
-before it, so the second kind is chained here. Which kind a Mooncake-style file has, nobody but its author
-knows: one that breaks the first rule is refused rather than guessed about.
+before it, so the second kind is chained here. A Mooncake-style file does not say
+which kind it has: one that breaks the first rule is refused rather than guessed about.
 """
 
 from collections.abc import Hashable, Iterable, Sequence

@@ -31,7 +31,7 @@ DEFAULT_SHAPE = (32, 8, 128, "float16")  # layers, KV heads, head dim, dtype
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The model whose KV the blocks hold."""
+    """Shape of the model that the blocks are KV of: it gives their bytes."""
 
     num_layers: int = DEFAULT_SHAPE[0]
     num_kv_heads: int = DEFAULT_SHAPE[1]
@@ -126,7 +126,7 @@ def distinct_bytes(trace: Trace, shape: Shape) -> int:
 
 
 def unbounded_bytes(trace: Trace, shape: Shape) -> int:
-    """Return a capacity at which nobody ever leaves. More would only make the books larger."""
+    """Return a capacity in bytes at which no block is ever evicted; more would only cost memory."""
     geometries = {shape.geometry(namespace) for namespace in trace.namespaces}
     # An extent is of one slot size: what is cut off of each is less than half of it, and the last of a size
     # may hold a single slot.
@@ -163,7 +163,7 @@ def require_room(capacity_bytes: Mapping[Tier, int], trace: Trace, shape: Shape)
             raise ValueError(
                 f"{tier.label} of {units.format_bytes(num_bytes)} is too small for blocks of "
                 f"{units.about_bytes(least_bytes)}; it takes at least {units.about_bytes(needed_bytes)}, or "
-                "name the model whose KV they hold with --model"
+                "name the model of the blocks with --model"
             )
 
 

@@ -63,7 +63,7 @@ class Shell:
             future=future,
             on_policy_failed=on_policy_failed or _give_up,
         )
-        self.results: dict[int, ev.Result] = {}  # last answer per call, until somebody takes it
+        self.results: dict[int, ev.Result] = {}  # last answer per call, until it is taken
         self.num_refused_blocks = 0
         self.execute: dict[type, Callable[[Any], None]] = {ev.Reply: self._reply}
         self._next_call = 0
@@ -117,7 +117,7 @@ class Shell:
         if hint is None or not session:
             return None
         if hint.is_end:
-            return ev.SessionEnded(0, CLIENT, session, archive=False)  # nobody waits for the answer
+            return ev.SessionEnded(0, CLIENT, session, archive=False)  # its answer is not awaited
         return ev.SessionUpdated(
             CLIENT,
             session,

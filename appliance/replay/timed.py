@@ -258,7 +258,7 @@ class TimedShell(Shell):
 
 @dataclass(slots=True)
 class _Acquire:
-    """A request whose blocks are on their way."""
+    """A request that waits for its blocks to be loaded."""
 
     request: int
     one_sided: bytes  # tiers of the blocks that were read without asking

@@ -6,7 +6,7 @@ the two counts per request:
 
     parent | block 0 ... num_asked-1 | ... num_filled-1 | ... last
              looked up, counts in the hit ratio
-             put when missing ........................... | known to somebody, not worth a put
+             put when missing ........................... | known to exist, not worth a put
 
 Blocks are numbers here, because a number can only be compared; `names` makes the 32-byte prefix hashes that
 the planner wants. A request per object was rejected: the policies' traces have millions of blocks.

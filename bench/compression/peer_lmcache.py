@@ -3,9 +3,9 @@
     python -m bench.compression.peer_lmcache MODEL FILE.npy
 
 Its serdes as LMCache calls them, from one memory object into another, one thread, nothing of an accelerator:
-`fp8`, and CacheGen (Liu et al., SIGCOMM 2024), whose arithmetic coder LMCache has compiled by numba where
-there is no CUDA, with the bins it takes for this model by its name. FILE holds the bits of bfloat16,
-[fragment, layer, plane, token, head, dim]. Prints JSON.
+`fp8`, and CacheGen (Liu et al., SIGCOMM 2024), with the arithmetic coder that LMCache has compiled by numba
+where there is no CUDA, and with the bins it takes for this model by its name. FILE holds the bits of
+bfloat16, [fragment, layer, plane, token, head, dim]. Prints JSON.
 """
 
 from __future__ import annotations

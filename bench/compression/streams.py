@@ -7,7 +7,7 @@ processors of this machine, which on two machines they would not.
 
 The link: as root, the loopback of a network namespace of its own, shaped by the kernel (`unshare`, `tc ...
 tbf`); for others a relay (relay.py), which costs processor itself. All of it asks the scheduler for short
-slices: beside other work whoever wakes up late is measured instead of the codec, and a stream wakes up ten
+slices: beside other work late wake-ups are measured instead of the codec, and a stream wakes up ten
 thousand times a second.
 """
 
@@ -127,7 +127,7 @@ def ask_for_short_slices() -> None:
 
 
 def measure(side: Side, round_number: int, data: NDArray[np.uint8], into: NDArray[np.uint8]) -> None:
-    """Put a chain nobody has stored, and get it."""
+    """Put a new chain, and get it."""
     num_blocks = data.nbytes // GEOMETRY.block_bytes
     names = [hashlib.sha256(b"%d %d" % (round_number, block)).digest() for block in range(num_blocks)]
     began_at = time.perf_counter()

@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="of engines and appliance while a sample is taken, with short slices; negative needs root",
     )
     parser.add_argument(
-        "--lock", type=Path, metavar="FILE", help="take no sample while somebody else holds this lock"
+        "--lock", type=Path, metavar="FILE", help="take no sample while another process holds this lock"
     )
     parser.add_argument(
         "--against",

@@ -64,7 +64,7 @@ class Appliance:
                     raise RuntimeError(
                         f"the appliance does not serve:\n{self.log.read_text()[-3000:]}"
                     ) from problem
-                time.sleep(0.05)  # nobody listens yet, and says so at once
+                time.sleep(0.05)  # not listening yet: the call fails at once
 
     @property
     def pid(self) -> int:
@@ -142,7 +142,7 @@ class Appliance:
     def __enter__(self) -> Self:
         try:
             return self.start()
-        except BaseException:  # nobody leaves what was never entered: gigabytes would stay
+        except BaseException:  # `with` does not call __exit__ then: gigabytes would stay
             self.__exit__(None, None, None)
             raise
 

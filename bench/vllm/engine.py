@@ -170,7 +170,7 @@ class Engine:
                     f"blocks of the engine are still held after {timeout_s} s without requests"
                 )
             if self._in_one_process:
-                self._engine.step()  # nobody else polls what the connector still has under way
+                self._engine.step()  # the only poll of what the connector still has under way
             time.sleep(pause_s)
         return {}
 

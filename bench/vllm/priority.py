@@ -1,9 +1,9 @@
-"""Precedence over whoever else uses the machine while a sample is taken.
+"""Raises the priority of a sample's processes over all others of the machine.
 
 A nice value alone gives none to threads that meet at a barrier a thousand times a second: since EEVDF
 a running thread keeps the processor until its slice ends, and every barrier waits for that. A leg of 7 s
 took 34 s at niceness -12 beside twenty processes at 15. So a sample's threads also ask for the shortest
-slice there is: who wakes up with a shorter one than the running thread's goes first (`sched_runtime` of
+slice there is: a waking thread with a shorter slice than the running one's preempts it (`sched_runtime` of
 sched_setattr(2), Linux 6.12). Threads of kvtier that make way by themselves keep their long ones.
 """
 
@@ -68,7 +68,7 @@ def _alone() -> Iterator[None]:
 
 
 def _shift(sessions: tuple[int, ...], change: int, slice_s: float) -> None:
-    """Shift everybody alike: a thread that made itself less urgent than its engine stays so."""
+    """Shift all threads by the same amount: one that made itself less urgent than its engine stays so."""
     for session in sessions:
         if _has_autogroups():  # then niceness of threads counts within the session only
             group = Path(f"/proc/{session}/autogroup")

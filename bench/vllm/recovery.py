@@ -1,9 +1,9 @@
-"""How long an engine suffers when its appliance is killed, and when hits come back, under one load.
+"""Measures, under one load, how long an engine is slower after its appliance is killed, until hits return.
 
 Prompts are drawn from a pool, and the engine's own prefix cache is off: every hit is the appliance's. While
-they run it gets kill -9 (or SIGSTOP, which is worse: connections stay open and nobody answers), and some
+they run it gets kill -9 (or SIGSTOP, which is worse: connections stay open without answers), and some
 seconds later it comes back, the load going on. Between the two the engine has to compute, and the question
-is when it does so at the rate of an engine that never had an appliance. The model is one whose prompts take
+is when it does so at the rate of an engine that never had an appliance. Prompts of the model take
 longer to compute than to load, so that the rates with and without hits are far apart.
 """
 

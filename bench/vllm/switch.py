@@ -20,7 +20,7 @@ from kvtier.clients.vllm.plan import StepPlan
 
 
 class Switch:
-    """One byte of a file that everybody may see and change."""
+    """One byte of a file that all processes of the bench map: 1 is on."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -8,8 +8,8 @@ vLLM's own tiered offload, with its primary pool in memory, and with its `fs` ti
 restarted).
 
 A virtual disk gives bursts after a rest. So from disk both stores are restarted first, and then take turns
-prompt by prompt, each after the same rest: half a minute apart, as they were before, the one whose restart
-took longer found the disk rested.
+prompt by prompt, each after the same rest: half a minute apart, as they were before, the store with the
+longer restart found the disk rested.
 """
 
 from __future__ import annotations

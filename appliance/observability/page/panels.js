@@ -106,7 +106,7 @@ export function drawSessions(sessions) {
   );
 }
 
-/** Where nobody was chosen over another there is nothing to compare: such decisions of a kind are one row. */
+/** Decisions without a price have no runner-up to compare with: those of a kind are one row. */
 function folded(decisions) {
   const rows = [];
   for (const decision of decisions) {
