@@ -29,7 +29,7 @@ SLOT_BYTES = 16 << 10
 GEOMETRY = Geometry(num_layers=1, num_kv_heads=1, head_dim=1024, block_tokens=16, dtype="int8", num_planes=1)
 
 
-class Rig:
+class CatalogRig:
     """A planner, with hands that finish every copy at once."""
 
     def __init__(self, num_slots: int) -> None:
@@ -74,7 +74,7 @@ def chains(num_blocks: int, seed: str) -> Iterator[list[bytes]]:
         yield [hashlib.sha256(f"{seed} {number} {i}".encode()).digest() for i in range(CHAIN)]
 
 
-def measure(name: str, rig: Rig, work: "list[list[bytes]]", act: str) -> list[str]:
+def measure(name: str, rig: CatalogRig, work: "list[list[bytes]]", act: str) -> list[str]:
     """Time `act` over all chains; return a row of the table."""
     rig.longest_s = 0.0
     spent_s = 0.0
@@ -96,7 +96,7 @@ def main() -> None:
     num_blocks = parser.parse_args().blocks
     print("\n".join(f"{label:9s}{value}" for label, value in {**describe({}), "command": COMMAND}.items()))
     gc.set_threshold(5_000, 50, 1_000_000)  # as the daemon does
-    rig = Rig(num_blocks)
+    rig = CatalogRig(num_blocks)
     stored = list(chains(num_blocks, "stored"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rows = [measure("put new blocks", rig, stored, "put")]

@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[NamespaceIdentity, Codec | None]] = {
 }
 
 
-class Rig:
+class ColdEdgeRig:
     """A cold store under `directory`, hbm, and the edge between them."""
 
     def __init__(self, device: Device, directory: Path, total_bytes: int) -> None:
@@ -136,7 +136,7 @@ def _release(slots: threading.Semaphore, _: object) -> None:
     slots.release()
 
 
-def trials(rig: Rig, directory: Path, is_fake: bool) -> list[list[str]]:
+def trials(rig: ColdEdgeRig, directory: Path, is_fake: bool) -> list[list[str]]:
     """Return what the daemon's trial finds, a row each."""
     rows = []
     for codec in trial_codecs():
@@ -161,7 +161,7 @@ def _trial_row(name: str, trial: gds.Trial) -> list[str]:
     return [name, f"{trial.direct_s * 1e3:.2f}", f"{trial.bounce_s * 1e3:.2f}", f"{gain:.2f}", verdict]
 
 
-def loads(rig: Rig) -> list[list[str]]:
+def loads(rig: ColdEdgeRig) -> list[list[str]]:
     """Return what the edge makes, a row for each codec and way of reading."""
     rows = []
     direct, rig.copier.direct = rig.copier.direct, None
@@ -203,7 +203,7 @@ def main() -> int:
         print(problem, file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(dir=args.path) as folder:
-        rig = Rig(device, Path(folder), args.total * MIB)
+        rig = ColdEdgeRig(device, Path(folder), args.total * MIB)
         tried = trials(rig, Path(folder), is_fake)
         rig.trial.close()
         moved = loads(rig)

@@ -45,7 +45,7 @@ ROUNDS = 5
 WAIT_S = 120.0
 
 
-class Rig:
+class CopyRig:
     """Both tiers of `total_bytes`, and what runs their copies."""
 
     def __init__(self, device: Device, total_bytes: int) -> None:
@@ -186,7 +186,7 @@ def main() -> int:
     except DeviceError as problem:
         print(problem, file=sys.stderr)
         return 1
-    rig = Rig(device, total_bytes)
+    rig = CopyRig(device, total_bytes)
     command = f"python -m bench.device {shlex.join(sys.argv[1:])}"
     machine = {**describe({}), "command": command, "device": f"{device.name} {device.uuid}"}
     ceilings = rig.ceiling(True), rig.ceiling(False)

@@ -61,7 +61,7 @@ NO_ROOM = {"PUT_NO_ROOM", "PUT_DECLINED", "PUT_PARENT_MISSING", "GONE_BEFORE_LOA
 
 
 @dataclass
-class Outcome:
+class DrainOutcome:
     """What a run was like. `failures` is empty when nothing went wrong."""
 
     num_drains: int = 0
@@ -81,7 +81,7 @@ def chain(number: int) -> tuple[list[bytes], Any]:
     return names, data.view(np.uint8).reshape(CHAIN_BLOCKS, -1)
 
 
-class Runtime:
+class DrainRuntime:
     """Loads chains, and stores what it did not find, until `ended`; never notices more than misses."""
 
     def __init__(self, target: str, seed: int, ended: threading.Event, *, shared_memory: bool) -> None:
@@ -121,18 +121,19 @@ class Loop:
     """One directory, drained again and again."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.outcome = Outcome()
+        self.outcome = DrainOutcome()
         settings = (*SETTINGS, f"tiers.nvme.path={folder / 'nvme'}")
         self._daemon = Daemon(folder, arguments=tuple(p for one in settings for p in ("--set", one)))
         self._dice, self._seed = random.Random(seed), seed
         self._ended = threading.Event()
 
-    def run(self, num_drains: int) -> Outcome:
+    def run(self, num_drains: int) -> DrainOutcome:
         """Drain so often; return what was seen."""
         target, outcome = self._daemon.target, self.outcome
         self._daemon.start()
         runtimes = [
-            Runtime(target, self._seed + number, self._ended, shared_memory=number > 0) for number in range(3)
+            DrainRuntime(target, self._seed + number, self._ended, shared_memory=number > 0)
+            for number in range(3)
         ]
         for runtime in runtimes:
             runtime.thread.start()

@@ -40,7 +40,7 @@ BATCH_BYTES = 4 * MIB
 NAMESPACE = NamespaceIdentity(b"encryption " * 3, Geometry(32, 8, 128, 16, "bfloat16"), domain="tenant:bench")
 
 
-class Speed(NamedTuple):
+class EncryptionSpeed(NamedTuple):
     """GiB a second: of processor time, and of the clock."""
 
     core: float
@@ -54,16 +54,16 @@ def aligned(num_bytes: int) -> memoryview:
     return view
 
 
-def speed_of(work: Callable[[], None], num_bytes: int) -> Speed:
+def speed_of(work: Callable[[], None], num_bytes: int) -> EncryptionSpeed:
     """Run `work` in this thread, which moves `num_bytes`."""
     core, wall = time.thread_time(), time.perf_counter()
     work()
-    return Speed(
+    return EncryptionSpeed(
         num_bytes / GIB / (time.thread_time() - core), num_bytes / GIB / (time.perf_counter() - wall)
     )
 
 
-class Subject:
+class EncryptedStore:
     """One store, and the fragments that go into it and come out of it."""
 
     def __init__(
@@ -130,7 +130,7 @@ def _label(number: int, payload: memoryview) -> FragmentLabel:
     return FragmentLabel(NAMESPACE.digest, 1, prefix, b"", number, 0, len(payload), checksum)
 
 
-def primitives(payloads: Sequence[memoryview], directory: Path) -> dict[str, Speed]:
+def primitives(payloads: Sequence[memoryview], directory: Path) -> dict[str, EncryptionSpeed]:
     """Measure what encryption and hashing alone do with the same payloads."""
     envelopes, target = Envelopes(Keyring(directory, MasterKeys(os.urandom(32)))), aligned(len(payloads[0]))
     num_bytes = sum(map(len, payloads))
@@ -165,8 +165,8 @@ def compare(directory: Path, block: int, total: int, rounds: int) -> None:
     subjects = {}
     for name, master_keys in (("plain", None), ("encrypted", MasterKeys(os.urandom(32)))):
         (directory / name).mkdir()
-        subjects[name] = Subject(directory / name, master_keys, payloads)
-    found: dict[tuple[str, str], list[Speed]] = {}
+        subjects[name] = EncryptedStore(directory / name, master_keys, payloads)
+    found: dict[tuple[str, str], list[EncryptionSpeed]] = {}
     for number in range(rounds + 1):
         for name, subject in subjects.items():
             for verb, work in (("write", subject.write), ("read", subject.read)):
@@ -189,8 +189,10 @@ def compare(directory: Path, block: int, total: int, rounds: int) -> None:
         subject.store.close()
 
 
-def _median(speeds: Sequence[Speed]) -> Speed:
-    return Speed(statistics.median(s.core for s in speeds), statistics.median(s.wall for s in speeds))
+def _median(speeds: Sequence[EncryptionSpeed]) -> EncryptionSpeed:
+    return EncryptionSpeed(
+        statistics.median(s.core for s in speeds), statistics.median(s.wall for s in speeds)
+    )
 
 
 def main() -> int:

@@ -33,10 +33,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from bench.device import MIB, Rig
+from bench.device import MIB, CopyRig
 from bench.free_device import FreeDevice
 from bench.machine import describe
-from bench.pages import Runtime
+from bench.pages import RuntimeProcess
 from bench.table import render, size_text
 from kvtier.appliance.config import Settings
 from kvtier.appliance.host.daemon import Daemon
@@ -57,7 +57,7 @@ WAIT_S = 120.0
 
 def copier_rows(total_mib: int, rounds: int) -> list[dict[str, Any]]:
     """Measure both directions of DeviceCopier, without hashing, per size and order of places."""
-    rig = Rig(FreeDevice(), total_mib * MIB)
+    rig = CopyRig(FreeDevice(), total_mib * MIB)
     rows = []
     for length in SIZES:
         for is_scattered in (False, True):
@@ -89,7 +89,7 @@ def put_rows(total_mib: int, rounds: int) -> list[dict[str, Any]]:
     geometry = Geometry(LAYERS, 8, 128, 16, "bfloat16", layers_per_group=1)
     length = geometry.block_bytes // LAYERS
     num_blocks = total_mib * MIB // geometry.block_bytes
-    rig = Rig(FreeDevice(), total_mib * MIB)
+    rig = CopyRig(FreeDevice(), total_mib * MIB)
     layer_bytes = num_blocks * length  # K and V of a block are neighbours in every layer
     tensor = PageTensor(0, 0, 0, LAYERS, layer_bytes, num_planes=2, plane_stride=length // 2)
     layout = PageLayout(num_blocks, 16, length, 2048, 256, (tensor,))
@@ -181,7 +181,7 @@ def daemon(folder: Path, profile: cProfile.Profile | None) -> Iterator[str]:
 def get_row(num_blocks: int, rounds: int, profile: cProfile.Profile | None) -> dict[str, Any]:
     """Measure warm gets of `num_blocks` blocks into pages. `daemon_cpu_ms` counts all threads."""
     with tempfile.TemporaryDirectory() as folder, daemon(Path(folder), profile) as target:
-        runtime = Runtime("free", target, num_blocks, LAYERS)
+        runtime = RuntimeProcess("free", target, num_blocks, LAYERS)
         try:
             put = runtime.ask("put")
             assert put["num_stored"] == num_blocks, put

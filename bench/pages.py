@@ -91,7 +91,7 @@ def daemon(kind: str, folder: Path, told: dict[str, str]) -> Iterator[str]:
         yield served.daemon.settings.listen[0]
 
 
-class Runtime:
+class RuntimeProcess:
     """The other process."""
 
     def __init__(
@@ -138,7 +138,7 @@ class Runtime:
         self._process.wait(60)
 
 
-def to_nvme_only(target: str, runtime: Runtime, num_fragments: int) -> None:
+def to_nvme_only(target: str, runtime: RuntimeProcess, num_fragments: int) -> None:
     """Have the chain archived and gone from memory."""
     runtime.ask("archive")
     with grpc.insecure_channel(target) as channel:
@@ -165,7 +165,7 @@ def measure(kind: str, folder: Path, case: str, is_small: bool, layers_per_group
     has_nvme, straight = case != "warm", case == "straight"
     told = settings(folder / "nvme", is_small, straight, has_nvme)
     with daemon(kind, folder, told) as target:
-        runtime = Runtime(kind, target, num_blocks, num_layers, layers_per_group)
+        runtime = RuntimeProcess(kind, target, num_blocks, num_layers, layers_per_group)
         try:
             found: dict[str, Any] = {
                 "case": case,

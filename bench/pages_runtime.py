@@ -161,7 +161,7 @@ class Free:
         return 0.0
 
 
-class Runtime:
+class PageRuntime:
     """One registration and one chain."""
 
     def __init__(
@@ -226,7 +226,7 @@ class Runtime:
 def main(target: str, kind: str, num_blocks: str, num_layers: str, layers_per_group: str) -> None:
     kinds: dict[str, Callable[[], Kit]] = {"cuda": Torch, "fake": Fake, "free": Free}
     kit = kinds[kind]()
-    runtime = Runtime(target, kit, int(num_blocks), int(num_layers), int(layers_per_group))
+    runtime = PageRuntime(target, kit, int(num_blocks), int(num_layers), int(layers_per_group))
     commands: dict[str, Callable[..., dict[str, Any]]] = {
         "put": runtime.put,
         "get": runtime.get,

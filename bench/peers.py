@@ -61,7 +61,7 @@ LMCACHE_NEEDS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PeerRecipe:
     """How one peer is installed: `steps` are argument lists of `pip install`, run in order.
 
     `debian` are the packages with the system libraries that the peer's programs are linked against.
@@ -76,13 +76,13 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
+        PeerRecipe(
             "mooncake",
             "0.3.13.post1",
             (("numpy", "mooncake-transfer-engine-non-cuda==0.3.13.post1"),),
             debian=("libibverbs1", "librdmacm1", "libnuma1", "libcurl4"),
         ),
-        Recipe(
+        PeerRecipe(
             "lmcache",
             "0.5.6",
             ((TORCH,), (*LMCACHE_NEEDS, TORCH), ("--no-deps", "lmcache==0.5.6")),

@@ -38,7 +38,7 @@ STEP = 64
 OFFERED_TOGETHER = 1000
 
 
-class Facts:
+class BlockFacts:
     """Columns of `num_chains` chains: `length` rows that follow one another are one."""
 
     def __init__(self, num_chains: int, length: int) -> None:
@@ -83,11 +83,11 @@ class Facts:
             self.num_uses[row] = 0
 
 
-class Rig:
+class PolicyRig:
     """A policy over a full tier."""
 
     def __init__(self, policy_name: str, num_chains: int, length: int, num_told: int) -> None:
-        facts = self.facts = Facts(num_chains, length)
+        facts = self.facts = BlockFacts(num_chains, length)
         costs = CostModel(3e9, 1e-4)
         costs.add_namespace(1, GEOMETRY)
         self.shared: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def measure(policy_name: str, num_blocks: int, length: int, told: float, num_evi
     """Return a row of the table."""
     began_at = time.thread_time()
     num_chains = num_blocks // length
-    rig = Rig(policy_name, num_chains, length, round(told * num_chains))
+    rig = PolicyRig(policy_name, num_chains, length, round(told * num_chains))
     setup_s = time.thread_time() - began_at
     gc.collect()
     gc.freeze()  # as the daemon does with a catalog that stays

@@ -34,7 +34,7 @@ from bench.oracle import OraclePrefetch
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.replay.readers import read_trace
-from kvtier.appliance.replay.setups import Setup, Shape, capacity_of, choice_of
+from kvtier.appliance.replay.setups import ModelShape, Setup, capacity_of, choice_of
 from kvtier.appliance.replay.shell import CLIENT
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.traces import Trace
@@ -207,7 +207,7 @@ def run(case: Case, arguments: argparse.Namespace) -> tuple[str, dict[str, float
     """Replay the trace once."""
     trace = sample_of(read_trace(arguments.trace), arguments.requests, arguments.every)
     trace = replace(trace, sessions=runs_of(trace))
-    shape = Shape(layers_per_group=32 // arguments.groups)
+    shape = ModelShape(layers_per_group=32 // arguments.groups)
     options = PlannerOptions(max_story_lines=1, max_pinned_fraction=1.0, write="spill")
     capacity = {
         Tier.DRAM: capacity_of(arguments.dram, trace, shape),

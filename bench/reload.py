@@ -129,7 +129,7 @@ WRONG = (
 )
 
 
-class Load:
+class ClientLoad:
     """One client that puts and gets chains until it is told to stop. A block's bytes are its number."""
 
     def __init__(self, target: str, seed: int, ended: threading.Event, shared_memory: bool) -> None:
@@ -180,7 +180,7 @@ def chain(number: int) -> tuple[list[bytes], Any]:
 
 
 @dataclass
-class Outcome:
+class ReloadOutcome:
     """What a run was like. `leaks` is empty when nothing was left over."""
 
     num_applied: int = 0
@@ -196,9 +196,9 @@ class Outcome:
         return [*self.unexpected, *self.leaks, *(f for tally in self.tallies for f in tally.failures)]
 
 
-def play(folder: Path, num_reloads: int, seed: int, num_clients: int = 3) -> Outcome:
+def play(folder: Path, num_reloads: int, seed: int, num_clients: int = 3) -> ReloadOutcome:
     """Run the daemon in `folder`, reload it, look at what is left."""
-    rng, outcome = random.Random(seed), Outcome()
+    rng, outcome = random.Random(seed), ReloadOutcome()
     (folder / "policy").mkdir()
     file = PolicyFolder(folder / "policy")
     target = f"unix://{folder}/kvtier.sock"
@@ -206,7 +206,7 @@ def play(folder: Path, num_reloads: int, seed: int, num_clients: int = 3) -> Out
     daemon = Daemon(folder, file.path)
     daemon.start()
     ended = threading.Event()
-    loads = [Load(target, seed + n, ended, shared_memory=n > 0) for n in range(num_clients)]
+    loads = [ClientLoad(target, seed + n, ended, shared_memory=n > 0) for n in range(num_clients)]
     try:
         with grpc.insecure_channel(target) as channel:
             stub = AdminServiceStub(channel)
@@ -235,7 +235,7 @@ def _reload(
     file: PolicyFolder,
     stub: AdminServiceStub,
     daemon: Daemon,
-    outcome: Outcome,
+    outcome: ReloadOutcome,
 ) -> None:
     """Change the policy once, in one of three ways, or try to with a wrong one."""
     chosen = draw(rng, folder, target)

@@ -25,7 +25,7 @@ from kvtier.appliance.observability.exposition import exposition
 from kvtier.appliance.observability.telemetry import Telemetry
 from kvtier.tiers.block import Tier
 
-from .catalog import CHAIN, Rig
+from .catalog import CHAIN, CatalogRig
 from .machine import describe
 from .table import render
 
@@ -57,7 +57,7 @@ def observations() -> list[tuple[str, ...]]:
     ]
 
 
-def steps(rig: Rig) -> list[tuple[str, ...]]:
+def steps(rig: CatalogRig) -> list[tuple[str, ...]]:
     """Return rows: telemetry of a step, as a share of the planner's own time for it."""
     telemetry = Telemetry(rig.planner)
     rows: list[tuple[str, ...]] = []
@@ -88,7 +88,7 @@ def steps(rig: Rig) -> list[tuple[str, ...]]:
 
 def census(num_blocks: int) -> tuple[str, ...]:
     """Return the row of counting a tier of `num_blocks`."""
-    rig = Rig(num_blocks + CHAIN)
+    rig = CatalogRig(num_blocks + CHAIN)
     for first in range(0, num_blocks, CHAIN):
         rig.put([hashlib.sha256(b"%d" % i).digest() for i in range(first, first + CHAIN)])
     seconds = quickest(lambda: bytes_by_urgency(rig.planner.catalog, Tier.DRAM), 3)
@@ -120,7 +120,7 @@ def main() -> None:
     arguments = parser.parse_args()
     machine = describe({})
     print("\n".join([f"{COMMAND} --blocks {arguments.blocks}", *(f"{k}: {v}" for k, v in machine.items())]))
-    print(render(("what requests pay", "time", "compared"), [*observations(), *steps(Rig(4096))]))
+    print(render(("what requests pay", "time", "compared"), [*observations(), *steps(CatalogRig(4096))]))
     rows = [census(arguments.blocks), *asyncio.run(looks())]
     print(render(("what lookers pay", "time", ""), rows))
 

@@ -63,10 +63,10 @@ WAYS = ("shared memory", "gRPC")
 KINDS = ("none's", "the other's", "one's own")
 
 Areas = dict[str, list[float]]  # of each kind, one a round
-Call = Callable[[list[bytes]], "Answer"]  # of the names of a part
+Call = Callable[[list[bytes]], "TimedAnswer"]  # of the names of a part
 
 
-class Answer(NamedTuple):
+class TimedAnswer(NamedTuple):
     """What a call took, and how many of its blocks the attacker had stored before."""
 
     time_ns: float
@@ -136,15 +136,15 @@ def calls_of(target: str, token: Path, way: str, call: str) -> Iterator[Call]:
         payload = payload_of(PART_BLOCKS[way])
         into = np.empty_like(payload)
 
-        def get(names: list[bytes]) -> Answer:
+        def get(names: list[bytes]) -> TimedAnswer:
             began_at = time.perf_counter_ns()
             report = client.get(namespace, names, into=into)
-            return Answer(time.perf_counter_ns() - began_at, report.num_blocks)
+            return TimedAnswer(time.perf_counter_ns() - began_at, report.num_blocks)
 
-        def put(names: list[bytes]) -> Answer:
+        def put(names: list[bytes]) -> TimedAnswer:
             began_at = time.perf_counter_ns()
             report = client.put(namespace, names, payload)
-            return Answer(time.perf_counter_ns() - began_at, len(names) - report.num_stored)
+            return TimedAnswer(time.perf_counter_ns() - began_at, len(names) - report.num_stored)
 
         if call == "get" or way != "gRPC":
             yield get if call == "get" else put
@@ -162,7 +162,7 @@ def late_put(stub: Any, payload: bytes) -> Call:
         pb.RegisterNamespaceRequest(identity=identity_to_wire(IDENTITY))
     ).namespace_id
 
-    def put(names: list[bytes]) -> Answer:
+    def put(names: list[bytes]) -> TimedAnswer:
         header = pb.ReserveRequest(
             request_id=names[0].hex(),
             client_id=client_id,
@@ -182,7 +182,7 @@ def late_put(stub: Any, payload: bytes) -> Call:
 
         outcomes = stub.Put(messages()).outcomes
         time_ns = time.perf_counter_ns() - began_at
-        return Answer(time_ns, len(names) - outcomes.count(pb.PUT_OUTCOME_STORED))
+        return TimedAnswer(time_ns, len(names) - outcomes.count(pb.PUT_OUTCOME_STORED))
 
     return put
 
@@ -253,7 +253,7 @@ def prepare(folder: Path) -> None:
     (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
 
 
-class Row(NamedTuple):
+class TimingRow(NamedTuple):
     """What was found of one call along one way."""
 
     way: str
@@ -287,7 +287,7 @@ def main() -> None:
         prepare(folder := Path(name))
         for way in chosen.way or WAYS:
             for call in chosen.call or ("get", "put"):
-                row = Row(way, call, {kind: [] for kind in kinds})
+                row = TimingRow(way, call, {kind: [] for kind in kinds})
                 rows.append(row)
                 for _ in range(chosen.rounds):
                     for kind in kinds:

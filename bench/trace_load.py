@@ -26,7 +26,7 @@ from bench.machine import describe
 from kvtier import Client
 from kvtier.appliance.replay.outcomes import Outcome
 from kvtier.appliance.replay.readers import read_trace
-from kvtier.appliance.replay.setups import Shape, choice_of, single_tier
+from kvtier.appliance.replay.setups import ModelShape, choice_of, single_tier
 from kvtier.appliance.replay.traces import SessionHint, Trace, TraceBuilder, TraceNamespace
 from kvtier.appliance.replay.untimed import UntimedShell
 from kvtier.clients import Session, Urgency
@@ -211,7 +211,9 @@ class _Player:
 def replayed(trace: Trace, played: Played, policy: str, num_blocks: int) -> Outcome:
     """Replay the requests at the times at which they were sent, on a tier of the same size."""
     as_sent = replace(trace, at=np.array(played.sent_at))
-    return UntimedShell(as_sent, single_tier(policy, f"{num_blocks * BLOCK_BYTES}B", as_sent, Shape())).run()
+    return UntimedShell(
+        as_sent, single_tier(policy, f"{num_blocks * BLOCK_BYTES}B", as_sent, ModelShape())
+    ).run()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Effort:
 
 
 @dataclass(slots=True)
-class Row:
+class TransferRow:
     """Median over the rounds, of one store in one cell. Latencies are of one call, that is of one batch.
 
     `gb_per_s` is bytes over the median latency: the rate of a call that keeps its core. The mean,
@@ -66,7 +66,7 @@ class Contender:
     rounds: list[list[int]]
 
 
-def run(section: str, seats: list[Seat], effort: Effort) -> list[Row]:
+def run(section: str, seats: list[Seat], effort: Effort) -> list[TransferRow]:
     """Measure every cell of section "get" or "put" and return its rows."""
     rows = []
     for size, batch in CELLS:
@@ -98,9 +98,9 @@ def _prepare(section: str, seats: list[Seat], size: int, batch: int, effort: Eff
     return contenders
 
 
-def _row(section: str, one: Contender, size: int, batch: int) -> Row:
+def _row(section: str, one: Contender, size: int, batch: int) -> TransferRow:
     volume = size * batch
-    return Row(
+    return TransferRow(
         section=section,
         store=one.seat.name,
         form=one.form,
@@ -120,7 +120,7 @@ def percentile(values: list[int], share: float) -> int:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def with_ratios(rows: list[Row]) -> list[Row]:
+def with_ratios(rows: list[TransferRow]) -> list[TransferRow]:
     floor = next((row.gb_per_s for row in rows if row.store == "memcpy"), None)
     ours = {row.form: row.gb_per_s for row in rows if row.store == "kvtier"}
     for row in rows:
@@ -131,7 +131,7 @@ def with_ratios(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def report(rows: list[Row]) -> str:
+def report(rows: list[TransferRow]) -> str:
     """The section's table: one group of lines per cell."""
     lines: list[list[str]] = []
     for row in rows:

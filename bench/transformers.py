@@ -27,7 +27,7 @@ import transformers
 
 from bench.machine import describe
 from bench.table import ratio, render
-from examples.daemon import Daemon
+from examples.daemon import ExampleDaemon
 from kvtier.clients import Client, Tier
 from kvtier.clients.transformers import PrefixStore, TieredCache
 
@@ -78,7 +78,7 @@ def first_token(model: Any, prompt: Any, cache: Any = None) -> int:
 class Bench:
     """One model in one daemon."""
 
-    def __init__(self, model: Any, daemon: Daemon, store: PrefixStore) -> None:
+    def __init__(self, model: Any, daemon: ExampleDaemon, store: PrefixStore) -> None:
         self.model, self.daemon, self.store = model, daemon, store
 
     def plain(self, prompt: Any) -> tuple[float, int]:
@@ -158,7 +158,7 @@ def main() -> int:
     header = ["prompt", "reused", "KV", "plain s", "dram s", "nvme s", "plain/dram", "plain/nvme", "save s"]
     for shape in args.shapes:
         model = build(shape, args.dtype)
-        with Daemon(SETTINGS) as daemon:
+        with ExampleDaemon(SETTINGS) as daemon:
             daemon.start()
             began_at = time.perf_counter()
             with Client(daemon.target) as client, PrefixStore(model, client) as store:

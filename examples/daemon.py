@@ -17,7 +17,7 @@ START_S = 30.0
 STOP_S = 30.0
 
 
-class Daemon:
+class ExampleDaemon:
     """`kvtier serve` with `settings` (KEY.KEY=VALUE). Use it as a context manager: leaving it stops the
     daemon and removes the folder, whatever happened inside."""
 
@@ -61,7 +61,7 @@ class Daemon:
             stub = admin_pb2_grpc.AdminServiceStub(channel)
             return stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5.0)
 
-    def __enter__(self) -> "Daemon":
+    def __enter__(self) -> "ExampleDaemon":
         return self
 
     def __exit__(self, *_: object) -> None:

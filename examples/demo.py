@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from kvtier.clients import Client, KvtierError, Session, Tier
 
-from .daemon import Daemon
+from .daemon import ExampleDaemon
 from .screen import MIB, Screen
 from .texts import READERS, SYSTEM_TEXT, system_tokens, turn_tokens
 
 if TYPE_CHECKING:
-    from .model import Answer
+    from .model import Generation
 
 # Before torch is imported. Its threads otherwise spin while they wait for each other, and on a machine with
 # two processors and anything else to do that makes them twenty times slower. Nothing is fetched from any hub.
@@ -43,7 +43,7 @@ SETTINGS = [
 
 
 @dataclass(slots=True)
-class Reader:
+class DemoReader:
     """One conversation, and its session in the daemon."""
 
     name: str
@@ -67,7 +67,7 @@ class Totals:
 class Demo:
     """The story, act by act."""
 
-    def __init__(self, screen: Screen, daemon: Daemon, client: Client, num_threads: int) -> None:
+    def __init__(self, screen: Screen, daemon: ExampleDaemon, client: Client, num_threads: int) -> None:
         # torch and transformers take seconds to import, and something should be on the screen before that
         from kvtier.clients.transformers import PrefixStore
 
@@ -79,11 +79,11 @@ class Demo:
         self.store = PrefixStore(
             self.model.llama, client, align_tokens=STEP_TOKENS, layers_per_group=LAYERS_PER_GROUP
         )
-        self.readers = [Reader(name, client.session(name)) for name in READERS]
+        self.readers = [DemoReader(name, client.session(name)) for name in READERS]
         self.totals = Totals()
         self.pinned_blocks = 0
 
-    def turn(self, reader: Reader) -> int:
+    def turn(self, reader: DemoReader) -> int:
         """Answer one question without and with kvtier, print the row; return how many tokens were reused."""
         screen, model, store = self.screen, self.model, self.store
         reader.tokens += turn_tokens(READERS[reader.name][reader.num_turns])
@@ -114,7 +114,7 @@ class Demo:
         totals.refused_blocks += report.num_refused
         return cache.reuse.num_tokens
 
-    def answer_without(self, tokens: list[int]) -> tuple[float, "Answer"]:
+    def answer_without(self, tokens: list[int]) -> tuple[float, "Generation"]:
         """Answer as if there were no kvtier; return the seconds to the first token, and the answer.
 
         Measured once more when the process hardly ran meanwhile (a suspended laptop, a paused virtual
@@ -129,7 +129,7 @@ class Demo:
                 break
         return without_s, self.model.decode(logits, cache, NUM_ANSWER_TOKENS)
 
-    def talk(self, readers: list[Reader]) -> int:
+    def talk(self, readers: list[DemoReader]) -> int:
         """One question of each reader in turn; return how many tokens were reused.
 
         After the first answer the text that all share is pinned in the hot tier; a pin lasts as long as
@@ -156,7 +156,7 @@ def main() -> int:
     screen = Screen()
     began_at = time.perf_counter()
     try:
-        with Daemon(SETTINGS) as daemon, Client(daemon.target, name="demo") as client:
+        with ExampleDaemon(SETTINGS) as daemon, Client(daemon.target, name="demo") as client:
             return play(screen, daemon, client, began_at)
     except KeyboardInterrupt:
         screen.say("\nstopped; the daemon is down and its folder removed")
@@ -166,7 +166,7 @@ def main() -> int:
         return 1
 
 
-def play(screen: Screen, daemon: Daemon, client: Client, began_at: float) -> int:
+def play(screen: Screen, daemon: ExampleDaemon, client: Client, began_at: float) -> int:
     """Tell the story; return the exit code."""
     num_threads = min(2, os.cpu_count() or 1)
     screen.say("kvtier demo: the past of a language model, kept in tiers", "bold")

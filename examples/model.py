@@ -19,13 +19,13 @@ SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Generation:
     """Greedy answer: its tokens, and for each the logits it was chosen from, [token, vocabulary]."""
 
     tokens: list[int]
     logits: torch.Tensor
 
-    def equals(self, other: "Answer") -> bool:
+    def equals(self, other: "Generation") -> bool:
         """Whether tokens and logits are the same, bit for bit."""
         return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
 
@@ -69,7 +69,7 @@ class Model:
         return logits
 
     @torch.inference_mode()
-    def decode(self, logits: torch.Tensor, cache: DynamicCache, num_tokens: int) -> Answer:
+    def decode(self, logits: torch.Tensor, cache: DynamicCache, num_tokens: int) -> Generation:
         """Answer greedily from the logits after the prompt. Mutates `cache`."""
         tokens, rows = [], []
         for left in reversed(range(num_tokens)):
@@ -77,7 +77,7 @@ class Model:
             tokens.append(int(logits.argmax()))
             if left:
                 logits = self._forward(tokens[-1:], cache)
-        return Answer(tokens, torch.stack(rows))
+        return Generation(tokens, torch.stack(rows))
 
     def _forward(self, tokens: list[int], cache: DynamicCache) -> torch.Tensor:
         ids = torch.tensor([tokens])

@@ -42,7 +42,7 @@ print(json.dumps([list(sys.version_info[:2]), metadata.version("torch"), home, s
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InstallStep:
     """One run of `pip install`: what is installed, and the options that say from where."""
 
     what: tuple[str, ...]
@@ -112,21 +112,21 @@ def unanswered(index: str) -> str:
     return asked.stderr.strip().rpartition("\n")[2] if asked.returncode else ""
 
 
-def steps(torch: str, others: list[str], index: str, options: tuple[str, ...]) -> list[Step]:
+def steps(torch: str, others: list[str], index: str, options: tuple[str, ...]) -> list[InstallStep]:
     """Return what is to be run: torch from the index for the CPU if it has that release, else all by pip."""
-    everything = Step((torch, *others), options)
+    everything = InstallStep((torch, *others), options)
     here = version_here()
     if torch.partition("==")[2] in (here, here.partition("+")[0]):  # a pin may leave the build open
         return [everything]
     reason = unanswered(index)
     if not reason:
-        from_index = Step((torch,), ("--no-deps", "--index-url", index))
+        from_index = InstallStep((torch,), ("--no-deps", "--index-url", index))
         try:
             from_index.plan()
         except subprocess.CalledProcessError:
             reason = f"it has no {torch} for this machine"
         else:
-            return [from_index, Step(tuple(others), options)]
+            return [from_index, InstallStep(tuple(others), options)]
     print(f"{index} is not used ({reason}); torch comes from where pip is configured to look")
     return [everything]
 
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if args.system and not version_here() and (version := link_system_torch(args.system, torch)):
             print(f"torch {version} of {args.system} is used")
-            todo = [Step(tuple(others), options)]
+            todo = [InstallStep(tuple(others), options)]
         else:
             todo = steps(torch, others, args.index, options)
         if text := announcement([url for step in todo for url in step.plan()]):

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from kvtier.appliance.config import LIVE, Settings
 
-from .values import DEFAULT_POLICY, Values
+from .values import DEFAULT_POLICY, ChartValues
 
 CHART = Path(__file__).parent / "kvtier"
 WIDTH = 108
@@ -45,12 +45,12 @@ def chart_files() -> Iterator[tuple[Path, bytes]]:
 
 def values_yaml() -> str:
     """Return values.yaml: every value with its sentence and default."""
-    return HEAD + "\n".join(_lines(Values, Values(), 0)) + "\n"
+    return HEAD + "\n".join(_lines(ChartValues, ChartValues(), 0)) + "\n"
 
 
 def schema_text() -> str:
     """Return values.schema.json. Without defaults: a default that is shown but not applied would mislead."""
-    schema = Values.model_json_schema(by_alias=True, mode="validation")
+    schema = ChartValues.model_json_schema(by_alias=True, mode="validation")
     _tidy(schema)
     schema["$defs"]["NvmeTier"]["required"] = ["capacity"]  # the path is that of the mount
     schema["properties"]["global"] = {"type": "object", "description": "Of a parent chart; not used."}
@@ -65,7 +65,7 @@ def schema_text() -> str:
 def table() -> str:
     """Return one line per value: name, default, meaning."""
     lines = ["| value | default | meaning |", "|---|---|---|"]
-    for name, default, meaning in _rows(Values, Values(), ""):
+    for name, default, meaning in _rows(ChartValues, ChartValues(), ""):
         lines.append(f"| `{name}` | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 

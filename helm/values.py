@@ -86,7 +86,7 @@ class HugePages(_Model):
     one."""
 
 
-class Gpu(_Model):
+class GpuAccess(_Model):
     """How the daemon reaches GPUs that the runtimes have requested."""
 
     sharing: Literal["none", "ipc"] = "none"
@@ -126,7 +126,7 @@ class NodeShape(_Model):
     """Tolerations, as in a pod."""
     cold_store: ColdStore = ColdStore()
     huge_pages: HugePages = HugePages()
-    gpu: Gpu = Gpu()
+    gpu: GpuAccess = GpuAccess()
     resources: Resources = Resources()
 
 
@@ -287,7 +287,7 @@ class ServiceAccount(_Model):
     """Its annotations."""
 
 
-class Values(NodeShape):
+class ChartValues(NodeShape):
     """Everything somebody who installs the chart may choose."""
 
     name_override: str = ""

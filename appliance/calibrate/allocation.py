@@ -14,7 +14,7 @@ UnitT = TypeVar("UnitT")
 CodingT = TypeVar("CodingT")
 
 
-class Choice(NamedTuple, Generic[CodingT]):
+class CoderChoice(NamedTuple, Generic[CodingT]):
     """One way to code a unit: what it takes, and what it is predicted to cost."""
 
     coding: CodingT
@@ -22,7 +22,7 @@ class Choice(NamedTuple, Generic[CodingT]):
     loss: float  # nats a token
 
 
-class Step(NamedTuple):
+class BitStep(NamedTuple):
     """Half-open move of one unit along its hull: to choice `rank`."""
 
     gain: float  # loss saved for each bit more
@@ -30,9 +30,9 @@ class Step(NamedTuple):
     rank: int
 
 
-def hull(choices: Sequence[Choice[CodingT]]) -> list[Choice[CodingT]]:
+def hull(choices: Sequence[CoderChoice[CodingT]]) -> list[CoderChoice[CodingT]]:
     """Return the choices no mixture of others beats, by rising size and falling loss."""
-    kept: list[Choice[CodingT]] = []
+    kept: list[CoderChoice[CodingT]] = []
     for choice in sorted(choices, key=lambda one: (one.bits, one.loss)):
         if kept and choice.loss >= kept[-1].loss:
             continue
@@ -42,16 +42,16 @@ def hull(choices: Sequence[Choice[CodingT]]) -> list[Choice[CodingT]]:
     return kept
 
 
-def _gain(before: Choice[CodingT], after: Choice[CodingT]) -> float:
+def _gain(before: CoderChoice[CodingT], after: CoderChoice[CodingT]) -> float:
     return (before.loss - after.loss) / (after.bits - before.bits)
 
 
 def allocate(
-    choices: Mapping[UnitT, Sequence[Choice[CodingT]]],
+    choices: Mapping[UnitT, Sequence[CoderChoice[CodingT]]],
     *,
     loss: float | None = None,
     bits: float | None = None,
-) -> dict[UnitT, Choice[CodingT]]:
+) -> dict[UnitT, CoderChoice[CodingT]]:
     """Return a choice for each unit. All units have the same number of values.
 
     With `loss`: the fewest bits with a predicted loss of at most that (the finest choices where even they
@@ -63,7 +63,7 @@ def allocate(
     hulls = [hull(choices[unit]) for unit in units]
     steps = sorted(
         (
-            Step(_gain(one[rank - 1], one[rank]), order, rank)
+            BitStep(_gain(one[rank - 1], one[rank]), order, rank)
             for order, one in enumerate(hulls)
             for rank in range(1, len(one))
         ),
@@ -86,6 +86,6 @@ def allocate(
     return {unit: one[rank] for unit, one, rank in zip(units, hulls, ranks, strict=True)}
 
 
-def total_loss(allocated: Mapping[UnitT, Choice[CodingT]]) -> float:
+def total_loss(allocated: Mapping[UnitT, CoderChoice[CodingT]]) -> float:
     """Predicted loss: that of the units, added up."""
     return sum(choice.loss for choice in allocated.values())

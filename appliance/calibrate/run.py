@@ -11,11 +11,11 @@ from . import report
 from .allocation import allocate
 from .budget import Budget
 from .coding import Coders, Coding, Kind, menu
-from .search import MAX_CHECKS, Checked, Model, check, profile_of, search, uniform
+from .search import MAX_CHECKS, Checked, CodedModel, check, profile_of, search, uniform
 from .sensitivity import Choices, measure, num_measurements
-from .state import State
+from .state import Measurements
 from .subject import Unsuited
-from .texts import Cut, Loaded, subjects, text_digest, tokens_of
+from .texts import Cut, LoadedModel, subjects, text_digest, tokens_of
 
 CURVE_BITS: Final[dict[Kind, tuple[float, ...]]] = {
     "int": (2.75, 3.0, 3.5, 4.0, 4.5),
@@ -44,7 +44,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CalibrationOutcome:
     """What came of it."""
 
     profile: Profile
@@ -54,7 +54,7 @@ class Outcome:
     choices: Choices
 
 
-def calibrate(loaded: Loaded, wish: Wish, state_path: Path, show: Show) -> Outcome:
+def calibrate(loaded: LoadedModel, wish: Wish, state_path: Path, show: Show) -> CalibrationOutcome:
     """Measure, allocate, check. Raises Unsuited, StateError, NotKept, and OSError."""
     cut = wish.cut
     if cut.prefix_tokens % wish.block_tokens or cut.num_rows < 2 or cut.asked_tokens < 2:
@@ -74,10 +74,10 @@ def calibrate(loaded: Loaded, wish: Wish, state_path: Path, show: Show) -> Outco
         "block_tokens": wish.block_tokens,
         "dtype": loaded.dtype,
     }
-    with State(state_path, run) as state:
+    with Measurements(state_path, run) as state:
         advance = show.begin("measuring heads", num_measurements(measured_on, wish.coder))
         choices = measure(measured_on, coders, wish.coder, wish.block_tokens, state, advance)
-    model = Model(wish.digest or loaded.digest, loaded.dtype, wish.block_tokens, coders)
+    model = CodedModel(wish.digest or loaded.digest, loaded.dtype, wish.block_tokens, coders)
     advance = show.begin("searching", MAX_CHECKS)
     chosen = search(model, checked_on, choices, wish.budget, lambda _: advance())
     sizes, even = CURVE_BITS[wish.coder], _uniform_codings(wish.coder)
@@ -105,14 +105,14 @@ def calibrate(loaded: Loaded, wish: Wish, state_path: Path, show: Show) -> Outco
         "attention_error": round(quality.attention_error, 5),
     }
     profile = profile_of(model, checked_on.past, codings, found)
-    return Outcome(profile, chosen, tuple(curve), tuple(same), choices)
+    return CalibrationOutcome(profile, chosen, tuple(curve), tuple(same), choices)
 
 
 def _uniform_codings(kind: Kind) -> list[Coding]:
     return [coding for coding in menu(kind) if coding.axis == "token"]
 
 
-def write(outcome: Outcome, name: str, out: Path, page: Path) -> None:
+def write(outcome: CalibrationOutcome, name: str, out: Path, page: Path) -> None:
     """Write the profile, and the report beside it. Raises OSError."""
     write_profile(outcome.profile, out)
     quality = outcome.chosen.quality

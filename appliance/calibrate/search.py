@@ -15,7 +15,7 @@ import numpy as np
 from ...tiers.codecs.base import DoesNotFit, Shape
 from ...tiers.codecs.lossy.profile import Profile, Rule, Scalar
 from ...tiers.codecs.lossy.profiled import Profiled
-from .allocation import Choice, allocate, total_loss
+from .allocation import CoderChoice, allocate, total_loss
 from .budget import Budget
 from .coding import Coders, Coding, Unit, Words
 from .sensitivity import Choices
@@ -30,7 +30,7 @@ class NotKept(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class CodedModel:
     """The model that a profile is searched for: its digest, its dtype, its blocks and their coders."""
 
     digest: bytes
@@ -43,7 +43,7 @@ class Model:
 class Checked:
     """One allocation, and what the check found."""
 
-    allocated: Mapping[Unit, Choice[Coding]]
+    allocated: Mapping[Unit, CoderChoice[Coding]]
     quality: Quality
     stored_bits: float  # a value, as the codec wrote it
     predicted_loss: float
@@ -54,7 +54,7 @@ class Checked:
         return 16 / self.stored_bits
 
 
-def check(model: Model, text: Subject, allocated: Mapping[Unit, Choice[Coding]]) -> Checked:
+def check(model: CodedModel, text: Subject, allocated: Mapping[Unit, CoderChoice[Coding]]) -> Checked:
     """Code the whole past of `text` that way, and ask for the answers."""
     codings = {unit: choice.coding for unit, choice in allocated.items()}
     past, stored_bits = through_codec(profile_of(model, text.past, codings), text.past, model.block_tokens)
@@ -62,7 +62,7 @@ def check(model: Model, text: Subject, allocated: Mapping[Unit, Choice[Coding]])
 
 
 def search(
-    model: Model,
+    model: CodedModel,
     text: Subject,
     choices: Choices,
     budget: Budget,
@@ -100,7 +100,7 @@ def search(
     return kept
 
 
-def uniform(choices: Choices, coding: Coding) -> dict[Unit, Choice[Coding]]:
+def uniform(choices: Choices, coding: Coding) -> dict[Unit, CoderChoice[Coding]]:
     """Return the same for every unit: what to compare with. Of int, keys are per channel and values per
     token."""
     found = {}
@@ -111,7 +111,10 @@ def uniform(choices: Choices, coding: Coding) -> dict[Unit, Choice[Coding]]:
 
 
 def profile_of(
-    model: Model, past: Words, codings: Mapping[Unit, Coding], calibration: Mapping[str, Scalar] | None = None
+    model: CodedModel,
+    past: Words,
+    codings: Mapping[Unit, Coding],
+    calibration: Mapping[str, Scalar] | None = None,
 ) -> Profile:
     """Return the profile that codes each unit that way; neighbours that agree share a rule."""
     num_layers, num_planes, _, _, num_heads, head_dim = past.shape

@@ -10,16 +10,16 @@ rarely chosen, and the check sees to the rest.
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from .allocation import Choice
+from .allocation import CoderChoice
 from .coding import EXACT, MEASURED_BITS, Coders, Coding, Kind, Unit, menu
-from .state import State
+from .state import Measurements
 from .subject import Subject
 
 EXTENDED_BITS: Final = (5, 6, 8)
 FALL_PER_BIT: Final = 4.0
 RAW_BITS: Final = 16.0
 
-Choices: TypeAlias = dict[Unit, list[Choice[Coding]]]
+Choices: TypeAlias = dict[Unit, list[CoderChoice[Coding]]]
 
 
 def units_of(subject: Subject, kind: Kind) -> list[Unit]:
@@ -44,31 +44,31 @@ def measure(
     coders: Coders,
     kind: Kind,
     block_tokens: int,
-    state: State,
+    state: Measurements,
     advance: Callable[[], None] = lambda: None,
 ) -> Choices:
     """Return the choices of every unit. What `state` knows is not measured again."""
     choices: Choices = {}
     for unit in units_of(subject, kind):
-        found = [Choice(EXACT, RAW_BITS, 0.0)]
+        found = [CoderChoice(EXACT, RAW_BITS, 0.0)]
         for coding in menu(kind):
             key = f"{unit} {coding}"
             if key not in state.known:
                 words, bits = coders.coded(unit, coding, block_tokens)
                 state.keep(f"{key} bits", bits)
                 state.keep(key, subject.loss_of({unit: words}))
-            found.append(Choice(coding, state.known[f"{key} bits"], state.known[key]))
+            found.append(CoderChoice(coding, state.known[f"{key} bits"], state.known[key]))
             advance()
         choices[unit] = found + [wider for choice in found for wider in _extended(choice)]
     return choices
 
 
-def _extended(choice: Choice[Coding]) -> list[Choice[Coding]]:
+def _extended(choice: CoderChoice[Coding]) -> list[CoderChoice[Coding]]:
     """Return the codings behind the widest that was measured."""
     if choice.coding.coder != "int" or choice.coding.bits != MEASURED_BITS[-1]:
         return []
     return [
-        Choice(choice.coding._replace(bits=bits), choice.bits + more, choice.loss / FALL_PER_BIT**more)
+        CoderChoice(choice.coding._replace(bits=bits), choice.bits + more, choice.loss / FALL_PER_BIT**more)
         for bits in EXTENDED_BITS
         if (more := bits - choice.coding.bits)
     ]

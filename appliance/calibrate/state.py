@@ -17,7 +17,7 @@ class StateError(Exception):
     """The file is of another run; the message says which part differs and what to do."""
 
 
-class State:
+class Measurements:
     """A dict of measurements by key that is also a file. Use as a context manager."""
 
     def __init__(self, path: Path, run: Mapping[str, str | int | float]) -> None:
@@ -64,7 +64,7 @@ class State:
         self._file.write(json.dumps(value) + "\n")
         self._file.flush()
 
-    def __enter__(self) -> "State":
+    def __enter__(self) -> "Measurements":
         return self
 
     def __exit__(self, *problem: object) -> None:

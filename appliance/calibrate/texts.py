@@ -27,7 +27,7 @@ class Cut(NamedTuple):
         return self.prefix_tokens + self.asked_tokens
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model, ready."""
 
     model: Any
@@ -36,7 +36,7 @@ class Loaded(NamedTuple):
     dtype: str
 
 
-def load(name: str, device: str, dtype: str | None) -> Loaded:
+def load(name: str, device: str, dtype: str | None) -> LoadedModel:
     """Return the model of a folder or of the hub's local cache. Raises Unsuited, saying what to do."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
@@ -54,10 +54,10 @@ def load(name: str, device: str, dtype: str | None) -> Loaded:
         digest = model_digest(model)
     except InvalidRequest as error:
         raise Unsuited(error.message) from error
-    return Loaded(model, tokenizer, digest, found)
+    return LoadedModel(model, tokenizer, digest, found)
 
 
-def tokens_of(loaded: Loaded, text: str, cut: Cut, path: Path, num_rows: int = 0) -> Any:
+def tokens_of(loaded: LoadedModel, text: str, cut: Cut, path: Path, num_rows: int = 0) -> Any:
     """Return `num_rows` rows of tokens, [row, token]; by default those to measure on, behind them those to
     check on. Raises Unsuited when the text is too short."""
     ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -71,7 +71,7 @@ def tokens_of(loaded: Loaded, text: str, cut: Cut, path: Path, num_rows: int = 0
     return torch.tensor([ids[row * step : row * step + cut.row_tokens] for row in range(num_rows)])
 
 
-def subjects(loaded: Loaded, tokens: Any, cut: Cut) -> tuple[Subject, Subject]:
+def subjects(loaded: LoadedModel, tokens: Any, cut: Cut) -> tuple[Subject, Subject]:
     """Return the rows to measure on and those to check on. Raises Unsuited."""
     return (
         Subject(loaded.model, tokens[: cut.num_rows], cut.prefix_tokens, loaded.dtype),

@@ -30,7 +30,7 @@ Array = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class CodecTimes:
     """One line of the result. Ratios are of raw to encoded bytes; speeds of raw bytes a second."""
 
     codec: str
@@ -97,7 +97,7 @@ def _values(
     return list(raw[: count * shape.raw_bytes].reshape(count, -1)), shape
 
 
-def measure(codec: Codec, fragments: list[Array], shape: Shape, memcpy: float) -> Speed | None:
+def measure(codec: Codec, fragments: list[Array], shape: Shape, memcpy: float) -> CodecTimes | None:
     """Measure one codec; None when it does not take these values. Raises Failed on wrong bytes."""
     if not codec.accepts(shape):
         return None
@@ -118,7 +118,7 @@ def measure(codec: Codec, fragments: list[Array], shape: Shape, memcpy: float) -
     num_fitting = sum(0 < length <= codec.stored_bound(shape) for length in lengths)
     total = sum(length or shape.raw_bytes for length in lengths)
     share = num_fitting / len(fragments)
-    return Speed(codec.name, num_bytes / total, share, encode, decode, encode / memcpy, decode / memcpy)
+    return CodecTimes(codec.name, num_bytes / total, share, encode, decode, encode / memcpy, decode / memcpy)
 
 
 def _encode(codec: Codec, shape: Shape, payload: Array, into: Array) -> int:
@@ -155,7 +155,7 @@ def _memcpy(fragments: list[Array]) -> float:
     return target.nbytes / min(seconds)
 
 
-def _table(speeds: list[Speed], title: str) -> Table:
+def _table(speeds: list[CodecTimes], title: str) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     table.add_column("codec")
     for name in ("ratio", "fits", "encode GB/s", "decode GB/s"):

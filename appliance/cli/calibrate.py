@@ -17,7 +17,7 @@ from .target import Failed, json_option
 
 if TYPE_CHECKING:
     from ..calibrate.coding import Kind
-    from ..calibrate.run import Outcome
+    from ..calibrate.run import CalibrationOutcome
 
 _MISSING = "calibrating needs torch and transformers; pip install 'kvtier[torch,charts]' transformers"
 
@@ -165,7 +165,7 @@ def calibrate(
     _tell(outcome, out, as_json)
 
 
-def _tell(outcome: "Outcome", out: Path, as_json: bool) -> None:
+def _tell(outcome: "CalibrationOutcome", out: Path, as_json: bool) -> None:
     if as_json:
         digest = outcome.profile.digest.hex()
         print_json({"profile": str(out), "digest": digest, **outcome.profile.calibration})

@@ -9,15 +9,15 @@ import grpc
 
 from ...v1 import admin_pb2, types_pb2
 from ...v1.admin_pb2_grpc import AdminServiceStub
-from ..preflight.facts import Daemon, Facts
+from ..preflight.facts import Facts, RunningDaemon
 from ..preflight.table import examine
-from ..preflight.verdicts import Check, Verdict
+from ..preflight.verdicts import Check, CheckVerdict
 from . import EXIT_FAILED, EXIT_OK
 from .output import console, print_json
 from .settings_options import load, settings_options
 from .target import TIMEOUT_S, connect, failure, json_option, resolve, target_option
 
-_STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+_STYLES = {CheckVerdict.OK: "green", CheckVerdict.WARN: "yellow", CheckVerdict.FAIL: "bold red"}
 
 
 @click.command()
@@ -43,10 +43,10 @@ def doctor(policy: Path | None, overrides: Sequence[str], target: str | None, as
         print_json(report(checks))
     else:
         show(checks)
-    raise SystemExit(EXIT_FAILED if any(c.verdict is Verdict.FAIL for c in checks) else EXIT_OK)
+    raise SystemExit(EXIT_FAILED if any(c.verdict is CheckVerdict.FAIL for c in checks) else EXIT_OK)
 
 
-def ask_daemon(target: str, was_named: bool) -> Daemon:
+def ask_daemon(target: str, was_named: bool) -> RunningDaemon:
     """Ask a daemon for its status and its audits."""
     with connect(target) as channel:
         stub = AdminServiceStub(channel)
@@ -54,9 +54,9 @@ def ask_daemon(target: str, was_named: bool) -> Daemon:
             status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
             audit = stub.CheckIntegrity(admin_pb2.CheckIntegrityRequest(), timeout=60)
         except grpc.RpcError as error:
-            return Daemon(target, was_named, error=failure(error, target).message)
+            return RunningDaemon(target, was_named, error=failure(error, target).message)
     backends = {types_pb2.Tier.Name(t.tier).removeprefix("TIER_").lower(): t.backend for t in status.tiers}
-    return Daemon(
+    return RunningDaemon(
         target,
         was_named,
         reachable=True,
@@ -71,9 +71,9 @@ def report(checks: Sequence[Check]) -> dict[str, object]:
     """Return the checks as plain values."""
     verdicts = Counter(check.verdict for check in checks)
     return {
-        "num_ok": verdicts[Verdict.OK],
-        "num_warn": verdicts[Verdict.WARN],
-        "num_fail": verdicts[Verdict.FAIL],
+        "num_ok": verdicts[CheckVerdict.OK],
+        "num_warn": verdicts[CheckVerdict.WARN],
+        "num_fail": verdicts[CheckVerdict.FAIL],
         "checks": [
             {
                 "name": c.name,

@@ -7,11 +7,11 @@ import click
 
 from ..config import Settings, SettingsError, changes
 from ..replay import report
-from ..replay.setups import Setup, Shape, tiers_of
+from ..replay.setups import ModelShape, Setup, tiers_of
 from .output import console, print_json
 from .policy_file import apply, schema, show, show_changes, validate
 from .replay import read, run, speeds_of, trace_options
-from .settings_options import Refused
+from .settings_options import RefusedSettings
 from .target import Failed, json_option
 
 DEFAULT = "default"
@@ -75,7 +75,7 @@ def diff(
     if trace_path is None:
         return show_changes(found, as_json)
     try:
-        shape = Shape.parse(model, layers_per_group)
+        shape = ModelShape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
         trace = read(trace_path, block_tokens, content_ids, first)
         setups: list[Setup] = [
@@ -110,4 +110,4 @@ def _load(name: str) -> Settings:
     try:
         return Settings.load(None if name == DEFAULT else Path(name), {})
     except SettingsError as error:
-        raise Refused(str(error)) from error
+        raise RefusedSettings(str(error)) from error

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from ...v1 import admin_pb2
 from ..config import DEFAULT_SOURCE, Change, Problem, Settings, SettingsError, is_live, note_of_empty
-from ..preflight.verdicts import Verdict
+from ..preflight.verdicts import CheckVerdict
 from . import EXIT_FAILED, EXIT_OK
 from .output import console, print_json
-from .settings_options import Refused, load_traced, settings_options
+from .settings_options import RefusedSettings, load_traced, settings_options
 from .target import TIMEOUT_S, admin, json_option, resolve, target_option
 
 APPLY_TIMEOUT_S = 60.0  # new segment files are written to, which takes a disk its time
@@ -51,18 +51,18 @@ def validate(file: Path, no_files: bool, as_json: bool) -> None:
         written, settings = Settings.load_traced(file, {})
     except SettingsError as error:
         _tell(error.problems, [], as_json)
-        raise SystemExit(Refused.exit_code) from error
-    verdicts: dict[Verdict, list[Problem]] = {verdict: [] for verdict in Verdict}
+        raise SystemExit(RefusedSettings.exit_code) from error
+    verdicts: dict[CheckVerdict, list[Problem]] = {verdict: [] for verdict in CheckVerdict}
     if written.empty_file:
-        verdicts[Verdict.WARN].append(note_of_empty(written.empty_file))
+        verdicts[CheckVerdict.WARN].append(note_of_empty(written.empty_file))
     facts, code = Facts(settings), EXIT_OK
     for scope in (Scope.SETTINGS,) if no_files else (Scope.SETTINGS, Scope.FILES):
         for check in examine(facts, settings, [scope]):
             source = written.source_of(tuple(check.setting.split(".")) if check.setting else ())
             verdicts[check.verdict].append(Problem(source, check.setting, check.advice))
-            if check.verdict is Verdict.FAIL and code != Refused.exit_code:
-                code = Refused.exit_code if scope is Scope.SETTINGS else EXIT_FAILED
-    _tell(verdicts[Verdict.FAIL], verdicts[Verdict.WARN], as_json)
+            if check.verdict is CheckVerdict.FAIL and code != RefusedSettings.exit_code:
+                code = RefusedSettings.exit_code if scope is Scope.SETTINGS else EXIT_FAILED
+    _tell(verdicts[CheckVerdict.FAIL], verdicts[CheckVerdict.WARN], as_json)
     if code == EXIT_FAILED and not as_json:
         click.echo(
             "Files were looked for on this machine; --no-files where the daemon runs elsewhere.", err=True
@@ -152,7 +152,7 @@ def apply(file: Path | None, dry_run: bool, generation: int, target: str | None,
         try:
             request.yaml, request.name = file.read_text(encoding="utf-8"), str(file)
         except (OSError, UnicodeDecodeError) as error:
-            raise Refused(f"{file}: cannot be read: {error}") from error
+            raise RefusedSettings(f"{file}: cannot be read: {error}") from error
     with admin(resolve(target)) as stub:
         answer = stub.ApplyPolicy(request, timeout=APPLY_TIMEOUT_S)
     found = [Change(c.key, json.loads(c.was), json.loads(c.becomes)) for c in answer.changes]

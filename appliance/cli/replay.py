@@ -22,7 +22,7 @@ from ..replay import report
 from ..replay.chart import write_chart
 from ..replay.outcomes import Outcome
 from ..replay.readers import read_trace
-from ..replay.setups import UNBOUNDED, Setup, Shape, choice_of, require_room, single_tier
+from ..replay.setups import UNBOUNDED, ModelShape, Setup, choice_of, require_room, single_tier
 from ..replay.sweep import run_setups
 from ..replay.traces import Trace, TraceError
 from ..replay.virtual import DEFAULT_SPEEDS, EdgeSpeed
@@ -140,7 +140,7 @@ def replay(
     try:
         if chart is not None:
             check_target(chart)
-        shape = Shape.parse(model, layers_per_group)
+        shape = ModelShape.parse(model, layers_per_group)
         speeds = speeds_of(edges, edges_from)
         if tiers:
             _refuse_mixtures(policies)

@@ -13,7 +13,7 @@ from . import EXIT_USAGE
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Refused(click.ClickException):
+class RefusedSettings(click.ClickException):
     """The settings are refused; one line on stderr per problem."""
 
     exit_code = EXIT_USAGE
@@ -46,7 +46,7 @@ def load_traced(policy: Path | None, overrides: Sequence[str]) -> Loaded:
     try:
         loaded = Origin(policy, dict(os.environ), tuple(overrides)).load()
     except SettingsError as error:
-        raise Refused(str(error)) from error
+        raise RefusedSettings(str(error)) from error
     if loaded.gathered.empty_file:
         click.echo(f"Warning: {note_of_empty(loaded.gathered.empty_file)}", err=True)
     return loaded

@@ -16,7 +16,7 @@ BAR_CELLS = 40
 TEXT_CELLS, BACKEND_CELLS = 52, 28  # what stands beside a bar: name, share, bytes, fragments; the backend
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """One kind of bytes in a tier's bar."""
 
     name: str
@@ -24,11 +24,11 @@ class Part(NamedTuple):
     style: str
 
 
-PINNED = Part("pinned", "█", "magenta")
-USED = Part("used", "▓", "cyan")
-RESERVED = Part("reserved", "▒", "yellow")
-CONDEMNED = Part("condemned", "░", "red")
-FREE = Part("free", "·", "dim")
+PINNED = BarPart("pinned", "█", "magenta")
+USED = BarPart("used", "▓", "cyan")
+RESERVED = BarPart("reserved", "▒", "yellow")
+CONDEMNED = BarPart("condemned", "░", "red")
+FREE = BarPart("free", "·", "dim")
 PARTS = (PINNED, USED, RESERVED, CONDEMNED, FREE)
 
 
@@ -64,7 +64,7 @@ def status(target: str | None, as_json: bool) -> None:
         screen.print(_counters(answer))
 
 
-def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[Part, int]]:
+def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[BarPart, int]]:
     """Return how many of `width` cells each part takes, largest remainder first.
 
     What is there at all is seen: a part with one byte gets a cell, taken from the widest.

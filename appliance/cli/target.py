@@ -31,7 +31,7 @@ class Failed(click.ClickException):
     exit_code = EXIT_FAILED
 
 
-class Refused(Failed):
+class RefusedByDaemon(Failed):
     """The daemon refused settings."""
 
     exit_code = EXIT_USAGE
@@ -94,7 +94,7 @@ def failure(error: grpc.RpcError, address: str) -> Failed:
     """Return (not raise) the exit for a failed call."""
     detail = _detail(error)
     if detail is not None:
-        kind = Refused if detail.reason == "BAD_POLICY" else Failed
+        kind = RefusedByDaemon if detail.reason == "BAD_POLICY" else Failed
         return kind(f"{detail.reason}: {detail.message}")
     code, text = error.code(), error.details() or ""
     found = diagnose_call(code.value[0], text, address, os.environ)

@@ -37,7 +37,7 @@ from ..errors import ApplianceError, error
 from ..preflight.checks_host import check_memory
 from ..preflight.facts import Facts, gather_host
 from ..preflight.table import RELOAD, examine, failed, sentence
-from ..preflight.verdicts import Verdict
+from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class Reload:
         if problems:
             raise error("BAD_POLICY", "; ".join(problems))
         memory = check_memory(gather_host(), settings, running=False, held_bytes=self._held_bytes())
-        if memory.verdict is Verdict.FAIL:
+        if memory.verdict is CheckVerdict.FAIL:
             raise error("TIER_FULL", str(memory))
 
     def _held_bytes(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..config import Settings
 from ..config.units import about_bytes
-from .facts import Daemon, Directory, Facts, Listen, Versions
+from .facts import Directory, Facts, Listen, RunningDaemon, Versions
 from .verdicts import Check, fail, ok, warn
 
 MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
@@ -19,7 +19,7 @@ def check_listens(facts: Facts, settings: Settings) -> Iterator[Check]:
             yield check_listen(listen, facts.daemon)
 
 
-def check_listen(listen: Listen, daemon: Daemon) -> Check:
+def check_listen(listen: Listen, daemon: RunningDaemon) -> Check:
     """Return whether a Unix socket can be made."""
     name = f"listen {listen.address}"
     if listen.kind == "live" and daemon.reachable:
@@ -136,7 +136,7 @@ def check_running(facts: Facts, settings: Settings) -> list[Check]:
     return check_daemon(facts.daemon, facts.versions)
 
 
-def check_daemon(daemon: Daemon, versions: Versions) -> list[Check]:
+def check_daemon(daemon: RunningDaemon, versions: Versions) -> list[Check]:
     """A running daemon is of this version, sound, and as fast as its settings promise."""
     if not daemon.reachable:
         verdict = fail if daemon.was_named else warn

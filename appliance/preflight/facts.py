@@ -115,7 +115,7 @@ class MasterKeyFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class RunningDaemon:
     """A running daemon, or why there is none."""
 
     target: str
@@ -135,8 +135,8 @@ class Facts:
     looked up; for tests.
     """
 
-    def __init__(self, settings: Settings, daemon: Daemon | None = None, **known: object) -> None:
-        self.daemon = daemon or Daemon("")
+    def __init__(self, settings: Settings, daemon: RunningDaemon | None = None, **known: object) -> None:
+        self.daemon = daemon or RunningDaemon("")
         self._settings = settings
         vars(self).update(known)  # where cached_property looks first
 

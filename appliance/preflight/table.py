@@ -19,7 +19,7 @@ from .checks_host import (
 from .checks_places import check_cold_store, check_http, check_listens, check_running
 from .checks_settings import check_extents, check_policies, check_quotas, check_tcp
 from .facts import Facts
-from .verdicts import Check, Verdict
+from .verdicts import Check, CheckVerdict
 
 Function: TypeAlias = Callable[[Facts, Settings], Iterable[Check]]
 
@@ -33,7 +33,7 @@ class Scope(Enum):
     DOCTOR = "doctor"  # what a person wants to know; refuses no start
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """One entry of the table."""
 
     scope: Scope
@@ -42,25 +42,25 @@ class Row(NamedTuple):
 
 #: In the order in which the doctor prints them.
 CHECKS = (
-    Row(Scope.DOCTOR, check_software),
-    Row(Scope.HOST, check_kernel_features),
-    Row(Scope.HOST, check_memory_tiers),
-    Row(Scope.HOST, check_limits),
-    Row(Scope.HOST, check_libraries),
-    Row(Scope.DOCTOR, check_surroundings),
-    Row(Scope.DOCTOR, check_gpus),
-    Row(Scope.SETTINGS, check_policies),
-    Row(Scope.SETTINGS, check_extents),
-    Row(Scope.SETTINGS, check_quotas),
-    Row(Scope.SETTINGS, check_tcp),
-    Row(Scope.FILES, check_tls),
-    Row(Scope.FILES, check_tokens),
-    Row(Scope.FILES, check_master_keys),
-    Row(Scope.FILES, check_compression_files),
-    Row(Scope.HOST, check_listens),
-    Row(Scope.HOST, check_http),
-    Row(Scope.HOST, check_cold_store),
-    Row(Scope.DOCTOR, check_running),
+    CheckRow(Scope.DOCTOR, check_software),
+    CheckRow(Scope.HOST, check_kernel_features),
+    CheckRow(Scope.HOST, check_memory_tiers),
+    CheckRow(Scope.HOST, check_limits),
+    CheckRow(Scope.HOST, check_libraries),
+    CheckRow(Scope.DOCTOR, check_surroundings),
+    CheckRow(Scope.DOCTOR, check_gpus),
+    CheckRow(Scope.SETTINGS, check_policies),
+    CheckRow(Scope.SETTINGS, check_extents),
+    CheckRow(Scope.SETTINGS, check_quotas),
+    CheckRow(Scope.SETTINGS, check_tcp),
+    CheckRow(Scope.FILES, check_tls),
+    CheckRow(Scope.FILES, check_tokens),
+    CheckRow(Scope.FILES, check_master_keys),
+    CheckRow(Scope.FILES, check_compression_files),
+    CheckRow(Scope.HOST, check_listens),
+    CheckRow(Scope.HOST, check_http),
+    CheckRow(Scope.HOST, check_cold_store),
+    CheckRow(Scope.DOCTOR, check_running),
 )
 START = (Scope.SETTINGS, Scope.FILES, Scope.HOST)
 RELOAD = (Scope.SETTINGS, Scope.FILES)
@@ -74,7 +74,7 @@ def examine(facts: Facts, settings: Settings, scopes: Iterable[Scope] = Scope) -
 
 def failed(checks: Iterable[Check]) -> list[Check]:
     """Return those findings that a daemon refuses to start with."""
-    return [check for check in checks if check.verdict is Verdict.FAIL]
+    return [check for check in checks if check.verdict is CheckVerdict.FAIL]
 
 
 def sentence(checks: Sequence[Check]) -> str:
@@ -87,4 +87,4 @@ def require(settings: Settings) -> list[Check]:
     checks = examine(Facts(settings), settings, START)
     if problems := failed(checks):
         raise StartError(sentence(problems))
-    return [check for check in checks if check.verdict is Verdict.WARN]
+    return [check for check in checks if check.verdict is CheckVerdict.WARN]

@@ -4,7 +4,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Verdict(Enum):
+class CheckVerdict(Enum):
     """How a check ended."""
 
     OK = "ok"
@@ -16,7 +16,7 @@ class Check(NamedTuple):
     """One finding."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     detail: str
     fix: str = ""
     setting: str = ""  # dotted key of the setting it is about, where there is one
@@ -32,14 +32,14 @@ class Check(NamedTuple):
 
 def ok(name: str, detail: str) -> Check:
     """Return a check that found nothing wrong."""
-    return Check(name, Verdict.OK, detail)
+    return Check(name, CheckVerdict.OK, detail)
 
 
 def warn(name: str, detail: str, fix: str, setting: str = "") -> Check:
     """Return a check that found something slower or riskier than need be."""
-    return Check(name, Verdict.WARN, detail, fix, setting)
+    return Check(name, CheckVerdict.WARN, detail, fix, setting)
 
 
 def fail(name: str, detail: str, fix: str, setting: str = "") -> Check:
     """Return a check that found what stops the daemon."""
-    return Check(name, Verdict.FAIL, detail, fix, setting)
+    return Check(name, CheckVerdict.FAIL, detail, fix, setting)

@@ -30,7 +30,7 @@ DEFAULT_SHAPE = (32, 8, 128, "float16")  # layers, KV heads, head dim, dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Shape of the model that the blocks are KV of: it gives their bytes."""
 
     num_layers: int = DEFAULT_SHAPE[0]
@@ -40,7 +40,7 @@ class Shape:
     layers_per_group: int = 0
 
     @classmethod
-    def parse(cls, text: str, layers_per_group: int = 0) -> "Shape":
+    def parse(cls, text: str, layers_per_group: int = 0) -> "ModelShape":
         """Read LAYERSxHEADSxDIM[:DTYPE]. Raises ValueError."""
         numbers, _, dtype = text.partition(":")
         try:
@@ -93,7 +93,7 @@ class Setup:
     choice: PolicyChoice
     capacity_bytes: Mapping[Tier, int]
     options: PlannerOptions
-    shape: Shape = field(default_factory=Shape)
+    shape: ModelShape = field(default_factory=ModelShape)
     #: Copies take their time on a virtual clock, and so does prefill.
     is_timed: bool = False
 
@@ -103,7 +103,7 @@ class Setup:
         return f"{self.policy} {self.capacity}"
 
 
-def identities_of(trace: Trace, shape: Shape) -> list[NamespaceIdentity]:
+def identities_of(trace: Trace, shape: ModelShape) -> list[NamespaceIdentity]:
     """Return an identity per namespace of the trace. Raises ValueError."""
     geometries = [shape.geometry(namespace) for namespace in trace.namespaces]
     return [
@@ -117,7 +117,7 @@ def block_slot_bytes(geometry: Geometry) -> int:
     return sum(slot_bytes_for(size) for size in geometry.fragment_bytes)
 
 
-def distinct_bytes(trace: Trace, shape: Shape) -> int:
+def distinct_bytes(trace: Trace, shape: ModelShape) -> int:
     """Return what all distinct blocks of the trace take in a memory tier."""
     sizes = [block_slot_bytes(shape.geometry(namespace)) for namespace in trace.namespaces]
     if len(sizes) == 1:
@@ -125,7 +125,7 @@ def distinct_bytes(trace: Trace, shape: Shape) -> int:
     return sum(sizes[namespace] for namespace in trace.block_namespace().tolist())
 
 
-def unbounded_bytes(trace: Trace, shape: Shape) -> int:
+def unbounded_bytes(trace: Trace, shape: ModelShape) -> int:
     """Return a capacity in bytes at which no block is ever evicted; more would only cost memory."""
     geometries = {shape.geometry(namespace) for namespace in trace.namespaces}
     # An extent is of one slot size: what is cut off of each is less than half of it, and the last of a size
@@ -133,7 +133,7 @@ def unbounded_bytes(trace: Trace, shape: Shape) -> int:
     return distinct_bytes(trace, shape) * (1 if len(geometries) == 1 else 4)
 
 
-def capacity_of(text: str, trace: Trace, shape: Shape) -> int:
+def capacity_of(text: str, trace: Trace, shape: ModelShape) -> int:
     """Return the bytes that `5%` or `64GiB` mean for this trace. Raises ValueError."""
     if not text.endswith("%"):
         num_bytes = units.parse_bytes(text)
@@ -148,12 +148,12 @@ def capacity_of(text: str, trace: Trace, shape: Shape) -> int:
     return max(largest_block_bytes(trace, shape), int(share * distinct_bytes(trace, shape)))
 
 
-def largest_block_bytes(trace: Trace, shape: Shape) -> int:
+def largest_block_bytes(trace: Trace, shape: ModelShape) -> int:
     """Return what a block of the trace takes in a memory tier, at most."""
     return max(block_slot_bytes(shape.geometry(namespace)) for namespace in trace.namespaces)
 
 
-def require_room(capacity_bytes: Mapping[Tier, int], trace: Trace, shape: Shape) -> None:
+def require_room(capacity_bytes: Mapping[Tier, int], trace: Trace, shape: ModelShape) -> None:
     """Raise ValueError when a tier would be larger than it is asked to be, because it holds too little."""
     least_bytes = largest_block_bytes(trace, shape)
     geometries = [shape.geometry(namespace) for namespace in trace.namespaces]
@@ -186,7 +186,7 @@ def choice_of(text: str) -> PolicyChoice:
     return PolicyChoice(eviction, admission, prefetch)
 
 
-def single_tier(policy: str, capacity: str, trace: Trace, shape: Shape) -> Setup:
+def single_tier(policy: str, capacity: str, trace: Trace, shape: ModelShape) -> Setup:
     """Return one memory tier of this capacity, used to the last byte, where nothing waits."""
     num_bytes = unbounded_bytes(trace, shape)
     if policy != UNBOUNDED:
@@ -200,7 +200,7 @@ def single_tier(policy: str, capacity: str, trace: Trace, shape: Shape) -> Setup
     return Setup(policy, capacity, choice_of(policy), {Tier.DRAM: num_bytes}, options, shape)
 
 
-def tiers_of(name: str, settings: Settings, trace: Trace, shape: Shape) -> Setup:
+def tiers_of(name: str, settings: Settings, trace: Trace, shape: ModelShape) -> Setup:
     """Return the policies, tiers, limits and watermarks of settings, on the virtual clock. Raises ValueError
     when a tier is too small for the trace's blocks."""
     tiers = settings.tiers

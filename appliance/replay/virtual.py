@@ -118,7 +118,7 @@ class VirtualClock:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _VirtualLane:
     """One edge: what waits, and whether something moves."""
 
     queue: list[tuple[int, float, int, int, Copy]] = field(default_factory=list)
@@ -137,14 +137,14 @@ class VirtualMover:
         self._clock = clock
         self._speeds = speeds
         self._finished = finished
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _VirtualLane] = {}
         self._numbers = itertools.count()
         self.num_bytes: Counter[str] = Counter()  # moved or moving, by edge
 
     def start(self, copy: Copy) -> None:
         """Queue a batch."""
         edge = edge_name(copy)
-        lane = self._lanes.setdefault(edge, _Lane())
+        lane = self._lanes.setdefault(edge, _VirtualLane())
         group = copy.items[0].label.group
         entry = (int(copy.urgency), copy.deadline_at, group, next(self._numbers), copy)
         heapq.heappush(lane.queue, entry)
@@ -168,7 +168,7 @@ class VirtualMover:
                 lane.queue.append((int(instruction.urgency), instruction.deadline_at, *queued[2:]))
                 heapq.heapify(lane.queue)
 
-    def _move(self, edge: str, lane: _Lane) -> None:
+    def _move(self, edge: str, lane: _VirtualLane) -> None:
         if lane.is_moving or not lane.queue:
             return
         copy = heapq.heappop(lane.queue)[-1]
@@ -181,7 +181,7 @@ class VirtualMover:
         self._clock.at(moved_at, partial(self._moved, edge, lane))
         self._clock.at(moved_at + speed.latency_s, partial(self._end, copy, LANDED))
 
-    def _moved(self, edge: str, lane: _Lane) -> None:
+    def _moved(self, edge: str, lane: _VirtualLane) -> None:
         lane.is_moving = False
         self._move(edge, lane)
 

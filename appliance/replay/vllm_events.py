@@ -58,7 +58,7 @@ def _read_rows(rows: "csv.DictReader[str]", path: Path, block_tokens: int, line:
 
 
 @dataclass(slots=True)
-class _Request:
+class _EventRequest:
     """Stored events that continue one another."""
 
     at_s: float
@@ -74,8 +74,8 @@ class _Events:
         self._path = path
         self._block_tokens = block_tokens
         self._parent: dict[str, str] = {}
-        self._requests: list[_Request] = []
-        self._open: dict[str, _Request] = {}  # by the last block of its chain
+        self._requests: list[_EventRequest] = []
+        self._open: dict[str, _EventRequest] = {}  # by the last block of its chain
 
     def stored(self, row: dict[str, str], line: int) -> None:
         """Take in one event. Raises TraceError."""
@@ -106,7 +106,7 @@ class _Events:
             request.chain += hashes
             request.last_s = at_s
         else:
-            request = _Request(at_s, at_s, self._past(before) + hashes, line)
+            request = _EventRequest(at_s, at_s, self._past(before) + hashes, line)
             self._requests.append(request)
         self._open[hashes[-1]] = request
 

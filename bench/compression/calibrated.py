@@ -22,11 +22,11 @@ from bench.machine import describe
 from bench.table import render
 from kvtier.appliance.calibrate.allocation import allocate
 from kvtier.appliance.calibrate.coding import KINDS, Coders, Kind, menu
-from kvtier.appliance.calibrate.search import Checked, Model, check, uniform
+from kvtier.appliance.calibrate.search import Checked, CodedModel, check, uniform
 from kvtier.appliance.calibrate.sensitivity import measure
-from kvtier.appliance.calibrate.state import State
+from kvtier.appliance.calibrate.state import Measurements
 from kvtier.appliance.calibrate.subject import Subject
-from kvtier.appliance.calibrate.texts import Cut, Loaded, load, text_digest, tokens_of
+from kvtier.appliance.calibrate.texts import Cut, LoadedModel, load, text_digest, tokens_of
 from kvtier.tiers.codecs.lossy.quantised import INSETS
 
 RATIOS: dict[Kind, tuple[float, ...]] = {"int": (4.0, 4.5, 5.3, 6.0), "transform": (4.5, 5.3, 7.0, 9.0)}
@@ -34,7 +34,7 @@ BLOCK_TOKENS = 128
 HEADER = ("allocation", "ratio", "K bits", "V bits", "perplexity", "±", "KL", "flips", "attention error")
 
 
-def rows_of(loaded: Loaded, name: str, part: str, num_rows: int) -> Subject:
+def rows_of(loaded: LoadedModel, name: str, part: str, num_rows: int) -> Subject:
     """Return `num_rows` rows of one of the texts beside the model."""
     cut = Cut(num_rows, 768, 256)
     path = folder_of(name) / f"{part}.txt"
@@ -55,9 +55,9 @@ def compare(name: str, kind: Kind, num_rows: int, num_asked: int) -> str:
         "text": text_digest_of(measured_on),
         "insets": str(INSETS),
     }
-    with State(folder_of(name) / f"{kind}.measured", run) as state:
+    with Measurements(folder_of(name) / f"{kind}.measured", run) as state:
         choices = measure(measured_on, coders, kind, BLOCK_TOKENS, state)
-    model = Model(loaded.digest, loaded.dtype, BLOCK_TOKENS, coders)
+    model = CodedModel(loaded.digest, loaded.dtype, BLOCK_TOKENS, coders)
     rows = [
         row("calibrated", check(model, asked, allocate(choices, bits=16 / ratio))) for ratio in RATIOS[kind]
     ]

@@ -36,7 +36,7 @@ WAIT_S = 120.0
 
 
 @dataclass
-class Side:
+class ColdGetSide:
     """One daemon with its client, and what its rounds gave."""
 
     codec: str
@@ -64,7 +64,7 @@ def blocks_like_kv(num_blocks: int, seed: int) -> NDArray[np.uint8]:
     return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
 
 
-def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: ExitStack) -> Side:
+def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: ExitStack) -> ColdGetSide:
     """Start a daemon that stores with `codec`."""
     (folder / "cold").mkdir(parents=True)
     target = f"unix://{folder}/kvtier.sock"
@@ -87,14 +87,14 @@ def start(codec: str, folder: Path, dram_bytes: int, nvme_bytes: int, stack: Exi
     while True:
         try:
             client = stack.enter_context(Client(target))
-            return Side(codec, client, client.register(IDENTITY), process)
+            return ColdGetSide(codec, client, client.register(IDENTITY), process)
         except KvtierError:  # it is not up yet
             if time.monotonic() > deadline_at or process.poll() is not None:
                 raise
             time.sleep(0.1)
 
 
-def fill(side: Side, num_chains: int, blocks_per_chain: int, data: NDArray[np.uint8]) -> None:
+def fill(side: ColdGetSide, num_chains: int, blocks_per_chain: int, data: NDArray[np.uint8]) -> None:
     """Put chains of blocks; what does not fit dram goes down to nvme meanwhile."""
     for chain in range(num_chains):
         names = [hashlib.sha256(b"%d %d" % (chain, block)).digest() for block in range(blocks_per_chain)]
@@ -102,7 +102,9 @@ def fill(side: Side, num_chains: int, blocks_per_chain: int, data: NDArray[np.ui
         side.chains.append(names)
 
 
-def measure(side: Side, data: NDArray[np.uint8], into: NDArray[np.uint8], first: int, count: int) -> float:
+def measure(
+    side: ColdGetSide, data: NDArray[np.uint8], into: NDArray[np.uint8], first: int, count: int
+) -> float:
     """Get some chains; return the seconds that took. What came is compared after the clock stopped."""
     seconds = 0.0
     for names in side.chains[first : first + count]:
@@ -148,7 +150,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def report(sides: list[Side], round_bytes: int) -> None:
+def report(sides: list[ColdGetSide], round_bytes: int) -> None:
     """Print one row a codec."""
     plain = sides[0].seconds
     rows = []

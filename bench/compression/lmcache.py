@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.compression.lossless import MODEL, Round, capture, code
+from bench.compression.lossless import MODEL, CodecRound, capture, code
 from bench.machine import ROOT, describe
 from bench.peers import is_installed, python_of
 from bench.table import render
@@ -94,7 +94,7 @@ def main() -> None:
     fragments, shape = capture(arguments.model, arguments.tokens, arguments.mebibytes << 20)
     print(f"\n{len(fragments)} fragments of {shape.raw_bytes} bytes: {shape}")
     codecs = codecs_for(shape)
-    rounds: dict[str, list[Round]] = {name: [] for name in codecs}
+    rounds: dict[str, list[CodecRound]] = {name: [] for name in codecs}
     theirs: dict[str, dict[str, float]] = {}
     for number in range(arguments.rounds):
         for name, codec in codecs.items():

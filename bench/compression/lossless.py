@@ -49,7 +49,7 @@ class Result:
     cached_decode: list[float] = field(default_factory=list)
 
 
-class Round(NamedTuple):
+class CodecRound(NamedTuple):
     """Everything encoded and decoded once."""
 
     lengths: list[int]  # 0: did not fit
@@ -96,7 +96,7 @@ def bound(fragments: NDArray[np.uint16], shape: Shape) -> float:
     return fragments.size * 16 / bits
 
 
-def code(codec: Codec, fragments: NDArray[np.uint16], shape: Shape) -> Round:
+def code(codec: Codec, fragments: NDArray[np.uint16], shape: Shape) -> CodecRound:
     """Encode and decode everything once, timed."""
     stored = np.ones((len(fragments), shape.raw_bytes + shape.raw_bytes // 64 + 4096), np.uint8)
     back = np.ones_like(fragments)  # touched before the clock starts, as memcpy's target is
@@ -120,7 +120,7 @@ def code(codec: Codec, fragments: NDArray[np.uint16], shape: Shape) -> Round:
     for encoded, target in pairs:
         codec.decode(shape, encoded, target)
     decode_s = time.perf_counter() - began_at
-    return Round(lengths, back, fragments.nbytes / encode_s / 1e9, fragments.nbytes / decode_s / 1e9)
+    return CodecRound(lengths, back, fragments.nbytes / encode_s / 1e9, fragments.nbytes / decode_s / 1e9)
 
 
 def round_of(codec: Codec, result: Result, fragments: NDArray[np.uint16], shape: Shape) -> None:

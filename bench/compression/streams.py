@@ -46,7 +46,7 @@ _SCHED_SETATTR, _SLICE_NS = 314, 100_000
 
 
 @dataclass
-class Side:
+class StreamSide:
     """One daemon behind one link."""
 
     codec: str
@@ -56,7 +56,7 @@ class Side:
     gets_s: list[float] = field(default_factory=list)
 
 
-class Link:
+class ShapedLink:
     """A network of a given rate, given up with `stack`."""
 
     def __init__(self, bytes_per_s: float, folder: Path, stack: ExitStack) -> None:
@@ -99,7 +99,7 @@ class Link:
         return f"unix://{near}"
 
 
-def start(codec: str, link: Link, dram_bytes: int, stack: ExitStack) -> Side:
+def start(codec: str, link: ShapedLink, dram_bytes: int, stack: ExitStack) -> StreamSide:
     """Start a daemon and connect to it."""
     settings = {
         "tiers.dram.capacity": f"{dram_bytes // MIB}MiB",
@@ -112,7 +112,7 @@ def start(codec: str, link: Link, dram_bytes: int, stack: ExitStack) -> Side:
     while True:
         try:
             client = stack.enter_context(Client(target, shared_memory=False))
-            return Side(codec, client, client.register(IDENTITY))
+            return StreamSide(codec, client, client.register(IDENTITY))
         except KvtierError:  # the link is not up yet
             if time.monotonic() > deadline_at:
                 raise
@@ -126,7 +126,7 @@ def ask_for_short_slices() -> None:
     ctypes.CDLL(None).syscall(_SCHED_SETATTR, 0, wanted, 0)
 
 
-def measure(side: Side, round_number: int, data: NDArray[np.uint8], into: NDArray[np.uint8]) -> None:
+def measure(side: StreamSide, round_number: int, data: NDArray[np.uint8], into: NDArray[np.uint8]) -> None:
     """Put a new chain, and get it."""
     num_blocks = data.nbytes // GEOMETRY.block_bytes
     names = [hashlib.sha256(b"%d %d" % (round_number, block)).digest() for block in range(num_blocks)]
@@ -143,7 +143,7 @@ def measure(side: Side, round_number: int, data: NDArray[np.uint8], into: NDArra
     into[:] = 0
 
 
-def rows_of(sides: list[Side], num_bytes: int) -> list[list[str]]:
+def rows_of(sides: list[StreamSide], num_bytes: int) -> list[list[str]]:
     """Return a line a codec: medians, and the median and quartiles of the paired ratios to identity."""
     plain = sides[0]
     rows = []
@@ -182,7 +182,7 @@ def main() -> None:
     for rate in arguments.rates:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             dram_bytes = (arguments.warm + arguments.rounds + 1) * data.nbytes
-            link = Link(rate * 1e9, Path(folder), stack)
+            link = ShapedLink(rate * 1e9, Path(folder), stack)
             sides = [start(codec, link, dram_bytes, stack) for codec in arguments.codecs]
             for round_number in range(arguments.warm + arguments.rounds):
                 for side in sides if round_number % 2 else reversed(sides):

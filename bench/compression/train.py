@@ -43,7 +43,7 @@ EVALUATED_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """One model: its shape, and the seed of everything random about it."""
 
     seed: int
@@ -63,8 +63,8 @@ class Stage(NamedTuple):
 
 STAGES = (Stage(450, 4, 256), Stage(150, 2, CONTEXT_TOKENS))
 RECIPES = {
-    "mha": Recipe(seed=1, num_heads=2, num_kv_heads=2),
-    "gqa": Recipe(seed=2, num_heads=4, num_kv_heads=2, num_layers=5),
+    "mha": TrainingRecipe(seed=1, num_heads=2, num_kv_heads=2),
+    "gqa": TrainingRecipe(seed=2, num_heads=4, num_kv_heads=2, num_layers=5),
 }
 
 
@@ -78,7 +78,7 @@ def is_trained(name: str) -> bool:
     return (folder_of(name) / "trained.json").is_file()
 
 
-def train(name: str, recipe: Recipe, say: Any = print) -> dict[str, Any]:
+def train(name: str, recipe: TrainingRecipe, say: Any = print) -> dict[str, Any]:
     """Train one model and write its folder; return what is written into `trained.json`."""
     torch.manual_seed(recipe.seed)
     folder = folder_of(name)
@@ -116,7 +116,7 @@ def _tokenizer(sample: str) -> Any:
     return tokenizer
 
 
-def _config(recipe: Recipe) -> Any:
+def _config(recipe: TrainingRecipe) -> Any:
     return transformers.LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=recipe.hidden_size,

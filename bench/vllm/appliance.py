@@ -23,7 +23,7 @@ CODECS_S = 180.0  # their loops are compiled once per machine, with low priority
 NO_SYNC = "tiers.nvme.durability=none"  # the machine does not lose power; only processes die here
 
 
-class Appliance:
+class ApplianceProcess:
     """`kvtier serve` with a DRAM tier and, unless `nvme` is empty, an NVMe tier, in a folder of its own."""
 
     def __init__(self, dram: str = "256MiB", nvme: str = "4GiB", settings: tuple[str, ...] = ()) -> None:

@@ -75,7 +75,7 @@ class _Running:
         }
 
 
-class Engine:
+class VllmEngine:
     """Operations by name; each returns what is answered."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Engine:
         return {"values": values}
 
 
-def _serve(engine: Engine, channel: TextIO) -> None:
+def _serve(engine: VllmEngine, channel: TextIO) -> None:
     print(json.dumps({"ready": True}), file=channel, flush=True)
     for line in sys.stdin:
         ask = json.loads(line)
@@ -200,7 +200,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)
         options = json.loads(Path(sys.argv[1]).read_text())
-        _serve(Engine(options), channel)
+        _serve(VllmEngine(options), channel)
 
 
 if __name__ == "__main__":

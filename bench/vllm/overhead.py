@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import render
-from bench.vllm.appliance import Appliance
+from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.measure import CpuClock, Seconds, total_s
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import SWITCH_VARIABLE, Connector, EngineOptions, kvtier_connector
@@ -42,7 +42,7 @@ LEAST_SHOWN_S = 0.005  # of a thread, per leg
 
 
 @dataclass(frozen=True)
-class Side:
+class LegTimes:
     """What two legs of one engine took: wall time, and CPU time by thread, the appliance's with it."""
 
     wall_s: float
@@ -53,8 +53,8 @@ class Side:
 class Round:
     """Two legs of an engine alone, and two of the one it is compared with."""
 
-    alone: Side
-    other: Side
+    alone: LegTimes
+    other: LegTimes
 
     @property
     def time_ratio(self) -> float:
@@ -107,7 +107,7 @@ def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
         is_itself = plan.against is Against.ITSELF
-        appliance = None if is_itself else stack.enter_context(Appliance(dram="3GiB"))
+        appliance = None if is_itself else stack.enter_context(ApplianceProcess(dram="3GiB"))
         alone, other = _arms(stack, folder, plan, appliance)
         sessions = {alone.engine.pid, other.engine.pid} | ({appliance.pid} if appliance else set())
         for number in range(plan.num_rounds or (QUICK_ROUNDS if is_quick else NUM_ROUNDS)):
@@ -119,7 +119,7 @@ def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
     return rounds
 
 
-def _arms(stack: ExitStack, folder: Path, plan: Plan, appliance: Appliance | None) -> tuple[Arm, Arm]:
+def _arms(stack: ExitStack, folder: Path, plan: Plan, appliance: ApplianceProcess | None) -> tuple[Arm, Arm]:
     """Start what is compared; return it when it has computed something."""
     options = replace(MID, max_requests=4)
     connector = kvtier_connector(appliance.target) if appliance else None
@@ -161,7 +161,7 @@ def switched(options: EngineOptions, connector: Connector | None, path: Path) ->
     return replace(options, connector=behind, environment=environment)
 
 
-def _round(order: Sequence[Arm], appliance: Appliance | None, chance: random.Random) -> Round:
+def _round(order: Sequence[Arm], appliance: ApplianceProcess | None, chance: random.Random) -> Round:
     """Two legs of each side, the second pair in the opposite order: what drifts evenly cancels. Every leg has
     prompts of its own."""
     walls = {"alone": 0.0, "other": 0.0}
@@ -174,14 +174,14 @@ def _round(order: Sequence[Arm], appliance: Appliance | None, chance: random.Ran
         spent[arm.name] = _sum(spent[arm.name], clock.spent())
     if of_appliance is not None:  # also what it finished while the other side ran
         spent["other"] = _sum(spent["other"], of_appliance.spent())
-    alone, other = (Side(walls[name], spent[name]) for name in walls)
+    alone, other = (LegTimes(walls[name], spent[name]) for name in walls)
     return Round(alone, other)
 
 
 def read(file: Path) -> list[Round]:
     """Return the rounds that an earlier run wrote with --json."""
     rounds = json.loads(file.read_text())["results"]["overhead"]
-    return [Round(Side(**one["alone"]), Side(**one["other"])) for one in rounds]
+    return [Round(LegTimes(**one["alone"]), LegTimes(**one["other"])) for one in rounds]
 
 
 def _sum(one: Seconds, other: Seconds) -> Seconds:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import render
-from bench.vllm.appliance import Appliance
+from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.measure import seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import kvtier_connector
@@ -86,7 +86,7 @@ def series_of(steps: list[tuple[float, int]], blow_at_s: float) -> list[float]:
 
 
 def _strike(
-    kind: str, engine: EngineProcess, appliance: Appliance, pool: list[list[int]], rate_alone: float
+    kind: str, engine: EngineProcess, appliance: ApplianceProcess, pool: list[list[int]], rate_alone: float
 ) -> Blow:
     """One load from before the blow until well after the appliance's return."""
     chance = random.Random(13)
@@ -121,7 +121,7 @@ def _strike(
     )
 
 
-def _ways(kind: str, appliance: Appliance) -> tuple[Callable[[], object], Callable[[], object]]:
+def _ways(kind: str, appliance: ApplianceProcess) -> tuple[Callable[[], object], Callable[[], object]]:
     def start() -> None:
         appliance.start_unseen()
         join_sample(appliance.pid)  # else the engine, which has precedence, would leave it no processor
@@ -136,7 +136,10 @@ def run(is_quick: bool) -> list[Blow]:
     chance = random.Random(12)
     pool = [[chance.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(PROMPT_TOKENS)] for _ in range(POOL)]
     blows = []
-    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name, Appliance(dram="1GiB") as appliance:
+    with (
+        tempfile.TemporaryDirectory(prefix="kvtier-bench-") as name,
+        ApplianceProcess(dram="1GiB") as appliance,
+    ):
         folder = Path(name)
         with_kvtier = replace(ENGINE, connector=kvtier_connector(appliance.target))
         with (

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.table import ratio, render
-from bench.vllm.appliance import Appliance
+from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.measure import seconds
 from bench.vllm.models import FIRST_TOKEN, VOCABULARY
 from bench.vllm.options import Connector, EngineOptions, kvtier_connector
@@ -49,7 +49,7 @@ NUM_IN_MEMORY, NUM_ON_DISK = 15, 6  # rounds
 
 
 @dataclass(frozen=True)
-class Sample:
+class TtftSample:
     road: str
     num_tokens: int
     ttft_s: float
@@ -85,23 +85,23 @@ def warm_up(engine: EngineProcess) -> None:
         ask(engine, [FIRST_TOKEN] * (MID.block_tokens - 8))
 
 
-def again(engine: EngineProcess, road: str, tokens: list[int], *others: int) -> Sample:
+def again(engine: EngineProcess, road: str, tokens: list[int], *others: int) -> TtftSample:
     """Ask for a prompt that the engine itself has forgotten; `others` are the store's processes."""
     engine.reset()
     with sampling(engine.pid, *others):
         warm_up(engine)
         output = ask(engine, tokens)
-    return Sample(road, len(tokens), output.ttft_s, output.num_cached)
+    return TtftSample(road, len(tokens), output.ttft_s, output.num_cached)
 
 
 @dataclass
-class Rig:
+class EngineRig:
     """`plain` is there where something is computed anew."""
 
     plain: EngineProcess | None
     kvtier: EngineProcess
     tier: EngineProcess
-    appliance: Appliance
+    appliance: ApplianceProcess
     folder: Path
     asked: dict[int, list[int]]
 
@@ -116,7 +116,7 @@ class Rig:
                     ask(engine, tokens)
                 engine.reset()
 
-    def round_in_memory(self, number: int) -> Iterator[Sample]:
+    def round_in_memory(self, number: int) -> Iterator[TtftSample]:
         """Both stores in turns, the other first every second time; sometimes without any."""
         for tokens in self.asked.values():
             if self.plain is not None and number % RECOMPUTE_EVERY == 0:
@@ -124,7 +124,7 @@ class Rig:
             for road in (DRAM, TIER) if number % 2 else (TIER, DRAM):
                 yield self._again(road, tokens)
 
-    def round_on_disk(self, number: int) -> Iterator[Sample]:
+    def round_on_disk(self, number: int) -> Iterator[TtftSample]:
         """Both stores forget what they have in memory, then take turns as there."""
         self.tier.stop()
         self.tier = EngineProcess(self.tier.options, self.folder, f"tier-{number}")
@@ -137,7 +137,7 @@ class Rig:
                 time.sleep(REST_S)
                 yield self._again(road, tokens)
 
-    def _again(self, road: str, tokens: list[int]) -> Sample:
+    def _again(self, road: str, tokens: list[int]) -> TtftSample:
         if road in (DRAM, NVME):
             return again(self.kvtier, road, tokens, self.appliance.pid)
         return again(self.tier, road, tokens)
@@ -152,10 +152,10 @@ class Rig:
 
 
 @contextmanager
-def rig(sizes: Sequence[int], has_plain: bool) -> Iterator[Rig]:
+def rig(sizes: Sequence[int], has_plain: bool) -> Iterator[EngineRig]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
-        appliance = stack.enter_context(Appliance(dram="1GiB"))
+        appliance = stack.enter_context(ApplianceProcess(dram="1GiB"))
         connectors: dict[str, Connector | None] = {
             "plain": None,
             "kvtier": kvtier_connector(appliance.target),
@@ -167,19 +167,19 @@ def rig(sizes: Sequence[int], has_plain: bool) -> Iterator[Rig]:
             if connector or has_plain
         }
         plain = engines.pop("plain", None)
-        running = Rig(plain, **engines, appliance=appliance, folder=folder, asked=prompts(sizes))
+        running = EngineRig(plain, **engines, appliance=appliance, folder=folder, asked=prompts(sizes))
         stack.callback(lambda: running.tier.kill())  # the last one of several
         yield running
 
 
-def run(is_quick: bool, num_rounds: int = 0, stores: Sequence[str] = STORES) -> list[Sample]:
+def run(is_quick: bool, num_rounds: int = 0, stores: Sequence[str] = STORES) -> list[TtftSample]:
     """Measure hits from these stores; `num_rounds` 0 is as many as usual. Raises EngineDied or TimeoutError
     when a store does not work."""
     sizes = SIZES[:1] if is_quick else SIZES
     num_in_memory, num_on_disk = (num_rounds or usual for usual in (NUM_IN_MEMORY, NUM_ON_DISK))
     if is_quick:
         num_in_memory, num_on_disk = 3, 1
-    samples: list[Sample] = []
+    samples: list[TtftSample] = []
     with rig(sizes, has_plain="memory" in stores) as running:
         running.prime()
         for number in range(num_in_memory if "memory" in stores else 0):
@@ -189,7 +189,7 @@ def run(is_quick: bool, num_rounds: int = 0, stores: Sequence[str] = STORES) -> 
     return samples
 
 
-def report(samples: list[Sample]) -> str:
+def report(samples: list[TtftSample]) -> str:
     """One row per size and road; ratios are of medians."""
     rows = []
     for size in sorted({sample.num_tokens for sample in samples}):

@@ -9,7 +9,7 @@ it. The appliance holds its blocks once, however many agents there are.
 import statistics
 
 from examples.texts import SYSTEM_TEXT
-from examples.vllm.server import BLOCK_TOKENS, Answer, Server, daemon
+from examples.vllm.server import BLOCK_TOKENS, Completion, Server, daemon
 
 NUM_AGENTS = 40
 
@@ -28,7 +28,7 @@ def main() -> None:
     print(f"The appliance holds {num_blocks} blocks; one prompt has {num_shared}.")
 
 
-def report(answers: list[Answer]) -> None:
+def report(answers: list[Completion]) -> None:
     num_tokens = sum(answer.num_tokens for answer in answers)
     num_cached = sum(answer.num_cached for answer in answers)
     alone, second, *others = answers

@@ -4,10 +4,10 @@ python -m examples.vllm.restart
 """
 
 from examples.texts import READERS, SYSTEM_TEXT
-from examples.vllm.server import Answer, Server, daemon
+from examples.vllm.server import Completion, Server, daemon
 
 
-def ask_all(server: Server) -> list[Answer]:
+def ask_all(server: Server) -> list[Completion]:
     return [server.ask(f"{SYSTEM_TEXT}\n\nQ: {questions[0]}\nA:") for questions in READERS.values()]
 
 

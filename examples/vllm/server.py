@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from examples.daemon import Daemon
+from examples.daemon import ExampleDaemon
 
 MODEL = Path(__file__).parent.parent.parent / ".cache" / "vllm-models" / "tiny"
 START_S = 600.0
@@ -44,16 +44,16 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     text: str
     num_tokens: int  # of the prompt
     num_cached: int  # of these not computed
     ttft_s: float
 
 
-def daemon() -> Daemon:
+def daemon() -> ExampleDaemon:
     """An appliance with little memory and a disk, to be used as a context manager."""
-    return Daemon(["tiers.dram.capacity=256MiB", "tiers.nvme.capacity=1GiB"])
+    return ExampleDaemon(["tiers.dram.capacity=256MiB", "tiers.nvme.capacity=1GiB"])
 
 
 class Server:
@@ -72,7 +72,7 @@ class Server:
         self._environment = {**os.environ, **ENVIRONMENT, "KVTIER_TARGET": target}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, prompt: str, num_new: int = 16, salt: str = "") -> Answer:
+    def ask(self, prompt: str, num_new: int = 16, salt: str = "") -> Completion:
         """Complete a prompt. With a `salt` that nobody used yet, nothing stored can serve it."""
         body: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": num_new, "temperature": 0}
         body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
@@ -93,9 +93,9 @@ class Server:
             usage = event.get("usage") or usage
         connection.close()
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        return Answer("".join(words), usage["prompt_tokens"], cached, first_at_s - asked_at_s)
+        return Completion("".join(words), usage["prompt_tokens"], cached, first_at_s - asked_at_s)
 
-    def ask_uncached(self, prompt: str, num_new: int = 16) -> Answer:
+    def ask_uncached(self, prompt: str, num_new: int = 16) -> Completion:
         """The same question as if it had never been asked: what there would be to wait without a cache."""
         return self.ask(prompt, num_new, salt=secrets.token_hex(8))
 

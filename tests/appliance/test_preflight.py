@@ -17,7 +17,7 @@ from kvtier.appliance.errors import ApplianceError, StartError
 from kvtier.appliance.preflight import probes, table
 from kvtier.appliance.preflight.facts import Facts
 from kvtier.appliance.preflight.table import Scope
-from kvtier.appliance.preflight.verdicts import Check, Verdict
+from kvtier.appliance.preflight.verdicts import Check, CheckVerdict
 from kvtier.appliance.security.tokens import hash_of
 
 from ..cli.conftest import run
@@ -47,7 +47,7 @@ def found(folder: Path, sections: dict[str, Any]) -> list[Check]:
     """Return what is not ok, host aside."""
     settings = settings_of(folder, sections)
     checks = table.examine(Facts(settings), settings, [Scope.SETTINGS, Scope.FILES])
-    return [check for check in checks if check.verdict is not Verdict.OK]
+    return [check for check in checks if check.verdict is not CheckVerdict.OK]
 
 
 # ------------------------------------------------------------------------- mistakes in certificates
@@ -82,13 +82,13 @@ def no_authority(tls: dict[str, str]) -> None:
 
 
 CERTIFICATE_CASES = {
-    "missing key": (missing_key, "key", Verdict.FAIL, "key.pem on this machine: No such file"),
-    "no PEM": (no_pem, "client_ca", Verdict.FAIL, "holds nothing in PEM format"),
-    "damaged": (damaged, "client_ca", Verdict.FAIL, "cannot be used"),
-    "another key": (another_key, "key", Verdict.FAIL, "is not the key of"),
-    "swapped": (swapped, "certificate", Verdict.FAIL, "cannot be used"),
-    "public key": (public_key, "key", Verdict.WARN, "every user of this machine can read the key"),
-    "no authority": (no_authority, "client_ca", Verdict.WARN, "holds no certificate of an authority"),
+    "missing key": (missing_key, "key", CheckVerdict.FAIL, "key.pem on this machine: No such file"),
+    "no PEM": (no_pem, "client_ca", CheckVerdict.FAIL, "holds nothing in PEM format"),
+    "damaged": (damaged, "client_ca", CheckVerdict.FAIL, "cannot be used"),
+    "another key": (another_key, "key", CheckVerdict.FAIL, "is not the key of"),
+    "swapped": (swapped, "certificate", CheckVerdict.FAIL, "cannot be used"),
+    "public key": (public_key, "key", CheckVerdict.WARN, "every user of this machine can read the key"),
+    "no authority": (no_authority, "client_ca", CheckVerdict.WARN, "holds no certificate of an authority"),
 }
 
 
@@ -122,7 +122,7 @@ def test_a_certificate_that_ends_is_told_in_time(
     Path(tls["key"]).write_bytes(pair.key)
     Path(tls["key"]).chmod(0o600)
     checks = found(tmp_path, {"access": {"tls": tls}})
-    assert all(check.verdict is Verdict.WARN for check in checks)
+    assert all(check.verdict is CheckVerdict.WARN for check in checks)
     details = [check.detail for check in checks if check.setting == "access.tls.certificate"]
     assert [words in detail for detail in details] == ([True] if words else [])
 
@@ -134,15 +134,15 @@ def test_mistakes_in_the_token_file_are_found(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     access = {"tokens": str(file), "admin": {"tokens": ["ops"]}}
     (missing,) = found(tmp_path, {"access": access})
-    assert (missing.verdict, missing.setting) == (Verdict.FAIL, "access.tokens")
+    assert (missing.verdict, missing.setting) == (CheckVerdict.FAIL, "access.tokens")
     assert "on this machine" in missing.detail
     file.write_text("ops nonsense\n")
     file.chmod(0o600)
     (wrong,) = found(tmp_path, {"access": access})
-    assert (wrong.verdict, "line 1" in wrong.detail) == (Verdict.FAIL, True)
+    assert (wrong.verdict, "line 1" in wrong.detail) == (CheckVerdict.FAIL, True)
     file.write_text(f"prometheus {hash_of('x')}\n")
     (unknown,) = found(tmp_path, {"access": access})
-    assert (unknown.verdict, unknown.setting) == (Verdict.WARN, "access.admin.tokens")
+    assert (unknown.verdict, unknown.setting) == (CheckVerdict.WARN, "access.admin.tokens")
     file.write_text(f"ops {hash_of('x')}\n")
     assert found(tmp_path, {"access": access}) == []
     file.chmod(0o666)
@@ -179,7 +179,7 @@ QUOTA_CASES = {
 def test_quotas_that_cannot_be_are_told(case: str, tmp_path: Path) -> None:
     sections, setting, words = QUOTA_CASES[case]
     (check,) = found(tmp_path, sections)
-    assert (check.verdict, check.setting) == (Verdict.WARN, setting)
+    assert (check.verdict, check.setting) == (CheckVerdict.WARN, setting)
     assert words in check.detail
 
 
@@ -194,14 +194,24 @@ def test_quotas_that_fit_are_not_told(tmp_path: Path) -> None:
     ("sections", "module", "verdict", "words"),
     [
         ({}, "numba", None, ""),
-        ({"compression": {"remote": "auto"}, "listen": ["127.0.0.1:0"]}, "numba", Verdict.WARN, "[codecs]"),
+        (
+            {"compression": {"remote": "auto"}, "listen": ["127.0.0.1:0"]},
+            "numba",
+            CheckVerdict.WARN,
+            "[codecs]",
+        ),
         ({"compression": {"remote": "planes"}, "listen": ["127.0.0.1:0"]}, "numba", None, ""),
-        ({"observe": {"http": "off", "traces": "otlp"}}, "opentelemetry.sdk", Verdict.FAIL, "[otel]"),
-        ({"observe": {"http": "off", "kv_events": "tcp://127.0.0.1:1"}}, "zmq", Verdict.FAIL, "[events]"),
+        ({"observe": {"http": "off", "traces": "otlp"}}, "opentelemetry.sdk", CheckVerdict.FAIL, "[otel]"),
+        (
+            {"observe": {"http": "off", "kv_events": "tcp://127.0.0.1:1"}},
+            "zmq",
+            CheckVerdict.FAIL,
+            "[events]",
+        ),
     ],
 )
 def test_libraries_that_the_settings_need(
-    sections: dict[str, Any], module: str, verdict: Verdict | None, words: str, tmp_path: Path
+    sections: dict[str, Any], module: str, verdict: CheckVerdict | None, words: str, tmp_path: Path
 ) -> None:
     plain = small_settings(tmp_path).model_dump(by_alias=True)
     settings = Settings.model_validate({**plain, "access": {"insecure": True}, **sections})
@@ -333,13 +343,13 @@ def test_a_second_daemon_is_refused_before_it_takes_anything(tmp_path: Path) -> 
 
 
 def test_a_port_is_told_to_be_open_only_when_it_is(tmp_path: Path, tls: dict[str, str]) -> None:
-    def lines(access: dict[str, Any]) -> list[tuple[Verdict, str]]:
+    def lines(access: dict[str, Any]) -> list[tuple[CheckVerdict, str]]:
         plain = small_settings(tmp_path).model_dump(by_alias=True)
         settings = Settings.model_validate({**plain, "listen": ["0.0.0.0:1"], "access": access})
         return [(c.verdict, c.setting) for c in table.examine(Facts(settings), settings, [Scope.SETTINGS])]
 
-    assert lines({"tls": tls}) == [(Verdict.OK, "")]
-    assert lines({"insecure": True}) == [(Verdict.WARN, "access.insecure")]
+    assert lines({"tls": tls}) == [(CheckVerdict.OK, "")]
+    assert lines({"insecure": True}) == [(CheckVerdict.WARN, "access.insecure")]
 
 
 def test_too_few_descriptors_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

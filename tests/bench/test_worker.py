@@ -7,7 +7,7 @@ import pytest
 
 from bench.peer_memcpy import Memcpy
 from bench.rig import seated, stores
-from bench.transfer import Row, percentile, report, with_ratios
+from bench.transfer import TransferRow, percentile, report, with_ratios
 from bench.worker import KIB, MIB, Worker, WrongBytes
 
 SIZE, BATCH = 64 * KIB, 4
@@ -63,8 +63,8 @@ def test_a_peer_that_is_not_installed_has_no_seat(tmp_path: Path) -> None:
 
 
 def test_ratios_compare_the_same_form() -> None:
-    def row(store: str, form: str, speed: float) -> Row:
-        return Row("put", store, form, SIZE, 1, 10, speed, speed, 1e6, 2e6)
+    def row(store: str, form: str, speed: float) -> TransferRow:
+        return TransferRow("put", store, form, SIZE, 1, 10, speed, speed, 1e6, 2e6)
 
     rows = [
         row("memcpy", "staging", 10.0),

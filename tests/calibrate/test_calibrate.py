@@ -15,7 +15,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from kvtier.appliance.calibrate.budget import parse_budget  # noqa: E402
 from kvtier.appliance.calibrate.coding import EXACT, Coders, Coding, Kind, Unit, Words, menu  # noqa: E402
-from kvtier.appliance.calibrate.search import Model, NotKept, check, profile_of, search, through_codec  # noqa: E402
+from kvtier.appliance.calibrate.search import CodedModel, NotKept, check, profile_of, search, through_codec  # noqa: E402
 from kvtier.appliance.calibrate.sensitivity import units_of  # noqa: E402
 from kvtier.appliance.calibrate.subject import Subject, Unsuited  # noqa: E402
 from kvtier.appliance.cli.app import cli  # noqa: E402
@@ -118,7 +118,7 @@ def test_only_the_unit_that_is_named_is_replaced(subject: Subject) -> None:
 def test_units_are_coded_as_the_codec_codes_fragments(subject: Subject, kind: Kind) -> None:
     """Every coding somewhere, and the whole past through both ways: the same bits come back."""
     coders = Coders(subject.past, subject.dtype)
-    model = Model(bytes(32), subject.dtype, BLOCK_TOKENS, coders)
+    model = CodedModel(bytes(32), subject.dtype, BLOCK_TOKENS, coders)
     codings = [*menu(kind), EXACT]
     chosen = {unit: codings[i % len(codings)] for i, unit in enumerate(units_of(subject, kind))}
     expected = subject.past.copy()
@@ -156,18 +156,18 @@ def test_models_that_keep_something_else_are_refused() -> None:
 
 def test_the_search_keeps_its_budget_or_says_how_near_it_came(subject: Subject) -> None:
     coders = Coders(subject.past, subject.dtype)
-    model = Model(bytes(32), subject.dtype, BLOCK_TOKENS, coders)
-    from kvtier.appliance.calibrate.allocation import Choice
+    model = CodedModel(bytes(32), subject.dtype, BLOCK_TOKENS, coders)
+    from kvtier.appliance.calibrate.allocation import CoderChoice
 
     def choices(understated: float) -> Any:
         """Losses that are `understated` times too small: the check has to notice."""
         found = {}
         for unit in units_of(subject, "int"):
-            found[unit] = [Choice(EXACT, 16.0, 0.0)]
+            found[unit] = [CoderChoice(EXACT, 16.0, 0.0)]
             for bits in (2, 3, 4, 6, 8):
                 coding = Coding("int", bits, "token")
                 words, size = coders.coded(unit, coding, BLOCK_TOKENS)
-                found[unit].append(Choice(coding, size, subject.loss_of({unit: words}) / understated))
+                found[unit].append(CoderChoice(coding, size, subject.loss_of({unit: words}) / understated))
         return found
 
     budget = parse_budget("kl 0.01")

@@ -12,7 +12,7 @@ from kvtier.appliance.config import Access, Settings, Tls
 from kvtier.appliance.preflight import checks_gpu, checks_host, checks_places, facts, probes, table
 from kvtier.appliance.preflight.checks_files import judge_master_keys
 from kvtier.appliance.preflight.checks_settings import check_tcp_address
-from kvtier.appliance.preflight.verdicts import Verdict
+from kvtier.appliance.preflight.verdicts import CheckVerdict
 from kvtier.tiers.cold.mounts import filesystem_of
 from kvtier.tiers.encryption.keyring import Keyring
 from kvtier.tiers.encryption.master_keys import MasterKeys, key_id
@@ -57,8 +57,8 @@ NARROW = replace(GPU, places=(GpuPlace("0000:ca:00.0", 1, 32.0, 8, 16),))
 TLS = Tls(certificate=Path("/c.pem"), key=Path("/k.pem"), client_ca=Path("/ca.pem"))
 ADDRESS = "unix:///run/k/k.sock"
 LISTEN = facts.Listen(ADDRESS, Path("/run/k/k.sock"), Path("/run/k"))
-DAEMON = facts.Daemon(ADDRESS, reachable=True, version=__version__, backends={"nvme": "direct"})
-NOBODY = facts.Daemon(ADDRESS, error="no daemon at unix:///run/k/k.sock")
+DAEMON = facts.RunningDaemon(ADDRESS, reachable=True, version=__version__, backends={"nvme": "direct"})
+NOBODY = facts.RunningDaemon(ADDRESS, error="no daemon at unix:///run/k/k.sock")
 
 
 def settings(*overrides: str) -> Settings:
@@ -77,10 +77,10 @@ def test_a_good_host_is_all_ok() -> None:
     known = {"versions": VERSIONS, "host": HOST, "gpu": facts.Gpu(), "listens": (LISTEN,)}
     known |= {"directory": DIRECTORY, "missing_modules": frozenset()}
     everything = facts.Facts(nvme(), DAEMON, **known)
-    assert {check.verdict for check in table.examine(everything, nvme())} == {Verdict.OK}
+    assert {check.verdict for check in table.examine(everything, nvme())} == {CheckVerdict.OK}
 
 
-OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+OK, WARN, FAIL = CheckVerdict.OK, CheckVerdict.WARN, CheckVerdict.FAIL
 ON, LOCK = "tiers.dram.hugepages=on", "tiers.dram.lock=true"
 
 KEY_CASES = {
@@ -339,7 +339,7 @@ def test_space_that_the_store_already_has_is_not_wanted_twice() -> None:
 
 
 def test_verdicts_on_the_daemon() -> None:
-    def worst(daemon: facts.Daemon) -> tuple[str, Verdict]:
+    def worst(daemon: facts.RunningDaemon) -> tuple[str, CheckVerdict]:
         (bad,) = [check for check in checks_places.check_daemon(daemon, VERSIONS) if check.verdict is not OK]
         assert bad.fix
         return bad.name, bad.verdict

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cold_edge import KINDS, MIB, Rig
+from bench.cold_edge import KINDS, MIB, ColdEdgeRig
 from kvtier.tiers.gpu.cuda import CudaDevice
 from kvtier.tiers.gpu.device import Device, DeviceError
 
@@ -25,7 +25,7 @@ def device() -> Device:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_comes_up_is_what_the_store_holds(device: Device, tmp_path: Path, kind: str) -> None:
-    rig = Rig(device, tmp_path, TOTAL_BYTES)
+    rig = ColdEdgeRig(device, tmp_path, TOTAL_BYTES)
     rig.trial.close()
     items = rig.put(kind)
     rig.load(items)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from helm.chart_files import CHART, schema_text, table, values_yaml
-from helm.values import Values
+from helm.values import ChartValues
 from kvtier.appliance.config import Settings
 from tests.helm.charts import VALUE_SETS, values_of
 
@@ -21,7 +21,7 @@ def test_there_are_enough_value_sets() -> None:
 def test_every_default_fits_the_model_and_the_policy() -> None:
     values = yaml.safe_load(values_yaml())
     Settings.model_validate(values.pop("policy"))
-    assert Values.model_validate(values) == Values()
+    assert ChartValues.model_validate(values) == ChartValues()
 
 
 def test_every_value_is_described_where_it_stands_and_in_the_table() -> None:
@@ -58,4 +58,4 @@ def test_every_value_set_fits_the_model(path: Any) -> None:
         shape.pop(
             "policy", None
         )  # the paths that the chart fills in are missing; test_chart.py looks at those
-    Values.model_validate(values)
+    ChartValues.model_validate(values)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvtier.appliance.config import Policy
-from kvtier.appliance.replay.setups import Setup, Shape, single_tier
+from kvtier.appliance.replay.setups import ModelShape, Setup, single_tier
 from kvtier.appliance.replay.shell import PolicyFailed
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.untimed import UntimedShell
@@ -18,7 +18,7 @@ TRACE = drawn(11, num_requests=120)
 
 def setup_of(capacity: str = "5%", **choice: str) -> Setup:
     """Return one tier with these policies; those of an administrator's own come from MODULE."""
-    setup = single_tier("lru", capacity, TRACE, Shape())
+    setup = single_tier("lru", capacity, TRACE, ModelShape())
     return Setup(
         "own",
         capacity,
@@ -61,7 +61,7 @@ def test_everything_is_admitted_where_admission_fails() -> None:
 def test_nothing_is_prefetched_where_a_prefetcher_fails() -> None:
     sizes = {Tier.DRAM: 30 * (64 << 20), Tier.NVME: 400 * (64 << 20)}
     choice = PolicyChoice(prefetch=f"{MODULE}:ImpossiblePrefetcher", allowed_modules=(MODULE,))
-    setup = Setup("own", "", choice, sizes, setup_of().options, Shape(), is_timed=True)
+    setup = Setup("own", "", choice, sizes, setup_of().options, ModelShape(), is_timed=True)
     shell = TimedShell(TRACE, setup, on_policy_failed=lambda words, instead: None)
     outcome = shell.run()
     assert outcome.problems == []

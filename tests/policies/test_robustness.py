@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from kvtier.appliance.replay.setups import Shape, single_tier
+from kvtier.appliance.replay.setups import ModelShape, single_tier
 from kvtier.appliance.replay.sweep import run_setup
 from kvtier.appliance.replay.traces import Trace
 from kvtier.policies.baselines.ghosts import Names
@@ -24,7 +24,7 @@ from kvtier.policies.urgency.pool import I32, NUM_READY, PORTION, Pool
 from .tree import name
 from .workloads import WORKLOADS, make
 
-SHAPE = Shape(1, 1, 64, "float16")
+SHAPE = ModelShape(1, 1, 64, "float16")
 BASELINES = ("lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "wtinylfu", "gdsf")
 #: Percent of the tokens that a short trace may lose to LRU: the margin, and what learning costs.
 TOLERANCE = 1.5

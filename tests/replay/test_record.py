@@ -22,7 +22,7 @@ from kvtier.appliance.cli.app import cli
 from kvtier.appliance.cli.record import Members
 from kvtier.appliance.replay.readers import read_trace
 from kvtier.appliance.replay.recording import Recorder
-from kvtier.appliance.replay.setups import Shape, single_tier
+from kvtier.appliance.replay.setups import ModelShape, single_tier
 from kvtier.appliance.replay.untimed import UntimedShell
 from kvtier.clients import Client, Geometry, NamespaceIdentity, Urgency
 
@@ -85,7 +85,7 @@ def test_a_recorded_session_says_the_same_when_replayed(daemon: Daemon, tmp_path
         client.lookup(namespace, second)  # answered when what was flushed has been heard of
     trace = read_trace(out)
     asked, found = 8 + 10 + 12 + 8 + 8, 8 + 12 + 8
-    outcome = UntimedShell(trace, single_tier("lru", "1GiB", trace, Shape())).run()
+    outcome = UntimedShell(trace, single_tier("lru", "1GiB", trace, ModelShape())).run()
     assert outcome.problems == []
     assert (outcome.num_blocks, sum(outcome.block_hits.values())) == (asked, found)
     assert trace.num_blocks == 20

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from kvtier.appliance.cli.app import cli
 from kvtier.appliance.config.units import about_duration
 from kvtier.appliance.replay.chart import chart, write_chart
-from kvtier.appliance.replay.setups import Shape, capacity_of, choice_of, single_tier
+from kvtier.appliance.replay.setups import ModelShape, capacity_of, choice_of, single_tier
 from kvtier.appliance.replay.sweep import run_setups
 from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
 from kvtier.policies.registry import EVICTION, UnknownPolicy
@@ -35,7 +35,7 @@ def trace_path(tmp_path: Path) -> Path:
 
 def test_processes_and_one_process_say_the_same() -> None:
     trace = drawn(1, num_requests=60)
-    setups = [single_tier("lru", capacity, trace, Shape()) for capacity in ("20%", "40%")]
+    setups = [single_tier("lru", capacity, trace, ModelShape()) for capacity in ("20%", "40%")]
     heard: list[list[int]] = []
     alone = run_setups(trace, setups)
     together = run_setups(trace, setups, 2, progress=lambda done: heard.append(list(done)))
@@ -46,9 +46,9 @@ def test_processes_and_one_process_say_the_same() -> None:
 def test_capacities_and_policies_by_their_words() -> None:
     trace = trace_of(*(request(n, [n]) for n in range(200)))
     block_bytes = 64 << 20
-    assert capacity_of("5%", trace, Shape()) == 10 * block_bytes
-    assert capacity_of("0.1%", trace, Shape()) == block_bytes  # at least one
-    assert capacity_of("64GiB", trace, Shape()) == 64 << 30
+    assert capacity_of("5%", trace, ModelShape()) == 10 * block_bytes
+    assert capacity_of("0.1%", trace, ModelShape()) == block_bytes  # at least one
+    assert capacity_of("64GiB", trace, ModelShape()) == 64 << 30
     assert choice_of("lru").admission == "all"
     assert choice_of("unbounded").eviction == "lru"
     assert choice_of("lru+all").eviction == "lru"
@@ -148,8 +148,10 @@ def test_policy_diff_shows_what_a_change_would_have_done(trace_path: Path, tmp_p
 def test_the_picture_has_a_line_per_policy_and_a_legend_in_the_order_of_their_ends() -> None:
     trace = drawn(2, num_requests=60)
     capacities = ("20%", "40%", "60%")
-    setups = [single_tier(policy, size, trace, Shape()) for policy in ("lru", "lfu") for size in capacities]
-    outcomes = run_setups(trace, [*setups, single_tier("unbounded", "100%", trace, Shape())])
+    setups = [
+        single_tier(policy, size, trace, ModelShape()) for policy in ("lru", "lfu") for size in capacities
+    ]
+    outcomes = run_setups(trace, [*setups, single_tier("unbounded", "100%", trace, ModelShape())])
     (axes,) = chart("a <trace>", outcomes).axes
     assert [np.shape(line.get_xdata())[0] for line in axes.get_lines()] == [3, 3, 2]
     assert [text.get_text().split("\n")[0] for text in axes.get_xticklabels()] == list(capacities)
@@ -164,7 +166,9 @@ def test_the_picture_has_a_line_per_policy_and_a_legend_in_the_order_of_their_en
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<svg"), ("a.html", b"<!d")])
 def test_pictures_of_every_kind(tmp_path: Path, name: str, begins: bytes) -> None:
     trace = drawn(3, num_requests=20)
-    write_chart(tmp_path / name, "a <trace>", run_setups(trace, [single_tier("lru", "50%", trace, Shape())]))
+    write_chart(
+        tmp_path / name, "a <trace>", run_setups(trace, [single_tier("lru", "50%", trace, ModelShape())])
+    )
     written = (tmp_path / name).read_bytes()
     assert written.startswith(begins)
     assert b"a <trace>" not in written
@@ -219,29 +223,29 @@ def recorded(*namespaces: TraceNamespace, num_blocks: int = 40) -> Trace:
 @pytest.mark.parametrize("text", ["0%", "0", "1KiB", "63MiB"])
 def test_a_capacity_that_holds_no_block_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no room at all|at least 64 MiB, or name the model"):
-        capacity_of(text, drawn(2), Shape())
+        capacity_of(text, drawn(2), ModelShape())
 
 
 def test_a_capacity_beyond_the_whole_trace_costs_no_more_than_the_trace() -> None:
     """The books of 100,000 TiB would take more memory than there is."""
-    setup = single_tier("lru", "100000TiB", drawn(2), Shape())
-    assert setup.capacity_bytes == single_tier("unbounded", "100%", drawn(2), Shape()).capacity_bytes
+    setup = single_tier("lru", "100000TiB", drawn(2), ModelShape())
+    assert setup.capacity_bytes == single_tier("unbounded", "100%", drawn(2), ModelShape()).capacity_bytes
 
 
 def test_nobody_leaves_unbounded_room_whatever_the_sizes_of_blocks() -> None:
     trace = recorded(TraceNamespace(16, 3 << 20), TraceNamespace(16, 2 << 20), TraceNamespace(16, 48 << 10))
-    [outcome] = run_setups(trace, [single_tier("unbounded", "100%", trace, Shape())])
+    [outcome] = run_setups(trace, [single_tier("unbounded", "100%", trace, ModelShape())])
     assert outcome.counters.get("evicted_dram", 0) == outcome.num_refused_blocks == 0
 
 
 def test_a_recording_has_the_prefill_of_the_model_and_bytes_of_its_own() -> None:
     """Of a block's bytes alone it looked like a model of one layer, a thousand times as quick."""
-    shape = Shape(80, 8, 128, "bfloat16")
+    shape = ModelShape(80, 8, 128, "bfloat16")
     said, unsaid = shape.geometry(TraceNamespace(16, 5 << 20)), shape.geometry(TraceNamespace(16))
     assert said.block_bytes == unsaid.block_bytes == 5 << 20
     assert said.num_layers == unsaid.num_layers
     assert shape.geometry(TraceNamespace(16, 16 * 97)).block_bytes == 16 * 97  # of another model
-    large = Shape(96, 96, 128, "float16")  # 4.5 MiB a token
+    large = ModelShape(96, 96, 128, "float16")  # 4.5 MiB a token
     assert large.geometry(TraceNamespace(16, 72 << 20)).block_bytes == 72 << 20
 
 

@@ -10,7 +10,7 @@ from kvtier.appliance.core.instructions import CancelCopy, Copy
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.replay.outcomes import Outcome
 from kvtier.appliance.replay.report import differences, tables
-from kvtier.appliance.replay.setups import Setup, Shape, choice_of
+from kvtier.appliance.replay.setups import ModelShape, Setup, choice_of
 from kvtier.appliance.replay.timed import TimedShell
 from kvtier.appliance.replay.traces import Trace
 from kvtier.appliance.replay.virtual import EdgeSpeed, VirtualClock, VirtualMover
@@ -35,7 +35,7 @@ def shell_of(trace: Trace, dram_blocks: int, nvme_blocks: int = 0, policy: str =
     sizes = {Tier.DRAM: dram_blocks * BLOCK_BYTES}
     if nvme_blocks:
         sizes[Tier.NVME] = nvme_blocks * (BLOCK_BYTES + 4096)
-    setup = Setup(policy, "", choice_of(policy), sizes, PlannerOptions(), Shape(), is_timed=True)
+    setup = Setup(policy, "", choice_of(policy), sizes, PlannerOptions(), ModelShape(), is_timed=True)
     return TimedShell(trace, setup, speeds=SPEEDS)
 
 

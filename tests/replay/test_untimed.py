@@ -5,7 +5,7 @@ from collections import OrderedDict
 import pytest
 
 from kvtier.appliance.replay.outcomes import Outcome
-from kvtier.appliance.replay.setups import UNBOUNDED, Shape, single_tier
+from kvtier.appliance.replay.setups import UNBOUNDED, ModelShape, single_tier
 from kvtier.appliance.replay.traces import Trace, TraceBuilder, TraceNamespace
 from kvtier.appliance.replay.untimed import UntimedShell
 from kvtier.policies.registry import ADMISSION, EVICTION
@@ -17,7 +17,7 @@ BLOCK_BYTES = 64 << 20  # of Shape(), 512 tokens
 
 def replay(trace: Trace, policy: str = "lru", capacity: str = "5%") -> Outcome:
     """Replay on one tier; the audit must be clean."""
-    shell = UntimedShell(trace, single_tier(policy, capacity, trace, Shape()))
+    shell = UntimedShell(trace, single_tier(policy, capacity, trace, ModelShape()))
     outcome = shell.run()
     assert outcome.problems == []
     assert shell.planner.statistics()["num_copies_in_flight"] == 0

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from kvtier.appliance.appliance import Appliance
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.replay.setups import Shape, single_tier
+from kvtier.appliance.replay.setups import ModelShape, single_tier
 from kvtier.appliance.replay.shell import CLIENT
 from kvtier.appliance.replay.untimed import UntimedShell
 from kvtier.appliance.server.access_log import Access, AccessKind, AccessLog, Watcher
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, capacity: int = 100) -> None:
         trace = trace_of(request(0, [1, 2, 3]), request(1, [1, 4]))
-        self.shell = UntimedShell(trace, single_tier("lru", "100%", trace, Shape()))
+        self.shell = UntimedShell(trace, single_tier("lru", "100%", trace, ModelShape()))
         self.shell.run()
         self.names = self.shell.names
         self.port = cast(Any, SimpleNamespace(tap=None))

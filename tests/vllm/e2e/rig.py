@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.vllm.appliance import Appliance
+from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import EngineOptions, kvtier_connector
 from bench.vllm.process import EngineProcess, Output
 
@@ -36,7 +36,7 @@ class Rig:
     """Reference, subject and appliance, and the books about what the appliance must hold."""
 
     def __init__(
-        self, folder: Path, options: EngineOptions, appliance: Appliance, changes: dict[str, Any]
+        self, folder: Path, options: EngineOptions, appliance: ApplianceProcess, changes: dict[str, Any]
     ) -> None:
         self.folder = folder
         self.appliance = appliance
@@ -108,7 +108,7 @@ class Rig:
         self.subject.__exit__(None, None, None)
 
 
-def settled(engine: EngineProcess, appliance: Appliance, num_blocks: int | None = None) -> None:
+def settled(engine: EngineProcess, appliance: ApplianceProcess, num_blocks: int | None = None) -> None:
     """Wait until nothing is being saved any more and, if it is known, until all of `num_blocks` are there."""
     engine.reset()  # succeeds when no save holds a block of the engine
     deadline_s = time.monotonic() + WAIT_S
@@ -125,7 +125,7 @@ def rig(
     appliance_settings: tuple[str, ...] = (),
 ) -> Iterator[Rig]:
     """Start both engines and the appliance; leave nothing. `changes` are options of the subject only."""
-    with Appliance(settings=appliance_settings) as appliance:
+    with ApplianceProcess(settings=appliance_settings) as appliance:
         engines = Rig(folder, options, appliance, changes or {})
         try:
             yield engines

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.vllm.appliance import Appliance
+from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess, Output, outputs_of
 
@@ -26,7 +26,7 @@ DEPLOYED = replace(SMALL, in_one_process=False, max_requests=4)
 class Scene:
     """An engine, its appliance, and prompts whose right answers are known."""
 
-    def __init__(self, engine: EngineProcess, appliance: Appliance, asks: list[Ask]) -> None:
+    def __init__(self, engine: EngineProcess, appliance: ApplianceProcess, asks: list[Ask]) -> None:
         self.engine = engine
         self.appliance = appliance
         self.asks = asks
@@ -66,7 +66,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     asks: list[Ask] = [
         {"tokens": traffic.words(200 + 16 * number), "num_new": 20} for number in range(NUM_PROMPTS)
     ]
-    appliance = Appliance()
+    appliance = ApplianceProcess()
     options = replace(DEPLOYED, connector=kvtier_connector(appliance.target))
     with EngineProcess(options, folder) as engine:
         scene = Scene(engine, appliance, asks)

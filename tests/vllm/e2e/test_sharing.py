@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.vllm.appliance import Appliance
+from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import kvtier_connector
 from bench.vllm.process import EngineProcess
 
@@ -20,14 +20,14 @@ NUM_TOGETHER = 200
 
 
 @pytest.fixture(scope="module")
-def appliance() -> Iterator[Appliance]:
-    with Appliance() as running:
+def appliance() -> Iterator[ApplianceProcess]:
+    with ApplianceProcess() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def engines(
-    appliance: Appliance, tmp_path_factory: pytest.TempPathFactory
+    appliance: ApplianceProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[EngineProcess, EngineProcess]]:
     folder = tmp_path_factory.mktemp("sharing")
     connector = kvtier_connector(appliance.target, **patience.CONNECTOR)
@@ -37,7 +37,7 @@ def engines(
 
 
 def test_the_second_engine_reuses_what_the_first_computed(
-    appliance: Appliance, engines: tuple[EngineProcess, EngineProcess]
+    appliance: ApplianceProcess, engines: tuple[EngineProcess, EngineProcess]
 ) -> None:
     first, second = engines
     traffic = Traffic(SEED, SMALL.block_tokens, max_tokens=900, may_align=False)
@@ -57,7 +57,7 @@ def test_the_second_engine_reuses_what_the_first_computed(
 
 
 def test_a_shared_system_prompt_is_kept_once(
-    appliance: Appliance, engines: tuple[EngineProcess, EngineProcess]
+    appliance: ApplianceProcess, engines: tuple[EngineProcess, EngineProcess]
 ) -> None:
     """Both engines serve agents that begin with the same words and go on with a few of their own."""
     traffic = Traffic(SEED + 1, SMALL.block_tokens, max_tokens=2000)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bench.vllm.appliance import Appliance
+from bench.vllm.appliance import ApplianceProcess
 from bench.vllm.options import Connector, EngineOptions
 from bench.vllm.process import EngineProcess, Output
 from kvtier.v1 import types_pb2
@@ -83,7 +83,7 @@ def whole_blocks(asked: dict[str, Any]) -> int:
     return (len(asked["tokens"]) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def settle(engine: EngineProcess, appliance: Appliance, num_blocks: int) -> None:
+def settle(engine: EngineProcess, appliance: ApplianceProcess, num_blocks: int) -> None:
     """Wait until so many blocks are stored: stores are off the critical path."""
     deadline_s = time.monotonic() + WAIT_S
     while appliance.num_blocks() < num_blocks:
@@ -94,7 +94,7 @@ def settle(engine: EngineProcess, appliance: Appliance, num_blocks: int) -> None
 def test_stored_found_by_another_process_and_an_appliance_that_dies(tmp_path: Path) -> None:
     asked = prompts(5, SEED)
     num_blocks = sum(len(one["tokens"]) // BLOCK_TOKENS for one in asked)
-    with Appliance() as appliance:
+    with ApplianceProcess() as appliance:
         chosen = options(appliance.target)
         with EngineProcess(chosen, tmp_path, "first") as first:
             expected = alone(first, asked)
@@ -125,7 +125,7 @@ def test_stored_found_by_another_process_and_an_appliance_that_dies(tmp_path: Pa
 def test_a_small_appliance_evicts_and_never_holds_more(tmp_path: Path) -> None:
     capacity_blocks = 128
     settings = ("tiers.dram.capacity=16MiB",)
-    with Appliance(dram="16MiB", nvme="", settings=settings) as appliance:
+    with ApplianceProcess(dram="16MiB", nvme="", settings=settings) as appliance:
         with EngineProcess(options(appliance.target), tmp_path) as engine:
             asked = prompts(20, SEED + 3)
             num_blocks = sum(len(one["tokens"]) // BLOCK_TOKENS for one in asked)
@@ -146,7 +146,7 @@ def test_a_small_appliance_evicts_and_never_holds_more(tmp_path: Path) -> None:
 @pytest.mark.skipif(not FULL, reason="FULL=1 runs it: two more engines")
 def test_a_hybrid_model_and_its_windows(tmp_path: Path) -> None:
     asked = prompts(4, SEED + 4, 300, 700)
-    with Appliance() as appliance:
+    with ApplianceProcess() as appliance:
         chosen = options(appliance.target, num_pool_blocks=400, model="hybrid")
         with EngineProcess(chosen, tmp_path, "first") as first:
             expected = alone(first, asked)
