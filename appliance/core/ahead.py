@@ -30,7 +30,7 @@ from ...tiers.cold.log import SegmentLog, record_bytes
 from .catalog import NO_ROW
 from .core_state import CoreState
 from .dirty import Dirty, Line
-from .pressure import Pressure
+from .pressure import COPY_AHEAD, IDLE_COPY, Pressure
 from .write_budget import WriteBudget
 
 #: Share of the cold store for blocks that were copied down from the watermark on and are in dram, too.
@@ -99,7 +99,7 @@ class Ahead:
             if is_admitted:
                 urgency = Urgency.IDLE if is_through else Urgency.ENDED
                 while self.dirty.is_dirty(row):
-                    if not pressure.copy_down(row, self.dirty.source_of(row), urgency):
+                    if not pressure.copy_down(row, self.dirty.source_of(row), urgency, what=COPY_AHEAD):
                         return  # no room
                     if not self.dirty.is_complete:
                         break  # what is left of it is copied when it is a victim
@@ -152,7 +152,7 @@ class Ahead:
                     pressure.free_dead_segments()  # of failed copies; that displaces nothing
                 break
             if pressure.cold_quota.has_room(row) and pressure.is_worth_keeping(row, Tier.NVME):
-                pressure.copy_down(row, source, Urgency.ENDED)
+                pressure.copy_down(row, source, Urgency.ENDED, what=IDLE_COPY)
                 if self.dirty.is_dirty(row):  # no room for all of it, or the rest is in another tier
                     break
                 num_bytes += _record_bytes(namespace.fragment_bytes)

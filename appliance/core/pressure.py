@@ -29,6 +29,8 @@ from .run_eviction import RunEviction
 from .states import State
 from .victims import Victims
 
+#: What copies into a slower tier are called in the story, before the name of the tier that they come from.
+SPILL, COPY_AHEAD, IDLE_COPY, ARCHIVE = "spill", "copy_ahead", "idle_copy", "archive"
 #: Blocks given up or spilled per event: about a millisecond.
 MAX_STEPS = 64
 #: Fragments spilled in one batch: enough for one large write, few enough to land soon.
@@ -193,10 +195,10 @@ class Pressure:
         in_flight = self._core.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
         return in_flight + self._spilled_bytes[tier]
 
-    def copy_down(self, row: int, source: Tier, urgency: Urgency) -> bool:
-        """Decide the copies of what `source` has of a block and the cold store has not. False: there is no
-        room for any of it."""
-        return self._spill(row, source, urgency, target=Tier.NVME)
+    def copy_down(self, row: int, source: Tier, urgency: Urgency, *, what: str) -> bool:
+        """Decide the copies of what `source` has of a block and the cold store has not; `what` names them in
+        the story, COPY_AHEAD or IDLE_COPY. False: there is no room for any of it."""
+        return self._spill(row, source, urgency, target=Tier.NVME, what=what)
 
     def is_cold_edge_busy(self) -> bool:
         """Whether anything is on its way to or from the cold store, or waits for that."""
@@ -334,7 +336,12 @@ class Pressure:
         return "coldest" if self._residency.is_below(row, tier) else ""
 
     def _spill(
-        self, row: int, tier: Tier, urgency: Urgency = Urgency.IDLE, target: Tier | None = None
+        self,
+        row: int,
+        tier: Tier,
+        urgency: Urgency = Urgency.IDLE,
+        target: Tier | None = None,
+        what: str = SPILL,
     ) -> bool:
         """Decide the copy of a block one tier down (or to `target`). False: there is no room there."""
         core = self._core
@@ -346,7 +353,7 @@ class Pressure:
         residency.unkeep(row)
         if has_moves:
             name = core.catalog.prefix_hash[row]
-            core.story.tell(core.now, name, f"spill_{tier.label}")
+            core.story.tell(core.now, name, f"{what}_{tier.label}")
         return has_moves
 
     def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, archives: bool) -> bool:
@@ -421,7 +428,7 @@ class Pressure:
                 if in_flight + self._spilled_bytes[source] >= self._core.options.max_spill_bytes:
                     return
                 is_admitted = self.cold_quota.admits(row)
-                if is_admitted and not self._spill(row, source, Urgency.ENDED, target=Tier.NVME):
+                if is_admitted and not self._spill(row, source, Urgency.ENDED, Tier.NVME, ARCHIVE):
                     return
             self._to_archive.popleft()
         self.is_busy = self.is_busy or bool(self._to_archive)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ... import __version__
 from ...tiers.block import Tier
+from ..core.pressure import ARCHIVE, COPY_AHEAD, IDLE_COPY, SPILL
 from ..core.story import Decision
 from . import holdings
 from .daemon_view import Eyes
@@ -21,7 +22,9 @@ MAX_DECISIONS = 40
 NAME_BYTES = 4  # of a block's hash: what `kvtier why block` needs at least
 
 LEAVING = {"evicted_hbm": "hbm", "evicted_dram": "dram"}
-SPILLING = {"spill_hbm": "hbm", "spill_dram": "dram"}
+SPILLING = {
+    f"{what}_{tier}": tier for what in (SPILL, COPY_AHEAD, IDLE_COPY, ARCHIVE) for tier in ("hbm", "dram")
+}
 OTHER = {
     **dict.fromkeys(("prefetch", "prefetch_used", "prefetch_late", "prefetch_wasted"), "dram"),
     **{f"condemned_{tier}": tier for tier in ("hbm", "dram", "nvme")},

@@ -59,6 +59,30 @@ def test_what_was_put_is_in_both_tiers_once_the_device_was_idle() -> None:
     assert where(rig, "a", 6) == [{"dram", "nvme"}] * 6
 
 
+@pytest.mark.parametrize(
+    ("write", "what"), [("idle", "idle_copy_dram"), ("through", "copy_ahead_dram"), ("spill", "spill_dram")]
+)
+def test_the_story_says_why_a_block_was_copied_down(write: str, what: str) -> None:
+    rig = rig_of(write, dram_blocks=4)
+    rig.start_put(hashes("a", 4))
+    land_puts(rig)
+    rest(rig)
+    if write == "spill":  # nothing is copied before its room is needed
+        rig.start_put(hashes("b", 4))
+        rest(rig)
+    copied = [line.what for line in rig.planner.story.of(hashes("a", 4)[0]) if line.what.endswith("_dram")]
+    assert [word for word in copied if word not in ("stored_dram", "evicted_dram")] == [what]
+
+
+def test_a_drained_block_is_archived() -> None:
+    rig = rig_of("spill")
+    rig.start_put(hashes("a", 1))
+    land_puts(rig)
+    rig.do(ev.DrainStarted(rig.call()))
+    rest(rig)
+    assert "archive_dram" in [line.what for line in rig.planner.story.of(hashes("a", 1)[0])]
+
+
 def test_parents_are_copied_before_their_children() -> None:
     rig = rig_of()
     rig.start_put(hashes("a", 6))
