@@ -34,13 +34,13 @@ from kvtier.tiers.codecs.trial import trial_payload
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.cold.mounts import filesystem_of
-from kvtier.tiers.gpu import gds
-from kvtier.tiers.gpu.chunks import NUM_CHUNKS
-from kvtier.tiers.gpu.cold_edge import ColdCopier
-from kvtier.tiers.gpu.cold_trial import ColdTrial, trial_codecs
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import Device, DeviceError
-from kvtier.tiers.gpu.device_decoding import load_decoding
+from kvtier.tiers.gpu.decode import gds
+from kvtier.tiers.gpu.decode.chunks import NUM_CHUNKS
+from kvtier.tiers.gpu.decode.cold_edge import ColdCopier
+from kvtier.tiers.gpu.decode.cold_trial import ColdTrial, trial_codecs
+from kvtier.tiers.gpu.decode.decoding import load_decoding
+from kvtier.tiers.gpu.device.contract import Device, DeviceError
+from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.tiers.payload import checksum

@@ -12,8 +12,8 @@ import numpy as np
 
 from kvtier.clients.operations.page_layouts import PagesDescription, describe
 from kvtier.tiers.block import Geometry as DaemonGeometry
-from kvtier.tiers.gpu.layouts import LAYOUT, PageLayout, PageTensor, page_table
-from kvtier.tiers.gpu.pages import Pages
+from kvtier.tiers.gpu.pages.layouts import LAYOUT, PageLayout, PageTensor, page_table
+from kvtier.tiers.gpu.pages.pages import Pages
 from kvtier.v1.types import Geometry
 
 from .machine import describe as describe_machine

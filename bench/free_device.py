@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from kvtier.clients.operations.direct import Exported
 from kvtier.tiers.base import Buffer
-from kvtier.tiers.gpu.device import Device, DeviceError, DeviceMemory, Event, Pieces, Stream
-from kvtier.tiers.gpu.watcher import Watcher
+from kvtier.tiers.gpu.device.contract import Device, DeviceError, DeviceMemory, Event, Pieces, Stream
+from kvtier.tiers.gpu.device.watcher import Watcher
 
 UUID = "free-device"
 CLOSE_S = 10.0

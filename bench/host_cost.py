@@ -44,11 +44,11 @@ from kvtier.appliance.host.process import tame_garbage_collector
 from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
 from kvtier.tiers.base import CopyItem, MemoryEngine
 from kvtier.tiers.block import FragmentLabel, Geometry, Tier
-from kvtier.tiers.gpu.gather import GatherCopier
-from kvtier.tiers.gpu.kernels import PieceCopier
-from kvtier.tiers.gpu.layouts import PageLayout, PageTensor, check_layout, page_table
-from kvtier.tiers.gpu.own_events import OwnEvents
-from kvtier.tiers.gpu.pages import Pages
+from kvtier.tiers.gpu.device.own_events import OwnEvents
+from kvtier.tiers.gpu.pages.gather import GatherCopier
+from kvtier.tiers.gpu.pages.kernels import PieceCopier
+from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
+from kvtier.tiers.gpu.pages.pages import Pages
 
 SIZES = (64 << 10, 1 * MIB, 2 * MIB)
 LAYERS = 32

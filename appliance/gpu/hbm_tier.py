@@ -5,8 +5,8 @@ device comes from the settings, or from a test that brings its own.
 
 Two things are different from the host-memory hot tier. Clients on the host cannot read it, so it is no shared
 tier. And the cold store cannot write it: a block comes up by way of dram, or straight, through a chunk of its
-own and the device's decoder, where a trial at start found that quicker (tiers/gpu/cold_edge.py). The rare
-block that is archived from hbm is fetched into host memory first."""
+own and the device's decoder, where a trial at start found that quicker (tiers/gpu/decode/cold_edge.py). The
+rare block that is archived from hbm is fetched into host memory first."""
 
 import logging
 import threading
@@ -19,25 +19,25 @@ from ...tiers.block import Tier
 from ...tiers.cold.engine import ColdStore
 from ...tiers.cold.mounts import filesystem_of
 from ...tiers.copiers import HostCopier
-from ...tiers.gpu import gds
-from ...tiers.gpu.chunks import NUM_CHUNKS
-from ...tiers.gpu.cold_edge import ColdCopier
-from ...tiers.gpu.cold_trial import quicker_codecs, trial_codecs
 from ...tiers.gpu.copier import DeviceCopier, End
-from ...tiers.gpu.cuda import CudaDevice
-from ...tiers.gpu.device import Device, DeviceError, DeviceFault
-from ...tiers.gpu.device_decoding import load_decoding
+from ...tiers.gpu.decode import gds
+from ...tiers.gpu.decode.chunks import NUM_CHUNKS
+from ...tiers.gpu.decode.cold_edge import ColdCopier
+from ...tiers.gpu.decode.cold_trial import quicker_codecs, trial_codecs
+from ...tiers.gpu.decode.decoding import load_decoding
+from ...tiers.gpu.device.contract import Device, DeviceError, DeviceFault
+from ...tiers.gpu.device.cuda import CudaDevice
+from ...tiers.gpu.device.links import LinkSpeed, measure
+from ...tiers.gpu.device.pinned import Pinned, limits
+from ...tiers.gpu.device.topology import describe, gpus, place_of
 from ...tiers.gpu.hbm import Fetched, HbmEngine
-from ...tiers.gpu.links import LinkSpeed, measure
-from ...tiers.gpu.pinned import Pinned, limits
-from ...tiers.gpu.topology import describe, gpus, place_of
 from ...tiers.memory.engine import ExtentEngine
 from ...tiers.memory.slots import SlotPool
 from ..config import HbmTier, Switch
 from ..config.units import format_bytes
-from ..direct import DirectDevice
 from ..errors import StartError
 from ..transfer.lanes import DEVICE_BATCH_BYTES, Edge, Route
+from .page_service import DirectDevice
 from .peer_devices import Peers
 
 log = logging.getLogger(__name__)

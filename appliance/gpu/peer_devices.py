@@ -22,14 +22,14 @@ from itertools import pairwise
 import numpy as np
 
 from ...tiers.block import Tier
-from ...tiers.gpu.cuda import CudaDevice, num_devices
-from ...tiers.gpu.device import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
-from ...tiers.gpu.gather import AddressesOf
+from ...tiers.gpu.device.contract import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from ...tiers.gpu.device.cuda import CudaDevice, num_devices
+from ...tiers.gpu.device.pinned import as_copy_error
 from ...tiers.gpu.hbm import HbmEngine
-from ...tiers.gpu.pinned import as_copy_error
+from ...tiers.gpu.pages.gather import AddressesOf
 from ...tiers.memory.places import I64
 from ..config import HbmTier
-from ..direct import DirectDevice
+from .page_service import DirectDevice
 
 log = logging.getLogger(__name__)
 

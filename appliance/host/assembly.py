@@ -22,8 +22,8 @@ from ...tiers.cold.recovery import Recovered
 from ...tiers.copiers import HostCopier, make_pool
 from ...tiers.edges import Viewable
 from ...tiers.encryption.master_keys import load_master_keys
-from ...tiers.gpu.device import Device
-from ...tiers.gpu.links import LinkSpeed
+from ...tiers.gpu.device.contract import Device
+from ...tiers.gpu.device.links import LinkSpeed
 from ...tiers.memory.engine import MAX_NUMBERS, ExtentEngine
 from ...tiers.memory.index import Indexes
 from ...tiers.memory.memfd import SharedMemoryError

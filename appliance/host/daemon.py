@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ...tiers.block import Tier
-from ...tiers.gpu.device import Device
+from ...tiers.gpu.device.contract import Device
 from ...v1.addresses import socket_path
 from ..appliance import Appliance
 from ..compression.codec_choice import Compressing
@@ -27,9 +27,9 @@ from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
 from ..core.planner import Planner
 from ..core.results import CountResult
-from ..direct import DirectDevice, DirectPath
 from ..errors import StartError
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
+from ..gpu.page_service import DirectDevice, DirectPath
 from ..observability.daemon_view import DRAINING, READY, Eyes
 from ..observability.observability import Sight
 from ..persisted.codec_speeds import SpeedFile

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from ...tiers.gpu.gds import why_not
-from ...tiers.gpu.libraries import missing
-from ...tiers.gpu.topology import describe
+from ...tiers.gpu.decode.gds import why_not
+from ...tiers.gpu.device.libraries import missing
+from ...tiers.gpu.device.topology import describe
 from ..config import Settings
 from .facts import Directory, Facts, Gpu
 from .verdicts import Check, fail, ok, warn

@@ -23,11 +23,11 @@ from ...tiers.cold.mounts import filesystem_of
 from ...tiers.encryption.keyring import FILE_NAME as KEYS_FILE
 from ...tiers.encryption.keyring import count_wraps
 from ...tiers.encryption.master_keys import KeyringError, known_ids, read_master_keys
-from ...tiers.gpu import libraries
-from ...tiers.gpu.gds import GdsFacts, look
-from ...tiers.gpu.libraries import CudaLibraries
-from ...tiers.gpu.pinned import limits
-from ...tiers.gpu.topology import GpuPlace, gpus, with_nvlinks
+from ...tiers.gpu.decode.gds import GdsFacts, look
+from ...tiers.gpu.device import libraries
+from ...tiers.gpu.device.libraries import CudaLibraries
+from ...tiers.gpu.device.pinned import limits
+from ...tiers.gpu.device.topology import GpuPlace, gpus, with_nvlinks
 from ...v1.addresses import socket_path
 from ..config import Settings
 from . import probes

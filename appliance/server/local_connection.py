@@ -21,8 +21,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from ...v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
-from ..answers import Answers
 from ..errors import REASONS, ApplianceError, error, to_detail
+from ..gpu.page_answers import Answers
 from ..replies import Replies
 from ..security.callers import Caller
 from .call_latency import LOCAL, OK, TRACEPARENT, Rpcs

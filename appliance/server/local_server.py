@@ -28,8 +28,8 @@ from ...v1 import direct_pb2, local_pb2
 from ...v1 import kvcache_pb2 as pb
 from ...v1.local import MAX_DESCRIPTORS, Frame, Method
 from ...v1.shm import PAGE_BYTES
-from ..direct import DirectPath
 from ..errors import ApplianceError, StartError, error
+from ..gpu.page_service import DirectPath
 from ..security import request_checks as checks
 from ..security.callers import Caller, Rates, domain_in
 from ..security.principals import Access

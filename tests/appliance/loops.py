@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from kvtier.appliance.config import Loaded, Settings
 from kvtier.appliance.host.daemon import Daemon
-from kvtier.tiers.gpu.device import Device
+from kvtier.tiers.gpu.device.contract import Device
 
 T = TypeVar("T")
 

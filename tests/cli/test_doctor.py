@@ -16,8 +16,8 @@ from kvtier.appliance.preflight.verdicts import CheckVerdict
 from kvtier.tiers.cold.mounts import filesystem_of
 from kvtier.tiers.encryption.keyring import Keyring
 from kvtier.tiers.encryption.master_keys import MasterKeys, key_id
-from kvtier.tiers.gpu.libraries import CudaLibraries
-from kvtier.tiers.gpu.topology import GpuPlace
+from kvtier.tiers.gpu.device.libraries import CudaLibraries
+from kvtier.tiers.gpu.device.topology import GpuPlace
 
 from .conftest import GIB, ScriptedAdmin, run
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import Device, DeviceError, Event, Pieces
+from kvtier.tiers.gpu.device.contract import Device, DeviceError, Event, Pieces
+from kvtier.tiers.gpu.device.cuda import CudaDevice
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.stub_cuda import stubbed_cuda
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Event, Stream
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Event, Stream
 from tests.contracts.devices import FACTORIES, DeviceCase, pieces
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvtier.tiers.gpu.device import Device, DeviceError, DeviceFault, DeviceMemory, Stream
+from kvtier.tiers.gpu.device.contract import Device, DeviceError, DeviceFault, DeviceMemory, Stream
 from tests.contracts.devices import PAIRS, DeviceCase, fake_pair, pieces, stubbed_pair
 from tests.fakes.gpu.device import FakeDevice
 

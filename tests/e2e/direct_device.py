@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.clients.operations.direct import Exported
-from kvtier.tiers.gpu.device import DeviceMemory, Event
+from kvtier.tiers.gpu.device.contract import DeviceMemory, Event
 from tests.fakes.gpu.device import FakeDevice
 
 

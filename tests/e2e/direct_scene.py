@@ -21,7 +21,7 @@ from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.options import Timeout
 from kvtier.clients.sync import Pages
 from kvtier.tiers.block import Tier
-from kvtier.tiers.gpu.device import DeviceMemory, Pieces, Stream
+from kvtier.tiers.gpu.device.contract import DeviceMemory, Pieces, Stream
 from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread

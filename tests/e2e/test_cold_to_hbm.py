@@ -17,7 +17,7 @@ from kvtier.tiers.block import Geometry as DaemonGeometry
 from kvtier.tiers.block import Tier
 from kvtier.tiers.codecs.base import Shape, shape_of
 from kvtier.tiers.codecs.exact.exponents import Exponents
-from kvtier.tiers.gpu import digest_kernels, exponent_kernels, quantised_kernels
+from kvtier.tiers.gpu.decode import digest_kernels, exponent_kernels, quantised_kernels
 from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread

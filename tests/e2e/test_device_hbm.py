@@ -19,8 +19,8 @@ from kvtier.appliance.host.daemon import Daemon
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients import Tier as Asked
 from kvtier.tiers.block import Tier
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import DeviceError
+from kvtier.tiers.gpu.device.contract import DeviceError
+from kvtier.tiers.gpu.device.cuda import CudaDevice
 from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.appliance import direct, registrations
-from kvtier.appliance.registrations import Mapping, Registration
+from kvtier.appliance.gpu import page_service as direct
+from kvtier.appliance.gpu import registrations
+from kvtier.appliance.gpu.registrations import Mapping, Registration
 from kvtier.clients import AsyncClient, Client, PutOutcome, Tier
-from kvtier.tiers.gpu import kernels
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault, Event
-from kvtier.tiers.gpu.kernels import Way
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, Event
+from kvtier.tiers.gpu.pages import kernels
+from kvtier.tiers.gpu.pages.kernels import Way
 from tests.fakes.gpu.device import FakeDevice
 
 from ..tiers.gpu.host_launch import HostLaunch

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance import direct
 from kvtier.appliance.core.events import EvictRequested
+from kvtier.appliance.gpu import page_service as direct
 from kvtier.appliance.gpu.peer_devices import carries
 from kvtier.clients import PutOutcome
 from kvtier.clients import Tier as Asked

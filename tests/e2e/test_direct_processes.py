@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance import direct, runtime_events
+from kvtier.appliance.gpu import page_service as direct
+from kvtier.appliance.gpu import runtime_events
 from kvtier.clients import Client, Tier
 from kvtier.clients.errors import InvalidRequest, KvtierError
 from kvtier.tiers.cold.segment_files import segment_path

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.appliance import direct
-from kvtier.appliance.registrations import MAX_REGISTERING, MAX_WAITING_PUTS
-from kvtier.appliance.runtime_events import has_happened
+from kvtier.appliance.gpu import page_service as direct
+from kvtier.appliance.gpu.registrations import MAX_REGISTERING, MAX_WAITING_PUTS
+from kvtier.appliance.gpu.runtime_events import has_happened
 from kvtier.clients import AsyncClient
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
-from kvtier.tiers.gpu.device import DeviceMemory
+from kvtier.tiers.gpu.device.contract import DeviceMemory
 from kvtier.v1 import direct_pb2
 from kvtier.v1.local import Method
 from tests.fakes.gpu.device import FakeDevice

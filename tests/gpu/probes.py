@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.tiers.gpu import driver, kernels
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from kvtier.tiers.gpu.device import driver
+from kvtier.tiers.gpu.device.contract import Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from kvtier.tiers.gpu.device.cuda import CudaDevice
+from kvtier.tiers.gpu.pages import kernels
 from kvtier.v1 import cuda
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.host_launch import HostLaunch

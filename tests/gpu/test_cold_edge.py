@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.cold_edge import KINDS, MIB, ColdEdgeRig
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import Device, DeviceError
+from kvtier.tiers.gpu.device.contract import Device, DeviceError
+from kvtier.tiers.gpu.device.cuda import CudaDevice
 
 pytestmark = pytest.mark.gpu
 

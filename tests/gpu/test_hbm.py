@@ -15,8 +15,8 @@ from kvtier.appliance.gpu.hbm_tier import HotTier
 from kvtier.appliance.transfer.lanes import Edge
 from kvtier.tiers.base import CopyItem
 from kvtier.tiers.block import FragmentLabel, Tier
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import Device, DeviceError
+from kvtier.tiers.gpu.device.contract import Device, DeviceError
+from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.memory.engine import ExtentEngine
 from kvtier.tiers.memory.index import Indexes
 from kvtier.tiers.memory.slots import SlotPool

@@ -14,13 +14,16 @@ from kvtier.tiers.codecs.base import Shape
 from kvtier.tiers.codecs.exact.exponents import Exponents
 from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
 from kvtier.tiers.codecs.lossy.profiled import Profiled
-from kvtier.tiers.gpu import device_codec, kernels, launching, quantised_kernels
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import Device, DeviceError, Pieces, Stream
-from kvtier.tiers.gpu.device_codec import DeviceExponents, Record
-from kvtier.tiers.gpu.device_digest import load_digest
-from kvtier.tiers.gpu.device_quantised import DeviceQuantised
-from kvtier.tiers.gpu.kernels import PieceKernel
+from kvtier.tiers.gpu.decode import exponents as device_codec
+from kvtier.tiers.gpu.decode import quantised_kernels
+from kvtier.tiers.gpu.decode.digest import load_digest
+from kvtier.tiers.gpu.decode.exponents import DeviceExponents, Record
+from kvtier.tiers.gpu.decode.quantised import DeviceQuantised
+from kvtier.tiers.gpu.device import launching
+from kvtier.tiers.gpu.device.contract import Device, DeviceError, Pieces, Stream
+from kvtier.tiers.gpu.device.cuda import CudaDevice
+from kvtier.tiers.gpu.pages import kernels
+from kvtier.tiers.gpu.pages.kernels import PieceKernel
 
 pytestmark = pytest.mark.gpu
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.tiers.gpu import launching
-from kvtier.tiers.gpu.device import Device, DeviceError, Stream
+from kvtier.tiers.gpu.device import launching
+from kvtier.tiers.gpu.device.contract import Device, DeviceError, Stream
 from tests.contracts.devices import pieces
 from tests.e2e.direct_device import FakeExporter
 from tests.fakes.gpu.device import FakeDevice

@@ -47,10 +47,22 @@ ALLOWED = {
         "importlib.import_module",
     ): "public names from a table, on first use",
     ("tiers/codecs/kernels/vector_ir.py", "FunctionType"): "LLVM's type of a function, not Python's",
-    ("tiers/gpu/launching.py", "importlib.import_module"): "cupy, by that very name, where there is a GPU",
-    ("tiers/gpu/libraries.py", "importlib.import_module"): "cuda.pathfinder, by that very name, for doctor",
-    ("tiers/gpu/gds.py", "importlib.import_module"): "kvikio, by that very name, where it is installed",
-    ("tiers/gpu/topology.py", "importlib.import_module"): "pynvml, by that very name, where it is installed",
+    (
+        "tiers/gpu/device/launching.py",
+        "importlib.import_module",
+    ): "cupy, by that very name, where there is a GPU",
+    (
+        "tiers/gpu/device/libraries.py",
+        "importlib.import_module",
+    ): "cuda.pathfinder, by that very name, for doctor",
+    (
+        "tiers/gpu/decode/gds.py",
+        "importlib.import_module",
+    ): "kvikio, by that very name, where it is installed",
+    (
+        "tiers/gpu/device/topology.py",
+        "importlib.import_module",
+    ): "pynvml, by that very name, where it is installed",
     ("appliance/cli/bench_codec.py", "np.load"): "numbers only: allow_pickle is False",
 }
 

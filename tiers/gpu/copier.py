@@ -24,10 +24,10 @@ from ..block import FragmentLabel, Tier
 from ..memory.headers import Identities
 from ..memory.places import I64, column_of, extents_of
 from ..payload import checksum
-from .device import Addresses, DeviceError, DeviceFault, Event, Pieces, Stream
-from .flights import Flight, Touched
+from .device.contract import Addresses, DeviceError, DeviceFault, Event, Pieces, Stream
+from .device.flights import Flight, Touched
+from .device.pinned import Pinned, as_copy_error
 from .hbm import HbmEngine
-from .pinned import Pinned, as_copy_error
 
 log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from ..memory.headers import Identities
 from ..memory.places import addresses, column_of
 from ..memory.slots import SlotPool
 from ..payload import checksum
-from .bounce import Bounce
-from .device import Addresses, Device, DeviceError, DeviceFault, DeviceMemory
-from .flights import Flights
-from .pinned import as_copy_error
+from .device.bounce import Bounce
+from .device.contract import Addresses, Device, DeviceError, DeviceFault, DeviceMemory
+from .device.flights import Flights
+from .device.pinned import as_copy_error
 
 log = logging.getLogger(__name__)
 

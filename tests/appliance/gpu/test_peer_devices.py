@@ -7,7 +7,7 @@ import pytest
 from kvtier.appliance.config import Settings
 from kvtier.appliance.gpu import peer_devices
 from kvtier.appliance.gpu.peer_devices import open_peers
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault
 from tests.fakes.gpu.device import FakeDevice
 
 

@@ -22,8 +22,16 @@ from typing import Any, cast
 import numpy as np
 
 from kvtier.tiers.base import Buffer
-from kvtier.tiers.gpu.device import Device, DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
-from kvtier.tiers.gpu.launching import Launch
+from kvtier.tiers.gpu.device.contract import (
+    Device,
+    DeviceError,
+    DeviceFault,
+    DeviceMemory,
+    Event,
+    Pieces,
+    Stream,
+)
+from kvtier.tiers.gpu.device.launching import Launch
 
 from .memory import FakeMemory, move
 from .order import OrderAudit

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.tiers.base import Buffer
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Pieces
 from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import PAGE_BYTES
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers.gpu.device import Pieces
+from kvtier.tiers.gpu.device.contract import Pieces
 
 from .memory import Bounds, bounds_of
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers.gpu.device import Event, Pieces
+from kvtier.tiers.gpu.device.contract import Event, Pieces
 from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import PAGE_BYTES
 

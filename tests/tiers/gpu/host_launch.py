@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.tiers.gpu.device import Pieces
+from kvtier.tiers.gpu.device.contract import Pieces
 from tests.fakes.gpu.device import FakeDevice
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from kvtier.tiers.base import CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.gpu.copier import DeviceCopier
+from kvtier.tiers.gpu.device.pinned import Pinned
 from kvtier.tiers.gpu.hbm import HbmEngine
-from kvtier.tiers.gpu.pinned import Pinned
 from kvtier.tiers.memory.engine import ExtentEngine
 from kvtier.tiers.memory.index import Indexes
 from kvtier.tiers.memory.slots import SlotPool

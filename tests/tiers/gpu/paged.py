@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvtier.clients.operations.page_layouts import PRESETS, PagesDescription
 from kvtier.tiers.block import Geometry as TierGeometry
-from kvtier.tiers.gpu.layouts import PageLayout, PageTensor
+from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor
 from kvtier.v1.types import Geometry
 
 FLAT_PRESETS = {name for name, axes in PRESETS.items() if "T" in axes}

@@ -21,10 +21,10 @@ from uuid import UUID
 
 import numpy as np
 
-from kvtier.tiers.gpu import cuda as cuda_device
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
-from kvtier.tiers.gpu.driver import BATCH_PIECES
+from kvtier.tiers.gpu.device import cuda as cuda_device
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.tiers.gpu.device.cuda import CudaDevice
+from kvtier.tiers.gpu.device.driver import BATCH_PIECES
 from kvtier.v1 import cuda
 from tests.fakes.gpu.device import FakeDevice
 from tests.fakes.gpu.streams import FakeEvent

@@ -18,13 +18,13 @@ from kvtier.tiers.codecs.lossy.profile import Profile, uniform_rules
 from kvtier.tiers.codecs.lossy.profiled import Profiled
 from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.cold.segment_files import segment_path
-from kvtier.tiers.gpu.chunks import Chunks
-from kvtier.tiers.gpu.cold_edge import ColdCopier
-from kvtier.tiers.gpu.cold_trial import quicker_codecs
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Pieces
-from kvtier.tiers.gpu.device_decoding import load_decoding
-from kvtier.tiers.gpu.flights import NOTHING, Flight, Touched
-from kvtier.tiers.gpu.gds import Records
+from kvtier.tiers.gpu.decode.chunks import Chunks
+from kvtier.tiers.gpu.decode.cold_edge import ColdCopier
+from kvtier.tiers.gpu.decode.cold_trial import quicker_codecs
+from kvtier.tiers.gpu.decode.decoding import load_decoding
+from kvtier.tiers.gpu.decode.gds import Records
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.tiers.gpu.device.flights import NOTHING, Flight, Touched
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import PAGE_BYTES

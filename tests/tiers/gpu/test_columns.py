@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvtier.tiers.base import Cause, CopyError, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Tier
 from kvtier.tiers.gpu.copier import End
-from kvtier.tiers.gpu.device import Pieces, Stream
-from kvtier.tiers.gpu.flights import Flight, Flights, Touched
+from kvtier.tiers.gpu.device.contract import Pieces, Stream
+from kvtier.tiers.gpu.device.flights import Flight, Flights, Touched
 from kvtier.tiers.memory.headers import Identities
 from kvtier.tiers.memory.places import column_of
 from tests.fakes.gpu.device import FakeDevice

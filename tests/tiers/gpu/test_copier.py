@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.gpu.copier import coalesce
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault, Pieces
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, Pieces
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.memory.slots import SlotPool
 from tests.fakes.gpu.device import FakeDevice

@@ -17,9 +17,9 @@ import pytest
 
 from kvtier.clients.direct_cuda import CudaExporter
 from kvtier.clients.errors import PreconditionFailed
-from kvtier.tiers.gpu.cuda import CudaDevice, fault_of, num_devices
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault
-from kvtier.tiers.gpu.driver import BATCH_PIECES
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault
+from kvtier.tiers.gpu.device.cuda import CudaDevice, fault_of, num_devices
+from kvtier.tiers.gpu.device.driver import BATCH_PIECES
 from kvtier.v1 import cuda
 from tests.contracts.devices import pieces
 from tests.fakes.gpu.device import FakeDevice

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Shape
 from kvtier.tiers.codecs.exact.exponents import Exponents, Layout
-from kvtier.tiers.gpu import exponent_kernels
-from kvtier.tiers.gpu import kernels as pieces
-from kvtier.tiers.gpu.device import DeviceMemory, Stream
-from kvtier.tiers.gpu.device_codec import NUM_SLABS, DeviceExponents, Record, load
+from kvtier.tiers.gpu.decode import exponent_kernels
+from kvtier.tiers.gpu.decode.exponents import NUM_SLABS, DeviceExponents, Record, load
+from kvtier.tiers.gpu.device.contract import DeviceMemory, Stream
+from kvtier.tiers.gpu.pages import kernels as pieces
 from tests.fakes.gpu.device import FakeDevice
 
 from .host_kernels import HostKernels

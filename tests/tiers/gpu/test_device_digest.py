@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvtier.tiers.gpu.device import DeviceMemory
-from kvtier.tiers.gpu.device_digest import NUM_SLABS, DeviceDigest, load_digest
-from kvtier.tiers.gpu.digest_kernels import MIN_BYTES, NAMES, SOURCE
+from kvtier.tiers.gpu.decode.digest import NUM_SLABS, DeviceDigest, load_digest
+from kvtier.tiers.gpu.decode.digest_kernels import MIN_BYTES, NAMES, SOURCE
+from kvtier.tiers.gpu.device.contract import DeviceMemory
 from tests.fakes.gpu.device import FakeDevice
 
 from .host_kernels import on_host

@@ -7,10 +7,10 @@ import pytest
 from kvtier.tiers.codecs.base import CodecError, Shape
 from kvtier.tiers.codecs.lossy.profile import Profile, Rule, uniform_rules
 from kvtier.tiers.codecs.lossy.profiled import Profiled
-from kvtier.tiers.gpu.device import DeviceMemory
-from kvtier.tiers.gpu.device_codec import Record
-from kvtier.tiers.gpu.device_quantised import NUM_SLABS, DeviceQuantised
-from kvtier.tiers.gpu.quantised_kernels import NAMES, SOURCE
+from kvtier.tiers.gpu.decode.exponents import Record
+from kvtier.tiers.gpu.decode.quantised import NUM_SLABS, DeviceQuantised
+from kvtier.tiers.gpu.decode.quantised_kernels import NAMES, SOURCE
+from kvtier.tiers.gpu.device.contract import DeviceMemory
 from tests.fakes.gpu.device import FakeDevice
 
 from .host_kernels import on_host

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault, DeviceMemory, Event, Stream
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Event, Stream
 from tests.contracts.devices import pieces
 from tests.fakes.gpu.device import FakeDevice
 

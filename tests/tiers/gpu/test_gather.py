@@ -10,12 +10,12 @@ import pytest
 
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import Geometry
-from kvtier.tiers.gpu.device import DeviceError
-from kvtier.tiers.gpu.gather import GatherCopier
-from kvtier.tiers.gpu.kernels import PieceCopier
-from kvtier.tiers.gpu.layouts import PageLayout, PageTensor, check_layout, page_table
-from kvtier.tiers.gpu.own_events import OwnEvents
-from kvtier.tiers.gpu.pages import Pages
+from kvtier.tiers.gpu.device.contract import DeviceError
+from kvtier.tiers.gpu.device.own_events import OwnEvents
+from kvtier.tiers.gpu.pages.gather import GatherCopier
+from kvtier.tiers.gpu.pages.kernels import PieceCopier
+from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
+from kvtier.tiers.gpu.pages.pages import Pages
 from kvtier.tiers.payload import checksum
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.hot import Hot, Inline

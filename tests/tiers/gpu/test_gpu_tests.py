@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtier.tiers.codecs.base import Shape
-from kvtier.tiers.gpu import kernels
+from kvtier.tiers.gpu.pages import kernels
 from tests.fakes.gpu.device import FakeDevice
 from tests.gpu import test_cold_edge as cold_on_gpu
 from tests.gpu import test_kernels as on_gpu

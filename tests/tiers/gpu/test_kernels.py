@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.tiers.gpu import kernels
-from kvtier.tiers.gpu.device import Pieces
-from kvtier.tiers.gpu.kernels import (
+from kvtier.tiers.gpu.device.contract import Pieces
+from kvtier.tiers.gpu.pages import kernels
+from kvtier.tiers.gpu.pages.kernels import (
     NAME,
     SOURCE,
     PieceCopier,

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.tiers.gpu import kernels, launching
-from kvtier.tiers.gpu.cuda import CudaDevice
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault
+from kvtier.tiers.gpu.device import launching
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault
+from kvtier.tiers.gpu.device.cuda import CudaDevice
+from kvtier.tiers.gpu.pages import kernels
 from tests.tiers.gpu.stub_cuda import stubbed_cuda
 
 SOURCE, NAMES = "extern ...", ("one", "two")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvtier.tiers.gpu import libraries
-from kvtier.tiers.gpu.libraries import CudaLibraries, look, missing
+from kvtier.tiers.gpu.device import libraries
+from kvtier.tiers.gpu.device.libraries import CudaLibraries, look, missing
 from kvtier.v1 import cuda
 from tests.tiers.gpu.stub_cuda import StubDriver, stubbed
 

@@ -10,10 +10,10 @@ import pytest
 
 from kvtier.clients.errors import InvalidRequest
 from kvtier.clients.operations.page_layouts import PRESETS, describe
-from kvtier.tiers.gpu import layouts
-from kvtier.tiers.gpu.device import Pieces
-from kvtier.tiers.gpu.layouts import LayoutError, PageLayout, PageTensor, check_layout, page_table
-from kvtier.tiers.gpu.pages import PageIdError, Pages
+from kvtier.tiers.gpu.device.contract import Pieces
+from kvtier.tiers.gpu.pages import layouts
+from kvtier.tiers.gpu.pages.layouts import LayoutError, PageLayout, PageTensor, check_layout, page_table
+from kvtier.tiers.gpu.pages.pages import PageIdError, Pages
 from kvtier.v1.types import Geometry
 
 from . import paged

@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
 NAMED = {"check": 0, "call": 0, "_made": 1, "_give_back": 0}
 #: The objects of cupy that the product keeps, by the variable: what the table calls them.
 CUPY_OBJECTS = {"cupy": "", "module": "RawModule"}
-CUPY_MODULES = {"tiers/gpu/launching.py"}
+CUPY_MODULES = {"tiers/gpu/device/launching.py"}
 MAY_HOLD_THE_LOCK: set[str] = set()
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvtier.tiers.gpu import links
-from kvtier.tiers.gpu.device import DeviceError, DeviceFault
-from kvtier.tiers.gpu.gds import GdsFacts, Reader, compare, look, why_not
-from kvtier.tiers.gpu.topology import GpuPlace, describe, gpus, place_of, with_nvlinks
+from kvtier.tiers.gpu.decode.gds import GdsFacts, Reader, compare, look, why_not
+from kvtier.tiers.gpu.device import links
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault
+from kvtier.tiers.gpu.device.topology import GpuPlace, describe, gpus, place_of, with_nvlinks
 from tests.fakes.gpu.device import FakeDevice
 from tests.fakes.gpu.streams import FakeStream
 

@@ -1,0 +1,293 @@
+"""Delivery: one get straight into a runtime's pages, from the lease to the device's word that it is done.
+
+    acquire (the registration's own client) -> the runtime's event, if it named one -> fragments as they
+    become readable, first layers first -> scatter on the registration's stream, an event per whole layer
+    group -> last event done -> release, reply
+
+The lease ends when the device says so and not before: not when the copies were enqueued, not when the runtime
+cancels, dies or is silent. A cancelled delivery enqueues nothing more and waits for what it has enqueued;
+only then are its pages the runtime's again, and only then is it answered.
+
+What the device did not confirm is promised to nobody: a failed delivery brought no block.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...tiers.base import CopyError
+from ...tiers.block import Tier
+from ...tiers.gpu.device.contract import DeviceError, DeviceFault, Event, Pieces
+from ...tiers.gpu.pages.gather import AddressesOf
+from ...tiers.gpu.pages.kernels import Way
+from ...tiers.memory.places import I64
+from ...v1 import direct_pb2
+from ...v1.conversions import tiers_to_wire
+from ..appliance import Appliance
+from ..core.events import ReleaseRequested
+from ..core.results import AcquireResult, ReadyFragments
+from ..errors import ApplianceError
+from ..replies import Replies
+from .page_answers import Answers
+from .registrations import Registration
+from .runtime_events import has_happened
+
+log = logging.getLogger(__name__)
+
+CANCELLED, DEVICE_FAILED, EVENT_LATE = "cancelled", "device_failed", "event_late"
+
+
+class Ready(NamedTuple):
+    """Fragments that became readable, in columns (n,) int64."""
+
+    blocks: I64
+    groups: I64
+    tiers: I64
+    places: I64
+
+    def runs(self, *, by_group: bool) -> Iterator[I64]:
+        """Yield the rows of each tier, or of each layer group and tier; first layers first."""
+        if not len(self.blocks):
+            return
+        major, minor = (self.groups, self.tiers) if by_group else (self.tiers, self.groups)
+        order = np.lexsort((minor, major))
+        is_last = np.diff(self.tiers[order]) != 0
+        if by_group:
+            is_last |= np.diff(self.groups[order]) != 0
+        yield from np.split(order, np.flatnonzero(is_last) + 1)
+
+
+def _columns(ready: ReadyFragments) -> Ready:
+    columns = (ready.blocks, ready.groups, ready.tiers, ready.places)
+    return Ready(*(np.array(column, np.int64) for column in columns))
+
+
+class Delivery:
+    """One get. `ids` are the pages of the blocks from `first_block` on, (blocks, pages per block)."""
+
+    def __init__(
+        self,
+        registration: Registration,
+        appliance: Appliance,
+        replies: Replies[AcquireResult],
+        first_block: int,
+        ids: I64,
+        after: Event | None,
+        event_set: int | None,
+        slots: dict[Tier, AddressesOf],
+        enqueuer: Executor,
+        counters: Counter[str],
+        on_end: Callable[["Delivery"], None],
+    ) -> None:
+        self.answers = Answers()
+        self.event_set = event_set
+        self._registration = registration
+        self._appliance = appliance
+        self._replies = replies
+        self._first_block = first_block
+        self._ids = ids
+        self._after = after
+        self._slots = slots
+        self._enqueuer = enqueuer
+        self._counters = counters
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._cancelled: asyncio.Future[None] = self._loop.create_future()
+        self._given_up: asyncio.Future[None] = self._loop.create_future()
+        self._result: AcquireResult | None = None  # the last one
+        self._first: AcquireResult | None = None  # has what is known of the whole chain
+        self._arrived = np.zeros((len(ids), registration.geometry.num_groups), bool)
+        self._num_announced = 0  # layer groups
+        self._done: Event | None = None  # taken before the stream gets work of ours
+        self._may_write = after is None  # whether the runtime is done with the pages
+        self._has_lease = False  # fragments were reported under it
+        self._failure = ""
+        self.task = self._loop.create_task(self._run())
+
+    def cancel(self) -> None:
+        """Enqueue nothing more. The delivery ends when the device is done with what it was given.
+        Idempotent."""
+        if not self._cancelled.done():
+            self._cancelled.set_result(None)
+
+    def give_up(self) -> None:
+        """The device was shut down: nothing moves any more."""
+        if not self._given_up.done():
+            self._given_up.set_result(None)
+
+    # ---------------------------------------------------------------------------------------- its life
+
+    async def _run(self) -> None:
+        refusal: ApplianceError | None = None
+        try:
+            while (result := await self._next()) is not None:
+                self._note(result)
+                if not await self._pages_are_free():
+                    break
+                await self._take(result)
+        except ApplianceError as problem:
+            refusal = problem
+        except DeviceError as problem:
+            self._fail(problem)
+        except CopyError as problem:  # a slot that cannot be pinned
+            self._counters[f"direct_get_{problem.cause.value}"] += 1
+            self._failure = DEVICE_FAILED
+        except Exception:
+            log.exception("delivery into the pages of client %d failed", self._registration.owner)
+            self._failure = DEVICE_FAILED
+        is_quiet = True
+        try:
+            await self._device_done()
+        except DeviceError as problem:
+            self._fail(problem)
+            is_quiet = problem.fault is DeviceFault.LOST
+        except Exception:
+            log.exception(
+                "nobody knows when the copies into pages of client %d end", self._registration.owner
+            )
+            is_quiet = False
+        if not is_quiet:
+            self._failure = DEVICE_FAILED
+            self._counters["direct_gets_in_doubt"] += 1
+            await self._given_up
+        if self._cancelled.done():
+            self._failure = self._failure or CANCELLED
+        self._let_go()
+        self._on_end(self)
+        self.answers.push(refusal or self._last_answer())
+
+    async def _next(self) -> AcquireResult | None:
+        """Return the planner's next answer; None when there is none, or nobody wants it any more."""
+        reply = asyncio.ensure_future(anext(self._replies, None))
+        either: set[asyncio.Future[Any]] = {reply, self._cancelled}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._cancelled.done():
+            if not reply.done():
+                reply.cancel()
+            elif reply.exception() is None:
+                self._note(reply.result())
+            return None
+        return reply.result()
+
+    async def _pages_are_free(self) -> bool:
+        """Wait for the event that the runtime named; whether it has happened. Raises DeviceError."""
+        if not self._may_write:
+            assert self._after is not None
+            device = self._registration.mapping.device
+            self._may_write = await has_happened(device, self._after, self._cancelled)
+            if not self._may_write and not self._cancelled.done():
+                self._failure = EVENT_LATE
+        return self._may_write
+
+    def _note(self, result: AcquireResult | None) -> None:
+        if result is not None:
+            self._result = result
+            self._first = self._first or result
+            self._has_lease |= bool(result.ready)
+
+    async def _take(self, result: AcquireResult) -> None:
+        """Enqueue what became readable, tell which layer groups are under way as a whole."""
+        ready = _columns(result.ready)
+        self._arrived[ready.blocks - self._first_block, ready.groups] = True
+        wanted = self._arrived[: max(0, result.num_blocks - self._first_block)]
+        whole = [bool(column.all()) for column in wanted.T] if len(wanted) else []
+        num_whole = (*whole, False).index(False)
+        complete = range(self._num_announced, num_whole)
+        if result.ready or (self.event_set is not None and len(complete)):
+            work = self._loop.run_in_executor(self._enqueuer, self._enqueue, ready, complete)
+            await work
+        for group in complete:
+            if self.event_set is None:
+                break
+            number = self.event_set * self._registration.geometry.num_groups + group
+            answer = direct_pb2.GetPagesResponse(num_blocks=result.num_blocks, group=group, event=number)
+            self.answers.push(answer)
+        self._num_announced = max(self._num_announced, num_whole)
+
+    def _enqueue(self, ready: "Ready", complete: range) -> None:
+        """In the enqueuer's thread: scatter fragments, layer group after layer group. Raises DeviceError,
+        CopyError."""
+        mapping = self._registration.mapping
+        stream = mapping.loads
+        copies = [self._pieces(ready, rows) for rows in ready.runs(by_group=self.event_set is not None)]
+        if self._done is None:
+            self._done = self._registration.events.take()
+        events = mapping.event_sets[self.event_set] if self.event_set is not None else []
+        waiting = list(complete) if events else []
+        for group, tier, pieces in copies:
+            while waiting and waiting[0] < group:
+                stream.record(events[waiting.pop(0)])
+            way = Way.WITHIN if tier is Tier.HBM else Way.UP
+            self._registration.copier.copy(stream, pieces, way)
+        for group in waiting:
+            stream.record(events[group])
+
+    def _pieces(self, ready: "Ready", rows: I64) -> tuple[int, Tier, Pieces]:
+        """Return the first layer group, the tier and the copies of rows of one tier. Raises CopyError."""
+        groups, tier = ready.groups[rows], Tier(int(ready.tiers[rows[0]]))
+        sources = self._slots[tier](ready.places[rows])
+        ids = self._ids[ready.blocks[rows] - self._first_block]
+        first, pages = int(groups[0]), self._registration.mapping.pages
+        has_one = self.event_set is not None  # layer group: the templates of others are not needed yet
+        return first, tier, pages.scatter(first if has_one else groups, sources, ids)
+
+    async def _device_done(self) -> None:
+        """Wait until the device has done everything it was given. Raises DeviceError: of a lost device
+        nothing moves a byte any more; otherwise nobody knows, and the lease stays."""
+        event = self._done
+        if event is None:
+            return
+        mapping = self._registration.mapping
+        done: asyncio.Future[DeviceError | None] = self._loop.create_future()
+
+        def ask() -> None:
+            mapping.loads.record(event)
+            mapping.device.when_done(
+                event, lambda error: self._loop.call_soon_threadsafe(done.set_result, error)
+            )
+
+        await self._loop.run_in_executor(self._enqueuer, ask)
+        error = await done
+        if error is not None:
+            raise error
+        self._registration.events.give(event)
+
+    def _let_go(self) -> None:
+        """End the lease: nothing reads its slots any more."""
+        with suppress(ApplianceError):  # answers that nobody took may name it
+            for result in self._replies.take():
+                self._note(result)
+        if not self._replies.ended:
+            self._appliance.abandon(self._replies)
+        elif self._result is not None and self._has_lease:
+            client = self._registration.client.id
+            self._appliance.step(ReleaseRequested(None, client, [self._result.lease_id]))
+
+    def _fail(self, problem: DeviceError) -> None:
+        if self._failure != DEVICE_FAILED:
+            log.error("delivery into the pages of client %d: %s", self._registration.owner, problem)
+            self._counters[f"direct_get_device_{problem.fault.value}"] += 1
+        self._failure = DEVICE_FAILED
+
+    def _last_answer(self) -> direct_pb2.GetPagesResponse:
+        result, first = self._result, self._first
+        answer = direct_pb2.GetPagesResponse(last=True)
+        if result is None or first is None or self._failure:
+            answer.reason = self._failure
+            self._counters[f"direct_gets_{self._failure or 'unanswered'}"] += 1
+            return answer
+        answer.num_blocks = result.num_blocks
+        answer.tiers = tiers_to_wire(first.tiers)
+        answer.num_stored = first.num_stored
+        answer.reason = first.reason
+        num_loaded = max(0, result.num_blocks - self._first_block)
+        self._counters["direct_gets"] += 1
+        self._counters["direct_get_blocks"] += num_loaded
+        self._counters["direct_get_bytes"] += num_loaded * self._registration.geometry.block_bytes
+        return answer

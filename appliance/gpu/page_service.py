@@ -1,0 +1,399 @@
+"""DirectPath: the calls by which a runtime's pages are filled and read without its help (direct.proto).
+
+    RegisterPages -> memory mapped, streams taken, a client of its own opened in the planner
+    GetPages      -> Delivery (deliveries.py)
+    PutPages      -> PagePuts (direct_puts.py)
+    UnregisterPages, or the end of the connection -> nothing new; given back when the device is quiet
+
+All that talks to a device runs on one thread per device, the enqueuer: handing thousands of copies to a
+driver takes milliseconds, which the event loop does not have.
+
+A second registration of a process waits until the earlier ones that are ending are quiet. So a runtime that
+lost its connection in the middle of a get knows, once it is registered again, that nobody writes its pages
+any more.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
+from ...tiers.gpu.device.contract import Device, DeviceError, Event
+from ...tiers.gpu.device.own_events import OwnEvents
+from ...tiers.gpu.pages.gather import AddressesOf, GatherCopier
+from ...tiers.gpu.pages.kernels import PieceCopier, load, measured
+from ...tiers.gpu.pages.layouts import LayoutError, check_layout
+from ...tiers.gpu.pages.pages import PageIdError
+from ...tiers.memory.places import I64
+from ...v1 import direct_pb2
+from ..errors import ApplianceError, error
+from ..security.callers import Caller
+from ..security.client_registry import Client
+from ..server.cache_service import Service
+from ..transfer.lanes import Route
+from .deliveries import Delivery
+from .page_answers import Answers
+from .page_puts import PagePuts
+from .registrations import (
+    MAX_DELIVERIES,
+    MAX_EVENT_SETS,
+    MAX_EVENTS,
+    MAX_HANDLE_BYTES,
+    MAX_REGISTERING,
+    MAX_REGISTRATIONS,
+    CountedCopier,
+    DeviceOccupied,
+    Registration,
+    apart,
+    find,
+    layout_of,
+    map_pages,
+)
+
+log = logging.getLogger(__name__)
+
+CLOSE_GRACE_S = 5.0
+
+R = TypeVar("R")
+
+
+class DirectDevice(NamedTuple):
+    """A device and its addresses of slots: dram's, as far as it is pinned, and hbm's, if it has that or
+    reaches it. What is in a tier that is not here comes by way of one that is."""
+
+    device: Device
+    slots: Mapping[Tier, AddressesOf]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A device with the thread that gives it work."""
+
+    device: Device
+    slots: dict[Tier, AddressesOf]
+    enqueuer: ThreadPoolExecutor
+    copier: "Future[PieceCopier]"
+
+
+def _close_copier(lane: _Lane) -> None:
+    if lane.copier.exception() is None:
+        lane.copier.result().close()
+
+
+def _lane(given: DirectDevice) -> _Lane:
+    """Start a device's enqueuer; the first thing it does is to find out which way of copying is quicker."""
+    device = given.device
+    enqueuer = ThreadPoolExecutor(1, f"kvtier-direct-{device.index}")
+    copier = enqueuer.submit(lambda: measured(device, load(device)))
+    return _Lane(device, dict(given.slots), enqueuer, copier)
+
+
+class DirectPath:
+    """Handlers of the direct path. Lives on the event loop. `hashers` take checksums of what puts brought."""
+
+    def __init__(self, service: Service, devices: list[DirectDevice], hashers: Executor) -> None:
+        self.counters: Counter[str] = Counter()
+        self._service = service
+        self._hashers = hashers
+        self._loop = asyncio.get_running_loop()
+        self._registrations: list[Registration] = []
+        self._registering: Counter[int] = Counter()  # RegisterPages under way, by client
+        self._num_closing = 0  # registrations whose memory is being unmapped
+        self._puts = PagePuts(service, self.counters, self._on_trouble, self._look)
+        self._numbers = count(1)
+        self._is_closed = False
+        self._lanes = {one.device.uuid: _lane(one) for one in devices}
+
+    # ------------------------------------------------------------------------------------- registering
+
+    def register_pages(
+        self, caller: Caller, request: direct_pb2.RegisterPagesRequest
+    ) -> "asyncio.Future[direct_pb2.RegisterPagesResponse]":
+        """Map a runtime's pages. Raises CallerError, UnknownError, BusyError."""
+        client = caller.client
+        assert client is not None, "only over the local channel"
+        identity = self._service.identity_of(caller, request.namespace_id)
+        lane = self._lanes.get(request.device_uuid)
+        if lane is None:
+            known = ", ".join(self._lanes) or "none"
+            raise error("NO_DEVICE", f"the daemon has no device {request.device_uuid!r}; it has {known}")
+        if self._service.draining:
+            raise error("DRAINING", "the daemon is shutting down; recompute", retry_after_s=1.0)
+        if self._registering[client.id] >= MAX_REGISTERING:
+            message = f"{MAX_REGISTERING} registrations of this client are under way"
+            raise error("TOO_MANY_IN_FLIGHT", message, retry_after_s=0.1)
+        if len(self._registrations) + self._registering.total() + self._num_closing >= MAX_REGISTRATIONS:
+            raise error("TOO_MANY_CLIENTS", f"{MAX_REGISTRATIONS} runtimes have registered pages", 1.0)
+        if max(len(request.event_handles) - MAX_EVENTS, request.num_event_sets - MAX_EVENT_SETS) > 0:
+            raise error("BAD_PAGES", f"at most {MAX_EVENTS} events and {MAX_EVENT_SETS} event sets are taken")
+        handles = [*(one.handle for one in request.allocations), *request.event_handles]
+        if any(not 0 < len(handle) <= MAX_HANDLE_BYTES for handle in handles):
+            raise error("BAD_PAGES", f"a handle has 1 to {MAX_HANDLE_BYTES} bytes")
+        try:
+            sizes = [allocation.num_bytes for allocation in request.allocations]
+            check_layout(layout_of(request), identity.geometry, sizes)
+        except LayoutError as problem:
+            raise error("BAD_PAGES", str(problem)) from None
+        self._registering[client.id] += 1
+        registering = self._loop.create_task(self._register(client, lane, identity, request))
+        registering.add_done_callback(partial(self._registered, client.id))
+        return registering
+
+    def _registered(self, client_id: int, _: "asyncio.Future[direct_pb2.RegisterPagesResponse]") -> None:
+        """Count a RegisterPages that is under way no more, well or not."""
+        self._registering[client_id] -= 1
+        self._registering += Counter()  # drops clients that register nothing
+
+    async def _register(
+        self,
+        client: Client,
+        lane: _Lane,
+        identity: NamespaceIdentity,
+        request: direct_pb2.RegisterPagesRequest,
+    ) -> direct_pb2.RegisterPagesResponse:
+        for earlier in [one for one in self._registrations if one.is_ending and one.pid == client.pid]:
+            await asyncio.shield(earlier.ended)
+        geometry, layout = identity.geometry, layout_of(request)
+        copier = await asyncio.wrap_future(lane.copier)
+        make = apart(lambda: map_pages(lane.device, layout, geometry, request), f"kvtier-map-{client.id}")
+        try:
+            mapping = await asyncio.wrap_future(make)
+        except DeviceOccupied:
+            message = "all streams of the device are taken; close another runtime's pages"
+            raise error("TOO_MANY_CLIENTS", message, retry_after_s=1.0) from None
+        except DeviceError as problem:
+            self.counters[f"direct_register_{problem.fault.value}"] += 1
+            raise error("NO_DEVICE", f"the pages cannot be opened: {problem}") from None
+        own_events = OwnEvents(lane.device)
+        dram = self._service.memory(Tier.DRAM)
+        gather = GatherCopier(
+            mapping.pages,
+            lane.device,
+            mapping.saves,
+            copier,
+            dram,
+            lane.slots[Tier.DRAM],
+            lane.enqueuer,
+            self._hashers,
+            own_events,
+            self._on_trouble,
+        )
+        try:
+            if self._is_closed or self._service.clients.get(client.id) is not client:
+                raise error("UNKNOWN_CLIENT", "the client is gone")
+            counted = CountedCopier(gather, lambda by: self._gathering(gather, by))
+            own = self._service.clients.open_pages(client, {Tier.DRAM: Route(counted)})
+        except ApplianceError:
+            await asyncio.wrap_future(apart(mapping.give_back, f"kvtier-unmap-{client.id}"))
+            raise
+        registration = Registration(
+            next(self._numbers), client.id, client.pid, own, geometry, mapping, gather, copier, own_events
+        )
+        registration.free_sets = list(range(len(mapping.event_sets)))
+        self._registrations.append(registration)
+        self.counters["direct_registrations"] += 1
+        handles = mapping.event_handles
+        return direct_pb2.RegisterPagesResponse(registration_id=registration.id, event_handles=handles)
+
+    def unregister_pages(
+        self, caller: Caller, request: direct_pb2.UnregisterPagesRequest
+    ) -> "asyncio.Future[direct_pb2.UnregisterPagesResponse]":
+        """Forget pages; answered when nothing touches them any more."""
+        registration = self._own(caller, request.registration_id)
+        self._end(registration)
+        return self._answer_after(registration.ended, direct_pb2.UnregisterPagesResponse())
+
+    def client_gone(self, client_id: int) -> None:
+        """A connection ended: end its registrations. Idempotent."""
+        for registration in list(self._registrations):
+            if registration.owner == client_id and not registration.is_ending:
+                self._end(registration)
+
+    # -------------------------------------------------------------------------------------------- gets
+
+    def get_pages(self, caller: Caller, request: direct_pb2.GetPagesRequest) -> Answers:
+        """Start a get into pages; return its answers, now and to come."""
+        registration = self._own(caller, request.registration_id)
+        acquire = request.acquire
+        self._check_geometry(caller, registration, acquire.namespace_id)
+        acquire.client_id, acquire.ttl_ms = 0, 0
+        if acquire.request_id in registration.deliveries:
+            raise error("BAD_REQUEST", f"a get with request_id {acquire.request_id!r} is under way")
+        if len(registration.deliveries) >= MAX_DELIVERIES:
+            raise error("TOO_MANY_IN_FLIGHT", f"{MAX_DELIVERIES} gets into these pages are under way", 0.01)
+        num_blocks = len(acquire.prefix_hashes) // HASH_BYTES - acquire.first_block
+        ids = self._ids(registration, request.page_ids, num_blocks, is_target=True)
+        after = self._event(registration, request.after_event)
+        lane = self._lanes[registration.mapping.device.uuid]
+        reads_hbm = Tier.HBM in lane.slots
+        self.counters["direct_gets_without_hbm"] += not reads_hbm
+        replies = self._service.start_acquire(
+            caller, acquire, lambda result: result, registration.client, reads_hbm
+        )
+        event_set = None
+        if request.with_events and registration.free_sets:
+            event_set = registration.free_sets.pop()
+
+        def ended(delivery: Delivery) -> None:
+            del registration.deliveries[acquire.request_id]
+            if delivery.event_set is not None:
+                registration.free_sets.append(delivery.event_set)
+            self._look(registration)
+
+        delivery = Delivery(
+            registration,
+            self._service.appliance,
+            replies,
+            acquire.first_block,
+            ids,
+            after,
+            event_set,
+            lane.slots,
+            lane.enqueuer,
+            self.counters,
+            ended,
+        )
+        registration.deliveries[acquire.request_id] = delivery
+        return delivery.answers
+
+    def cancel_pages(
+        self, caller: Caller, request: direct_pb2.CancelPagesRequest
+    ) -> "direct_pb2.CancelPagesResponse | asyncio.Future[direct_pb2.CancelPagesResponse]":
+        """Cancel a get; answered when it touches its pages no more."""
+        registration = self._own(caller, request.registration_id)
+        delivery = registration.deliveries.get(request.request_id)
+        if delivery is None:
+            return direct_pb2.CancelPagesResponse()
+        delivery.cancel()
+        return self._answer_after(delivery.task, direct_pb2.CancelPagesResponse())
+
+    # -------------------------------------------------------------------------------------------- puts
+
+    def put_pages(
+        self, caller: Caller, request: direct_pb2.PutPagesRequest
+    ) -> "asyncio.Future[direct_pb2.PutPagesResponse]":
+        """Store blocks from pages; answered when they are stored and the pages are not read any more."""
+        registration = self._own(caller, request.registration_id)
+        reserve = request.reserve
+        self._check_geometry(caller, registration, reserve.namespace_id)
+        num_blocks = len(reserve.prefix_hashes) // HASH_BYTES
+        ids = self._ids(registration, request.page_ids, num_blocks, is_target=False)
+        after = self._event(registration, request.after_event)
+        return self._puts.start(caller, registration, reserve, ids, after)
+
+    def _gathering(self, gather: GatherCopier, by: int) -> None:
+        """Count batches of puts that a device works on."""
+        for registration in self._registrations:
+            if registration.gather is gather:
+                registration.num_gathering += by
+                self._look(registration)
+
+    # -------------------------------------------------------------------------------------------- ends
+
+    def _end(self, registration: Registration) -> None:
+        """Start nothing new; what is under way decides when it is over."""
+        registration.is_ending = True
+        registration.ending.set_result(None)
+        registration.gather.is_closed = True
+        for delivery in list(registration.deliveries.values()):
+            delivery.cancel()
+        self._look(registration)
+
+    def _look(self, registration: Registration) -> None:
+        """Give an ending registration back when it has become quiet."""
+        if not registration.is_ending or not registration.is_quiet or registration not in self._registrations:
+            return
+        self._registrations.remove(registration)
+        self._service.clients.close(registration.client.id, "pages unregistered")
+        mapping = registration.mapping
+
+        def give_back() -> None:
+            registration.events.close()
+            mapping.give_back()
+
+        self._num_closing += 1
+        work = apart(give_back, f"kvtier-unmap-{registration.owner}")
+        work.add_done_callback(
+            lambda work: self._loop.call_soon_threadsafe(self._gave_back, registration, work)
+        )
+
+    def _gave_back(self, registration: Registration, work: "Future[None]") -> None:
+        self._num_closing -= 1
+        if work.exception() is not None:
+            log.error("pages of client %d could not be closed", registration.owner, exc_info=work.exception())
+            self.counters["direct_close_failed"] += 1
+        registration.ended.set_result(None)
+
+    def _on_trouble(self, problem: DeviceError) -> None:
+        """A put met a broken device; on any thread."""
+        log.error("put from registered pages: %s", problem)
+        self._loop.call_soon_threadsafe(self._count_trouble, f"direct_put_device_{problem.fault.value}")
+
+    def _count_trouble(self, name: str) -> None:
+        self.counters[name] += 1
+
+    async def close(self) -> None:
+        """End every registration. What does not become quiet in time is ended by shutting its device down.
+        Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        ending = list(self._registrations)
+        for registration in ending:
+            if not registration.is_ending:
+                self._end(registration)
+        ended = [registration.ended for registration in ending]
+        if ended and (await asyncio.wait(ended, timeout=CLOSE_GRACE_S))[1]:
+            log.error("registered pages are still being copied; shutting the devices down")
+            for lane in reversed(self._lanes.values()):  # whoever reads another one's memory first
+                await asyncio.to_thread(lane.device.shut_down)
+            for registration in ending:
+                registration.gather.give_up()
+                for delivery in registration.deliveries.values():
+                    delivery.give_up()
+            await asyncio.wait(ended, timeout=CLOSE_GRACE_S)
+        for lane in self._lanes.values():
+            lane.enqueuer.submit(_close_copier, lane)
+            await asyncio.to_thread(lane.enqueuer.shutdown)
+
+    def check_integrity(self) -> list[str]:
+        """Audit: no registration that is over, no event set used twice."""
+        return [problem for one in self._registrations for problem in one.problems()]
+
+    # ---------------------------------------------------------------------------------------- common parts
+
+    def _own(self, caller: Caller, number: int) -> Registration:
+        assert caller.client is not None, "only over the local channel"
+        registration = find(self._registrations, number, caller.client.id)
+        if registration is None:
+            raise error(
+                "UNKNOWN_PAGES", f"this client has no registration {number}; register the pages (again)"
+            )
+        return registration
+
+    def _check_geometry(self, caller: Caller, registration: Registration, namespace_id: int) -> None:
+        if self._service.identity_of(caller, namespace_id).geometry != registration.geometry:
+            raise error("BAD_PAGES", "the namespace has another geometry than the pages were registered for")
+
+    def _ids(self, registration: Registration, packed: bytes, num_blocks: int, *, is_target: bool) -> I64:
+        try:
+            return registration.mapping.pages.ids(packed, max(0, num_blocks), is_target=is_target)
+        except PageIdError as problem:
+            raise error("BAD_PAGES", str(problem)) from None
+
+    def _event(self, registration: Registration, number: int) -> Event | None:
+        known = registration.mapping.runtime_events
+        if number > len(known):
+            raise error("BAD_PAGES", f"event {number} of {len(known)} that were registered")
+        return known[number - 1] if number else None
+
+    def _answer_after(self, future: "asyncio.Future[None]", answer: R) -> "asyncio.Future[R]":
+        later: asyncio.Future[R] = self._loop.create_future()
+        future.add_done_callback(lambda _: None if later.done() else later.set_result(answer))
+        return later

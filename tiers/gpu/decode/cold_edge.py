@@ -1,0 +1,405 @@
+"""ColdCopier: from the cold store straight into hbm, encoded bytes over the link, decoded where they arrive.
+
+    record -> pinned chunk, checked on the host -> the device's half -> decoded into the slot -> hashed there
+    record -> the device's half, by GPUDirect Storage -> its header back to the host -> decoded, or copied,
+              into the slot -> hashed there
+
+What becomes readable is what was put: the checksum of the slot, taken on the device, is that of the record,
+whose header the host has looked at. So no byte is believed that only a disk, a link or a kernel vouches for.
+A record that is not encoded and came by the host was hashed there, and needs nothing but the copy.
+
+Everything can be done on the host instead, and is: fragments that the device does not decode or finds no
+scratch for, larger ones than a chunk, and all that it found to be wrong. The host's word is final, so a fault
+of a kernel costs time and never a record; after the first such fault nothing is decoded there any more.
+
+Rejected: decoding into a chunk and copying from there (a second pass over the bytes, for nothing: a slot is
+nobody's before its copy has landed); hashing samples only (a digest costs the device less than the decoder).
+Never ran on a GPU.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from ....v1.shm import PAGE_BYTES
+from ...base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
+from ...block import FragmentLabel, Tier
+from ...codecs.base import Codec, CodecError, Shape
+from ...codecs.records import RecordCodecs
+from ...cold.log import record_bytes
+from ...cold.record_io import stored_bytes
+from ...cold.segment_io import TransferItem
+from ..device.contract import Device, DeviceError, DeviceFault, DeviceMemory, Pieces, Stream
+from ..device.flights import NOTHING, Flight, Touched
+from ..hbm import HbmEngine
+from .chunks import Chunk, Chunks
+from .decoding import DeviceDecoding, Findings, Work
+from .exponents import Record
+
+log = logging.getLogger(__name__)
+
+
+class ColdSource(Protocol):
+    """The cold store, as far as this edge needs it."""
+
+    @property
+    def codecs(self) -> RecordCodecs:
+        """See ColdStore."""
+        ...
+
+    def read_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
+        """See ColdStore."""
+        ...
+
+    def confirm(self, place: int, label: FragmentLabel, page: Buffer) -> CopyOutcome:
+        """See ColdStore."""
+        ...
+
+
+class DirectReads(Protocol):
+    """Reads records into device memory without the host (gds.py)."""
+
+    def read(self, place: int, memory: DeviceMemory) -> None:
+        """Fill `memory` from the record at `place` on, header first. Blocks. Raises DeviceError."""
+        ...
+
+
+@dataclass(slots=True)
+class _Load:
+    """One item on its way through a chunk."""
+
+    position: int
+    area: int  # in the chunk
+    codec: Codec | None
+    shape: Shape
+    checksum: bytes = b""  # of its payload, by the record; empty: its header is still to be looked at
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """One call of `start`."""
+
+    items: Sequence[CopyItem]
+    outcomes: list[CopyOutcome]
+    future: "Future[list[CopyOutcome]]" = field(default_factory=Future)
+    chunk: Chunk | None = None
+    loads: list[_Load] = field(default_factory=list)  # what goes through the chunk
+    on_host: list[int] = field(default_factory=list)  # positions of what the host does
+    disputed: set[int] = field(default_factory=set)  # of them what the device found to be wrong
+    is_direct: bool = False  # read by GPUDirect Storage
+
+    def fail(self, positions: Sequence[int], cause: Cause) -> None:
+        """These items end with `cause`."""
+        for position in positions:
+            self.outcomes[position] = CopyOutcome(cause)
+
+
+class ColdCopier:
+    """Implements `Copier` for the edge from the cold store to hbm. Takes a stream and chunks of the engine's
+    device until the engine is closed.
+
+    `readers` wait for the disk, and decode what the device does not; `enqueuer` is the one thread that gives
+    the device work. `decoding` None: everything is decoded on the host. Raises DeviceError when there is no
+    stream or no memory for the chunks."""
+
+    def __init__(
+        self,
+        engine: HbmEngine,
+        store: ColdSource,
+        enqueuer: Executor,
+        readers: Executor,
+        decoding: DeviceDecoding | None,
+        chunks: Chunks | None = None,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self.direct: DirectReads | None = None  # once it was found to be quicker
+        self._engine = engine
+        self._store = store
+        self._enqueuer = enqueuer
+        self._readers = readers
+        self.decoding = decoding
+        self._is_trusted = decoding is not None
+        stream = engine.device.take_stream()
+        if stream is None:
+            raise DeviceError(DeviceFault.REFUSED, "no stream left for the edge from nvme to hbm")
+        self._stream: Stream = stream
+        self.chunks = chunks or Chunks(engine.device)
+        engine.before_close.append(self._give_back)
+
+    @property
+    def device(self) -> Device:
+        """The device of hbm."""
+        return self._engine.device
+
+    def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
+        """Begin copying `items`; outcomes come in their order, on a thread of `readers`."""
+        batch = _Batch(items, [CopyOutcome(Cause.CANCELLED)] * len(items))
+        batch.future.set_running_or_notify_cancel()
+        self._hand(self._readers, batch, self._read)
+        return batch.future
+
+    def _hand(self, executor: Executor, batch: _Batch, step: Callable[[_Batch], None]) -> None:
+        """Go on with a batch on another thread. Every way out completes its future."""
+
+        def run() -> None:
+            try:
+                step(batch)
+            except BaseException as bug:  # a programmer's error reaches the caller through the future
+                batch.future.set_exception(bug)
+
+        try:
+            executor.submit(run)
+        except RuntimeError:  # shut down: the daemon is going
+            batch.future.set_result(batch.outcomes)
+
+    # ---------------------------------------------------------------------------------- a reader's thread
+
+    def _read(self, batch: _Batch) -> None:
+        """Bring the records into a chunk, as they are stored."""
+        self._lay_out(batch)
+        if batch.chunk is None:
+            return self._settle(batch)
+        if self.direct is not None:
+            batch.is_direct = self._read_directly(batch, self.direct)
+        if not batch.is_direct:
+            self._read_by_host(batch, batch.chunk)
+        self._hand(self._enqueuer, batch, self._launch)
+        return None
+
+    def _lay_out(self, batch: _Batch) -> None:
+        """Give every item that the device can take an area of a chunk; the host does the others."""
+        end = 0
+        for position, item in enumerate(batch.items):
+            num_bytes = record_bytes(stored_bytes(item.label))
+            load = self._load(position, end, item.label)
+            if load is not None and end + num_bytes <= self.chunks.chunk_bytes:
+                batch.loads.append(load)
+                end += num_bytes
+            else:
+                batch.on_host.append(position)
+        batch.chunk = self.chunks.take() if batch.loads else None
+        if batch.chunk is None:
+            batch.on_host, batch.loads = list(range(len(batch.items))), []
+
+    def _load(self, position: int, area: int, label: FragmentLabel) -> _Load | None:
+        """Return how an item goes by the device; None: it does not."""
+        codecs = self._store.codecs
+        try:
+            shape = codecs.shape(label)
+            codec = codecs.codec_to_write(label) if label.codec_id else None
+        except CodecError:  # the host says what is wrong
+            return None
+        needs_kernels = codec is not None or self.direct is not None
+        if shape.raw_bytes != label.raw_length:
+            return None
+        if needs_kernels and not (
+            self._is_trusted
+            and self.decoding is not None
+            and self.decoding.takes(codec, shape, stored_bytes(label))
+        ):
+            return None
+        return _Load(position, area, codec, shape)
+
+    def _read_by_host(self, batch: _Batch, chunk: Chunk) -> None:
+        """Read, and compare the hashes of what is stored."""
+        transfers = []
+        for load in batch.loads:
+            source, _, label = batch.items[load.position]
+            transfers.append((source, label, chunk.payload(load.area, stored_bytes(label))))
+        good = []
+        outcomes = self._store.read_batch(transfers, as_stored=True)
+        for load, outcome in zip(batch.loads, outcomes, strict=True):
+            batch.outcomes[load.position] = outcome
+            if outcome.cause is None:
+                load.checksum = outcome.checksum
+                if load.checksum:
+                    good.append(load)
+                else:  # encrypted: what lies there is nothing to a device
+                    batch.on_host.append(load.position)
+        batch.loads = good
+
+    def _read_directly(self, batch: _Batch, direct: DirectReads) -> bool:
+        """Let the disk write into the device; False, and never again, when that fails."""
+        assert batch.chunk is not None
+        try:
+            for load in batch.loads:
+                source, _, label = batch.items[load.position]
+                num_bytes = record_bytes(stored_bytes(label))
+                direct.read(source, DeviceMemory(batch.chunk.device + load.area, num_bytes))
+        except DeviceError as error:
+            if error.fault is not DeviceFault.LOST:
+                log.error("GPUDirect Storage is not used any more: %s", error)
+            self.direct = None
+            self.counters["direct_reads_failed"] += 1
+            return False
+        self.counters["direct_reads"] += len(batch.loads)
+        return True
+
+    # -------------------------------------------------------------------------------- the enqueuer's thread
+
+    def _launch(self, batch: _Batch) -> None:
+        """Enqueue what brings the loads into their slots, and ask to be told."""
+        if not batch.loads:
+            return self._hand(self._readers, batch, self._settle)
+        device, flights, stream = self._engine.device, self._engine.flights, self._stream
+        try:
+            targets = [self._engine.address_of(batch.items[load.position].target) for load in batch.loads]
+            event = stream.record()
+        except CopyError as error:  # hbm is gone
+            batch.fail([load.position for load in batch.loads], error.cause)
+            batch.loads = []
+            return self._hand(self._readers, batch, self._settle)
+        except DeviceError as error:
+            return self._broke(batch, error)
+        writes = Touched(Tier.HBM, [batch.items[load.position].target for load in batch.loads])
+        flight = Flight(stream, event, NOTHING, writes)
+        findings: Findings | None = None
+        refused: DeviceError | None = None
+        try:
+            flights.begin(flight)
+        except DeviceError as error:
+            device.recycle(event)
+            return self._broke(batch, error)
+        try:
+            try:
+                findings = self._enqueue(batch, targets)
+            except DeviceError as error:
+                if error.fault is DeviceFault.LOST:
+                    raise
+                refused = error  # something of it may be under way: wait for that all the same
+            stream.record(event)
+            device.when_done(event, partial(self._landed, batch, flight, findings, refused))
+        except DeviceError as error:  # lost: nothing of it moves any more
+            flights.end(flight)
+            device.recycle(event)
+            self._broke(batch, error)
+        return None
+
+    def _enqueue(self, batch: _Batch, targets: Sequence[int]) -> Findings:
+        """Raises DeviceError."""
+        chunk, stream = batch.chunk, self._stream
+        assert chunk is not None
+        copies: list[tuple[int, int, int]] = []
+        moves: list[tuple[int, int, int]] = []
+        works = []
+        for load, target in zip(batch.loads, targets, strict=True):
+            num_bytes = stored_bytes(batch.items[load.position].label)
+            payload = load.area + PAGE_BYTES
+            if batch.is_direct:
+                copies.append((chunk.device + load.area, chunk.host + load.area, PAGE_BYTES))
+                if load.codec is None:
+                    moves.append((chunk.device + payload, target, num_bytes))
+            elif load.codec is None:
+                copies.append((chunk.host + payload, target, num_bytes))
+            else:
+                copies.append((chunk.host + payload, chunk.device + payload, num_bytes))
+            if load.codec is not None or batch.is_direct:
+                works.append(Work(load.codec, load.shape, Record(chunk.device + payload, num_bytes, target)))
+        for columns in (copies, moves):
+            if columns:
+                stream.copy(_pieces(columns))
+        if not works:
+            return Findings(0, [])
+        assert self.decoding is not None
+        return self.decoding.enqueue(stream, works)
+
+    def _broke(self, batch: _Batch, error: DeviceError) -> None:
+        """Nothing of a batch is under way, and nothing will be: its slots are as they were."""
+        if error.fault is DeviceFault.LOST:
+            self._engine.lost(str(error), [batch.items[load.position].target for load in batch.loads])
+            batch.fail([load.position for load in batch.loads], Cause.TIER_OFFLINE)
+        else:
+            log.warning("from nvme to hbm: %s", error)
+            batch.on_host += [load.position for load in batch.loads]
+        batch.loads = []
+        self._hand(self._readers, batch, self._settle)
+
+    def _landed(
+        self,
+        batch: _Batch,
+        flight: Flight,
+        findings: Findings | None,
+        refused: DeviceError | None,
+        error: DeviceError | None,
+    ) -> None:
+        """The device is done with a flight, or will never say. On a thread of the device's."""
+        self._engine.flights.end(flight)
+        self._engine.device.recycle(flight.event)
+        trouble = error or refused
+        if trouble is not None:
+            self._broke(batch, trouble)
+        else:
+            assert findings is not None
+            self._hand(self._readers, batch, partial(self._judge, findings))
+
+    # ----------------------------------------------------------------------------- a reader's thread, again
+
+    def _judge(self, findings: Findings, batch: _Batch) -> None:
+        """Believe what has the checksum that its record says; have the host do the rest again."""
+        chunk = batch.chunk
+        assert chunk is not None
+        digests = iter(findings.digests())
+        num_landed = num_bytes = 0
+        for load in batch.loads:
+            item = batch.items[load.position]
+            if batch.is_direct:
+                outcome = self._store.confirm(item.source, item.label, chunk.header(load.area))
+            else:
+                outcome = CopyOutcome(None, load.checksum)
+            digest = next(digests) if load.codec is not None or batch.is_direct else load.checksum
+            if outcome.cause is None and outcome.checksum and digest == outcome.checksum:
+                batch.outcomes[load.position] = outcome
+                num_landed, num_bytes = num_landed + 1, num_bytes + item.label.raw_length
+                self.counters["on_device" if load.codec is not None else "as_they_are"] += 1
+                continue
+            batch.on_host.append(load.position)
+            is_encrypted = outcome.cause is None and not outcome.checksum
+            if digest is not None and not is_encrypted:
+                batch.disputed.add(load.position)
+        self._engine.count_writes(num_landed, num_bytes)
+        self._settle(batch)
+
+    def _settle(self, batch: _Batch) -> None:
+        """Do what is left on the host; complete."""
+        if batch.chunk is not None:
+            self.chunks.give(batch.chunk)
+            batch.chunk = None
+        self._by_host(batch)
+        if any(batch.outcomes[position].cause is None for position in batch.disputed):
+            self.counters["device_faults"] += 1
+            self._is_trusted, self.direct = False, None
+            log.error("what the device made of a record is not what was put; from now on the host decodes")
+        batch.future.set_result(batch.outcomes)
+
+    def _by_host(self, batch: _Batch) -> None:
+        """Read, decode and verify on the host; then the synchronous way into hbm."""
+        for position in batch.on_host:
+            source, target, label = batch.items[position]
+            payload: Buffer = memoryview(bytearray(label.raw_length))
+            outcome = self._store.read_batch([(source, label, payload)])[0]
+            if outcome.cause is None:
+                try:
+                    self._engine.write(target, label, payload)
+                    self.counters["on_host"] += 1
+                except CopyError as error:
+                    # Whatever the device did, the record is as good as it was.
+                    lost = error.cause is Cause.TIER_OFFLINE
+                    outcome = CopyOutcome(Cause.TIER_OFFLINE if lost else Cause.NO_SPACE)
+            batch.outcomes[position] = outcome
+
+    def _give_back(self) -> None:
+        self._engine.device.give_stream(self._stream)
+        self.chunks.close()
+        if self.decoding is not None:
+            self.decoding.close()
+
+
+def _pieces(rows: Sequence[tuple[int, int, int]]) -> Pieces:
+    sources, targets, lengths = zip(*rows, strict=True)
+    return Pieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))

@@ -1,0 +1,210 @@
+"""Whether a device decodes quicker than the host, and a disk reads quicker into it: tried at start, not
+believed.
+
+A few megabytes of values like KV go both ways, in turn, and the results are compared bit for bit: encoded
+over the link and decoded and hashed there, against decoded by the host's threads and sent raw. A way that is
+not clearly quicker is not taken, and one that brings other bytes is an error in the log. For GPUDirect
+Storage the same with a file in the cold store's directory. Never ran on a GPU.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ....v1.shm import PAGE_BYTES
+from ...base import Buffer
+from ...codecs.base import Codec, Shape
+from ...codecs.exact.exponents import Exponents
+from ...codecs.lossy.profile import Profile, uniform_rules
+from ...codecs.lossy.profiled import Profiled
+from ...codecs.trial import trial_payload
+from ...payload import checksum
+from ..device.contract import DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
+from .chunks import Chunk
+from .cold_edge import ColdCopier
+from .decoding import DeviceDecoding, Work
+from .exponents import Record
+from .gds import OpenFile, Trial, compare
+
+log = logging.getLogger(__name__)
+
+SHAPE = Shape(4, 2, 64, 8, 128, "bfloat16")  # a megabyte
+NUM_FRAGMENTS = 8
+FILE_BYTES = 8 << 20
+FILE_NAME = "gds-trial"
+HANG_S = 10.0
+
+
+def trial_codecs() -> tuple[Codec, ...]:
+    """Return a codec of each kind that a device decodes."""
+    rules = uniform_rules(SHAPE.num_layers, SHAPE.num_planes, SHAPE.num_heads, "int", 4)
+    profile = Profile(
+        bytes(32), SHAPE.num_layers, SHAPE.num_heads, SHAPE.head_dim, SHAPE.num_planes, SHAPE.dtype, rules
+    )
+    return Exponents(), Profiled(profile)
+
+
+class ColdTrial:
+    """Both ways with the means of an edge nobody uses yet. Not thread-safe. `close` gives back what it took.
+
+    Raises DeviceError when there is nothing to try it with."""
+
+    def __init__(self, copier: ColdCopier, decoding: DeviceDecoding, helpers: Executor) -> None:
+        self._decoding = decoding
+        self._helpers = helpers
+        self._copier = copier
+        self._device = copier.device
+        stream, chunks = self._device.take_stream(), [copier.chunks.take() for _ in range(2)]
+        if stream is None or None in chunks:
+            raise DeviceError(DeviceFault.REFUSED, "no stream or chunk is free to measure with")
+        self._stream: Stream = stream
+        self._chunks: list[Chunk] = [chunk for chunk in chunks if chunk is not None]
+        self._event: Event = self._device.export_event()[0]
+        self._num_fragments = min(NUM_FRAGMENTS, copier.chunks.chunk_bytes // (2 * SHAPE.raw_bytes))
+        self._file_bytes = min(FILE_BYTES, copier.chunks.chunk_bytes)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._device.recycle(self._event)
+        self._device.give_stream(self._stream)
+        for chunk in self._chunks:
+            self._copier.chunks.give(chunk)
+
+    def of_codec(self, codec: Codec) -> Trial:
+        """Time both ways of decoding. Raises DeviceError, also when the device decodes to other bytes."""
+        encoded, decoded = self._chunks
+        stored_bytes = -(-codec.stored_bound(SHAPE) // PAGE_BYTES) * PAGE_BYTES
+        payload = trial_payload(SHAPE)
+        stored = [encoded.view[i * stored_bytes :][:stored_bytes] for i in range(self._num_fragments)]
+        raw = [decoded.view[i * SHAPE.raw_bytes :][: SHAPE.raw_bytes] for i in range(self._num_fragments)]
+        for into in stored:
+            codec.encode(SHAPE, payload, into)
+        works = [
+            Work(
+                codec,
+                SHAPE,
+                Record(encoded.device + i * stored_bytes, stored_bytes, decoded.device + i * SHAPE.raw_bytes),
+            )
+            for i in range(self._num_fragments)
+        ]
+        found: list[bytes | None] = []
+
+        def by_device() -> None:
+            self._copy(encoded.host, encoded.device, self._num_fragments * stored_bytes)
+            findings = self._decoding.enqueue(self._stream, works)
+            self._wait()
+            found.extend(findings.digests())
+
+        def by_host() -> None:
+            list(self._helpers.map(partial(codec.decode, SHAPE), stored, raw))
+            self._copy(decoded.host, decoded.device, self._num_fragments * SHAPE.raw_bytes)
+            self._wait()
+
+        by_host()  # compiles the loops; and says what is right
+        by_device()
+        wanted = checksum(raw[0])
+        return compare(by_device, by_host, lambda: all(digest == wanted for digest in found))
+
+    def of_disk(self, directory: Path, open_file: OpenFile) -> Trial:
+        """Time both ways of reading. Raises DeviceError, also when it brings other bytes, and OSError."""
+        path, chunk = directory / FILE_NAME, self._chunks[0]
+        content = np.random.default_rng(1).bytes(self._file_bytes)
+        path.write_bytes(content)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+        try:
+            os.fsync(descriptor)
+            reader = open_file(path)
+            came: list[bytes | None] = []
+
+            def direct() -> None:
+                reader.read(0, DeviceMemory(chunk.device, self._file_bytes))
+
+            def bounce() -> None:
+                _read_all(descriptor, chunk.view[: self._file_bytes])
+                self._copy(chunk.host, chunk.device, self._file_bytes)
+                self._wait()
+
+            def is_same() -> bool:
+                direct()
+                shape = Shape(1, 1, 1, 1, self._file_bytes // 2, "bfloat16")
+                findings = self._decoding.enqueue(
+                    self._stream, [Work(None, shape, Record(chunk.device, self._file_bytes, chunk.device))]
+                )
+                self._wait()
+                came.extend(findings.digests())
+                return came == [checksum(memoryview(content))]
+
+            trial = compare(direct, bounce, is_same)
+            reader.close()
+            return trial
+        finally:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+
+    def _copy(self, source: int, target: int, num_bytes: int) -> None:
+        columns = np.array([source], np.uint64), np.array([target], np.uint64), np.array([num_bytes])
+        self._stream.copy(Pieces(*columns))
+
+    def _wait(self) -> None:
+        """Wait for what the stream was given. Raises DeviceError."""
+        told: list[DeviceError | None] = []
+        is_over = threading.Event()
+
+        def tell(error: DeviceError | None) -> None:
+            told.append(error)
+            is_over.set()
+
+        self._stream.record(self._event)
+        self._device.when_done(self._event, tell)
+        if not is_over.wait(HANG_S):
+            raise DeviceError(DeviceFault.LOST, f"a trial did not end in {HANG_S:g} s")
+        if told[0] is not None:
+            raise told[0]
+
+
+def quicker_codecs(
+    copier: ColdCopier, helpers: Executor, disk: tuple[Path, OpenFile] | None = None
+) -> frozenset[int]:
+    """Return the codecs whose records had better go straight to the device; 0 among them where a `disk`
+    (directory, what opens files) is given and GPUDirect Storage is quicker. `helpers` decode for the host.
+    Blocks for some tenths of a second. What fails is left out, with a line in the log."""
+    if copier.decoding is None:
+        return frozenset()
+    try:
+        trial = ColdTrial(copier, copier.decoding, helpers)
+    except DeviceError as problem:
+        log.warning("nvme to hbm was not tried: %s", problem)
+        return frozenset()
+    tried = {codec.codec_id: partial(trial.of_codec, codec) for codec in trial_codecs()}
+    if disk is not None:
+        tried[0] = partial(trial.of_disk, *disk)
+    try:
+        return frozenset(codec_id for codec_id, run in tried.items() if _is_quicker(codec_id, run))
+    finally:
+        trial.close()
+
+
+def _is_quicker(codec_id: int, run: Callable[[], Trial]) -> bool:
+    what = f"codec {codec_id}" if codec_id else "GPUDirect Storage"
+    try:
+        trial = run()
+    except (DeviceError, OSError) as problem:
+        log.warning("%s: %s; the way by dram stays", what, problem)
+        return False
+    log.info("%s: %.2f ms straight, %.2f ms by the host", what, trial.direct_s * 1e3, trial.bounce_s * 1e3)
+    return trial.is_quicker
+
+
+def _read_all(descriptor: int, into: Buffer) -> None:
+    at = 0
+    while at < len(into):
+        count = os.preadv(descriptor, [into[at:]], at)
+        if count == 0:
+            raise OSError("the file of the trial is short")
+        at += count

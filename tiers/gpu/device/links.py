@@ -1,0 +1,103 @@
+"""What the link between dram and hbm makes, measured once when the daemon has its memory.
+
+A few copies of memory of its own in each direction, after everything is pinned: some milliseconds, in the
+background, and never longer than a deadline, because a link that is shared with a runtime may be slow for
+reasons of its own. (Not of the warm pool's memory: clients are writing and reading there by now.) The best of
+the copies counts: what the link can do, not what it did beside others. From then on real copies say what it
+does.
+
+Rejected: reading the link's generation and width (says what it could be; a slot behind a switch, an IOMMU or
+the wrong NUMA node are what one wants to see), and waiting for the first loads (the first decisions are then
+made on a default that is off by a factor of twenty).
+"""
+
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from .contract import Device, DeviceError, DeviceFault, DeviceMemory, Pieces
+from .own_events import OwnEvents
+
+NUM_COPIES = 4
+SMALL_BYTES = 4096
+LIMIT_S = 0.05  # for each direction
+HANG_S = 5.0  # after this the device counts as lost to us
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """One direction: what one large copy makes, and how long a small one takes."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+def measure(
+    device: Device, num_bytes: int = 16 << 20, clock: Callable[[], float] = time.perf_counter
+) -> tuple[LinkSpeed, LinkSpeed]:
+    """Return the speed from the host's memory to the device and back, with copies of `num_bytes`.
+
+    Blocks, for some milliseconds. Raises DeviceError; memory of a device that does not answer is not given
+    back.
+    """
+    buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+    memory = device.allocate(num_bytes)
+    try:
+        host = device.register_host(memoryview(buffer), is_read_only=False)
+    except DeviceError:
+        device.free(memory)
+        raise
+    speeds = _both_ways(device, host, memory, clock)
+    device.unregister_host(host)
+    device.free(memory)
+    return speeds
+
+
+def _both_ways(
+    device: Device, host: int, memory: DeviceMemory, clock: Callable[[], float]
+) -> tuple[LinkSpeed, LinkSpeed]:
+    stream = device.take_stream()
+    if stream is None:
+        raise DeviceError(DeviceFault.REFUSED, "no stream is free to measure with")
+    events = OwnEvents(device)
+    event = events.take()
+
+    def time_s(source: int, target: int, length: int) -> float:
+        columns = np.array([source], np.uint64), np.array([target], np.uint64), np.array([length])
+        ended: list[DeviceError | None] = []
+        is_over = threading.Event()
+        began_at = clock()
+        stream.copy(Pieces(*columns))
+        stream.record(event)
+        device.when_done(event, partial(_note, ended, is_over))
+        if not is_over.wait(HANG_S):
+            raise DeviceError(DeviceFault.REFUSED, f"a copy did not end in {HANG_S:g} s")
+        if ended[0] is not None:
+            raise ended[0]
+        return clock() - began_at
+
+    def speed(source: int, target: int) -> LinkSpeed:
+        began_at = clock()
+        latency_s = min(time_s(source, target, SMALL_BYTES) for _ in range(2))
+        best_s = time_s(source, target, memory.num_bytes)
+        for _ in range(NUM_COPIES - 1):
+            if clock() - began_at > LIMIT_S:
+                break
+            best_s = min(best_s, time_s(source, target, memory.num_bytes))
+        return LinkSpeed(memory.num_bytes / best_s, latency_s)
+
+    up, down = speed(host, memory.address), speed(memory.address, host)
+    device.give_stream(stream)
+    events.give(event)
+    events.close()
+    return up, down
+
+
+def _note(ended: list[DeviceError | None], is_over: threading.Event, error: DeviceError | None) -> None:
+    ended.append(error)
+    is_over.set()
