@@ -16,8 +16,8 @@ def quota_ignored() -> list[Patch]:
 def pins_not_counted() -> list[Patch]:
     """What a tenant's other clients hold is not counted."""
 
-    def reckless(self: Any, client: Any, leases: Any, pins: Any) -> int | None:
-        quota = self._options.quotas.get(client.domain)
+    def reckless(self: Any, client: Any) -> int | None:
+        quota = self._core.options.quotas.get(client.domain)
         return None if quota is None or quota.pinned_bytes is None else max(0, quota.pinned_bytes)
 
     return [(quotas.Quotas, "pinnable_bytes", reckless)]

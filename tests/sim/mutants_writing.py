@@ -24,7 +24,7 @@ def budget_anew_after_a_restart() -> list[Patch]:
 
 def lost_records_forgotten() -> list[Patch]:
     """A copy that failed is never made again."""
-    return [(dirty.Dirty, "_note_lost", lambda self, row: None)]
+    return [(dirty.Dirty, "note_lost", lambda self, row: None)]
 
 
 #: Name, what is broken, how.
