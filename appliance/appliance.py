@@ -51,7 +51,7 @@ from .core.instructions import (
 from .core.results import AcquireResult, Refusal, Result
 from .event_log import EventLog
 from .replies import Replies
-from .transfer.fair_queue import Shares
+from .transfer.fair_queue import BandwidthShares
 from .transfer.lanes import Edge, Route
 from .transfer.mover import Mover
 
@@ -129,7 +129,7 @@ class Appliance:
         store: StorePort | None,
         events: EventLog,
         clock: Callable[[], float] | None = None,
-        shares: Shares | None = None,
+        shares: BandwidthShares | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.clock = clock or self._loop.time
@@ -146,9 +146,9 @@ class Appliance:
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store = store
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
-        self._housekeeper = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
-        self.num_housekeeping = 0  # calls of the store that have not ended
-        self.num_kept_house = 0  # that have
+        self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
+        self.num_store_tasks = 0  # calls of the store that have not ended
+        self.num_store_tasks_done = 0  # that have
         self.num_ticks = 0  # deadlines of the planner that were kept
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
@@ -302,7 +302,7 @@ class Appliance:
     def _seal(self, instruction: SealSegment) -> None:
         """A segment that cannot be sealed still serves its records; only a restart has to scan it."""
         assert self._store is not None
-        self._keep_house("seal", self._store.seal, instruction.segment, self._sealed)
+        self._run_store_task("seal", self._store.seal, instruction.segment, self._sealed)
 
     def _sealed(self, well: bool) -> None:
         self.counters["segments_sealed" if well else "segments_suspect"] += 1
@@ -310,21 +310,21 @@ class Appliance:
     def _free(self, instruction: FreeSegment) -> None:
         assert self._store is not None
         segment = instruction.segment
-        self._keep_house("free", self._store.free, segment, lambda _: self.step(SegmentFreed(segment)))
+        self._run_store_task("free", self._store.free, segment, lambda _: self.step(SegmentFreed(segment)))
 
     def _give_back(self, instruction: GiveBack) -> None:
         engine: Any = self.engines[instruction.tier]  # only tiers that can are ever asked to shrink
-        self._keep_house("give_back", engine.give_back, instruction.number, lambda _: None)
+        self._run_store_task("give_back", engine.give_back, instruction.number, lambda _: None)
 
     async def resize_store(self, num_segments: int) -> None:
         """Let the cold store have the files of so many segments. Raises what the store raises."""
         assert self._store is not None
-        await asyncio.wrap_future(self._housekeeper.submit(self._store.resize, num_segments))
+        await asyncio.wrap_future(self._store_thread.submit(self._store.resize, num_segments))
 
     async def keep_store(self, call: Callable[[], T]) -> T:
         """Run a blocking call of the cold store in its thread, after what it was asked before. Raises what
         the call raises."""
-        return await asyncio.wrap_future(self._housekeeper.submit(call))
+        return await asyncio.wrap_future(self._store_thread.submit(call))
 
     def _store_namespace(self, instruction: StoreNamespace) -> None:
         """No record may reach the store before its namespace has: copies into it wait meanwhile."""
@@ -332,14 +332,14 @@ class Appliance:
         self._num_namespaces_storing += 1
         self.mover.hold(Tier.NVME)
         store = self._store.store_namespace
-        self._keep_house("store_namespace", store, instruction.identity, self._namespace_stored)
+        self._run_store_task("store_namespace", store, instruction.identity, self._namespace_stored)
 
     def _namespace_stored(self, _: None) -> None:
         self._num_namespaces_storing -= 1
         if self._num_namespaces_storing == 0:
             self.mover.resume(Tier.NVME)
 
-    def _keep_house(
+    def _run_store_task(
         self, verb: str, function: Callable[[Any], R], argument: object, then: Callable[[R], None]
     ) -> None:
         """Run a blocking call of the store in its thread, `then` the rest on the loop.
@@ -349,8 +349,8 @@ class Appliance:
         """
 
         def done(future: "Future[R]") -> None:
-            self.num_housekeeping -= 1
-            self.num_kept_house += 1
+            self.num_store_tasks -= 1
+            self.num_store_tasks_done += 1
             failure = future.exception()
             if failure is None:
                 then(future.result())
@@ -359,8 +359,8 @@ class Appliance:
             self.counters[f"{verb}_failed"] += 1
             self.lose_tier(Tier.NVME, f"{verb} failed: {failure}")
 
-        self.num_housekeeping += 1
-        future = self._housekeeper.submit(function, argument)
+        self.num_store_tasks += 1
+        future = self._store_thread.submit(function, argument)
         future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
@@ -414,8 +414,8 @@ class Appliance:
             deadline = self.planner.next_deadline()
             if self.mover.is_busy:
                 await self.mover.idle()
-            elif self.num_housekeeping:
-                await asyncio.wrap_future(self._housekeeper.submit(lambda: None))
+            elif self.num_store_tasks:
+                await asyncio.wrap_future(self._store_thread.submit(lambda: None))
             elif deadline is None or deadline > self.clock():
                 return
             await asyncio.sleep(0)
@@ -427,7 +427,7 @@ class Appliance:
             self._timer.cancel()
         await self.mover.stop()
         self._run(to_the_end=True)
-        await asyncio.to_thread(self._housekeeper.shutdown)
+        await asyncio.to_thread(self._store_thread.shutdown)
         for engine in self.engines.values():
             await asyncio.to_thread(engine.close)
         self.events.close()

@@ -76,7 +76,7 @@ class BugError(ApplianceError):
     """The daemon itself is wrong. Its log has the trace."""
 
 
-class Row(NamedTuple):
+class ErrorReason(NamedTuple):
     """One line of the table: when it happens, what it is called, what to do."""
 
     code: grpc.StatusCode
@@ -91,160 +91,162 @@ _PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 _NOT_FOUND = grpc.StatusCode.NOT_FOUND
 _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-REASONS: dict[str, Row] = {
-    "BAD_KEY": Row(
+REASONS: dict[str, ErrorReason] = {
+    "BAD_KEY": ErrorReason(
         _INVALID,
         CallerError,
         "prefix hashes are missing or not whole 32-byte strides",
         "fix the caller; do not retry",
     ),
-    "BAD_REQUEST": Row(
+    "BAD_REQUEST": ErrorReason(
         _INVALID,
         CallerError,
         "a field is missing, malformed or contradicts another",
         "fix the caller; do not retry",
     ),
-    "BAD_NAMESPACE": Row(
+    "BAD_NAMESPACE": ErrorReason(
         _INVALID, CallerError, "a namespace's digest or geometry is out of range", "fix the named field"
     ),
-    "UNKNOWN_PROFILE": Row(
+    "UNKNOWN_PROFILE": ErrorReason(
         _PRECONDITION,
         UnknownError,
         "a namespace names a compression profile that the daemon does not have, or one of another model",
         "put the profile into the directory compression.profiles and reload, or register without it",
     ),
-    "NOT_ENCRYPTED": Row(
+    "NOT_ENCRYPTED": ErrorReason(
         _PRECONDITION,
         CallerError,
         "a tenant is to be erased whose records are not encrypted: no key can be destroyed",
         "set encryption.master_key and restart; what was stored before stays on the device until overwritten",
     ),
-    "BAD_SPAN": Row(
+    "BAD_SPAN": ErrorReason(
         _INVALID,
         CallerError,
         "a span leaves the caller's staging extent, or spans and blocks differ in number or size",
         "fix the caller; do not retry",
     ),
-    "TOO_MANY_BLOCKS": Row(
+    "TOO_MANY_BLOCKS": ErrorReason(
         _INVALID, CallerError, "more blocks in one call than GetServerInfo allows", "split the call"
     ),
-    "TOO_LARGE": Row(
+    "TOO_LARGE": ErrorReason(
         _INVALID, CallerError, "a stream's payload exceeds what one put may carry", "split the put"
     ),
-    "LEASE_TTL_TOO_LARGE": Row(_RANGE, CallerError, "a TTL above the limit", "ask for less"),
-    "UNKNOWN_NAMESPACE": Row(
+    "LEASE_TTL_TOO_LARGE": ErrorReason(_RANGE, CallerError, "a TTL above the limit", "ask for less"),
+    "UNKNOWN_NAMESPACE": ErrorReason(
         _PRECONDITION,
         UnknownError,
         "the namespace id was not given out in this life of the daemon, or not to this domain",
         "register the namespace, then retry",
     ),
-    "LAYOUT_MISMATCH": Row(
+    "LAYOUT_MISMATCH": ErrorReason(
         _PRECONDITION,
         UnknownError,
         "no tier can hold a fragment of this geometry",
         "lower layers_per_group, or raise the daemon's extent_bytes",
     ),
-    "UNKNOWN_CLIENT": Row(
+    "UNKNOWN_CLIENT": ErrorReason(
         _PRECONDITION,
         UnknownError,
         "the client never opened, closed, or was silent longer than its TTL",
         "open again; everything it held was given back",
     ),
-    "UNKNOWN_RESERVATION": Row(
+    "UNKNOWN_RESERVATION": ErrorReason(
         _NOT_FOUND, UnknownError, "the reservation ended: committed, aborted or timed out", "reserve again"
     ),
-    "LEASE_EXPIRED": Row(
+    "LEASE_EXPIRED": ErrorReason(
         _NOT_FOUND, UnknownError, "the lease is unknown or has ended", "discard what was read; acquire again"
     ),
-    "UNKNOWN_EXTENT": Row(
+    "UNKNOWN_EXTENT": ErrorReason(
         _NOT_FOUND,
         UnknownError,
         "the extent does not exist or belongs to another isolation domain",
         "ask only for extents that an answer named",
     ),
-    "BAD_PAGES": Row(
+    "BAD_PAGES": ErrorReason(
         _INVALID,
         CallerError,
         "registered pages that cannot be what they are said to be, or a page or event nobody registered",
         "fix the named field",
     ),
-    "NO_DEVICE": Row(
+    "NO_DEVICE": ErrorReason(
         _PRECONDITION,
         UnknownError,
         "the daemon cannot reach the device that pages lie on",
         "get and put through shared memory",
     ),
-    "UNKNOWN_PAGES": Row(
+    "UNKNOWN_PAGES": ErrorReason(
         _NOT_FOUND, UnknownError, "the pages are not registered (any more)", "register them, then retry"
     ),
-    "BAD_TIER": Row(
+    "BAD_TIER": ErrorReason(
         _INVALID, CallerError, "the tier cannot do what is asked of it", "name a tier that the message names"
     ),
-    "NOTHING_THERE": Row(
+    "NOTHING_THERE": ErrorReason(
         _NOT_FOUND, UnknownError, "nothing is known under this name (Inspect, GetStory)", "check the name"
     ),
-    "TIER_FULL": Row(
+    "TIER_FULL": ErrorReason(
         _EXHAUSTED,
         BusyError,
         "no room, and nothing that may be evicted",
         "back off as told, or skip the put",
     ),
-    "TOO_MANY_IN_FLIGHT": Row(
+    "TOO_MANY_IN_FLIGHT": ErrorReason(
         _EXHAUSTED, BusyError, "a queue has reached its limit", "back off as told, or do without"
     ),
-    "TOO_MANY_CLIENTS": Row(_EXHAUSTED, BusyError, "the limit on clients is reached", "close some"),
-    "TOO_MANY_NAMESPACES": Row(
+    "TOO_MANY_CLIENTS": ErrorReason(_EXHAUSTED, BusyError, "the limit on clients is reached", "close some"),
+    "TOO_MANY_NAMESPACES": ErrorReason(
         _EXHAUSTED, BusyError, "the limit on namespaces is reached", "restart, or raise the limit"
     ),
-    "QUOTA_EXCEEDED": Row(
+    "QUOTA_EXCEEDED": ErrorReason(
         _EXHAUSTED,
         BusyError,
         "the tenant has used up what it may take",
         "back off as told, or do without; an administrator may raise `tenants.NAME.quota`",
     ),
-    "NOT_AUTHENTICATED": Row(
+    "NOT_AUTHENTICATED": ErrorReason(
         grpc.StatusCode.UNAUTHENTICATED,
         AccessError,
         "the caller proved no identity: a token nobody knows, TLS below 1.3, a way around the socket",
         "fix the credentials; do not retry",
     ),
-    "NO_TENANT": Row(
+    "NO_TENANT": ErrorReason(
         grpc.StatusCode.PERMISSION_DENIED,
         AccessError,
         "there are tenants, and the caller belongs to none",
         "name its identity under one of `tenants`",
     ),
-    "NOT_ADMIN": Row(
+    "NOT_ADMIN": ErrorReason(
         grpc.StatusCode.PERMISSION_DENIED,
         AccessError,
         "AdminService and EventsService are for administrators",
         "name the identity under `access.admin`",
     ),
-    "BAD_POLICY": Row(
+    "BAD_POLICY": ErrorReason(
         _INVALID,
         CallerError,
         "a policy is malformed, or asks for what cannot be; the message has file, line, key and fix",
         "fix the named setting; the policy before it stays in force",
     ),
-    "NEEDS_RESTART": Row(
+    "NEEDS_RESTART": ErrorReason(
         _PRECONDITION,
         CallerError,
         "a policy changes a setting that a running daemon cannot change; nothing of it is applied",
         "restart the daemon, or leave the named settings as they are",
     ),
-    "GENERATION_CONFLICT": Row(
+    "GENERATION_CONFLICT": ErrorReason(
         grpc.StatusCode.ABORTED,
         CallerError,
         "the policy was made for a generation that is not in force any more",
         "look at the present one, then apply again",
     ),
-    "DRAINING": Row(
+    "DRAINING": ErrorReason(
         grpc.StatusCode.UNAVAILABLE,
         UnavailableError,
         "the daemon accepts nothing new",
         "recompute, or retry elsewhere",
     ),
-    "BUG": Row(grpc.StatusCode.INTERNAL, BugError, "the daemon itself is wrong", "file it, with the log"),
+    "BUG": ErrorReason(
+        grpc.StatusCode.INTERNAL, BugError, "the daemon itself is wrong", "file it, with the log"
+    ),
 }
 
 

@@ -103,10 +103,10 @@ async def looks() -> list[tuple[str, ...]]:
     """Return rows: a scrape and a snapshot of a daemon that does nothing else."""
     with tempfile.TemporaryDirectory() as folder:
         daemon = await Daemon.start(embedded_settings(f"unix://{folder}/k.sock", Path(folder) / "data"))
-        eyes = daemon.sight.eyes
-        scrape_s = quickest(lambda: exposition(eyes), 20)
-        snapshot_s = quickest(lambda: daemon.sight.snapshot(300), 20)
-        size = len(exposition(eyes))
+        view = daemon.observability.view
+        scrape_s = quickest(lambda: exposition(view), 20)
+        snapshot_s = quickest(lambda: daemon.observability.snapshot(300), 20)
+        size = len(exposition(view))
         await daemon.stop()
     return [
         ("one scrape", f"{scrape_s * 1e3:.2f} ms", f"{size / 1024:.0f} KiB"),

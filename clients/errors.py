@@ -19,7 +19,8 @@ rejected: handlers differ by family, and new reasons must not break old clients.
 from collections.abc import Mapping
 
 from ..v1 import types_pb2
-from ..v1.diagnosis import (
+from ..v1.errors import InvalidRequest, KvtierError
+from ..v1.unreachable import (
     BAD_CREDENTIALS,
     BAD_TARGET,
     CONNECTION_LOST,
@@ -28,7 +29,6 @@ from ..v1.diagnosis import (
     SOCKET_DENIED,
     Diagnosis,
 )
-from ..v1.errors import InvalidRequest, KvtierError
 
 __all__ = [
     "BAD_CREDENTIALS",

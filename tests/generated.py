@@ -27,7 +27,7 @@ from kvtier.appliance.observability.alerts import alerts_yaml
 from kvtier.appliance.observability.dashboard import dashboard_json
 from kvtier.appliance.observability.exposition import reference_markdown as metrics_markdown
 from kvtier.appliance.security.rights import matrix_markdown
-from kvtier.v1.diagnosis import reason_table_markdown
+from kvtier.v1.unreachable import reason_table_markdown
 
 from .sync_source import sync_modules
 
@@ -95,7 +95,7 @@ stateDiagram-v2
 
 def api_reference() -> Iterator[tuple[Path, bytes]]:
     """Yield docs/api.md: every call with its comment from the .proto files, and the error table."""
-    sources = "`proto/kvtier/v1/*.proto`, `appliance/errors.py` and `proto/kvtier/v1/diagnosis.py`"
+    sources = "`proto/kvtier/v1/*.proto`, `appliance/errors.py` and `proto/kvtier/v1/unreachable.py`"
     parts = [f"# API reference\n\nGenerated from {sources} by `make docs`.\n"]
     for path in sorted(PROTO.glob("kvtier/v1/*.proto")):
         for service, body in re.findall(r"service (\w+) \{\n(.*?)\n\}", path.read_text(), re.S):

@@ -17,7 +17,8 @@ from ...v1 import types_pb2
 from ...v1.addresses import check_address, default_target
 from ...v1.admin_pb2_grpc import AdminServiceStub
 from ...v1.channels import open_channel
-from ...v1.diagnosis import BAD_CREDENTIALS, REASONS, SOCKET_DENIED, diagnose_call
+from ...v1.diagnosis import diagnose_call
+from ...v1.unreachable import BAD_CREDENTIALS, REASONS, SOCKET_DENIED
 from . import EXIT_DENIED, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 
 DETAIL_KEY = "kvtier-error-bin"

@@ -46,7 +46,7 @@ MIN_DECODED_BYTES = 64 << 20  # before what records tell replaces the measuremen
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CodecChoice:
     """Implements Compression. Speeds are bytes of payload a second and thread, by dtype and codec name."""
 
     settings: CompressionSettings
@@ -112,7 +112,7 @@ class Choice:
         return stored_bytes / self.bandwidth_bytes_per_s + shape.raw_bytes / (speed * self.num_threads)
 
 
-class Compressing:
+class CodecSelection:
     """Keeps the planner's choice of codecs up to date. Owned by the event loop; measures apart from it."""
 
     def __init__(
@@ -135,7 +135,9 @@ class Compressing:
         self._speeds = kept.read(CANDIDATES)
         self._measured: set[tuple[str, str]] = set()  # by this daemon
         self._expected: frozenset[str] = frozenset()
-        self._chosen = Choice(settings, dict(self._speeds), num_threads=num_threads, profiled=codecs.profiled)
+        self._chosen = CodecChoice(
+            settings, dict(self._speeds), num_threads=num_threads, profiled=codecs.profiled
+        )
         self._appliance.step(CompressionChosen(self._chosen))
 
     @property
@@ -165,7 +167,7 @@ class Compressing:
                     break
 
     def _choose(self) -> None:
-        choice = Choice(
+        choice = CodecChoice(
             self._settings,
             dict(self._speeds),
             self._bandwidth(),

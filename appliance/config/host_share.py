@@ -15,8 +15,8 @@ The available memory is read once per process: a reload must find the size that 
 
 from functools import cache
 
-from ..preflight.probes import Memory, read_memory
 from . import units
+from .host_memory import HostMemory, read_memory
 
 AUTO = "auto"
 SHARE, SHARE_OF_AVAILABLE = 0.25, 0.5
@@ -31,12 +31,12 @@ class HostShare(int):
 
 
 @cache
-def host_memory() -> Memory:
+def host_memory() -> HostMemory:
     """Return the memory that this process may use, read at the first call."""
     return read_memory()
 
 
-def auto_bytes(memory: Memory) -> int:
+def auto_bytes(memory: HostMemory) -> int:
     """Return what `auto` is on a host."""
     wanted = min(memory.total_bytes * SHARE, memory.available_bytes * SHARE_OF_AVAILABLE, MAX_BYTES)
     return max(MIN_BYTES, _whole_steps(wanted))

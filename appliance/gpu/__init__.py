@@ -1,5 +1,5 @@
 """The GPU tier of this daemon and the other GPUs of its host.
 
 Devices, pages and kernels are in `tiers/gpu`.
-Imported by `server` and `host`.
+Imported by `host`; imports `server`, never the other way round (`server/ports.py`).
 """

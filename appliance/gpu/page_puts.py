@@ -17,7 +17,7 @@ from ...v1 import direct_pb2, kvcache_pb2
 from ..core import events, results
 from ..errors import error, from_refusal
 from ..security.callers import Caller
-from ..server.cache_service import Service
+from ..server.cache_service import CacheService
 from . import runtime_events
 from .registrations import MAX_WAITING_PUTS, Registration
 from .runtime_events import has_happened
@@ -29,7 +29,7 @@ class PagePuts:
 
     def __init__(
         self,
-        service: Service,
+        service: CacheService,
         counters: Counter[str],
         on_trouble: Callable[[DeviceError], None],
         on_waited: Callable[[Registration], None],

@@ -34,8 +34,8 @@ from ...tiers.memory.places import I64
 from ...v1 import direct_pb2
 from ..errors import ApplianceError, error
 from ..security.callers import Caller
-from ..security.client_registry import Client
-from ..server.cache_service import Service
+from ..security.client_registry import ConnectedClient
+from ..server.cache_service import CacheService
 from ..transfer.lanes import Route
 from .deliveries import Delivery
 from .page_answers import Answers
@@ -97,7 +97,7 @@ def _lane(given: DirectDevice) -> _Lane:
 class DirectPath:
     """Handlers of the direct path. Lives on the event loop. `hashers` take checksums of what puts brought."""
 
-    def __init__(self, service: Service, devices: list[DirectDevice], hashers: Executor) -> None:
+    def __init__(self, service: CacheService, devices: list[DirectDevice], hashers: Executor) -> None:
         self.counters: Counter[str] = Counter()
         self._service = service
         self._hashers = hashers
@@ -152,7 +152,7 @@ class DirectPath:
 
     async def _register(
         self,
-        client: Client,
+        client: ConnectedClient,
         lane: _Lane,
         identity: NamespaceIdentity,
         request: direct_pb2.RegisterPagesRequest,

@@ -29,7 +29,7 @@ from ...tiers.gpu.pages.kernels import PieceCopier
 from ...tiers.gpu.pages.layouts import PageLayout, PageTensor, page_table
 from ...tiers.gpu.pages.pages import Pages
 from ...v1 import direct_pb2
-from ..security.client_registry import Client
+from ..security.client_registry import ConnectedClient
 
 if TYPE_CHECKING:
     from ...tiers.block import Geometry
@@ -78,7 +78,7 @@ class Registration:
     id: int
     owner: int  # the runtime's client
     pid: int
-    client: Client  # who holds the leases and makes the puts
+    client: ConnectedClient  # who holds the leases and makes the puts
     geometry: "Geometry"
     mapping: Mapping
     gather: GatherCopier

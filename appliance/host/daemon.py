@@ -21,7 +21,7 @@ from ...tiers.block import Tier
 from ...tiers.gpu.device.contract import Device
 from ...v1.addresses import socket_path
 from ..appliance import Appliance
-from ..compression.codec_choice import Compressing
+from ..compression.codec_choice import CodecSelection
 from ..compression.profiles import read_profiles_again
 from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
@@ -30,24 +30,24 @@ from ..core.results import CountResult
 from ..errors import StartError
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
 from ..gpu.page_service import DirectDevice, DirectPath
-from ..observability.daemon_view import DRAINING, READY, Eyes
-from ..observability.observability import Sight
+from ..observability.daemon_view import DRAINING, READY, DaemonView
+from ..observability.observability import Observability
 from ..persisted.codec_speeds import SpeedFile
 from ..persisted.learned_file import LearnedFile
 from ..persisted.writes_file import WritesFile
 from ..preflight.table import require
-from ..security.callers import Rates
-from ..security.client_registry import Clients
+from ..security.callers import CallRates
+from ..security.client_registry import ClientRegistry
 from ..security.key_rotation import KeyRotation
-from ..security.principals import Access
+from ..security.principals import Authenticator
 from ..server.access_log import AccessLog
-from ..server.admin_service import Admin, Drained
-from ..server.cache_service import Service
+from ..server.admin_service import AdminService, DrainResult
+from ..server.cache_service import CacheService
 from ..server.grpc_server import GrpcServer
-from ..server.listeners import Doors
+from ..server.listeners import Listeners
 from ..server.local_server import LocalOptions, LocalServer
-from ..server.streams import MAX_STREAM_PUT_BYTES, PutBuffers, Streams
-from ..transfer.fair_queue import Shares
+from ..server.streams import MAX_STREAM_PUT_BYTES, ByteStreams, PutBuffers
+from ..transfer.fair_queue import BandwidthShares
 from .assembly import MAX_COPIES_PER_EDGE, Assembly, assemble
 from .policy_watch import watch
 from .reload import Reload
@@ -86,7 +86,7 @@ class Daemon:
             assembly.max_in_flight,
             assembly.store,
             self.events,
-            shares=Shares(lambda number: self.planner.catalog.namespaces[number].identity.domain),
+            shares=BandwidthShares(lambda number: self.planner.catalog.namespaces[number].identity.domain),
         )
         self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
         self.accesses = AccessLog(self.appliance, self.planner, MAX_BLOCK_EVENTS)
@@ -109,9 +109,9 @@ class Daemon:
         if assembly.store is not None and assembly.store.is_encrypted:
             self.rotation = KeyRotation(self.appliance, assembly.store, settings.encryption)
         self.reload.rotation = self.rotation
-        self.compressing: Compressing | None = None  # while there is a cold store
+        self.codec_selection: CodecSelection | None = None  # while there is a cold store
         if assembly.store is not None:
-            self.compressing = Compressing(
+            self.codec_selection = CodecSelection(
                 settings.compression,
                 self.appliance,
                 assembly.store.codecs,
@@ -120,23 +120,26 @@ class Daemon:
                 min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
                 SpeedFile(nvme.path if nvme is not None else None),
             )
-        self._open_doors(settings, epoch)
+        self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
-        self._drained: Drained | None = None
+        self._drained: DrainResult | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._prefaulting: asyncio.Task[None] | None = None
         self._watching: list[asyncio.Task[None]] = []
-        self._compressing: asyncio.Task[None] | None = None
+        self._selecting_codecs: asyncio.Task[None] | None = None
 
-    def _open_doors(self, settings: Settings, epoch: int) -> None:
+    def _wire_services(self, settings: Settings, epoch: int) -> None:
         """Wire what serves: who may call, the two transports, and what is seen of it all."""
         limits, assembly = settings.limits, self.assembly
-        self.clients = Clients(self.appliance, limits.max_clients)
+        self.clients = ClientRegistry(self.appliance, limits.max_clients)
         paths = [path for path in map(socket_path, settings.listen) if path is not None]
         local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
-        self.access, self.rates = Access(settings.access, settings.tenants), Rates(settings.tenants)
+        self.access, self.rates = (
+            Authenticator(settings.access, settings.tenants),
+            CallRates(settings.tenants),
+        )
         self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
-        self.service = Service(
+        self.service = CacheService(
             self.appliance,
             self.planner,
             self.clients,
@@ -155,35 +158,35 @@ class Daemon:
                 self.service, local_path, assembly.staging_routes, local, self.access, self.rates
             )
         self.direct: DirectPath | None = None  # while there is a device
-        eyes = Eyes(
+        view = DaemonView(
             self.service,
             self.events,
             lambda: self.planner.core.choice,
             self.counters,
             lambda: self.reload.status,
         )
-        eyes.rotation = self.rotation
-        self.sight = Sight(eyes, settings.observe, self.access)
-        self.doors = Doors(settings.listen, self.access, settings.access.tls, settings.socket_mode)
+        view.rotation = self.rotation
+        self.observability = Observability(view, settings.observe, self.access)
+        self.listeners = Listeners(settings.listen, self.access, settings.access.tls, settings.socket_mode)
         self.grpc = GrpcServer(
             self.service,
-            Streams(self.service, self.put_buffers),
-            Admin(
+            ByteStreams(self.service, self.put_buffers),
+            AdminService(
                 self.service,
                 self.drain,
                 self.counters,
-                self.sight,
+                self.observability,
                 self.reload,
-                lambda: self.compressing.speeds if self.compressing else {},
+                lambda: self.codec_selection.speeds if self.codec_selection else {},
             ),
             self.events,
             self.accesses,
-            self.doors,
+            self.listeners,
             self.rates,
             with_reflection=settings.reflection,
         )
         self._reports: set[asyncio.Task[None]] = set()
-        eyes.heralds.append(self._report)
+        view.state_listeners.append(self._report)
 
     @classmethod
     async def start(
@@ -203,7 +206,7 @@ class Daemon:
         try:
             for address in settings.listen:
                 _make_folder(socket_path(address), is_shared=bool(settings.tenants))
-            await daemon.sight.start()
+            await daemon.observability.start()
             await daemon.grpc.start()
             if assembly.hot is not None:
                 daemon.serve_pages(assembly.hot.direct)
@@ -213,8 +216,8 @@ class Daemon:
             await daemon.stop()
             raise
         daemon._prefaulting = asyncio.create_task(daemon._prefault())
-        if daemon.compressing is not None:
-            daemon._compressing = asyncio.create_task(daemon.compressing.run())
+        if daemon.codec_selection is not None:
+            daemon._selecting_codecs = asyncio.create_task(daemon.codec_selection.run())
         if origin is not None and origin.path is not None:
             daemon._watching.append(asyncio.create_task(watch(origin.path, daemon.reload.file_changed)))
         if daemon.rotation is not None and settings.encryption.master_key is not None:
@@ -231,7 +234,7 @@ class Daemon:
             self.direct = DirectPath(self.service, devices, self.assembly.memory_threads)
             self.local.serve_pages(self.direct)
 
-    async def drain(self, grace_s: float, leave: bool = False) -> Drained:
+    async def drain(self, grace_s: float, leave: bool = False) -> DrainResult:
         """Take nothing new, flush what is dirty, seal; with `leave` let the process end. Idempotent."""
         if not self.service.draining:
             log.info("draining: nothing new is taken, within %g s what only memory holds is written", grace_s)
@@ -242,7 +245,7 @@ class Daemon:
             answer = self.appliance.ask(DrainStarted)
             result = await answer if isinstance(answer, asyncio.Future) else answer
             assert isinstance(result, CountResult)
-            self._drained = Drained(num_leases, result.count)
+            self._drained = DrainResult(num_leases, result.count)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self.appliance.settled()
@@ -260,13 +263,13 @@ class Daemon:
         """Close every connection, then every tier. Idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._compressing is not None:
-            self._compressing.cancel()
-            await asyncio.gather(self._compressing, return_exceptions=True)
+        if self._selecting_codecs is not None:
+            self._selecting_codecs.cancel()
+            await asyncio.gather(self._selecting_codecs, return_exceptions=True)
         for watching in self._watching:
             watching.cancel()
         await self.reload.close()
-        await self.sight.stop()
+        await self.observability.stop()
         await self.settle_reports()
         self.events.close()
         self.accesses.close()
@@ -303,7 +306,7 @@ class Daemon:
         return [
             *self.planner.check_integrity(),
             *self.appliance.check_integrity(),
-            *self.sight.eyes.check_integrity(),
+            *self.observability.view.check_integrity(),
             *(self.direct.check_integrity() if self.direct is not None else []),
         ]
 
@@ -314,13 +317,13 @@ class Daemon:
         self.service.options = settings.planner_options()
         self.service.compression = settings.compression
         self.clients.limit(settings.limits.max_clients)
-        if self.compressing is not None:
-            self.compressing.adopt(settings.compression)
+        if self.codec_selection is not None:
+            self.codec_selection.adopt(settings.compression)
         self.access.adopt(settings.tenants)
         self.rates.adopt(settings.tenants)
-        self.sight.adopt(settings.observe)
+        self.observability.adopt(settings.observe)
         self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
-        self.doors.set_mode(settings.socket_mode)
+        self.listeners.set_mode(settings.socket_mode)
         if self.local is not None:
             self.local.options = local_options(settings)
             os.chmod(self.local.path, settings.socket_mode)
@@ -328,7 +331,7 @@ class Daemon:
     def _report(self, state: str) -> None:
         """Let gRPC's health say what /readyz says."""
         if state not in (READY, DRAINING):
-            log.error("not ready: %s %s", state, ", ".join(self.sight.eyes.health.stalled))
+            log.error("not ready: %s %s", state, ", ".join(self.observability.view.health.stalled))
         self._reports.add(task := asyncio.get_running_loop().create_task(self.grpc.report(state == READY)))
         task.add_done_callback(self._reports.discard)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 POLL_S = 1.0
 
 
-class Signature(NamedTuple):
+class FileSignature(NamedTuple):
     """What tells one content of the file from another without reading it."""
 
     device: int
@@ -27,22 +27,22 @@ class Signature(NamedTuple):
     num_bytes: int
 
 
-def signature_of(path: Path) -> Signature | None:
+def signature_of(path: Path) -> FileSignature | None:
     """Return what stands at the end of `path` now, links followed; None when nothing does."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return Signature(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+    return FileSignature(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
-class Watch:
+class FileWatch:
     """Looks at one file; says when what is there is new and stands still. Pure but for `look`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen: Signature | None = None
-        self._told: Signature | None = (
+        self._seen: FileSignature | None = None
+        self._told: FileSignature | None = (
             None  # none yet: the file may have changed since it was read at the start
         )
 
@@ -50,7 +50,7 @@ class Watch:
         """Look once; return whether the file should be read now. Blocks for one `stat`."""
         return self.saw(signature_of(self.path))
 
-    def saw(self, signature: Signature | None) -> bool:
+    def saw(self, signature: FileSignature | None) -> bool:
         """Take in what `stat` said."""
         stands_still = signature == self._seen
         self._seen = signature
@@ -62,7 +62,7 @@ class Watch:
 
 async def watch(path: Path, changed: Callable[[], Awaitable[object]], poll_s: float = POLL_S) -> None:
     """Call `changed` whenever the file at `path` became another one, until cancelled."""
-    file = Watch(path)
+    file = FileWatch(path)
     while True:
         await asyncio.sleep(poll_s)
         if await asyncio.to_thread(file.look):

@@ -19,9 +19,9 @@ from ..config import HostShare, Loaded, Settings, Tiers
 from ..config.units import about_bytes
 from ..errors import StartError
 from ..observability.logs import configure
-from ..server.admin_service import Drained
+from ..server.admin_service import DrainResult
+from ..server.ports import AppliedPolicy
 from .daemon import Daemon
-from .reload import Applied
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,8 @@ async def serve(source: Settings | Loaded) -> int:
             return 0
         raise
     heard.obey(daemon)
-    if daemon.compressing is not None:
-        daemon.compressing.expect(USUAL_DTYPES)
+    if daemon.codec_selection is not None:
+        daemon.codec_selection.expect(USUAL_DTYPES)
     addresses = ", ".join(daemon.grpc.addresses)
     print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
@@ -108,8 +108,8 @@ class Signals:
         self.starting = starting
         self.num_endings = 0
         self._daemon: Daemon | None = None
-        self._draining: asyncio.Task[Drained] | None = None
-        self._reloads: set[asyncio.Task[Applied | None]] = set()
+        self._draining: asyncio.Task[DrainResult] | None = None
+        self._reloads: set[asyncio.Task[AppliedPolicy | None]] = set()
         self._loop = asyncio.get_running_loop()
         for number in _ENDING:
             self._loop.add_signal_handler(number, self._end)

@@ -14,15 +14,12 @@ for, and is refused when another was applied meanwhile: two administrators do no
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from ...tiers.base import ColdStoreError
 from ...tiers.block import Tier
 from ...v1.shm import extent_file_bytes
 from ..appliance import Appliance
 from ..config import (
-    Change,
     Loaded,
     Origin,
     Settings,
@@ -39,30 +36,12 @@ from ..preflight.facts import Facts, gather_host
 from ..preflight.table import RELOAD, examine, failed, sentence
 from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
+from ..server.ports import AppliedPolicy, ReloadStatus
 
 log = logging.getLogger(__name__)
 
 MAX_LOGGED_CHANGES = 20
 MAX_LOGGED_LIST = 60  # characters
-
-
-class Applied(NamedTuple):
-    """What an applied policy changed, or would have; the generation that is in force afterwards."""
-
-    generation: int
-    changes: list[Change]
-
-
-@dataclass(slots=True)
-class ReloadStatus:
-    """How reloading went so far. Times are the appliance's clock's."""
-
-    generation: int = 1
-    applied_at: float = 0.0
-    num_applied: int = 0
-    num_refused: int = 0
-    last_error: str = ""  # empty again after the next policy that is applied
-    refused_at: float = 0.0
 
 
 class Reload:
@@ -97,7 +76,7 @@ class Reload:
         if await asyncio.to_thread(self.origin.read) != self._file_text:
             await self.from_file()
 
-    async def from_file(self) -> Applied | None:
+    async def from_file(self) -> AppliedPolicy | None:
         """Read the policy file again, and the master keys. Never raises: a policy that is refused is logged;
         None is returned."""
         if self.origin.path is None and self.rotation is not None:
@@ -111,7 +90,7 @@ class Reload:
 
     async def apply(
         self, text: str | None = None, name: str = "", *, is_dry_run: bool = False, generation: int = 0
-    ) -> Applied:
+    ) -> AppliedPolicy:
         """Bring the policy in `text` into force, or the file's; with `is_dry_run` only say what would change.
 
         `generation`: of the policy this one is meant to replace; 0: whichever. Raises ApplianceError
@@ -134,7 +113,7 @@ class Reload:
 
     # ------------------------------------------------------------------------------------ internals
 
-    async def _apply(self, text: str | None, name: str, is_dry_run: bool, generation: int) -> Applied:
+    async def _apply(self, text: str | None, name: str, is_dry_run: bool, generation: int) -> AppliedPolicy:
         status = self.status
         if generation not in (0, status.generation):
             message = (
@@ -167,7 +146,7 @@ class Reload:
         change = self._event(wanted)
         self._check(change, wanted)
         if is_dry_run:
-            return Applied(status.generation, found)
+            return AppliedPolicy(status.generation, found)
         if Tier.NVME in change.num_units:
             await self._resize_store(change, wanted)
         if found:
@@ -186,7 +165,7 @@ class Reload:
         for one in found[:MAX_LOGGED_CHANGES]:
             said = one.key, brief(one.was), brief(one.becomes)
             log.info("policy generation %d: %s: %s -> %s", status.generation, *said)
-        return Applied(status.generation, found)
+        return AppliedPolicy(status.generation, found)
 
     def _names_new_code(self, text: str | None, name: str) -> bool:
         """Whether a policy allows other modules than those of the start. Asked before it is checked, because

@@ -1,8 +1,8 @@
-"""Sight: what the daemon shows of itself. Reads everything, decides nothing.
+"""Metrics, snapshot, telemetry, health and traces of the daemon. Reads everything, decides nothing.
 
-    telemetry   who asked for what and where it was, by session          (told of every step)
+    telemetry   requests, hits and savings, in total and by session      (told of every step)
     census      bytes of each tier by urgency                            (on demand)
-    health      whether what must go on goes on: readiness
+    health      whether planner, copies and store make progress: readiness
     sampler     a few numbers a second, as far back as five minutes
     snapshot    all of that as one value, for `kvtier top` and the page
     metrics     the same for Prometheus; its table is docs/metrics.md
@@ -11,5 +11,5 @@
     kv_events   block events for routers, as vLLM publishes them         (extra `events`)
     logs        text or JSON, by allow-list
 
-Everything here may be taken away without the appliance noticing: nothing in the core imports it.
+The appliance runs without this folder; only `host`, `replay`, `calibrate` and `cli` import it.
 """

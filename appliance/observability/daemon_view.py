@@ -1,4 +1,4 @@
-"""Eyes: everything there is to see, in one place, for those who show it.
+"""DaemonView: everything there is to see, in one place, for those who show it.
 
 Reads the planner, the mover, the event log and the clients, and keeps what none of them keeps: telemetry,
 call times, samples. Whoever shows something (snapshot, metrics, readiness) is handed these and nothing else.
@@ -16,25 +16,25 @@ from ...tiers.codecs.records import CodecStatistics
 from ...tiers.cold.engine import ColdStore
 from ..event_log import EventLog
 from ..histogram import Histogram
-from ..host.reload import ReloadStatus
 from ..security.key_rotation import KeyRotation
-from ..server.cache_service import Service
+from ..server.cache_service import CacheService
+from ..server.ports import ReloadStatus
 from ..transfer.lanes import EdgeStatistics
 from .census import Census
-from .health import Health, organs
+from .health import Health, health_checks
 from .sampler import INTERVAL_S, Sample, Sampler
 from .telemetry import Telemetry
 
 READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
 
 
-class Eyes:
+class DaemonView:
     """Owned by the event loop. `choice`, `counters` and `reloads` are the daemon's: which policies it runs,
     what it counted, how its policy changed."""
 
     def __init__(
         self,
-        service: Service,
+        service: CacheService,
         events: EventLog,
         choice: Callable[[], PolicyChoice],
         counters: Callable[[], Counter[str]],
@@ -49,14 +49,14 @@ class Eyes:
         self.started_at = self.clock()
         self.reloads = reloads
         self.counters = counters
-        self.rpcs = service.rpcs
+        self.call_latencies = service.call_latencies
         self.loop_late = Histogram()
         self.telemetry = Telemetry(self.planner)
         self.census = Census(self.planner.catalog, self.planner.rooms, self.clock)
         self.sampler = Sampler(self._look)
         self.health = Health()
         #: Hear of the state when it has changed, a second late at most.
-        self.heralds: list[Callable[[str], None]] = []
+        self.state_listeners: list[Callable[[str], None]] = []
         self.rotation: KeyRotation | None = None  # while something is encrypted
         self._told = READY
         self._choice = choice
@@ -78,10 +78,10 @@ class Eyes:
     def look_after(self) -> None:
         """See whether everything goes on; tell the heralds when that has changed."""
         now = self.clock()
-        self.health.look(organs(self.appliance, now), now)
+        self.health.look(health_checks(self.appliance, now), now)
         if (state := self.state()) != self._told:
             self._told = state
-            for tell in self.heralds:
+            for tell in self.state_listeners:
                 tell(state)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ STORE_PATIENCE_S = 60.0  # sealing waits for the device, and comes after making 
 
 
 @dataclass(frozen=True, slots=True)
-class Organ:
+class HealthCheck:
     """Something that must go on: whether it has work, and a count that grows when it does some."""
 
     name: str
@@ -36,10 +36,10 @@ class Health:
         self.stalled: tuple[str, ...] = ()
         self._idle_since: dict[str, tuple[int, float]] = {}  # num_done and when that was first seen
 
-    def look(self, organs: Iterable[Organ], now: float) -> None:
+    def look(self, health_checks: Iterable[HealthCheck], now: float) -> None:
         """Take in how the organs are at `now` (seconds, any origin)."""
         stalled, seen = [], {}
-        for organ in organs:
+        for organ in health_checks:
             if not organ.has_work:
                 continue
             num_done, since = self._idle_since.get(organ.name, (organ.num_done, now))
@@ -49,14 +49,14 @@ class Health:
         self.stalled, self._idle_since = tuple(stalled), seen
 
 
-def organs(appliance: Appliance, now: float) -> Iterator[Organ]:
+def health_checks(appliance: Appliance, now: float) -> Iterator[HealthCheck]:
     """Yield what must go on in an appliance: the planner's clock, every edge, the store's books."""
     deadline = appliance.planner.next_deadline()
     is_due = deadline is not None and deadline <= now
-    yield Organ("planner", is_due, appliance.num_ticks, PLANNER_PATIENCE_S)
+    yield HealthCheck("planner", is_due, appliance.num_ticks, PLANNER_PATIENCE_S)
     for edge in appliance.mover.statistics():
         name = f"copies {edge.source}>{edge.target}"
         has_work = edge.num_in_flight > 0 or edge.num_queued > 0
-        yield Organ(name, has_work, edge.num_copies + edge.num_failed, COPY_PATIENCE_S)
-    has_work = appliance.num_housekeeping > 0
-    yield Organ("cold store", has_work, appliance.num_kept_house, STORE_PATIENCE_S)
+        yield HealthCheck(name, has_work, edge.num_copies + edge.num_failed, COPY_PATIENCE_S)
+    has_work = appliance.num_store_tasks > 0
+    yield HealthCheck("cold store", has_work, appliance.num_store_tasks_done, STORE_PATIENCE_S)

@@ -14,17 +14,17 @@ import base64
 import binascii
 
 from ..config import Observe
-from ..security.principals import Access
+from ..security.principals import Authenticator
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 CHALLENGE = 'Basic realm="kvtier: any name, and a token of observe.readers", charset="UTF-8"'
 NAME_READERS = "with tenants, metrics and page are for tokens that `observe.readers` names; it names none"
 
 
-class Readers:
+class HttpAccess:
     """Decides, by the tenants and tokens there are at the time."""
 
-    def __init__(self, settings: Observe, access: Access) -> None:
+    def __init__(self, settings: Observe, access: Authenticator) -> None:
         self._settings = settings
         self._access = access
 
@@ -38,7 +38,7 @@ class Readers:
         return self._settings.is_for_anyone(self._access.has_tenants)
 
     @property
-    def is_nobody(self) -> bool:
+    def has_no_reader(self) -> bool:
         """Whether only readiness is told."""
         return not self.is_anyone and not self._settings.reader_tokens
 

@@ -48,7 +48,7 @@ Query = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What a path answers: a body, or with `stream` parts that come as they happen."""
 
     body: bytes = b""
@@ -58,7 +58,7 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Path = Callable[[Query], Answer]
+Path = Callable[[Query], HttpResponse]
 
 
 class BadRequest(ValueError):
@@ -157,7 +157,7 @@ class HttpServer:
                 return
             http.start_next_cycle()
 
-    def _answer(self, request: h11.Request) -> Answer:
+    def _answer(self, request: h11.Request) -> HttpResponse:
         if request.method not in (b"GET", b"HEAD"):
             return _error(405, "only GET: this listener is for looking")
         headers = dict(request.headers)
@@ -207,11 +207,13 @@ async def _next_request(http: h11.Connection, reader: asyncio.StreamReader) -> h
             return None
 
 
-def _error(status: int, sentence: str) -> Answer:
-    return Answer(f"{sentence}\n".encode(), status=status)
+def _error(status: int, sentence: str) -> HttpResponse:
+    return HttpResponse(f"{sentence}\n".encode(), status=status)
 
 
-async def _send(http: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, is_head: bool) -> None:
+async def _send(
+    http: h11.Connection, writer: asyncio.StreamWriter, answer: HttpResponse, is_head: bool
+) -> None:
     headers = [("Content-Type", answer.content_type), *HEADERS, *answer.headers]
     if answer.stream is None:
         headers.append(("Content-Length", str(len(answer.body))))

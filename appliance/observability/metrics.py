@@ -12,7 +12,7 @@ from typing import TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ..histogram import Histogram
-from .daemon_view import Eyes
+from .daemon_view import DaemonView
 
 Value: TypeAlias = float | Histogram
 Reading: TypeAlias = Iterable[tuple[tuple[str, ...], Value]]
@@ -28,20 +28,20 @@ class Metric:
     labels: tuple[str, ...]
     what: str
     use: str
-    read: Callable[[Eyes], Reading]
+    read: Callable[[DaemonView], Reading]
     invariant: str = ""
 
-    def family(self, eyes: Eyes) -> Family:
+    def family(self, view: DaemonView) -> Family:
         """Return what it is now."""
         if self.kind == "histogram":
             histogram = HistogramMetricFamily(self.name, self.what, labels=self.labels)
-            for labels, value in self.read(eyes):
+            for labels, value in self.read(view):
                 assert isinstance(value, Histogram)
                 histogram.add_metric(labels, value.cumulative(), value.sum_s)
             return histogram
         make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = make(self.name, self.what, labels=self.labels)
-        for labels, value in self.read(eyes):
+        for labels, value in self.read(view):
             assert not isinstance(value, Histogram)
             family.add_metric(labels, value)
         return family

@@ -1,4 +1,4 @@
-"""Where metrics are read. One function per metric: from the eyes to (label values, value)."""
+"""Where metrics are read. One function per metric: from the view to (label values, value)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ from ..config import COMMON
 from ..histogram import Histogram
 from ..transfer.lanes import EdgeStatistics
 from . import holdings
-from .daemon_view import READY, Eyes
+from .daemon_view import READY, DaemonView
 
 Pairs: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 Histograms: TypeAlias = Iterable[tuple[tuple[str, ...], Histogram]]
@@ -20,50 +20,50 @@ REFUSED = "refused_"
 OTHER = "other:"  # tenants that no policy names
 
 
-def number(key: str) -> Callable[[Eyes], Pairs]:
+def number(key: str) -> Callable[[DaemonView], Pairs]:
     """Return a reader of one of the planner's statistics."""
-    return lambda eyes: [((), eyes.statistics()[key])]
+    return lambda view: [((), view.statistics()[key])]
 
 
-def tier(key: str) -> Callable[[Eyes], Pairs]:
+def tier(key: str) -> Callable[[DaemonView], Pairs]:
     """Return a reader of one of the planner's statistics of each tier."""
-    return lambda eyes: [((tier.label,), books[key]) for tier, books in eyes.statistics()["tiers"].items()]
+    return lambda view: [((tier.label,), books[key]) for tier, books in view.statistics()["tiers"].items()]
 
 
 # ------------------------------------------------------------------------------------------ service
 
 
-def build_info(eyes: Eyes) -> Pairs:
+def build_info(view: DaemonView) -> Pairs:
     return [((__version__,), 1)]
 
 
-def uptime(eyes: Eyes) -> Pairs:
-    return [((), eyes.uptime_s())]
+def uptime(view: DaemonView) -> Pairs:
+    return [((), view.uptime_s())]
 
 
-def ready(eyes: Eyes) -> Pairs:
-    return [((), eyes.state() == READY)]
+def ready(view: DaemonView) -> Pairs:
+    return [((), view.state() == READY)]
 
 
-def generation(eyes: Eyes) -> Pairs:
-    return [((), eyes.reloads().generation)]
+def generation(view: DaemonView) -> Pairs:
+    return [((), view.reloads().generation)]
 
 
-def reloads(eyes: Eyes) -> Pairs:
-    status = eyes.reloads()
+def reloads(view: DaemonView) -> Pairs:
+    status = view.reloads()
     return [(("applied",), status.num_applied), (("refused",), status.num_refused)]
 
 
-def loop_late(eyes: Eyes) -> Histograms:
-    return [((), eyes.loop_late)]
+def loop_late(view: DaemonView) -> Histograms:
+    return [((), view.loop_late)]
 
 
-def rpc_seconds(eyes: Eyes) -> Histograms:
-    return sorted(eyes.rpcs.histograms.items())
+def rpc_seconds(view: DaemonView) -> Histograms:
+    return sorted(view.call_latencies.histograms.items())
 
 
-def refusals(eyes: Eyes) -> Pairs:
-    counters = eyes.counters()
+def refusals(view: DaemonView) -> Pairs:
+    counters = view.counters()
     return [
         ((name.removeprefix(REFUSED).upper(),), count)
         for name, count in sorted(counters.items())
@@ -74,110 +74,110 @@ def refusals(eyes: Eyes) -> Pairs:
 # -------------------------------------------------------------------------------------------- tiers
 
 
-def tier_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
+def tier_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
     states = {"resident": "used_bytes", "reserved": "reserved_bytes", "condemned": "condemned_bytes"}
-    for tier, books in eyes.statistics()["tiers"].items():
+    for tier, books in view.statistics()["tiers"].items():
         for state, key in states.items():
             yield (tier.label, state), books[key]
 
 
-def urgency_bytes(eyes: Eyes) -> Pairs:
+def urgency_bytes(view: DaemonView) -> Pairs:
     return [
         ((tier.label, name), num_bytes)
-        for tier, classes in eyes.census.take().items()
+        for tier, classes in view.census.take().items()
         for name, num_bytes in classes.items()
     ]
 
 
-def writes(key: str) -> Callable[[Eyes], Pairs]:
+def writes(key: str) -> Callable[[DaemonView], Pairs]:
     """Return a reader of what is written to the cold store; of nothing where there is none, or no limit."""
 
-    def read(eyes: Eyes) -> Pairs:
-        found = eyes.writes()
+    def read(view: DaemonView) -> Pairs:
+        found = view.writes()
         return [] if found is None or found[key] is None else [((), found[key])]
 
     return read
 
 
-def tier_offline(eyes: Eyes) -> Pairs:
-    return [((tier.label,), tier in eyes.planner.core.offline) for tier in eyes.planner.rooms]
+def tier_offline(view: DaemonView) -> Pairs:
+    return [((tier.label,), tier in view.planner.core.offline) for tier in view.planner.rooms]
 
 
-def evicted(eyes: Eyes) -> Pairs:
-    return [((tier.label, reason), n) for (tier, reason), n in sorted(eyes.events.num_removed.items())]
+def evicted(view: DaemonView) -> Pairs:
+    return [((tier.label, reason), n) for (tier, reason), n in sorted(view.events.num_removed.items())]
 
 
-def corrupt(eyes: Eyes) -> Pairs:
-    return _by_tier(eyes, "condemned")
+def corrupt(view: DaemonView) -> Pairs:
+    return _by_tier(view, "condemned")
 
 
-def _by_tier(eyes: Eyes, word: str) -> Pairs:
-    counters = eyes.planner.story.counters
-    return [((tier.label,), counters.get(f"{word}_{tier.label}", 0)) for tier in eyes.planner.rooms]
+def _by_tier(view: DaemonView, word: str) -> Pairs:
+    counters = view.planner.story.counters
+    return [((tier.label,), counters.get(f"{word}_{tier.label}", 0)) for tier in view.planner.rooms]
 
 
 # -------------------------------------------------------------------------------------------- asked
 
 
-def asked(eyes: Eyes) -> Pairs:
-    return [((), eyes.telemetry.total.num_asked)]
+def asked(view: DaemonView) -> Pairs:
+    return [((), view.telemetry.total.num_asked)]
 
 
-def lookup_blocks(eyes: Eyes) -> Pairs:
-    total = eyes.telemetry.total
+def lookup_blocks(view: DaemonView) -> Pairs:
+    total = view.telemetry.total
     found = [((tier.label,), total.found[tier]) for tier in (Tier.HBM, Tier.DRAM, Tier.NVME)]
     return [*found, (("missed",), total.num_missed), (("declined",), total.num_declined)]
 
 
-def read_bytes(eyes: Eyes) -> Pairs:
-    return [((), eyes.telemetry.total.read_bytes)]
+def read_bytes(view: DaemonView) -> Pairs:
+    return [((), view.telemetry.total.read_bytes)]
 
 
-def stored_blocks(eyes: Eyes) -> Pairs:
-    return [((), eyes.telemetry.total.num_stored)]
+def stored_blocks(view: DaemonView) -> Pairs:
+    return [((), view.telemetry.total.num_stored)]
 
 
-def stored_bytes(eyes: Eyes) -> Pairs:
-    return [((), eyes.telemetry.total.stored_bytes)]
+def stored_bytes(view: DaemonView) -> Pairs:
+    return [((), view.telemetry.total.stored_bytes)]
 
 
-def saved(eyes: Eyes) -> Pairs:
-    return [((), eyes.telemetry.total.saved_s)]
+def saved(view: DaemonView) -> Pairs:
+    return [((), view.telemetry.total.saved_s)]
 
 
-def prefetch_begun(eyes: Eyes) -> Pairs:
-    return [((), eyes.planner.story.counters.get("prefetch_begun", 0))]
+def prefetch_begun(view: DaemonView) -> Pairs:
+    return [((), view.planner.story.counters.get("prefetch_begun", 0))]
 
 
-def prefetch_blocks(eyes: Eyes) -> Pairs:
-    counters = eyes.planner.story.counters
+def prefetch_blocks(view: DaemonView) -> Pairs:
+    counters = view.planner.story.counters
     return [((outcome,), counters.get(f"prefetch_{outcome}", 0)) for outcome in PREFETCH_OUTCOMES]
 
 
 # ------------------------------------------------------------------------------------------- copies
 
 
-def copies(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
-    for edge in eyes.edges():
+def copies(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    for edge in view.edges():
         yield (edge.source, edge.target, "landed"), edge.num_copies
         yield (edge.source, edge.target, "failed"), edge.num_failed
 
 
-def copy_seconds(eyes: Eyes) -> Histograms:
-    return [((edge.source, edge.target), edge.seconds) for edge in eyes.edges()]
+def copy_seconds(view: DaemonView) -> Histograms:
+    return [((edge.source, edge.target), edge.seconds) for edge in view.edges()]
 
 
-def _edges(read: Callable[[EdgeStatistics], float]) -> Callable[[Eyes], Pairs]:
-    return lambda eyes: [((edge.source, edge.target), read(edge)) for edge in eyes.edges()]
+def _edges(read: Callable[[EdgeStatistics], float]) -> Callable[[DaemonView], Pairs]:
+    return lambda view: [((edge.source, edge.target), read(edge)) for edge in view.edges()]
 
 
 copy_bytes = _edges(lambda edge: edge.num_bytes)
 
 
-def tenant_copy_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
+def tenant_copy_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
     """Nobody but an administrator names a tenant here: a domain that a client made up is `other:`."""
-    named = eyes.tenants()
-    for edge in eyes.edges():
+    named = view.tenants()
+    for edge in view.edges():
         found: Counter[str] = Counter()
         for tenant, num_bytes in edge.bytes_of_tenant.items():
             found[tenant if tenant in named else COMMON if not tenant else OTHER] += num_bytes
@@ -185,17 +185,17 @@ def tenant_copy_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
             yield (tenant, edge.source, edge.target), num_bytes
 
 
-def nvme_failures(eyes: Eyes) -> Pairs:
-    return [((cause.value,), number) for cause, number in eyes.nvme_failures().items()]
+def nvme_failures(view: DaemonView) -> Pairs:
+    return [((cause.value,), number) for cause, number in view.nvme_failures().items()]
 
 
-def master_key_wraps(eyes: Eyes) -> Pairs:
-    uses = eyes.rotation.uses() if eyes.rotation is not None else []
+def master_key_wraps(view: DaemonView) -> Pairs:
+    uses = view.rotation.uses() if view.rotation is not None else []
     return [((use.id,), use.num_wrapped) for use in uses]
 
 
-def master_key_file_refused(eyes: Eyes) -> Pairs:
-    return [((), eyes.rotation is not None and eyes.rotation.last_error != "")]
+def master_key_file_refused(view: DaemonView) -> Pairs:
+    return [((), view.rotation is not None and view.rotation.last_error != "")]
 
 
 copies_in_flight = _edges(lambda edge: edge.num_in_flight)
@@ -204,8 +204,8 @@ edge_bandwidth = _edges(lambda edge: edge.bandwidth_bytes_per_s)
 edge_latency = _edges(lambda edge: edge.latency_s)
 
 
-def codec_fragments(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
-    for codec in eyes.codecs():
+def codec_fragments(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    for codec in view.codecs():
         yield (codec.name, "encoded"), codec.num_encoded
         yield (codec.name, "unfit"), codec.num_unfit
         yield (codec.name, "decoded"), codec.num_decoded
@@ -213,14 +213,14 @@ def codec_fragments(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
         yield (codec.name, "unreadable"), codec.num_unreadable
 
 
-def codec_bytes(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
-    for codec in eyes.codecs():
+def codec_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    for codec in view.codecs():
         yield (codec.name, "raw"), codec.encoded_raw_bytes
         yield (codec.name, "stored"), codec.encoded_stored_bytes
 
 
-def codec_seconds(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
-    for codec in eyes.codecs():
+def codec_seconds(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    for codec in view.codecs():
         yield (codec.name, "encode"), codec.encode_s
         yield (codec.name, "decode"), codec.decode_s
 
@@ -228,13 +228,13 @@ def codec_seconds(eyes: Eyes) -> Iterator[tuple[tuple[str, ...], float]]:
 # --------------------------------------------------------------------------------------------- held
 
 
-def sessions(eyes: Eyes) -> Pairs:
-    return [((urgency,), count) for urgency, count in holdings.by_urgency(eyes.planner).items()]
+def sessions(view: DaemonView) -> Pairs:
+    return [((urgency,), count) for urgency, count in holdings.by_urgency(view.planner).items()]
 
 
-def clients(eyes: Eyes) -> Pairs:
-    return [((), eyes.num_clients())]
+def clients(view: DaemonView) -> Pairs:
+    return [((), view.num_clients())]
 
 
-def leases_expired(eyes: Eyes) -> Pairs:
-    return [((), eyes.planner.story.counters.get("leases_expired", 0))]
+def leases_expired(view: DaemonView) -> Pairs:
+    return [((), view.planner.story.counters.get("leases_expired", 0))]

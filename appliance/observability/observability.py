@@ -1,4 +1,4 @@
-"""Sight: opens the eyes and shows what they see, as the settings say. The daemon's one handle on this folder.
+"""Sight: opens the view and shows what they see, as the settings say. The daemon's one handle on this folder.
 
 Optional parts (traces, events for routers) are imported when they are wanted: without their extras nothing is
 loaded and nothing is paid.
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Observe
 from ..errors import StartError
-from ..security.principals import Access
-from .daemon_view import Eyes
-from .http_access import CHALLENGE, NAME_READERS, Readers
+from ..security.principals import Authenticator
+from .daemon_view import DaemonView
+from .http_access import CHALLENGE, NAME_READERS, HttpAccess
 from .http_server import HttpServer
 from .snapshot import Snapshots, asked
 from .web import paths
-from .why import Why
+from .why import Explainer, Explanation
 
 if TYPE_CHECKING:
     from .kv_events import KvEvents
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Sight:
+class Observability:
     """Made with the daemon; shows from `start` to `stop`."""
 
-    def __init__(self, eyes: Eyes, settings: Observe, access: Access) -> None:
-        self.eyes = eyes
-        self.readers = Readers(settings, access)
+    def __init__(self, view: DaemonView, settings: Observe, access: Authenticator) -> None:
+        self.view = view
+        self.readers = HttpAccess(settings, access)
         self._is_for_anyone = self.readers.is_anyone
-        self.snapshots = Snapshots(eyes)
-        self.why = Why(eyes.planner, eyes.telemetry)
+        self.snapshots = Snapshots(view)
+        self.why = Explainer(view.planner, view.telemetry)
         self.http: HttpServer | None = None
         self.kv_events: KvEvents | None = None
         self.tracing: Tracing | None = None
         self._settings = settings
 
     async def start(self) -> None:
-        """Open the eyes and listen. Raises StartError for an address that was asked for and cannot be had."""
-        self.eyes.open()
+        """Open the view and listen. Raises StartError for an address that was asked for and cannot be had."""
+        self.view.open()
         self._trace()
         self._publish_events()
         await self._listen()
@@ -50,7 +50,7 @@ class Sight:
         wanted = self._settings.http_address
         if wanted is None:
             return
-        served = paths(self.eyes, self._settings.names)
+        served = paths(self.view, self._settings.names)
         server = HttpServer(wanted.host, wanted.port, served, self.readers.refusal, CHALLENGE)
         try:
             await server.start()
@@ -61,12 +61,12 @@ class Sight:
             return
         self.http = server
         log.info("metrics and page at %s", server.address)
-        if self.readers.is_nobody:
+        if self.readers.has_no_reader:
             log.warning(NAME_READERS)
 
     async def stop(self) -> None:
         """Show nothing any more. Idempotent."""
-        self.eyes.close()
+        self.view.close()
         if self.kv_events is not None:
             await self.kv_events.stop()
             self.kv_events = None
@@ -85,9 +85,9 @@ class Sight:
             raise StartError(
                 f"`observe.traces` needs {missing.name}: pip install 'kvtier[otel]'"
             ) from missing
-        self.tracing = Tracing(exporter(self._settings.traces), self.eyes.clock)
-        self.eyes.appliance.observers.append(self.tracing.stepped)
-        self.eyes.service.rpcs.is_traced = True
+        self.tracing = Tracing(exporter(self._settings.traces), self.view.clock)
+        self.view.appliance.observers.append(self.tracing.stepped)
+        self.view.service.call_latencies.is_traced = True
 
     def _publish_events(self) -> None:
         settings = self._settings
@@ -100,9 +100,9 @@ class Sight:
                 f"`observe.kv_events` needs {missing.name}: pip install 'kvtier[events]'"
             ) from missing
         replay = "" if settings.kv_events_replay == "off" else settings.kv_events_replay
-        self.kv_events = KvEvents(self.eyes.planner.catalog, settings.kv_events, replay)
+        self.kv_events = KvEvents(self.view.planner.catalog, settings.kv_events, replay)
         self.kv_events.start()
-        self.eyes.appliance.observers.append(self.kv_events.stepped)
+        self.view.appliance.observers.append(self.kv_events.stepped)
 
     def adopt(self, settings: Observe) -> None:
         """Let who reads follow the policy, and the tenants there are now: a stream of the page goes on for
@@ -114,7 +114,19 @@ class Sight:
 
     def asked_by(self, session_id: str) -> dict[str, Any]:
         """Return what a session asked for, found, stored and saved."""
-        return asked(self.eyes.telemetry.of(session_id))
+        return asked(self.view.telemetry.of(session_id))
+
+    def writes(self) -> dict[str, Any] | None:
+        """Return what is written to the cold store, by the names of WriteStatus; None without one."""
+        return self.view.writes()
+
+    def explain_block(self, namespace_id: int, prefix: bytes) -> Explanation | None:
+        """Return what is remembered of a block named by its hash or a unique beginning; None: nothing is."""
+        return self.why.block(namespace_id, prefix)
+
+    def explain_session(self, session_id: str) -> Explanation | None:
+        """Return what became of the chain that a session used last; None: it is not known."""
+        return self.why.session(session_id)
 
     def snapshot(self, num_samples: int) -> dict[str, Any]:
         """Return the appliance now, names included: for administrators."""

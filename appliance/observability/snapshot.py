@@ -14,8 +14,8 @@ from ...tiers.block import Tier
 from ..core.pressure import ARCHIVE, COPY_AHEAD, IDLE_COPY, SPILL
 from ..core.story import Decision
 from . import holdings
-from .daemon_view import Eyes
-from .telemetry import Books
+from .daemon_view import DaemonView
+from .telemetry import UsageTotals
 
 SCHEMA = 1
 MAX_DECISIONS = 40
@@ -35,28 +35,28 @@ WORDS = frozenset({*LEAVING, *SPILLING, *OTHER})
 class Snapshots:
     """Makes them."""
 
-    def __init__(self, eyes: Eyes) -> None:
-        self._eyes = eyes
+    def __init__(self, view: DaemonView) -> None:
+        self._view = view
 
     def take(self, num_samples: int, with_names: bool) -> dict[str, Any]:
         """Return the appliance now, with the last `num_samples` samples of the past. Plain JSON values; no
         NaN."""
-        eyes = self._eyes
-        planner = eyes.planner
+        view = self._view
+        planner = view.planner
         books = planner.statistics()
         counters = books["counters"]
         return {
             "schema": SCHEMA,
             "version": __version__,
-            "epoch": f"{eyes.epoch:016x}",
+            "epoch": f"{view.epoch:016x}",
             "at": round(time.time(), 3),
-            "uptime_s": round(eyes.uptime_s(), 3),
-            "state": eyes.state(),
-            "policy": {"generation": eyes.reloads().generation, **eyes.policy_names()},
+            "uptime_s": round(view.uptime_s(), 3),
+            "state": view.state(),
+            "policy": {"generation": view.reloads().generation, **view.policy_names()},
             "tiers": self._tiers(books),
-            "writes": eyes.writes(),
+            "writes": view.writes(),
             "edges": self._edges(),
-            "totals": {**asked(eyes.telemetry.total), "evicted": sum(eyes.events.num_removed.values())},
+            "totals": {**asked(view.telemetry.total), "evicted": sum(view.events.num_removed.values())},
             "prefetch": {
                 **{word: counters.get(f"prefetch_{word}", 0) for word in ("begun", "used", "late", "wasted")},
                 "cancelled": counters.get("prefetch_cancelled", 0),
@@ -72,12 +72,12 @@ class Snapshots:
                     "encode_s": round(codec.encode_s, 6),
                     "decode_s": round(codec.decode_s, 6),
                 }
-                for codec in eyes.codecs()
+                for codec in view.codecs()
             ],
             "counts": {
                 "blocks": books["num_blocks"],
                 "namespaces": books["num_namespaces"],
-                "clients": eyes.num_clients(),
+                "clients": view.num_clients(),
                 "sessions": books["num_sessions"],
                 "leases": books["num_leases"],
                 "pins": books["num_pins"],
@@ -88,19 +88,19 @@ class Snapshots:
                 self._decision(decision, with_names)
                 for decision in planner.story.decisions(WORDS, MAX_DECISIONS)
             ],
-            "history": eyes.sampler.series(num_samples),
+            "history": view.sampler.series(num_samples),
         }
 
     def _tiers(self, books: dict[str, Any]) -> list[dict[str, Any]]:
-        eyes = self._eyes
-        census = eyes.census.take()
+        view = self._view
+        census = view.census.take()
         tiers = []
         for tier, numbers in books["tiers"].items():
             tiers.append(
                 {
                     "tier": tier.label,
-                    "backend": eyes.backend(tier),
-                    "is_offline": tier in eyes.planner.core.offline,
+                    "backend": view.backend(tier),
+                    "is_offline": tier in view.planner.core.offline,
                     **numbers,
                     "bytes_by_urgency": census[tier],
                 }
@@ -108,7 +108,7 @@ class Snapshots:
         return tiers
 
     def _edges(self) -> list[dict[str, Any]]:
-        rates = self._eyes.sampler.rates()
+        rates = self._view.sampler.rates()
         return [
             {
                 "source": edge.source,
@@ -124,28 +124,28 @@ class Snapshots:
                 "p50_s": edge.seconds.quantile(0.5),
                 "p99_s": edge.seconds.quantile(0.99),
             }
-            for edge in self._eyes.edges()
+            for edge in self._view.edges()
         ]
 
     def _sessions(self, with_names: bool) -> dict[str, Any]:
-        eyes = self._eyes
-        now = eyes.clock()
+        view = self._view
+        now = view.clock()
         latest = []
-        for session, place in holdings.latest(eyes.planner):
+        for session, place in holdings.latest(view.planner):
             entry = {
                 "number": session.number,
                 "urgency": session.urgency.name.lower(),
                 "idle_s": round(max(0.0, now - session.last_active), 3),
                 **place,
-                **asked(eyes.telemetry.of(session.id)),
+                **asked(view.telemetry.of(session.id)),
             }
             latest.append({"name": session.id, **entry} if with_names else entry)
-        return {"by_urgency": holdings.by_urgency(eyes.planner), "latest": latest}
+        return {"by_urgency": holdings.by_urgency(view.planner), "latest": latest}
 
     def _decision(self, decision: Decision, with_names: bool) -> dict[str, Any]:
         line, verdict = decision.line, decision.line.verdict
         entry = {
-            "at_s": round(line.at - self._eyes.started_at, 3),
+            "at_s": round(line.at - self._view.started_at, 3),
             "what": line.what,
             "tier": (LEAVING | SPILLING | OTHER)[line.what],
             "num_blocks": decision.num_blocks,
@@ -164,7 +164,7 @@ def number_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def asked(books: Books) -> dict[str, Any]:
+def asked(books: UsageTotals) -> dict[str, Any]:
     """Return the books of a session, or of all of them. asked = found + missed + declined."""
     tiers = (Tier.HBM, Tier.DRAM, Tier.NVME)
     return {

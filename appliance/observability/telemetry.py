@@ -34,7 +34,7 @@ ALL = ""  # the session of whoever names none
 
 
 @dataclass(slots=True)
-class Books:
+class UsageTotals:
     """What was asked, found and put. Counts are blocks."""
 
     num_asked: int = 0
@@ -78,7 +78,7 @@ class Books:
 
 
 @dataclass(slots=True)
-class Chain:
+class SessionChain:
     """The blocks a session used last: a chain it asked for, and what it put behind that."""
 
     namespace_id: int
@@ -94,9 +94,9 @@ class Telemetry:
     """Hears of every step. Owned by the event loop."""
 
     def __init__(self, planner: Planner) -> None:
-        self.total = Books()
+        self.total = UsageTotals()
         self._planner = planner
-        self._sessions: OrderedDict[str, Books] = OrderedDict()
+        self._sessions: OrderedDict[str, UsageTotals] = OrderedDict()
         self._puts: dict[int, tuple[str, int]] = {}  # call -> session, bytes of a block
         self._hear: dict[type, Callable[[Any, Sequence[Any]], None]] = {
             AcquireRequested: self._asked,
@@ -104,7 +104,7 @@ class Telemetry:
             CommitRequested: self._committed,
         }
         self._reservations: OrderedDict[int, tuple[str, int]] = OrderedDict()
-        self._chains: OrderedDict[str, Chain] = OrderedDict()
+        self._chains: OrderedDict[str, SessionChain] = OrderedDict()
         self._num_names = 0
         #: Client and number of blocks of the last acquires, by namespace and name of their last block.
         self._acquired: OrderedDict[tuple[int, bytes], tuple[int, int]] = OrderedDict()
@@ -119,9 +119,9 @@ class Telemetry:
         if self._puts:
             self._look_for_puts(instructions)
 
-    def of(self, session_id: str) -> Books:
+    def of(self, session_id: str) -> UsageTotals:
         """Return the books of a session; empty ones when it asked for nothing lately."""
-        return self._sessions.get(session_id) or Books()
+        return self._sessions.get(session_id) or UsageTotals()
 
     def chain_of(self, session_id: str) -> tuple[int, list[bytes]]:
         """Return namespace and names of the chain a session used last; no names when that is not known."""
@@ -142,12 +142,12 @@ class Telemetry:
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _books(self, session_id: str) -> tuple[Books, ...]:
+    def _books(self, session_id: str) -> tuple[UsageTotals, ...]:
         if session_id == ALL:
             return (self.total,)
         books = self._sessions.get(session_id)
         if books is None:
-            books = self._sessions[session_id] = Books()
+            books = self._sessions[session_id] = UsageTotals()
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         else:
@@ -244,7 +244,7 @@ class Telemetry:
             self._chains[session_id] = before
         else:
             self._num_names -= before.num_names if before is not None else 0
-            self._chains[session_id] = Chain(namespace_id, [names])
+            self._chains[session_id] = SessionChain(namespace_id, [names])
         self._num_names += len(names)
         while self._num_names > MAX_NAMES:
             self._num_names -= self._chains.popitem(last=False)[1].num_names

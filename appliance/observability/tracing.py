@@ -38,7 +38,7 @@ OPENING: dict[type, str] = {AcquireRequested: "kvtier.get", CommitRequested: "kv
 
 
 @dataclass(slots=True)
-class _Request:
+class _TracedRequest:
     """A get or a put that has not had its last answer, or whose copies have not ended."""
 
     span: trace.Span
@@ -58,8 +58,8 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._clock = clock
         self._wall_ns = time.time_ns() - int(clock() * 1e9)
-        self._requests: dict[int, _Request] = {}  # by call
-        self._copies: dict[int, tuple[_Request, trace.Span]] = {}  # by copy
+        self._requests: dict[int, _TracedRequest] = {}  # by call
+        self._copies: dict[int, tuple[_TracedRequest, trace.Span]] = {}  # by copy
 
     def stepped(self, event: Event, instructions: Sequence[Any], now: float) -> None:
         """Open and close spans as the step says."""
@@ -87,7 +87,7 @@ class Tracing:
     def _open(self, name: str, event: Any, instructions: Sequence[Any], now: float) -> None:
         came_from = self._propagator.extract({"traceparent": TRACEPARENT.get()})
         span = self._tracer.start_span(name, came_from, start_time=self._ns(now))
-        request = _Request(span, trace.set_span_in_context(span))
+        request = _TracedRequest(span, trace.set_span_in_context(span))
         self._requests[event.call] = request
         if isinstance(event, AcquireRequested):
             span.set_attribute("kvtier.num_asked", len(event.prefix_hashes) - event.first_block)
@@ -97,7 +97,7 @@ class Tracing:
             if type(instruction) is Copy:
                 self._copy_began(request, instruction)
 
-    def _copy_began(self, request: _Request, copy: Copy) -> None:
+    def _copy_began(self, request: _TracedRequest, copy: Copy) -> None:
         span = self._tracer.start_span("kvtier.copy", request.context, start_time=self._ns(self._clock()))
         span.set_attribute("kvtier.source", STAGING if copy.source is None else copy.source.label)
         span.set_attribute("kvtier.target", copy.target.label)
@@ -136,7 +136,7 @@ class Tracing:
         request.ended_ns = self._ns(self._clock())
         self._close(request)
 
-    def _close(self, request: _Request) -> None:
+    def _close(self, request: _TracedRequest) -> None:
         if request.ended_ns and not request.num_copies:
             request.span.end(request.ended_ns)
 

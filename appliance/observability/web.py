@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path as FilePath
 
-from .daemon_view import FAILED, READY, Eyes
+from .daemon_view import FAILED, READY, DaemonView
 from .exposition import CONTENT_TYPE, exposition
-from .http_server import Answer, BadRequest, Path, Query
+from .http_server import BadRequest, HttpResponse, Path, Query
 from .sampler import CAPACITY
 from .snapshot import Snapshots
 
@@ -21,27 +21,29 @@ PAGE = FilePath(__file__).parent / "page"
 INDEX = "index.html"
 
 
-def paths(eyes: Eyes, with_names: bool) -> dict[str, Path]:
+def paths(view: DaemonView, with_names: bool) -> dict[str, Path]:
     """Return what is served, by path. `with_names`: whoever can connect may see names."""
-    snapshots = Snapshots(eyes)
+    snapshots = Snapshots(view)
     served: dict[str, Path] = {
-        "/metrics": lambda query: Answer(exposition(eyes), CONTENT_TYPE),
-        "/healthz": lambda query: _verdict(eyes.state() != FAILED, eyes),
-        "/readyz": lambda query: _verdict(eyes.state() == READY, eyes),
+        "/metrics": lambda query: HttpResponse(exposition(view), CONTENT_TYPE),
+        "/healthz": lambda query: _verdict(view.state() != FAILED, view),
+        "/readyz": lambda query: _verdict(view.state() == READY, view),
         "/api/snapshot": lambda query: _snapshot(snapshots, _history(query), with_names),
-        "/api/stream": lambda query: Answer(
+        "/api/stream": lambda query: HttpResponse(
             content_type="text/event-stream",
-            stream=_stream(eyes, snapshots, _history(query), with_names),
+            stream=_stream(view, snapshots, _history(query), with_names),
         ),
     }
     for file in sorted(PAGE.iterdir()) if PAGE.is_dir() else ():
         kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        answer = Answer(file.read_bytes(), f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
+        answer = HttpResponse(
+            file.read_bytes(), f"{kind}; charset=utf-8" if kind.startswith("text/") else kind
+        )
         served["/" if file.name == INDEX else f"/{file.name}"] = partial(_file, answer)
     return served
 
 
-def _file(answer: Answer, query: Query) -> Answer:
+def _file(answer: HttpResponse, query: Query) -> HttpResponse:
     return answer
 
 
@@ -53,8 +55,8 @@ def _history(query: Query) -> int:
     return int(text)
 
 
-def _snapshot(snapshots: Snapshots, num_samples: int, with_names: bool) -> Answer:
-    return Answer(_json(snapshots.take(num_samples, with_names)), "application/json")
+def _snapshot(snapshots: Snapshots, num_samples: int, with_names: bool) -> HttpResponse:
+    return HttpResponse(_json(snapshots.take(num_samples, with_names)), "application/json")
 
 
 def _json(value: object) -> bytes:
@@ -62,10 +64,10 @@ def _json(value: object) -> bytes:
 
 
 async def _stream(
-    eyes: Eyes, snapshots: Snapshots, num_samples: int, with_names: bool
+    view: DaemonView, snapshots: Snapshots, num_samples: int, with_names: bool
 ) -> AsyncGenerator[bytes, None]:
     """Yield a snapshot with the past, then one per sample with what that sample adds."""
-    sampler = eyes.sampler
+    sampler = view.sampler
     while True:
         seen = sampler.num_taken
         yield b"event: snapshot\ndata: " + _json(snapshots.take(num_samples, with_names)) + b"\n\n"
@@ -73,10 +75,10 @@ async def _stream(
         num_samples = sampler.num_taken - seen
 
 
-def _verdict(is_well: bool, eyes: Eyes) -> Answer:
-    offline = ", ".join(sorted(tier.label for tier in eyes.planner.core.offline))
-    stalled = ", ".join(eyes.health.stalled)
+def _verdict(is_well: bool, view: DaemonView) -> HttpResponse:
+    offline = ", ".join(sorted(tier.label for tier in view.planner.core.offline))
+    stalled = ", ".join(view.health.stalled)
     words = (
-        eyes.state() + (f": {stalled}" if stalled else "") + (f"; {offline} is offline" if offline else "")
+        view.state() + (f": {stalled}" if stalled else "") + (f"; {offline} is offline" if offline else "")
     )
-    return Answer(f"{words}\n".encode(), status=200 if is_well else 503)
+    return HttpResponse(f"{words}\n".encode(), status=200 if is_well else 503)

@@ -26,7 +26,7 @@ MAX_LINES = 1 << 20  # all that are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Explanation:
     """Where the blocks are, and who left what, newest first."""
 
     num_blocks: Counter[str]
@@ -57,26 +57,26 @@ class Answer:
         return answer
 
 
-class Why:
+class Explainer:
     """Answers from the planner's story."""
 
     def __init__(self, planner: Planner, telemetry: Telemetry) -> None:
         self._planner = planner
         self._telemetry = telemetry
 
-    def block(self, namespace_id: int, prefix: bytes) -> Answer | None:
+    def block(self, namespace_id: int, prefix: bytes) -> Explanation | None:
         """Return what is remembered of a block named by its hash or a unique beginning; None: nothing is."""
         name = self._name_of(namespace_id, prefix)
         where = self._where(namespace_id, [name])
         exits = self._exits({name})
-        return Answer(where, exits, name) if exits or GONE not in where else None
+        return Explanation(where, exits, name) if exits or GONE not in where else None
 
-    def session(self, session_id: str) -> Answer | None:
+    def session(self, session_id: str) -> Explanation | None:
         """Return what became of the chain that a session used last; None: it is not known."""
         namespace_id, names = self._telemetry.chain_of(session_id)
         if not names:
             return None
-        return Answer(self._where(namespace_id, names), self._exits(set(names)))
+        return Explanation(self._where(namespace_id, names), self._exits(set(names)))
 
     def _exits(self, names: set[bytes]) -> list[Decision]:
         return self._planner.story.decisions(EXITS, MAX_EXITS, MAX_LINES, names)

@@ -30,6 +30,7 @@ from ...tiers.gpu.device.pinned import limits
 from ...tiers.gpu.device.topology import GpuPlace, gpus, with_nvlinks
 from ...v1.addresses import socket_path
 from ..config import Settings
+from ..config.host_memory import read_number, read_text
 from . import probes
 from .certificates import TlsFiles, gather_tls
 from .probes import Node
@@ -206,16 +207,14 @@ def gather_host() -> Host:
         has_pidfd=probes.has_pidfd(),
         seal_error=probes.seal_error(),
         available_bytes=probes.available_bytes(),
-        num_huge_pages=probes.read_number(probes.HUGE_PAGES / "nr_hugepages"),
-        num_free_huge_pages=probes.read_number(probes.HUGE_PAGES / "free_hugepages"),
+        num_huge_pages=read_number(probes.HUGE_PAGES / "nr_hugepages"),
+        num_free_huge_pages=read_number(probes.HUGE_PAGES / "free_hugepages"),
         memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
         can_lock_anything=probes.has_capability(probes.CAP_IPC_LOCK),
         max_descriptors=sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors,
         nodes=probes.numa_nodes(Path("/sys/devices/system/node")),
         shm_bytes=probes.filesystem_bytes("/dev/shm"),
-        clock_source=probes.read_text(
-            Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-        ),
+        clock_source=read_text(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
     )
 
 
@@ -272,7 +271,7 @@ def gather_directory(path: Path) -> Directory:
         exists=existing == path,
         is_something_else=not is_directory,
         is_writable=writable,
-        filesystem=filesystem_of(existing, probes.read_text(Path("/proc/self/mountinfo"))),
+        filesystem=filesystem_of(existing, read_text(Path("/proc/self/mountinfo"))),
         free_bytes=space.f_bavail * space.f_frsize,
         own_bytes=sum(map(probes.allocated_bytes, files)),
         direct_error=probes.direct_error(existing) if writable else "",

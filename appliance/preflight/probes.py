@@ -8,10 +8,10 @@ import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from ...tiers.memory import memfd
 from ...v1.shm import PAGE_BYTES
+from ..config.host_memory import read_memory, read_text
 
 CAP_IPC_LOCK = 14
 HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
@@ -36,30 +36,6 @@ def holder_in(locks: str, major: int, minor: int, inode: int) -> str:
         if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == name:
             return f"pid {fields[4]}"
     return ""
-
-
-class Memory(NamedTuple):
-    """Memory that this process may use, in bytes."""
-
-    total_bytes: int  # the host's, or the tightest limit of its control groups
-    available_bytes: int  # of that, what nothing uses now
-
-
-def read_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Memory:
-    """Return the host's memory, less where a control group (version 1 or 2, or one around it) has a limit."""
-    fields = dict(line.split(":", 1) for line in read_text(proc / "meminfo").splitlines() if ":" in line)
-    total, available = (int(fields.get(f"Mem{w}", "0 kB").split()[0]) << 10 for w in ("Total", "Available"))
-    folders = [cgroup, cgroup / "memory"]
-    for line in read_text(proc / "self/cgroup").splitlines():
-        _, controllers, name = line.split(":", 2)
-        own = (cgroup / "memory" if controllers else cgroup) / name.lstrip("/")
-        folders += [own, *own.parents]
-    for folder in dict.fromkeys(folders):
-        limit = read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes")
-        if folder.is_relative_to(cgroup) and limit.isdigit() and int(limit) < 1 << 60:
-            used = read_number(folder / "memory.current") or read_number(folder / "memory.usage_in_bytes")
-            total, available = min(total, int(limit)), min(available, max(0, int(limit) - used))
-    return Memory(total, available)
 
 
 def available_bytes() -> int:
@@ -209,15 +185,3 @@ def filesystem_bytes(path: str) -> int:
     except OSError:
         return 0
     return space.f_blocks * space.f_frsize
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def read_number(path: Path) -> int:
-    text = read_text(path)
-    return int(text) if text.isdigit() else 0

@@ -14,7 +14,7 @@ from ..config import Tenant
 from ..core.quotas import RateLimit
 from ..errors import error
 from . import request_checks as checks
-from .client_registry import Client, Clients
+from .client_registry import ClientRegistry, ConnectedClient
 from .principals import Principal, Tenancy, tenancy_of
 
 NOBODY = Principal("nobody", None)
@@ -25,7 +25,7 @@ class Caller:
     """Who calls: over the local channel the connection's client, over gRPC none (requests name theirs) with
     the RPC's deadline."""
 
-    client: Client | None = None
+    client: ConnectedClient | None = None
     deadline_at: float = float("inf")
     principal: Principal = NOBODY
 
@@ -39,7 +39,7 @@ class Caller:
         """The isolation domain this caller works in. Raises AccessError."""
         return self.client.domain if self.client is not None else self.tenancy.domain
 
-    def client_in(self, clients: Clients, client_id: int) -> Client:
+    def client_in(self, clients: ClientRegistry, client_id: int) -> ConnectedClient:
         """Return the client of a request. A connection speaks for itself only; over gRPC nobody can speak for
         a connection, nor for a client that another identity opened. Raises UnknownError."""
         if self.client is not None:
@@ -73,7 +73,7 @@ class Caller:
         return max(checks.urgency(value), self.tenancy.most_urgent)
 
 
-class Rates:
+class CallRates:
     """How many calls each tenant makes, over all its clients and both transports."""
 
     def __init__(self, tenants: Mapping[str, Tenant]) -> None:

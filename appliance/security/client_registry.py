@@ -29,7 +29,7 @@ _FIRST_REMOTE_ID = 1 << 32  # below it local ones, counted
 
 
 @dataclass(slots=True)
-class Client:
+class ConnectedClient:
     """One caller. `expires_at` is infinite for local ones; `staging_bytes` is 0 without staging."""
 
     id: int
@@ -47,27 +47,27 @@ class Client:
     encoder: StreamEncoder | None = None  # remote ones that read codecs: what is known of their connection
 
 
-class Clients:
+class ClientRegistry:
     """The registry, bounded by `max_clients`. Opening and closing tells the planner."""
 
     def __init__(self, appliance: Appliance, max_clients: int) -> None:
         self._appliance = appliance
         self._max_clients = max_clients
-        self._by_id: dict[int, Client] = {}
-        self._by_request: dict[tuple[str, str], Client] = {}  # remote ones: OpenClient is idempotent
+        self._by_id: dict[int, ConnectedClient] = {}
+        self._by_request: dict[tuple[str, str], ConnectedClient] = {}  # remote ones: OpenClient is idempotent
         self._local_ids = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Client]:
+    def __iter__(self) -> Iterator[ConnectedClient]:
         return iter(list(self._by_id.values()))
 
     def limit(self, max_clients: int) -> None:
         """Set the largest number of clients. Clients that are registered stay."""
         self._max_clients = max_clients
 
-    def get(self, client_id: int) -> Client | None:
+    def get(self, client_id: int) -> ConnectedClient | None:
         """Return a client, None when it is unknown or was silent for too long."""
         client = self._by_id.get(client_id)
         if client is not None and client.expires_at <= self._appliance.clock():
@@ -83,21 +83,23 @@ class Clients:
         routes: Mapping[Tier, Route],
         pid: int,
         uid: int,
-    ) -> Client:
+    ) -> ConnectedClient:
         """Register a connection of the local channel with its staging extent. Raises BusyError."""
         self._make_room()
-        client = Client(next(self._local_ids), name, domain, True, pid=pid, uid=uid)
+        client = ConnectedClient(next(self._local_ids), name, domain, True, pid=pid, uid=uid)
         client.staging, client.staging_bytes = staging, staging.num_bytes
         self._by_id[client.id] = client
         self._appliance.mover.attach(client.id, routes)
         self._appliance.step(ClientOpened(client.id, name, True, domain))
         return client
 
-    def open_pages(self, owner: Client, routes: Mapping[Tier, Route]) -> Client:
+    def open_pages(self, owner: ConnectedClient, routes: Mapping[Tier, Route]) -> ConnectedClient:
         """Register what holds leases and makes puts for registered pages of `owner`, which it may outlive:
         a device may still be copying. `routes` lead out of the pages. Raises BusyError."""
         self._make_room()
-        client = Client(next(self._local_ids), f"pages of {owner.name or owner.id}", owner.domain, True)
+        client = ConnectedClient(
+            next(self._local_ids), f"pages of {owner.name or owner.id}", owner.domain, True
+        )
         client.pid, client.uid = owner.pid, owner.uid
         self._by_id[client.id] = client
         self._appliance.mover.attach(client.id, routes)
@@ -112,7 +114,7 @@ class Clients:
         routes: Mapping[Tier, Route],
         domain: str,
         owner: str,
-    ) -> Client:
+    ) -> ConnectedClient:
         """Register a client that came over gRPC; `ttl_s` 0 means the default. The same request id of the same
         owner finds the same client. Raises BusyError."""
         known = self._by_request.get((owner, request_id))
@@ -120,7 +122,7 @@ class Clients:
             return known
         self._make_room()
         now = self._appliance.clock()
-        client = Client(_FIRST_REMOTE_ID + secrets.randbits(62), name, domain, False, owner=owner)
+        client = ConnectedClient(_FIRST_REMOTE_ID + secrets.randbits(62), name, domain, False, owner=owner)
         client.ttl_s = ttl_s or CLIENT_TTL_S
         client.expires_at = now + client.ttl_s
         client.request_id = request_id
@@ -131,7 +133,7 @@ class Clients:
         self._appliance.step(ClientOpened(client.id, name, False, domain, client.ttl_s))
         return client
 
-    def heard_of(self, client: Client) -> None:
+    def heard_of(self, client: ConnectedClient) -> None:
         """A remote client gave a sign of life."""
         if not client.local:
             client.expires_at = self._appliance.clock() + client.ttl_s

@@ -3,7 +3,7 @@
     Unix socket   the kernel says the user and group of the process         of_peer
     TLS           the certificate says names, an authority vouches for them  of_certificate
     token         whoever knows it; goes before both                         of_token
-    plain TCP     nothing; only with access.insecure                         of_nobody
+    plain TCP     nothing; only with access.insecure                         of_plain_tcp
 
 The answer is a Principal. No field of a request takes part: a caller cannot name its tenant, only be it.
 What every call asks of a principal is the table RIGHTS in rights.py.
@@ -47,7 +47,7 @@ class Principal:
     is_admin: bool = False
 
 
-class Access:
+class Authenticator:
     """Finds principals. Pure but for the token file, which it reads again when that changes."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Access:
         tenants = [self._tenant_of[identity]] if identity in self._tenant_of else []
         return self._principal(f"token {name}", tenants, identity in self._admins)
 
-    def of_nobody(self) -> Principal:
+    def of_plain_tcp(self) -> Principal:
         """Return who calls over TCP without TLS."""
         return self._principal("nobody", [], False)
 

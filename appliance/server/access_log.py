@@ -39,7 +39,7 @@ class AccessKind(Enum):
     SESSION = 3
 
 
-class SessionWord(NamedTuple):
+class SessionReport(NamedTuple):
     """What a session said about itself."""
 
     urgency: Urgency
@@ -49,7 +49,7 @@ class SessionWord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class BlockAccess:
     """Blocks of one chain that somebody asked for or put, or a session's word about itself."""
 
     at_s: float  # seconds on the appliance's clock
@@ -59,21 +59,21 @@ class Access:
     parent_hash: bytes = b""  # of the block before the first one; empty at the start of a chain
     prefix_hashes: Sequence[bytes] = ()
     num_found: int = 0  # of ASK: how many were stored, from the first on
-    word: SessionWord | None = None  # of SESSION
+    word: SessionReport | None = None  # of SESSION
     num_lost: int = 0  # accesses that the watcher was too slow to hear of, before this one
 
 
-class Watcher:
+class AccessWatcher:
     """One who listens: iterate. Ends when the log is closed."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._waiting: deque[Access] = deque()
+        self._waiting: deque[BlockAccess] = deque()
         self._num_lost = 0
         self._arrived = asyncio.Event()
         self._closed = False
 
-    def tell(self, access: Access) -> None:
+    def tell(self, access: BlockAccess) -> None:
         """Queue an access, or count it as lost."""
         if len(self._waiting) >= self._capacity:
             self._num_lost += 1
@@ -87,10 +87,10 @@ class Watcher:
         self._closed = True
         self._arrived.set()
 
-    def __aiter__(self) -> "Watcher":
+    def __aiter__(self) -> "AccessWatcher":
         return self
 
-    async def __anext__(self) -> Access:
+    async def __anext__(self) -> BlockAccess:
         while not self._waiting:
             if self._closed:
                 raise StopAsyncIteration
@@ -107,18 +107,18 @@ class AccessLog:
         self._appliance = appliance
         self._planner = planner
         self._capacity = capacity
-        self._watchers: set[Watcher] = set()
+        self._watchers: set[AccessWatcher] = set()
         # (client, request id) of puts and acquires: a retry is the same request.
         self._requests: OrderedDict[tuple[int, str], None] = OrderedDict()
 
-    def join(self) -> Watcher:
+    def join(self) -> AccessWatcher:
         """Return somebody who hears of every access from now on, until `leave`."""
-        watcher = Watcher(self._capacity)
+        watcher = AccessWatcher(self._capacity)
         self._watchers.add(watcher)
         self._appliance.tap = self.note
         return watcher
 
-    def leave(self, watcher: Watcher) -> None:
+    def leave(self, watcher: AccessWatcher) -> None:
         """Nobody listens there any more. Idempotent."""
         self._watchers.discard(watcher)
         if not self._watchers:
@@ -136,7 +136,7 @@ class AccessLog:
             for chain in self._chains(event):
                 parent = self._parent_of(event.namespace_id, chain[0])
                 self._tell(
-                    Access(
+                    BlockAccess(
                         now, AccessKind.ASK, event.namespace_id, event.session_id, parent, chain, len(chain)
                     )
                 )
@@ -147,7 +147,7 @@ class AccessLog:
         elif isinstance(event, ReserveRequested):
             self._put(event, now)
         elif isinstance(event, SessionUpdated | SessionEnded):
-            self._tell(Access(now, AccessKind.SESSION, 0, event.session_id, word=_word_of(event, now)))
+            self._tell(BlockAccess(now, AccessKind.SESSION, 0, event.session_id, word=_word_of(event, now)))
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -159,14 +159,14 @@ class AccessLog:
         parent = hashes[first - 1] if first else b""
         session = event.session_id
         self._tell(
-            Access(now, AccessKind.ASK, event.namespace_id, session, parent, hashes[first:], num_found)
+            BlockAccess(now, AccessKind.ASK, event.namespace_id, session, parent, hashes[first:], num_found)
         )
 
     def _put(self, request: ReserveRequested, now: float) -> None:
         if self._is_new(request.client, request.request_id):
             hashes, session = request.prefix_hashes, request.session_id
             self._tell(
-                Access(now, AccessKind.PUT, request.namespace_id, session, request.parent_hash, hashes)
+                BlockAccess(now, AccessKind.PUT, request.namespace_id, session, request.parent_hash, hashes)
             )
 
     def _is_new(self, client: int, request_id: str) -> bool:
@@ -200,13 +200,13 @@ class AccessLog:
         parent = catalog.parent[row] if row >= 0 else -1
         return catalog.prefix_hash[parent] if parent >= 0 else b""
 
-    def _tell(self, access: Access) -> None:
+    def _tell(self, access: BlockAccess) -> None:
         for watcher in self._watchers:
             watcher.tell(access)
 
 
-def _word_of(event: SessionUpdated | SessionEnded, now: float) -> SessionWord:
+def _word_of(event: SessionUpdated | SessionEnded, now: float) -> SessionReport:
     if isinstance(event, SessionEnded):
-        return SessionWord(Urgency.ENDED, ended=True)
+        return SessionReport(Urgency.ENDED, ended=True)
     back_in_s = max(0.0, event.back_at - now) if event.back_at < float("inf") else 0.0
-    return SessionWord(event.urgency, event.num_decoded_tokens, back_in_s)
+    return SessionReport(event.urgency, event.num_decoded_tokens, back_in_s)

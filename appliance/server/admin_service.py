@@ -11,40 +11,39 @@ from ...v1 import admin_pb2 as pb
 from ...v1.conversions import tier_to_wire
 from ..core import events
 from ..errors import error, from_refusal
-from ..host.reload import Reload
-from ..observability.observability import Sight
 from ..security import request_checks as checks
 from ..security.callers import Caller
-from .cache_service import Service
+from .cache_service import CacheService
+from .ports import ObservabilityPort, ReloadPort
 from .tenant_admin import TenantAdmin
 
 MIN_PREFIX_BYTES = 4  # of a block's name: enough to be unique, too much to guess a neighbour
 
 
-class Drained(NamedTuple):
+class DrainResult(NamedTuple):
     """What a drain did."""
 
     num_leases_ended: int
     num_blocks_flushed: int
 
 
-class Admin:
+class AdminService:
     """Handlers of AdminService. `drain` is the daemon's: (grace_s, exit) -> Drained. `codec_speeds` are those
     of decoding, in bytes a second, by dtype and codec."""
 
     def __init__(
         self,
-        service: Service,
-        drain: Callable[[float, bool], Awaitable[Drained]],
+        service: CacheService,
+        drain: Callable[[float, bool], Awaitable[DrainResult]],
         counters: Callable[[], Counter[str]],
-        sight: Sight,
-        reload: Reload,
+        observability: ObservabilityPort,
+        reload: ReloadPort,
         codec_speeds: Callable[[], Mapping[tuple[str, str], float]],
     ) -> None:
         self._service = service
         self._drain = drain
         self._counters = counters
-        self._sight = sight
+        self._observability = observability
         self._reload = reload
         self._codec_speeds = codec_speeds
         self._tenants = TenantAdmin(
@@ -95,7 +94,7 @@ class Admin:
         )
 
     def _write_status(self) -> pb.WriteStatus | None:
-        writes = self._sight.eyes.writes()
+        writes = self._observability.writes()
         return None if writes is None else pb.WriteStatus(**writes)
 
     def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
@@ -129,7 +128,7 @@ class Admin:
         )
 
     def _encryption_status(self) -> pb.EncryptionStatus | None:
-        rotation = self._sight.eyes.rotation
+        rotation = self._reload.rotation
         if rotation is None:
             return None
         keys = [
@@ -146,7 +145,7 @@ class Admin:
         elif what == "session_id":
             found = inspection.session(request.session_id)
             if found is not None:
-                found |= self._sight.asked_by(request.session_id)
+                found |= self._observability.asked_by(request.session_id)
         elif what == "lease_id":
             found = inspection.lease(request.lease_id)
         elif what == "segment":
@@ -178,9 +177,9 @@ class Admin:
     def explain(self, caller: Caller, request: pb.ExplainRequest) -> pb.ExplainResponse:
         what = request.WhichOneof("what")
         if what == "block":
-            found = self._sight.why.block(request.block.namespace_id, _name(request.block))
+            found = self._observability.explain_block(request.block.namespace_id, _name(request.block))
         elif what == "session_id":
-            found = self._sight.why.session(request.session_id)
+            found = self._observability.explain_session(request.session_id)
         else:
             raise error("BAD_REQUEST", "name a block or a session")
         if found is None:
@@ -188,7 +187,7 @@ class Admin:
         return found.message(self._started_at, self._service.appliance.clock())
 
     def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
-        return pb.GetSnapshotResponse(json=json.dumps(self._sight.snapshot(request.num_samples)))
+        return pb.GetSnapshotResponse(json=json.dumps(self._observability.snapshot(request.num_samples)))
 
     async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
         tier = checks.tier("tier", request.tier)

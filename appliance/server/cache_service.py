@@ -30,9 +30,9 @@ from ..errors import error, from_refusal
 from ..replies import Replies
 from ..security import request_checks as checks
 from ..security.callers import Caller
-from ..security.client_registry import MAX_CLIENT_TTL_S, Client, Clients
+from ..security.client_registry import MAX_CLIENT_TTL_S, ClientRegistry, ConnectedClient
 from ..transfer.lanes import Route
-from .call_latency import Rpcs
+from .call_latency import CallLatencies
 from .stream_codecs import stream_codecs
 
 DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
@@ -41,14 +41,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Service:
+class CacheService:
     """Handlers of KVCacheService without its two streams of bytes (streams.py)."""
 
     def __init__(
         self,
         appliance: Appliance,
         planner: Planner,
-        clients: Clients,
+        clients: ClientRegistry,
         options: PlannerOptions,
         *,
         epoch: int,
@@ -64,7 +64,7 @@ class Service:
         self._extent_bytes = extent_bytes
         self._remote_routes = remote_routes  # from the buffers of streamed puts
         self.local_socket_path = local_socket_path
-        self.rpcs = Rpcs()
+        self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name
         self.compression = CompressionSettings()  # of streams
         self.draining = False
@@ -146,7 +146,7 @@ class Service:
         caller: Caller,
         request: pb.AcquireRequest,
         convert: Callable[[events.AcquireResult], T],
-        device_reader: Client | None = None,
+        device_reader: ConnectedClient | None = None,
         reads_hbm: bool = False,
     ) -> Replies[T]:
         """Start an acquire; its results pass through `convert` (self.acquired for most) as they come. With a
@@ -293,7 +293,7 @@ class Service:
         )
 
     def reservation(
-        self, caller: Caller, client: Client, request: pb.ReserveRequest
+        self, caller: Caller, client: ConnectedClient, request: pb.ReserveRequest
     ) -> Callable[[int], events.ReserveRequested]:
         """Check a reserve request; return what makes its event from a call number."""
         hashes = self._chain(request.prefix_hashes)
@@ -443,7 +443,7 @@ class Service:
             raise error("UNKNOWN_NAMESPACE", f"namespace {namespace_id} is not registered; register it first")
         return identity
 
-    def client_of(self, caller: Caller, client_id: int) -> Client:
+    def client_of(self, caller: Caller, client_id: int) -> ConnectedClient:
         """Return the client a request is of. Raises UnknownError."""
         return caller.client_in(self.clients, client_id)
 

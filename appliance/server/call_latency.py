@@ -26,7 +26,7 @@ Unary = Callable[[Any, Any], Awaitable[Any]]
 Stream = Callable[[Any, Any], AsyncIterator[Any]]
 
 
-class Rpcs:
+class CallLatencies:
     """A histogram per (method, transport, code), made when the first such call ends."""
 
     def __init__(self) -> None:

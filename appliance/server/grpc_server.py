@@ -23,13 +23,13 @@ from ...v1.conversions import tier_to_wire, urgency_to_wire
 from ...v1.local import MAX_PAYLOAD_BYTES
 from ..errors import REASONS, ApplianceError, error, trailing_metadata
 from ..event_log import EventLog
-from ..security.callers import Caller, Rates
+from ..security.callers import Caller, CallRates
 from ..security.rights import Right, right_of
-from .access_log import Access, AccessLog
-from .admin_service import Admin
-from .cache_service import Service
-from .listeners import Doors
-from .streams import Streams
+from .access_log import AccessLog, BlockAccess
+from .admin_service import AdminService
+from .cache_service import CacheService
+from .listeners import Listeners
+from .streams import ByteStreams
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler = Callable[[Caller, Any], Any]
 
 
-class Events:
+class EventsService:
     """Handler of EventsService."""
 
-    def __init__(self, events: EventLog, accesses: AccessLog, service: Service) -> None:
+    def __init__(self, events: EventLog, accesses: AccessLog, service: CacheService) -> None:
         self._events = events
         self._accesses = accesses
         self._service = service
@@ -92,7 +92,7 @@ class Events:
         finally:
             self._accesses.leave(watcher)
 
-    def _wire_access(self, access: Access) -> events_pb2.WatchAccessesResponse:
+    def _wire_access(self, access: BlockAccess) -> events_pb2.WatchAccessesResponse:
         message = events_pb2.WatchAccessesResponse(
             at_s=access.at_s,
             kind=events_pb2.AccessKind.ValueType(access.kind.value),
@@ -120,19 +120,19 @@ class GrpcServer:
 
     def __init__(
         self,
-        service: Service,
-        streams: Streams,
-        admin: Admin,
+        service: CacheService,
+        streams: ByteStreams,
+        admin: AdminService,
         events: EventLog,
         accesses: AccessLog,
-        doors: Doors,
-        rates: Rates,
+        listeners: Listeners,
+        rates: CallRates,
         *,
         with_reflection: bool,
     ) -> None:
         self._clock = service.appliance.clock
-        self._rpcs = service.rpcs
-        self._doors = doors
+        self._call_latencies = service.call_latencies
+        self._listeners = listeners
         self._rates = rates
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
@@ -141,7 +141,7 @@ class GrpcServer:
         handlers: Mapping[str, Sequence[object]] = {
             "KVCacheService": (service, streams),
             "AdminService": (admin,),
-            "EventsService": (Events(events, accesses, service),),
+            "EventsService": (EventsService(events, accesses, service),),
         }
         for descriptor in SERVICES:
             self._serve(descriptor, handlers[descriptor.name])
@@ -157,13 +157,13 @@ class GrpcServer:
     @property
     def addresses(self) -> list[str]:
         """Where to call, ports that the kernel chose included."""
-        return self._doors.addresses
+        return self._listeners.addresses
 
     async def start(self) -> None:
         """Listen at every address and report SERVING. Raises StartError."""
-        self._doors.add_to(self._server)
+        self._listeners.add_to(self._server)
         await self._server.start()
-        self._doors.open()
+        self._listeners.open()
         for name in ("", *(descriptor.full_name for descriptor in SERVICES)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -184,7 +184,7 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Let calls in progress end for `grace_s` seconds, then cancel them."""
         await self._server.stop(grace_s)
-        self._doors.close()
+        self._listeners.close()
 
     # ------------------------------------------------------------------------------------- private
 
@@ -224,16 +224,16 @@ class GrpcServer:
         takes = message_factory.GetMessageClass(method.input_type).FromString
         gives = message_factory.GetMessageClass(method.output_type).SerializeToString
         if method.server_streaming:
-            streamed = self._rpcs.timed_stream(method.name, stream)
+            streamed = self._call_latencies.timed_stream(method.name, stream)
             return grpc.unary_stream_rpc_method_handler(streamed, takes, gives)
-        timed = self._rpcs.timed(method.name, unary)
+        timed = self._call_latencies.timed(method.name, unary)
         if method.client_streaming:
             return grpc.stream_unary_rpc_method_handler(timed, takes, gives)
         return grpc.unary_unary_rpc_method_handler(timed, takes, gives)
 
     def _caller(self, context: Context, right: Right) -> Caller:
         """Return who calls. Raises AccessError when that is nobody, or nobody who may."""
-        principal = self._doors.principal_of(context)
+        principal = self._listeners.principal_of(context)
         right.require(principal)
         remaining_s = context.time_remaining()
         deadline_at = float("inf") if remaining_s is None else self._clock() + remaining_s

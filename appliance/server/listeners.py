@@ -16,23 +16,25 @@ import grpc
 from ...v1.addresses import socket_path
 from ..config import Tls
 from ..errors import StartError, error
-from ..security.principals import Access, Principal
+from ..security.principals import Authenticator, Principal
 from ..security.tls import Certificates, names_of
-from .peer_credential_proxy import Gate
+from .peer_credential_proxy import PeerCredentialProxy
 
 _BEARER = "bearer "
 
 
-class Doors:
+class Listeners:
     """All addresses of one server. `add_to` before the server starts, `open` after it, `close` at the end."""
 
-    def __init__(self, addresses: Sequence[str], access: Access, tls: Tls | None, socket_mode: int) -> None:
+    def __init__(
+        self, addresses: Sequence[str], access: Authenticator, tls: Tls | None, socket_mode: int
+    ) -> None:
         self.addresses: list[str] = []  # filled by `add_to`
         self._wanted = list(addresses)
         self._access = access
         self._tls = tls
         self._socket_mode = socket_mode
-        self._gates: list[Gate] = []
+        self._proxies: list[PeerCredentialProxy] = []
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Let `server` listen at every address. Raises StartError."""
@@ -41,10 +43,10 @@ class Doors:
             path = socket_path(address)
             try:
                 if path is not None:
-                    gate = Gate(path, self._socket_mode, self._access.of_peer)
-                    gate.prepare()
-                    server.add_insecure_port(f"unix://{gate.inner}")
-                    self._gates.append(gate)
+                    proxy = PeerCredentialProxy(path, self._socket_mode, self._access.of_peer)
+                    proxy.prepare()
+                    server.add_insecure_port(f"unix://{proxy.inner}")
+                    self._proxies.append(proxy)
                     self.addresses.append(address)
                     continue
                 if credentials is not None:
@@ -57,22 +59,22 @@ class Doors:
 
     def open(self) -> None:
         """Let callers in by the Unix sockets. Raises StartError."""
-        for gate in self._gates:
-            gate.start()
+        for proxy in self._proxies:
+            proxy.start()
 
     def set_mode(self, socket_mode: int) -> None:
         """Let others open the Unix sockets, or no longer."""
-        for gate in self._gates:
-            gate.set_mode(socket_mode)
+        for proxy in self._proxies:
+            proxy.set_mode(socket_mode)
 
     def close(self) -> None:
         """Close the Unix sockets. Idempotent."""
-        for gate in self._gates:
-            gate.stop()
+        for proxy in self._proxies:
+            proxy.stop()
 
     def principal_of(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
         """Return who makes a call. Raises AccessError when what was given proves nobody."""
-        principal = self._at_door(context)
+        principal = self._at_listener(context)
         for key, value in context.invocation_metadata() or ():
             if key == "authorization":
                 text = str(value)
@@ -88,16 +90,16 @@ class Doors:
             )
         return principal
 
-    def _at_door(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal | None:
+    def _at_listener(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal | None:
         """Return the principal of a caller at this door; None: it has to show a token. Raises AccessError."""
         peer = context.peer()
         if peer.startswith("unix"):
-            for gate in self._gates:
-                if (principal := gate.principal_of(peer)) is not None:
+            for proxy in self._proxies:
+                if (principal := proxy.principal_of(peer)) is not None:
                     return principal
             raise error("NOT_AUTHENTICATED", "this socket is the daemon's own; leave the suffix away")
         names = names_of(context.auth_context())
         if names is None:
-            return self._access.of_nobody()
+            return self._access.of_plain_tcp()
         has_authority = self._tls is not None and self._tls.client_ca is not None
         return self._access.of_certificate(names) if has_authority else None

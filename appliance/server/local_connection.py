@@ -16,16 +16,14 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
 
 from google.protobuf.message import Message
 
 from ...v1.local import MAX_PAYLOAD_BYTES, Decoder, Flag, Frame, Method, encode, untraced
 from ..errors import REASONS, ApplianceError, error, to_detail
-from ..gpu.page_answers import Answers
-from ..replies import Replies
 from ..security.callers import Caller
-from .call_latency import LOCAL, OK, TRACEPARENT, Rpcs
+from .call_latency import LOCAL, OK, TRACEPARENT, CallLatencies
+from .ports import StreamedAnswers
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ class LocalConnection:
         connection: socket.socket,
         answer: Callable[["LocalConnection", Frame], None],
         on_close: Callable[["LocalConnection", str], None],
-        rpcs: Rpcs,
+        call_latencies: CallLatencies,
     ) -> None:
         self.caller = Caller()  # without a client until it attached
         self.pid, self.uid, self.gid = peer_of(connection)
@@ -54,7 +52,7 @@ class LocalConnection:
         self._socket = connection
         self._answer = answer
         self._on_close = on_close
-        self._rpcs = rpcs
+        self._call_latencies = call_latencies
         self._began: dict[int, float] = {}  # calls that are not answered, by number
         self._decoder = Decoder()
         self._frames: deque[Frame] = deque()
@@ -142,7 +140,7 @@ class LocalConnection:
         self, frame: Frame, flags: Flag, payload: bytes, fds: Sequence[int] = (), code: str = OK
     ) -> None:
         if flags & Flag.LAST and (began_at := self._began.pop(frame.call, None)) is not None:
-            self._rpcs.ended(NAMES[frame.method], LOCAL, code, perf_counter() - began_at)
+            self._call_latencies.ended(NAMES[frame.method], LOCAL, code, perf_counter() - began_at)
         if self.closed or frame.flags & Flag.NO_REPLY:
             return
         if len(payload) > MAX_PAYLOAD_BYTES:
@@ -183,13 +181,13 @@ class LocalConnection:
             self._loop.remove_writer(self._socket)
             self.resume()
 
-    def stream(self, frame: Frame, replies: Replies[Any] | Answers) -> None:
+    def stream(self, frame: Frame, replies: StreamedAnswers) -> None:
         """Send the answers of an acquire, or of a get into pages, as they come."""
         task = self._loop.create_task(self._stream(frame, replies))
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
 
-    async def _stream(self, frame: Frame, replies: Replies[Any] | Answers) -> None:
+    async def _stream(self, frame: Frame, replies: StreamedAnswers) -> None:
         try:
             async for answer in replies:
                 self.reply(frame, answer, last=replies.is_last)

@@ -29,14 +29,14 @@ from ...v1 import kvcache_pb2 as pb
 from ...v1.local import MAX_DESCRIPTORS, Frame, Method
 from ...v1.shm import PAGE_BYTES
 from ..errors import ApplianceError, StartError, error
-from ..gpu.page_service import DirectPath
 from ..security import request_checks as checks
-from ..security.callers import Caller, Rates, domain_in
-from ..security.principals import Access
+from ..security.callers import Caller, CallRates, domain_in
+from ..security.principals import Authenticator
 from ..security.rights import limited_calls
 from ..transfer.lanes import Route
-from .cache_service import Service
+from .cache_service import CacheService
 from .local_connection import LocalConnection
+from .ports import PagesPort
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +65,12 @@ class LocalServer:
 
     def __init__(
         self,
-        service: Service,
+        service: CacheService,
         path: Path,
         staging_routes: Callable[[StagingExtent], Mapping[Tier, Route]],
         options: LocalOptions,
-        access: Access,
-        rates: Rates,
+        access: Authenticator,
+        rates: CallRates,
     ) -> None:
         self.path = path
         self.connections: set[LocalConnection] = set()
@@ -82,7 +82,7 @@ class LocalServer:
         self._rates = rates
         self._domains: set[str] = set()
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
-        self._direct: DirectPath | None = None
+        self._direct: PagesPort | None = None
         self._socket: socket.socket | None = None
         self._calls: dict[Method, tuple[Callable[[bytes], Message], Handler]] = {
             Method.REGISTER_NAMESPACE: (pb.RegisterNamespaceRequest.FromString, service.register_namespace),
@@ -101,7 +101,7 @@ class LocalServer:
             Method.END_SESSION: (pb.EndSessionRequest.FromString, service.end_session),
         }
 
-    def serve_pages(self, direct: DirectPath) -> None:
+    def serve_pages(self, direct: PagesPort) -> None:
         """Take calls of the direct path, too."""
         self._direct = direct
         self._calls |= {
@@ -157,7 +157,7 @@ class LocalServer:
             self.counters["too many connections"] += 1
             accepted.close()
             return
-        connection = LocalConnection(accepted, self._answer, self._closed, self._service.rpcs)
+        connection = LocalConnection(accepted, self._answer, self._closed, self._service.call_latencies)
         self.connections.add(connection)
         loop = asyncio.get_running_loop()
         loop.call_later(ATTACH_TIMEOUT_S, self._expect_attached, connection)
@@ -302,7 +302,7 @@ class LocalServer:
             extent_bytes=service.extent_bytes,
             version=__version__,
             max_blocks_per_request=service.options.max_blocks_per_request,
-            is_traced=service.rpcs.is_traced,
+            is_traced=service.call_latencies.is_traced,
         )
         connection.reply(frame, response, fds=(staging.descriptor, index))
 

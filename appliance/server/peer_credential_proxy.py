@@ -37,7 +37,7 @@ BACKLOG = 128
 MAX_CONNECTIONS = 1024
 
 
-class Gate:
+class PeerCredentialProxy:
     """Listens at `path`; the server behind it listens at `inner`."""
 
     def __init__(self, path: Path, mode: int, who: "Callable[[int, int], Principal]") -> None:
@@ -47,10 +47,10 @@ class Gate:
         self._who = who
         self._socket: socket.socket | None = None
         self._peers: dict[str, tuple[int, int]] = {}  # user and group, by gRPC's name of a connection
-        self._joints: set[_Joint] = set()
+        self._connections: set[_ProxiedConnection] = set()
 
     def __len__(self) -> int:
-        return len(self._joints)
+        return len(self._connections)
 
     def principal_of(self, peer: str) -> "Principal | None":
         """Return who is behind what gRPC calls `peer`; None: it did not come through here."""
@@ -92,8 +92,8 @@ class Gate:
             for path in (self.path, self.inner):
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
-        for joint in list(self._joints):
-            joint.close()
+        for connection in list(self._connections):
+            connection.close()
 
     def _accept(self) -> None:
         assert self._socket is not None
@@ -108,7 +108,7 @@ class Gate:
         inner: socket.socket | None = None
         name = f"kvtier-{secrets.token_hex(16)}"
         try:
-            if len(self._joints) >= MAX_CONNECTIONS:
+            if len(self._connections) >= MAX_CONNECTIONS:
                 raise OSError("too many connections")
             inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             outer.setblocking(False)
@@ -124,17 +124,19 @@ class Gate:
         peer = f"unix-abstract:{name}"
         self._peers[peer] = (uid, gid)
 
-        def ended(joint: "_Joint") -> None:
-            self._joints.discard(joint)
+        def ended(connection: "_ProxiedConnection") -> None:
+            self._connections.discard(connection)
             del self._peers[peer]
 
-        self._joints.add(_Joint(outer, inner, ended))
+        self._connections.add(_ProxiedConnection(outer, inner, ended))
 
 
-class _Joint:
+class _ProxiedConnection:
     """Two connected sockets; what comes in at one goes out at the other, until either ends."""
 
-    def __init__(self, outer: socket.socket, inner: socket.socket, ended: "Callable[[_Joint], None]") -> None:
+    def __init__(
+        self, outer: socket.socket, inner: socket.socket, ended: "Callable[[_ProxiedConnection], None]"
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = (outer, inner)
         self._ended = ended

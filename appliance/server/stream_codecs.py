@@ -34,7 +34,7 @@ from ..errors import error
 MAX_AHEAD = 2  # fragments being encoded or waiting to be sent
 
 
-class Travelling(NamedTuple):
+class EncodedFragment(NamedTuple):
     """A fragment about to be sent: encoded, or as it is in its slot."""
 
     part: ReadyFragment
@@ -59,10 +59,10 @@ class GetEncoder:
         self._view = view
         self._checksum = checksum
 
-    async def travel(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[Travelling]:
+    async def travel(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[EncodedFragment]:
         """Yield fragments in order, encoded where that pays; what takes long, a little ahead of who takes
         them."""
-        ahead: deque[asyncio.Task[Travelling]] = deque()
+        ahead: deque[asyncio.Task[EncodedFragment]] = deque()
         try:
             for part in parts:
                 shape = shape_of(self._identity.geometry, part.group)
@@ -70,7 +70,7 @@ class GetEncoder:
                 if choice.codec is None or is_brief(choice.codec.codec_id, shape, encodes=True):
                     while ahead:
                         yield await ahead.popleft()
-                    yield Travelling(part, choice, self._encoded(part, choice, shape))
+                    yield EncodedFragment(part, choice, self._encoded(part, choice, shape))
                     continue
                 before = ahead[-1] if ahead else None
                 ahead.append(asyncio.create_task(self._encode_apart(part, choice, shape, before)))
@@ -82,11 +82,15 @@ class GetEncoder:
             await asyncio.gather(*ahead, return_exceptions=True)  # a thread may still read a slot
 
     async def _encode_apart(
-        self, part: ReadyFragment, choice: Choice, shape: Shape, before: "asyncio.Task[Travelling] | None"
-    ) -> Travelling:
+        self,
+        part: ReadyFragment,
+        choice: Choice,
+        shape: Shape,
+        before: "asyncio.Task[EncodedFragment] | None",
+    ) -> EncodedFragment:
         if before is not None:
             await asyncio.wait([before])  # one at a time: a get is one thread's work
-        return Travelling(part, choice, await asyncio.to_thread(self._encoded, part, choice, shape))
+        return EncodedFragment(part, choice, await asyncio.to_thread(self._encoded, part, choice, shape))
 
     def _encoded(self, part: ReadyFragment, choice: Choice, shape: Shape) -> Encoded | None:
         if choice.codec is None:

@@ -20,9 +20,9 @@ from ...v1.shm import PAGE_BYTES
 from ..core import events
 from ..errors import error, from_refusal
 from ..security.callers import Caller
-from ..security.client_registry import Client
-from .cache_service import Service
-from .stream_codecs import GetEncoder, PutDecoder, Travelling
+from ..security.client_registry import ConnectedClient
+from .cache_service import CacheService
+from .stream_codecs import EncodedFragment, GetEncoder, PutDecoder
 
 CHUNK_BYTES = 1 << 20  # of an answer; gRPC's own limit for a message is 4 MiB
 #: Payload of all puts over gRPC in progress, which is held in memory meanwhile; also the largest single put.
@@ -77,10 +77,10 @@ class PutBuffers:
         return buffer[start : start + length]
 
 
-class Streams:
+class ByteStreams:
     """The two calls of KVCacheService that carry bytes."""
 
-    def __init__(self, service: Service, buffers: PutBuffers) -> None:
+    def __init__(self, service: CacheService, buffers: PutBuffers) -> None:
         self._service = service
         self._buffers = buffers
 
@@ -149,7 +149,7 @@ class Streams:
             if lease_id:
                 service.appliance.step(events.ReleaseRequested(None, client.id, [lease_id]))
 
-    def _encoder(self, caller: Caller, client: Client, request: pb.GetRequest) -> GetEncoder:
+    def _encoder(self, caller: Caller, client: ConnectedClient, request: pb.GetRequest) -> GetEncoder:
         """Return what encodes the fragments of this get, knowing what is known of its connection."""
         service = self._service
         if client.encoder is None or client.encoder.codec_ids != frozenset(request.codecs):
@@ -163,7 +163,7 @@ class Streams:
         )
 
     def _messages(
-        self, client: Client, lease_id: int, num_blocks: int, travelling: Travelling
+        self, client: ConnectedClient, lease_id: int, num_blocks: int, travelling: EncodedFragment
     ) -> Iterator[pb.GetResponse]:
         """Yield a fragment in chunks."""
         part, _, encoded = travelling
@@ -189,7 +189,7 @@ class Streams:
         counters[f"stream_{direction}_raw_bytes"] += raw_bytes
         counters[f"stream_{direction}_encoded_bytes"] += encoded_bytes
 
-    def _prove_alive(self, client: Client, lease_id: int) -> None:
+    def _prove_alive(self, client: ConnectedClient, lease_id: int) -> None:
         """Raise CallerError when the lease has ended. Asked in the same breath as the bytes are taken, and
         after they were encoded: a slow reader's lease may be over, and then the slot is somebody else's."""
         appliance = self._service.appliance

@@ -38,7 +38,7 @@ class Queued(Protocol):
 B = TypeVar("B", bound=Queued)
 
 
-class Shares:
+class BandwidthShares:
     """Which tenant a namespace belongs to, and what share of an edge each tenant has. A share is a weight,
     1 unless somebody said otherwise; a tenant's domains share one."""
 
@@ -70,7 +70,7 @@ class Shares:
 
 
 @dataclass(slots=True)
-class _Class(Generic[B]):
+class _UrgencyClass(Generic[B]):
     """What waits at one urgency. `turns` has one entry per tenant that waits."""
 
     waiting: dict[str, list[tuple[tuple[int, float, int, int], B]]] = field(default_factory=dict)  # heaps
@@ -83,9 +83,9 @@ class _Class(Generic[B]):
 class FairQueue(Generic[B]):
     """Batches that nobody has started. Owned by the event loop; has no clock."""
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: BandwidthShares) -> None:
         self._shares = shares
-        self._classes: dict[int, _Class[B]] = {}
+        self._classes: dict[int, _UrgencyClass[B]] = {}
         self._len = 0
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class FairQueue(Generic[B]):
 
     def push(self, batch: B) -> None:
         """Let a batch wait, where its key says."""
-        one = self._classes.setdefault(batch.key[0], _Class())
+        one = self._classes.setdefault(batch.key[0], _UrgencyClass())
         heap = one.waiting.get(batch.tenant)
         if heap is None:
             heap = one.waiting[batch.tenant] = []
@@ -156,12 +156,12 @@ class FairQueue(Generic[B]):
         return problems
 
 
-def _await_turn(one: _Class[B], tenant: str) -> None:
+def _await_turn(one: _UrgencyClass[B], tenant: str) -> None:
     one.num_turns += 1
     heapq.heappush(one.turns, (one.tags[tenant], one.num_turns, tenant))
 
 
-def _rest(one: _Class[B]) -> None:
+def _rest(one: _UrgencyClass[B]) -> None:
     """A tenant has nothing waiting any more. With the last one everybody begins anew; before that, tags that
     say no more than the virtual time are dropped once there are many."""
     if not one.waiting:

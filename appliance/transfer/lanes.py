@@ -15,8 +15,8 @@ from ...tiers.base import Copier, CopyItem, CopyOutcome
 from ...tiers.block import Tier
 from ..core.instructions import STAGING, Copy
 from ..histogram import Histogram
-from .fair_queue import FairQueue, Shares
-from .throughput import Meter
+from .fair_queue import BandwidthShares, FairQueue
+from .throughput import ThroughputMeter
 
 MIN_BATCH_BYTES = 256 << 10  # cutting finer costs more in hand-over than it gains in sharing
 MAX_BATCH_BYTES = 4 << 20
@@ -70,7 +70,7 @@ class EdgeStatistics:
 
 
 @dataclass(slots=True)
-class Job:
+class QueuedCopy:
     """One Copy instruction on its way. `num_open` counts its batches that have not ended."""
 
     copy: Copy
@@ -79,13 +79,13 @@ class Job:
 
 
 @dataclass(slots=True)
-class Batch:
+class CopyBatch:
     """A run of items of one job and one tenant that one thread copies. Its key says how soon it must go:
     urgency, deadline, layer group, arrival."""
 
     key: tuple[int, float, int, int]
     tenant: str
-    job: Job
+    job: QueuedCopy
     start: int
     stop: int
     num_bytes: int
@@ -98,17 +98,17 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Lane:
+class EdgeQueue:
     """Queue and books of one edge."""
 
     edge: Edge
     max_in_flight: int
-    shares: Shares
-    queue: FairQueue[Batch] = field(init=False)
+    shares: BandwidthShares
+    queue: FairQueue[CopyBatch] = field(init=False)
     num_in_flight: int = 0
     num_copies: int = 0
     num_failed: int = 0
-    meter: Meter = field(default_factory=Meter)
+    meter: ThroughputMeter = field(default_factory=ThroughputMeter)
     seconds: Histogram = field(default_factory=Histogram)  # of batches, from begin to end
     measured_at: float = float("-inf")
     bytes_of_tenant: Counter[str] = field(default_factory=Counter)
@@ -116,7 +116,7 @@ class Lane:
     def __post_init__(self) -> None:
         self.queue = FairQueue(self.shares)
 
-    def enqueue(self, job: Job, sequence: Iterator[int], batch_bytes: int = 0) -> None:
+    def enqueue(self, job: QueuedCopy, sequence: Iterator[int], batch_bytes: int = 0) -> None:
         """Cut a job's items, kept in order, so that all threads of this lane can share them, or into batches
         of `batch_bytes`, and where the next one is another tenant's."""
         copy, tenant_of = job.copy, self.shares.tenant
@@ -138,13 +138,15 @@ class Lane:
                 start, num_bytes = position + 1, 0
                 owner = next_owner or ""
 
-    def batch(self, job: Job, start: int, stop: int, num_bytes: int, sequence: Iterator[int]) -> Batch:
+    def batch(
+        self, job: QueuedCopy, start: int, stop: int, num_bytes: int, sequence: Iterator[int]
+    ) -> CopyBatch:
         """Return items `start` to `stop` of a job as one batch."""
         copy, label = job.copy, job.copy.items[start].label
         key = (int(copy.urgency), copy.deadline_at, label.group, next(sequence))
-        return Batch(key, self.shares.tenant(label.namespace_id), job, start, stop, num_bytes)
+        return CopyBatch(key, self.shares.tenant(label.namespace_id), job, start, stop, num_bytes)
 
-    def put_back(self, batches: Sequence[Batch]) -> None:
+    def put_back(self, batches: Sequence[CopyBatch]) -> None:
         """Queue batches that were taken, each where its copy's urgency and deadline put it now."""
         for batch in batches:
             copy = batch.job.copy

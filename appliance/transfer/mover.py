@@ -19,8 +19,8 @@ from ...tiers.base import Cause, CopyOutcome
 from ...tiers.block import Tier
 from ..core.events import CopyFinished, EdgeMeasured, Event
 from ..core.instructions import CancelCopy, Copy, HastenCopy
-from .fair_queue import Shares
-from .lanes import Batch, Edge, EdgeStatistics, Inline, Job, Lane, Route
+from .fair_queue import BandwidthShares
+from .lanes import CopyBatch, Edge, EdgeQueue, EdgeStatistics, Inline, QueuedCopy, Route
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Mover:
         max_in_flight: Mapping[Edge, int],
         clock: Callable[[], float],
         takes_turns: bool | None = None,
-        shares: Shares | None = None,
+        shares: BandwidthShares | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._routes = dict(routes)
@@ -60,15 +60,15 @@ class Mover:
         self._clock = clock
         self._takes_turns = num_processors() <= FEW_PROCESSORS if takes_turns is None else takes_turns
         self._inline_bytes = TURN_BYTES if self._takes_turns else INLINE_BYTES
-        self.shares = shares or Shares()
-        self._lanes = {edge: Lane(edge, bound, self.shares) for edge, bound in max_in_flight.items()}
-        self._jobs: dict[int, Job] = {}
+        self.shares = shares or BandwidthShares()
+        self._lanes = {edge: EdgeQueue(edge, bound, self.shares) for edge, bound in max_in_flight.items()}
+        self._jobs: dict[int, QueuedCopy] = {}
         self._stagings: dict[int, Mapping[Tier, Route]] = {}
         self._held: set[Tier] = set()
         self._refused: set[Tier] = set()
         self._sequence = itertools.count()
         # Filled by worker threads; deque.append is atomic.
-        self._ended: deque[tuple[Lane, Batch, float, Future[list[CopyOutcome]]]] = deque()
+        self._ended: deque[tuple[EdgeQueue, CopyBatch, float, Future[list[CopyOutcome]]]] = deque()
         self._wake_up_sent = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,7 +85,7 @@ class Mover:
         lane = self._lanes[edge]
         assert copy.items
         assert copy.copy not in self._jobs
-        job = Job(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items))
+        job = QueuedCopy(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items))
         self._jobs[copy.copy] = job
         self._idle.clear()
         route = self._route(edge, copy.client)
@@ -213,7 +213,7 @@ class Mover:
         routes = self._stagings.get(client)
         return None if routes is None else routes[edge.target]
 
-    def _run_inline(self, lane: Lane, job: Job, route: Route) -> bool:
+    def _run_inline(self, lane: EdgeQueue, job: QueuedCopy, route: Route) -> bool:
         """Copy a short job here and now; False when it is not short."""
         items = job.copy.items
         num_bytes = sum(item.label.raw_length for item in items)
@@ -225,7 +225,7 @@ class Mover:
         self._settle(lane, batch, route.inline(items), self._clock())
         return True
 
-    def _fill(self, lane: Lane) -> None:
+    def _fill(self, lane: EdgeQueue) -> None:
         """Start queued batches while the lane has room."""
         while lane.queue and lane.num_in_flight < lane.max_in_flight and lane.edge.target not in self._held:
             batch = lane.queue.pop()
@@ -238,7 +238,7 @@ class Mover:
             future = route.copier.start(batch.items)
             future.add_done_callback(partial(self._on_done, lane, batch))
 
-    def _take_turn(self, lane: Lane, batch: Batch, copy: Inline) -> None:
+    def _take_turn(self, lane: EdgeQueue, batch: CopyBatch, copy: Inline) -> None:
         """On the loop: copy one batch here and now; others are served before the next one."""
         try:
             outcomes = copy(batch.items)
@@ -247,12 +247,12 @@ class Mover:
         self._settle(lane, batch, outcomes, self._clock())
         self._fill(lane)
 
-    def _begin(self, lane: Lane, batch: Batch) -> None:
+    def _begin(self, lane: EdgeQueue, batch: CopyBatch) -> None:
         lane.num_in_flight += 1
         batch.began_at = self._clock()
         lane.meter.began(batch.began_at)
 
-    def _on_done(self, lane: Lane, batch: Batch, future: "Future[list[CopyOutcome]]") -> None:
+    def _on_done(self, lane: EdgeQueue, batch: CopyBatch, future: "Future[list[CopyOutcome]]") -> None:
         """Called by a worker thread: remember the completion, wake the loop once for all of them."""
         self._ended.append((lane, batch, self._clock(), future))
         if not self._wake_up_sent:
@@ -262,7 +262,7 @@ class Mover:
     def _gather(self) -> None:
         """On the loop: settle every batch that has ended since the last time, then start others."""
         self._wake_up_sent = False  # before looking: a completion after this line sends its own wake-up
-        lanes: dict[Edge, Lane] = {}
+        lanes: dict[Edge, EdgeQueue] = {}
         try:
             while self._ended:
                 lane, batch, ended_at, future = self._ended.popleft()
@@ -276,7 +276,9 @@ class Mover:
         for lane in lanes.values():
             self._fill(lane)
 
-    def _settle(self, lane: Lane, batch: Batch, outcomes: list[CopyOutcome], ended_at: float) -> None:
+    def _settle(
+        self, lane: EdgeQueue, batch: CopyBatch, outcomes: list[CopyOutcome], ended_at: float
+    ) -> None:
         """Take over the outcomes of a batch that was in flight."""
         assert len(outcomes) == batch.stop - batch.start
         lane.num_in_flight -= 1
@@ -291,14 +293,14 @@ class Mover:
             self._report(lane, ended_at)
         self._close(batch.job)
 
-    def _end(self, lane: Lane, batch: Batch, cause: Cause) -> None:
+    def _end(self, lane: EdgeQueue, batch: CopyBatch, cause: Cause) -> None:
         """End a batch that was never started."""
         num_items = batch.stop - batch.start
         batch.job.outcomes[batch.start : batch.stop] = [CopyOutcome(cause)] * num_items
         lane.num_failed += num_items
         self._close(batch.job)
 
-    def _close(self, job: Job) -> None:
+    def _close(self, job: QueuedCopy) -> None:
         """Count a batch of `job` as ended; deliver the job when it was the last."""
         job.num_open -= 1
         if job.num_open == 0:
@@ -307,7 +309,7 @@ class Mover:
                 self._idle.set()
             self._deliver(CopyFinished(job.copy.copy, job.outcomes))
 
-    def _report(self, lane: Lane, now: float) -> None:
+    def _report(self, lane: EdgeQueue, now: float) -> None:
         """Tell the planner what an edge between tiers does lately."""
         source, target = lane.edge
         if source is not None and now - lane.measured_at >= MEASUREMENT_INTERVAL_S:
@@ -321,7 +323,7 @@ def num_processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _of_defect(batch: Batch, failure: BaseException) -> list[CopyOutcome]:
+def _of_defect(batch: CopyBatch, failure: BaseException) -> list[CopyOutcome]:
     """An engine raised what it must not; for the planner one more way not to land. What it read from is not
     to be tried again, unless it was only memory that was short."""
     log.error("copy %d: the copier raised", batch.job.copy.copy, exc_info=failure)

@@ -11,7 +11,7 @@ WINDOW_BUSY_S = 0.05  # or this long, however little was moved
 WEIGHT = 0.25  # of the newest sample
 
 
-class Meter:
+class ThroughputMeter:
     """Measures one edge. Times are the caller's, in seconds, and must not run backwards between calls."""
 
     def __init__(self) -> None:

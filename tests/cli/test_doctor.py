@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtier import __version__
-from kvtier.appliance.config import Access, Settings, Tls
+from kvtier.appliance.config import Access, Settings, Tls, host_memory
 from kvtier.appliance.preflight import checks_gpu, checks_host, checks_places, facts, probes, table
 from kvtier.appliance.preflight.checks_files import judge_master_keys
 from kvtier.appliance.preflight.checks_settings import check_tcp_address
@@ -406,14 +406,14 @@ def test_the_tightest_cgroup_counts(tmp_path: Path) -> None:
     (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 8000 kB\n")
     (proc / "self" / "cgroup").write_text("0::/pod/daemon\n9:name=systemd:/\n4:cpu,memory:/box\n")
 
-    def limit(group: str, names: tuple[str, str], most: str, used: str) -> probes.Memory:
+    def limit(group: str, names: tuple[str, str], most: str, used: str) -> host_memory.HostMemory:
         (cgroup / group).mkdir(parents=True, exist_ok=True)
         for name, value in zip(names, (most, used), strict=True):
             (cgroup / group / name).write_text(f"{value}\n")
-        return probes.read_memory(proc, cgroup)
+        return host_memory.read_memory(proc, cgroup)
 
     v1, v2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
-    assert probes.read_memory(proc, cgroup) == (9000 << 10, 8000 << 10)
+    assert host_memory.read_memory(proc, cgroup) == (9000 << 10, 8000 << 10)
     assert limit("pod/daemon", v2, "max", "7") == (9000 << 10, 8000 << 10)
     assert limit("memory/box", v1, str(0x7FFFFFFFFFFFF000), "7") == (9000 << 10, 8000 << 10)
     assert limit("pod", v2, "1000000", "100") == (1_000_000, 999_900)

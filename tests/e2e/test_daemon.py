@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from kvtier.appliance.compression.codec_choice import Compressing
+from kvtier.appliance.compression.codec_choice import CodecSelection
 from kvtier.appliance.config import Settings
 from kvtier.appliance.core.events import DrainStarted
 from kvtier.appliance.host import daemon as daemon_module
@@ -196,7 +196,7 @@ def test_status_says_how_quick_codecs_are_when_that_is_known(
     known = {("bfloat16", "planes"): 0.0, ("bfloat16", "exponents"): 2e9}
     with DaemonThread(small_settings(tmp_path, nvme=True)) as served:
         assert served.wait(main(over_grpc(tmp_path))) == []
-        monkeypatch.setattr(Compressing, "speeds", property(lambda self: known))
+        monkeypatch.setattr(CodecSelection, "speeds", property(lambda self: known))
         assert served.wait(main(over_grpc(tmp_path))) == [
             ("exponents", "bfloat16", 2e9),
             ("planes", "bfloat16", 0.0),

@@ -10,7 +10,7 @@ from kvtier.appliance.config import Access as AccessSettings
 from kvtier.appliance.config import Settings, Tenant
 from kvtier.appliance.errors import ApplianceError, StartError
 from kvtier.appliance.security.callers import Caller, domain_in
-from kvtier.appliance.security.principals import COMMON, Access, Principal
+from kvtier.appliance.security.principals import COMMON, Authenticator, Principal
 from kvtier.appliance.security.tls import names_of
 from kvtier.appliance.security.tokens import PREFIX, hash_of, make_token, parse
 from kvtier.tiers.block import Urgency
@@ -18,9 +18,9 @@ from kvtier.tiers.block import Urgency
 DAEMON_UID = 990
 
 
-def access_of(tenants: dict[str, Any], **access: Any) -> Access:
+def access_of(tenants: dict[str, Any], **access: Any) -> Authenticator:
     parsed = {name: Tenant.model_validate(tenant) for name, tenant in tenants.items()}
-    return Access(AccessSettings.model_validate(access), parsed, own_uid=DAEMON_UID)
+    return Authenticator(AccessSettings.model_validate(access), parsed, own_uid=DAEMON_UID)
 
 
 def tenant_of(principal: Principal) -> str | None:
@@ -41,7 +41,7 @@ def test_without_tenants_everybody_is_the_common_one_and_the_daemons_user_is_adm
     assert access.of_peer(DAEMON_UID, 1) == Principal(f"uid {DAEMON_UID}", COMMON, True)
     assert access.of_peer(0, 0).is_admin
     assert access.of_peer(1000, 1000) == Principal("uid 1000", COMMON, False)
-    assert access.of_nobody() == Principal("nobody", COMMON, False)
+    assert access.of_plain_tcp() == Principal("nobody", COMMON, False)
 
 
 def test_a_process_belongs_to_the_tenant_of_its_user_else_of_its_group() -> None:
@@ -50,7 +50,7 @@ def test_a_process_belongs_to_the_tenant_of_its_user_else_of_its_group() -> None
     assert tenant_of(access.of_peer(1002, 500)) == "bolt", "the user goes before the group"
     assert tenant_of(access.of_peer(1003, 500)) == "acme"
     assert tenant_of(access.of_peer(1003, 7)) is None
-    assert tenant_of(access.of_nobody()) is None
+    assert tenant_of(access.of_plain_tcp()) is None
     assert tenant_of(access.of_peer(DAEMON_UID, 7)) is None, "an administrator is no tenant"
 
 

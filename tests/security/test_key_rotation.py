@@ -70,7 +70,7 @@ def gauge(served: Served, name: str) -> dict[str, float]:
 
 
 async def _exposition(daemon: Any) -> bytes:
-    return exposition(daemon.sight.eyes)
+    return exposition(daemon.observability.view)
 
 
 def by_reload(served: Served) -> None:

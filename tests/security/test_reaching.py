@@ -18,7 +18,8 @@ import kvtier
 from kvtier.appliance.cli.app import cli
 from kvtier.clients.connector.guard import BREAKER_OPEN, Guard
 from kvtier.clients.errors import InvalidRequest, KvtierError, Unavailable
-from kvtier.v1.diagnosis import REASONS, diagnose
+from kvtier.v1.diagnosis import diagnose
+from kvtier.v1.unreachable import REASONS
 
 from ..appliance.conftest import small_settings
 from ..appliance.loops import DaemonThread

@@ -113,8 +113,8 @@ class Daemon:
             ev.PublishRun: self._publish_run,
             ev.Retract: lambda i: self.memories[i.tier].retract(i.place),
             ev.RetractRun: self._retract_run,
-            ev.SealSegment: lambda i: self._keep_house(self.cold.seal, i.segment),
-            ev.FreeSegment: lambda i: self._keep_house(self._free, i.segment),
+            ev.SealSegment: lambda i: self._run_store_task(self.cold.seal, i.segment),
+            ev.FreeSegment: lambda i: self._run_store_task(self._free, i.segment),
             ev.GiveBack: self._give_back,
             ev.StoreNamespace: self._store_namespace,
             ev.Notify: self._notify,
@@ -275,7 +275,7 @@ class Daemon:
         # Copies into the store begin later than this, as the real mover holds them back.
         self.cold.store_namespace(instruction.identity)
 
-    def _keep_house(self, do: Callable[[int], None], segment: int) -> None:
+    def _run_store_task(self, do: Callable[[int], None], segment: int) -> None:
         """One thread does everything to segments, in order."""
         delay_s = self.world.spread(self.config.nvme_copy_s)
         self._house_busy_until = max(self._house_busy_until, self.world.now) + delay_s

@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Mapping
 from contextlib import closing
 
-from .diagnosis import (
+from .unreachable import (
     BAD_CREDENTIALS,
     NO_ANSWER,
     NOT_KVTIER,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance.compression.codec_choice import CANDIDATES, Choice
+from kvtier.appliance.compression.codec_choice import CANDIDATES, CodecChoice
 from kvtier.appliance.compression.codec_trials import decode_speed
 from kvtier.appliance.config import CompressionRule, CompressionSettings, Settings, SettingsError
 from kvtier.appliance.core.encodings import Encoding
@@ -18,7 +18,7 @@ LLAMA = NamespaceIdentity(MODEL, Geometry(8, 8, 128, 16, "bfloat16", layers_per_
 SPEEDS = {("bfloat16", "exponents"): 8e9, ("bfloat16", "planes"): 4e9}
 
 
-def names(choice: Choice, identity: NamespaceIdentity = LLAMA) -> list[str]:
+def names(choice: CodecChoice, identity: NamespaceIdentity = LLAMA) -> list[str]:
     """Return the codec of each layer group, and check what is reserved for it."""
     found = []
     for group, encoding in enumerate(choice.encodings_of(identity)):
@@ -35,19 +35,19 @@ def names(choice: Choice, identity: NamespaceIdentity = LLAMA) -> list[str]:
     [(0.1e9, "planes"), (1e9, "exponents"), (2e9, "exponents"), (30e9, "identity")],
 )
 def test_auto_takes_what_loads_quickest(bandwidth: float, expected: str) -> None:
-    assert names(Choice(CompressionSettings(), SPEEDS, bandwidth, 1)) == [expected] * 4
+    assert names(CodecChoice(CompressionSettings(), SPEEDS, bandwidth, 1)) == [expected] * 4
 
 
 def test_more_threads_make_codecs_worth_more() -> None:
     speeds = {("bfloat16", "exponents"): 1e9}
-    assert names(Choice(CompressionSettings(), speeds, 1e9, 1)) == ["identity"] * 4
-    assert names(Choice(CompressionSettings(), speeds, 1e9, 8)) == ["exponents"] * 4
+    assert names(CodecChoice(CompressionSettings(), speeds, 1e9, 1)) == ["identity"] * 4
+    assert names(CodecChoice(CompressionSettings(), speeds, 1e9, 8)) == ["exponents"] * 4
 
 
 def test_nothing_is_guessed_before_it_was_measured() -> None:
-    assert names(Choice(CompressionSettings(), {}, 1e6, 1)) == ["identity"] * 4
+    assert names(CodecChoice(CompressionSettings(), {}, 1e6, 1)) == ["identity"] * 4
     other = NamespaceIdentity(MODEL, Geometry(2, 1, 64, 16, "float16"))
-    assert names(Choice(CompressionSettings(), SPEEDS, 1e6, 1), other) == ["identity"]
+    assert names(CodecChoice(CompressionSettings(), SPEEDS, 1e6, 1), other) == ["identity"]
 
 
 def test_the_first_rule_that_matches_counts() -> None:
@@ -60,7 +60,7 @@ def test_the_first_rule_that_matches_counts() -> None:
             CompressionRule(dtype="float16", codec="zstd"),
         ],
     )
-    assert names(Choice(settings)) == ["identity", "planes", "planes", "lz4"]
+    assert names(CodecChoice(settings)) == ["identity", "planes", "planes", "lz4"]
 
 
 def test_what_was_needed_is_what_is_reserved() -> None:
@@ -73,7 +73,7 @@ def test_what_was_needed_is_what_is_reserved() -> None:
         Need(exponents.codec_id, LLAMA.digest, 2): 1.0,
         Need(planes.codec_id, LLAMA.digest, 2): 1.0,
     }
-    chosen = Choice(CompressionSettings(), SPEEDS, 1e9, 1, reserves=learned).encodings_of(LLAMA)
+    chosen = CodecChoice(CompressionSettings(), SPEEDS, 1e9, 1, reserves=learned).encodings_of(LLAMA)
     assert chosen[0] == Encoding(planes.codec_id, planes.stored_bound(shape))
     assert chosen[1] == Encoding(planes.codec_id, shape.raw_bytes // 2)
     assert chosen[2] is None
@@ -82,7 +82,7 @@ def test_what_was_needed_is_what_is_reserved() -> None:
 
 def test_a_codec_that_does_not_take_the_dtype_is_no_codec() -> None:
     float16 = NamespaceIdentity(MODEL, Geometry(2, 1, 64, 16, "float16"))
-    assert names(Choice(CompressionSettings(codec="exponents")), float16) == ["identity"]
+    assert names(CodecChoice(CompressionSettings(codec="exponents")), float16) == ["identity"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8", "float8_e4m3fn"])

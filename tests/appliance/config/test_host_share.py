@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from kvtier.appliance.config import Origin, Settings, SettingsError, changes, host_share
+from kvtier.appliance.config.host_memory import HostMemory
 from kvtier.appliance.config.host_share import auto_bytes
 from kvtier.appliance.host import process
 from kvtier.appliance.preflight import table
-from kvtier.appliance.preflight.probes import Memory
 
 from ..loops import DaemonThread
 
@@ -18,7 +18,7 @@ MIB, GIB = 1 << 20, 1 << 30
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host of 64 GiB, of which 60 are available."""
-    monkeypatch.setattr(host_share, "host_memory", lambda: Memory(64 * GIB, 60 * GIB))
+    monkeypatch.setattr(host_share, "host_memory", lambda: HostMemory(64 * GIB, 60 * GIB))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_auto_is(total: int, available: int, expected: int) -> None:
-    assert auto_bytes(Memory(total, available)) == expected
+    assert auto_bytes(HostMemory(total, available)) == expected
 
 
 def test_a_share_is_kept_as_it_was_written(host: None) -> None:
@@ -82,7 +82,7 @@ def test_what_is_no_capacity_is_refused(host: None, capacity: str, words: str) -
 
 def test_a_default_never_takes_more_than_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On a host whose memory is nearly all in use."""
-    poor = Memory(256 * GIB, 2 * GIB)
+    poor = HostMemory(256 * GIB, 2 * GIB)
     monkeypatch.setattr(host_share, "host_memory", lambda: poor)
     monkeypatch.setattr("kvtier.appliance.preflight.probes.available_bytes", lambda: poor.available_bytes)
     settings = Settings.load(env={}, overrides=[f"listen=unix://{tmp_path}/k.sock", "observe.http=off"])
@@ -94,10 +94,10 @@ def test_a_reload_keeps_the_size_that_was_chosen_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon's own memory is not available any more when its policy is read again: it is asked once."""
-    seen: list[Memory] = []
+    seen: list[HostMemory] = []
 
-    def look() -> Memory:
-        seen.append(Memory(GIB, GIB))
+    def look() -> HostMemory:
+        seen.append(HostMemory(GIB, GIB))
         return seen[-1]
 
     host_share.host_memory.cache_clear()

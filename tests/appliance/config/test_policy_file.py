@@ -24,7 +24,7 @@ from kvtier.appliance.config import (
     setting_keys,
     units,
 )
-from kvtier.appliance.host.policy_watch import Watch, signature_of
+from kvtier.appliance.host.policy_watch import FileWatch, signature_of
 
 MAX_SETTINGS = 72
 
@@ -148,14 +148,14 @@ def test_changes_are_told_by_key() -> None:
 # -------------------------------------------------------------------------------------------- the watch
 
 
-def looks(watch: Watch, number: int = 3) -> list[bool]:
+def looks(watch: FileWatch, number: int = 3) -> list[bool]:
     return [watch.look() for _ in range(number)]
 
 
 def test_a_file_is_read_when_it_stands_still(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("a")
-    watch = Watch(file)
+    watch = FileWatch(file)
     assert looks(watch) == [False, True, False], "once after the start: it may have changed since it was read"
     file.write_text("ab")
     assert not watch.look(), "somebody may be writing"
@@ -174,7 +174,7 @@ def test_a_config_map_that_is_swapped_is_noticed(tmp_path: Path) -> None:
         (tmp_path / f"..{number}" / "policy.yaml").write_text("same length")
     os.symlink("..1", tmp_path / "..data")
     os.symlink("..data/policy.yaml", file)
-    watch = Watch(file)
+    watch = FileWatch(file)
     assert looks(watch) == [False, True, False]
     os.symlink("..2", tmp_path / "..data_tmp")
     os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
@@ -184,7 +184,7 @@ def test_a_config_map_that_is_swapped_is_noticed(tmp_path: Path) -> None:
 def test_a_file_that_goes_is_told_once(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("a")
-    watch = Watch(file)
+    watch = FileWatch(file)
     looks(watch)
     file.unlink()
     assert signature_of(file) is None

@@ -8,7 +8,7 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
-from kvtier.appliance.compression.codec_choice import Choice
+from kvtier.appliance.compression.codec_choice import CodecChoice
 from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.core import events as ev
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
@@ -54,7 +54,7 @@ class Host(Rig):
         super().__init__(dram_blocks=4, nvme_blocks=4)
         settings = CompressionSettings()
         self.planner.requests.compress(
-            Choice(settings, {("float16", "planes"): FAST}, 1e9, 1, self.store.codecs.profiled)
+            CodecChoice(settings, {("float16", "planes"): FAST}, 1e9, 1, self.store.codecs.profiled)
         )
         recovered = self.store.recover()
         if len(recovered.records):
@@ -235,7 +235,7 @@ def test_the_last_tokens_of_a_chain_are_stored_exactly(
 def test_the_exact_choice_never_names_a_profile() -> None:
     profile = profile_of("int", 4)
     identity = NamespaceIdentity(MODEL, GEOMETRY, profile_digest=profile.digest)
-    choice = Choice(
+    choice = CodecChoice(
         CompressionSettings(), {("float16", "planes"): FAST}, profiled={profile.digest: Profiled(profile)}
     )
     lossy, exact = choice.encodings_of(identity), choice.exact_encodings_of(identity)

@@ -14,8 +14,8 @@ import pytest
 
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core import loads
-from kvtier.appliance.transfer.fair_queue import Shares
-from kvtier.appliance.transfer.lanes import Edge, Job, Lane
+from kvtier.appliance.transfer.fair_queue import BandwidthShares
+from kvtier.appliance.transfer.lanes import Edge, EdgeQueue, QueuedCopy
 from kvtier.tiers.base import Cause, CopyOutcome
 from kvtier.tiers.block import Geometry, Tier
 
@@ -40,7 +40,9 @@ class Pipeline:
     """A disk and a link behind it, and when each layer was whole on the device."""
 
     rig: Rig
-    lane: Lane = field(default_factory=lambda: Lane(Edge(Tier.NVME, Tier.DRAM), 1, Shares()))
+    lane: EdgeQueue = field(
+        default_factory=lambda: EdgeQueue(Edge(Tier.NVME, Tier.DRAM), 1, BandwidthShares())
+    )
     disk_s: float = 0.0
     link_s: float = 0.0
     arrived: dict[int, int] = field(default_factory=dict)  # layer group -> fragments on the device
@@ -51,7 +53,9 @@ class Pipeline:
         """Queue what the planner asked for, as the mover does."""
         for copy in [copy for copy in self.rig.copies if copy.source is Tier.NVME]:
             self.rig.copies.remove(copy)
-            self.lane.enqueue(Job(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items)), self.sequence)
+            self.lane.enqueue(
+                QueuedCopy(copy, [CopyOutcome(Cause.CANCELLED)] * len(copy.items)), self.sequence
+            )
 
     def run(self, call: int) -> None:
         """Let the disk read everything; the link takes what each answer says is readable."""

@@ -14,8 +14,8 @@ from bench.reload import play
 from kvtier.appliance.config import Origin
 from kvtier.appliance.errors import ApplianceError
 from kvtier.appliance.host import reload as reload_module
-from kvtier.appliance.host.reload import Applied
 from kvtier.appliance.preflight import probes
+from kvtier.appliance.server.ports import AppliedPolicy
 from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.tiers.block import Tier
 
@@ -64,7 +64,7 @@ class Scene:
         new.write_text(self.text(**sections))
         os.replace(new, self.file)
 
-    def apply(self, text: str | None = None, **options: Any) -> Applied:
+    def apply(self, text: str | None = None, **options: Any) -> AppliedPolicy:
         """Apply a policy, on the daemon's own loop."""
         return self.thread.wait(self.thread.daemon.reload.apply(text, "sent.yaml", **options))
 

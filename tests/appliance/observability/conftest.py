@@ -42,8 +42,10 @@ class Shown:
 
     def request(self, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
         """Return status and body of one request to the listener."""
-        assert self.daemon.sight.http is not None
-        connection = http.client.HTTPConnection(urlsplit(self.daemon.sight.http.address).netloc, timeout=60)
+        assert self.daemon.observability.http is not None
+        connection = http.client.HTTPConnection(
+            urlsplit(self.daemon.observability.http.address).netloc, timeout=60
+        )
         try:
             connection.request(method, path, headers=headers or {})
             answer = connection.getresponse()
@@ -53,8 +55,8 @@ class Shown:
 
     def header(self, path: str, name: str) -> str:
         """Return a header of what a path answers."""
-        assert self.daemon.sight.http is not None
-        with urllib.request.urlopen(self.daemon.sight.http.address + path, timeout=60) as answer:
+        assert self.daemon.observability.http is not None
+        with urllib.request.urlopen(self.daemon.observability.http.address + path, timeout=60) as answer:
             return str(answer.headers[name])
 
     def get(self, path: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvtier.appliance.observability.health import COPY_PATIENCE_S, PLANNER_PATIENCE_S, Health, Organ
+from kvtier.appliance.observability.health import COPY_PATIENCE_S, PLANNER_PATIENCE_S, Health, HealthCheck
 from kvtier.appliance.transfer.lanes import Edge, Route
 from kvtier.clients import Client
 from kvtier.tiers.base import Copier
@@ -26,7 +26,7 @@ def test_an_organ_is_stalled_after_its_patience_and_well_when_it_moves() -> None
     health = Health()
 
     def look(has_work: bool, num_done: int, now: float) -> tuple[str, ...]:
-        health.look([Organ("heart", has_work, num_done, 5.0), Organ("idle", False, 0, 0.0)], now)
+        health.look([HealthCheck("heart", has_work, num_done, 5.0), HealthCheck("idle", False, 0, 0.0)], now)
         return health.stalled
 
     assert look(True, 7, 100.0) == ()
@@ -47,14 +47,14 @@ def _grpc_health(shown: Shown, service: str) -> int:
 
 def _look(shown: Shown, later_s: float = 0.0) -> None:
     """Have the eyes look, as if `later_s` had gone by."""
-    eyes = shown.daemon.sight.eyes
+    view = shown.daemon.observability.view
 
     def look() -> None:
-        eyes.close()  # no looks but ours
-        clock = eyes.clock
-        eyes.clock = lambda: clock() + later_s
-        eyes.look_after()
-        eyes.clock = clock
+        view.close()  # no looks but ours
+        clock = view.clock
+        view.clock = lambda: clock() + later_s
+        view.look_after()
+        view.clock = clock
 
     shown.served.call(look)
     shown.served.wait(shown.daemon.settle_reports())

@@ -155,7 +155,7 @@ def test_a_subscriber_gets_numbered_batches(start: Start, tmp_path: Path) -> Non
     try:
         with Client(shown.target) as client:
             namespace = client.register(IDENTITY)
-            publish = shown.daemon.sight.kv_events
+            publish = shown.daemon.observability.kv_events
             assert publish is not None
             name, arrived = 0, False
             while not arrived:  # a subscription takes a moment to reach a publisher
@@ -175,5 +175,5 @@ def test_a_subscriber_gets_numbered_batches(start: Start, tmp_path: Path) -> Non
 
 def test_events_are_of_no_cost_when_nobody_wants_them(start: Start) -> None:
     shown = start(nvme=False)
-    assert shown.daemon.sight.kv_events is None
+    assert shown.daemon.observability.kv_events is None
     assert json.dumps([o.__qualname__ for o in shown.daemon.appliance.observers]) == '["Telemetry.stepped"]'

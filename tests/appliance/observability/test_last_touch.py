@@ -20,7 +20,7 @@ def _found_of(shown: Shown, session: str) -> int:
         assert waited < WAIT_S, "the client is still there"
         waited += 0.01
         pause.wait(0.01)
-    telemetry = shown.daemon.sight.eyes.telemetry
+    telemetry = shown.daemon.observability.view.telemetry
     return shown.served.call(lambda: telemetry.of(session).found[Tier.DRAM])
 
 

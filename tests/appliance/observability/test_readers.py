@@ -49,7 +49,7 @@ def settings(folder: Path, readers: object, tenants: dict[str, Any]) -> Settings
 
 
 def connect(served: DaemonThread) -> http.client.HTTPConnection:
-    server = served.daemon.sight.http
+    server = served.daemon.observability.http
     assert server is not None
     return http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=60)
 

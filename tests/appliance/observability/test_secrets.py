@@ -98,19 +98,19 @@ def capture() -> Iterator[list[str]]:
 def trace(shown: Shown) -> InMemorySpanExporter:
     """Let a daemon trace into memory."""
     kept = InMemorySpanExporter()
-    sight = shown.daemon.sight
+    observability = shown.daemon.observability
 
     def begin() -> None:
-        sight.tracing = Tracing(kept, sight.eyes.clock)
-        sight.eyes.appliance.observers.append(sight.tracing.stepped)
-        sight.eyes.service.rpcs.is_traced = True
+        observability.tracing = Tracing(kept, observability.view.clock)
+        observability.view.appliance.observers.append(observability.tracing.stepped)
+        observability.view.service.call_latencies.is_traced = True
 
     shown.served.call(begin)
     return kept
 
 
 def finished(shown: Shown, kept: InMemorySpanExporter) -> list[Any]:
-    tracing = shown.daemon.sight.tracing
+    tracing = shown.daemon.observability.tracing
     assert tracing is not None
     shown.served.wait(asyncio.to_thread(tracing._provider.force_flush))
     return list(kept.get_finished_spans())
@@ -173,8 +173,8 @@ def test_a_get_is_a_trace_of_plan_and_copies(start: Start) -> None:
     assert edges <= {("nvme", "dram"), ("dram", "nvme")}, "bring up, and make room for it"
     puts = [span for span in spans if span.name == "kvtier.put"]
     assert sum(span.attributes["kvtier.num_stored"] for span in puts) == 3 * CHAIN_BLOCKS
-    assert not shown.daemon.sight.tracing._requests  # type: ignore[union-attr]
-    assert not shown.daemon.sight.tracing._copies  # type: ignore[union-attr]
+    assert not shown.daemon.observability.tracing._requests  # type: ignore[union-attr]
+    assert not shown.daemon.observability.tracing._copies  # type: ignore[union-attr]
 
 
 def test_a_get_over_grpc_continues_the_callers_trace(start: Start) -> None:

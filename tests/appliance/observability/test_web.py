@@ -111,8 +111,8 @@ def test_names_are_shown_only_when_they_may_be(start: Start, with_names: bool) -
 
 def test_the_past_grows_and_adds_up(start: Start) -> None:
     shown = start()
-    sampler = shown.daemon.sight.eyes.sampler
-    shown.served.call(shown.daemon.sight.eyes.close)  # from here on samples are ours
+    sampler = shown.daemon.observability.view.sampler
+    shown.served.call(shown.daemon.observability.view.close)  # from here on samples are ours
     use(shown)
     shown.served.call(sampler.sample)
     use(shown, chains=1)
@@ -130,11 +130,13 @@ def test_the_past_grows_and_adds_up(start: Start) -> None:
 
 def test_the_stream_sends_the_past_once_and_then_what_is_new(start: Start) -> None:
     shown = start()
-    shown.served.call(shown.daemon.sight.eyes.close)
-    assert shown.daemon.sight.http is not None
-    connection = http.client.HTTPConnection(urlsplit(shown.daemon.sight.http.address).netloc, timeout=60)
+    shown.served.call(shown.daemon.observability.view.close)
+    assert shown.daemon.observability.http is not None
+    connection = http.client.HTTPConnection(
+        urlsplit(shown.daemon.observability.http.address).netloc, timeout=60
+    )
     for _ in range(3):
-        shown.served.call(shown.daemon.sight.eyes.sampler.sample)
+        shown.served.call(shown.daemon.observability.view.sampler.sample)
     connection.request("GET", "/api/stream")
     answer = connection.getresponse()
     assert answer.headers["Content-Type"] == "text/event-stream"
@@ -146,7 +148,7 @@ def test_the_stream_sends_the_past_once_and_then_what_is_new(start: Start) -> No
         return json.loads(data.removeprefix(b"data: "))
 
     assert len(event()["history"]["asked"]) >= 3
-    shown.served.call(shown.daemon.sight.eyes.sampler.sample)
+    shown.served.call(shown.daemon.observability.view.sampler.sample)
     assert len(event()["history"]["asked"]) == 1
     connection.close()
 
@@ -217,7 +219,7 @@ def test_an_address_that_is_taken_stops_the_start_only_when_it_was_asked_for(sta
     host, port = _address(shown)
     with pytest.raises(StartError, match=r"observe\.http"):
         start(http=f"{host}:{port}")
-    assert start(http="off").daemon.sight.http is None
+    assert start(http="off").daemon.observability.http is None
 
 
 @pytest.mark.parametrize(
@@ -258,6 +260,6 @@ def test_who_may_be_named(host: str, own: bool) -> None:
 
 
 def _address(shown: Shown) -> tuple[str, int]:
-    server = shown.daemon.sight.http
+    server = shown.daemon.observability.http
     assert server is not None
     return server.host, server.port

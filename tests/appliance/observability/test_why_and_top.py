@@ -96,7 +96,7 @@ def test_a_chain_that_goes_on_is_one_chain(start: Start) -> None:
     shown = start()
     half = CHAIN_BLOCKS // 2
     data = np.frombuffer(PAYLOAD, np.uint8)[: half * GEOMETRY.block_bytes]
-    telemetry = shown.daemon.sight.eyes.telemetry
+    telemetry = shown.daemon.observability.view.telemetry
     with Client(shown.target) as client:
         namespace = client.register(IDENTITY)
         chain = names("0")

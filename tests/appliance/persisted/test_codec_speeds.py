@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from kvtier.appliance.appliance import Appliance
-from kvtier.appliance.compression import codec_choice as compressing
-from kvtier.appliance.compression.codec_choice import CANDIDATES, Choice, Compressing
+from kvtier.appliance.compression import codec_choice as codec_selection
+from kvtier.appliance.compression.codec_choice import CANDIDATES, CodecChoice, CodecSelection
 from kvtier.appliance.config import CompressionSettings
 from kvtier.appliance.core.events import CompressionChosen
 from kvtier.appliance.persisted.codec_speeds import NAME, SpeedFile
@@ -26,17 +26,17 @@ class Choices:
     """What a planner is told."""
 
     def __init__(self) -> None:
-        self.made: list[Choice] = []
+        self.made: list[CodecChoice] = []
 
     def step(self, event: CompressionChosen) -> None:
-        assert isinstance(event.compression, Choice)
+        assert isinstance(event.compression, CodecChoice)
         self.made.append(event.compression)
 
 
-def compressing_with(kept: SpeedFile, choices: Choices, codec: str = "auto") -> Compressing:
+def compressing_with(kept: SpeedFile, choices: Choices, codec: str = "auto") -> CodecSelection:
     settings = CompressionSettings.model_validate({"codec": codec})
     appliance = cast(Appliance, choices)
-    return Compressing(settings, appliance, RecordCodecs({}), set, list, 2, kept)
+    return CodecSelection(settings, appliance, RecordCodecs({}), set, list, 2, kept)
 
 
 def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_expected_dtypes_are_measured_before_any_namespace_has_them_and_kept(
         asked.append((dtype, name))
         return 5e9
 
-    monkeypatch.setattr(compressing, "compile_apart", compile_all)
-    monkeypatch.setattr(compressing, "measured_speed", measured)
+    monkeypatch.setattr(codec_selection, "compile_apart", compile_all)
+    monkeypatch.setattr(codec_selection, "measured_speed", measured)
     SpeedFile(tmp_path).write({("bfloat16", "exponents"): 1.0})
 
     async def measure_once() -> Choices:
@@ -132,7 +132,7 @@ def test_nothing_is_measured_where_nobody_chooses(tmp_path: Path, monkeypatch: p
     async def compile_none(trials: list[tuple[str, str]]) -> None:
         raise AssertionError(f"{trials} were compiled")
 
-    monkeypatch.setattr(compressing, "compile_apart", compile_none)
+    monkeypatch.setattr(codec_selection, "compile_apart", compile_none)
 
     async def begin() -> None:
         mine = compressing_with(SpeedFile(tmp_path), Choices(), "planes")

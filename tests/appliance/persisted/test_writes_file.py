@@ -98,11 +98,11 @@ def test_a_daemon_keeps_it(tmp_path: Path) -> None:
             namespace = client.register(heads=HEADS)
             client.put(namespace, chain(8, "a"), b"\5" * (8 * BLOCK_BYTES))
         served.wait(served.daemon.appliance.settled())
-        before = served.call(served.daemon.sight.eyes.writes)
+        before = served.call(served.daemon.observability.view.writes)
         assert before is not None
         assert before["written_bytes"] >= 8 * BLOCK_BYTES
     assert json.loads((tmp_path / "nvme" / "writes.json").read_bytes())["hours"]
     with DaemonThread(settings) as served:
-        after = served.call(served.daemon.sight.eyes.writes)
+        after = served.call(served.daemon.observability.view.writes)
         assert after is not None
         assert after["written_bytes"] == before["written_bytes"]

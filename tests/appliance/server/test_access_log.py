@@ -9,16 +9,16 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.replay.setups import ModelShape, single_tier
 from kvtier.appliance.replay.shell import CLIENT
 from kvtier.appliance.replay.untimed import UntimedShell
-from kvtier.appliance.server.access_log import Access, AccessKind, AccessLog, Watcher
+from kvtier.appliance.server.access_log import AccessKind, AccessLog, AccessWatcher, BlockAccess
 from kvtier.tiers.block import Urgency
 
 from ...replay.traces import request, trace_of
 
 
-def heard(watcher: Watcher) -> list[Access]:
+def heard(watcher: AccessWatcher) -> list[BlockAccess]:
     """Return what a watcher was told so far."""
 
-    async def take() -> list[Access]:
+    async def take() -> list[BlockAccess]:
         watcher.close()
         return [access async for access in watcher]
 
@@ -95,7 +95,7 @@ def test_puts_of_either_form_and_words_of_sessions() -> None:
 
 def test_a_slow_watcher_is_told_how_much_it_missed() -> None:
     world = World(capacity=2)
-    watcher, access = Watcher(2), Access(0.0, AccessKind.PUT, 1, "")
+    watcher, access = AccessWatcher(2), BlockAccess(0.0, AccessKind.PUT, 1, "")
     for _ in range(5):
         watcher.tell(access)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvtier.appliance.server import local_connection, local_server
-from kvtier.appliance.server.call_latency import Rpcs
+from kvtier.appliance.server.call_latency import CallLatencies
 from kvtier.appliance.server.local_connection import LocalConnection
 from kvtier.tiers.base import Cause, CopyError
 from kvtier.tiers.block import Tier
@@ -312,7 +312,7 @@ def test_descriptors_that_wait_to_be_sent_stay_what_they_were() -> None:
     async def main() -> None:
         ours, peer = socket.socketpair()
         ours.setblocking(False)
-        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, Rpcs())
+        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, CallLatencies())
         frame = Frame(Method.MAP_EXTENTS, Flag.NONE, 1, b"")
         connection.reply(frame, pb.GetServerInfoResponse(version="x" * (2 << 20)), last=False)
         connection.flush()
@@ -352,7 +352,7 @@ def test_descriptors_that_were_never_sent_are_closed() -> None:
     async def main() -> None:
         ours, peer = socket.socketpair()
         ours.setblocking(False)
-        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, Rpcs())
+        connection = LocalConnection(ours, lambda *_: None, lambda *_: None, CallLatencies())
         frame = Frame(Method.MAP_EXTENTS, Flag.NONE, 1, b"")
         extent = os.memfd_create("kvtier-unsent")
         for _ in range(3):

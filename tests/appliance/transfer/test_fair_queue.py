@@ -9,8 +9,8 @@ import pytest
 
 from kvtier.appliance.config import Tenant, bandwidth_shares_of
 from kvtier.appliance.core.instructions import Copy
-from kvtier.appliance.transfer.fair_queue import MAX_IDLE_TAGS, FairQueue, Shares
-from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge, Job, Lane
+from kvtier.appliance.transfer.fair_queue import MAX_IDLE_TAGS, BandwidthShares, FairQueue
+from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge, EdgeQueue, QueuedCopy
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Tier, Urgency
 
@@ -38,7 +38,7 @@ class Bench:
     num_pushed: int = 0
 
     def __post_init__(self) -> None:
-        shares = Shares()
+        shares = BandwidthShares()
         shares.adopt(self.weights)
         self.queue = FairQueue(shares)
 
@@ -188,12 +188,12 @@ def _label(namespace_id: int, num_bytes: int) -> FragmentLabel:
 
 
 def test_a_spill_of_several_tenants_is_cut_between_them() -> None:
-    shares = Shares({1: "tenant:red", 2: "tenant:blue", 3: "tenant:red/eu"}.__getitem__)
-    lane = Lane(Edge(Tier.DRAM, Tier.NVME), 1, shares)
+    shares = BandwidthShares({1: "tenant:red", 2: "tenant:blue", 3: "tenant:red/eu"}.__getitem__)
+    lane = EdgeQueue(Edge(Tier.DRAM, Tier.NVME), 1, shares)
     owners = [1, 1, 3, 2, 2, 1]
     items = [CopyItem(n, n, _label(owner, 1000)) for n, owner in enumerate(owners)]
     copy = Copy(1, Tier.DRAM, Tier.NVME, items, Urgency.IDLE)
-    job = Job(copy, [CopyOutcome(Cause.CANCELLED)] * len(items))
+    job = QueuedCopy(copy, [CopyOutcome(Cause.CANCELLED)] * len(items))
     lane.enqueue(job, iter(range(100)))
     found = sorted((batch.start, batch.stop, batch.tenant, batch.num_bytes) for batch in lane.queue)
     expected = [(0, 3, "tenant:red", 3000), (3, 5, "tenant:blue", 2000), (5, 6, "tenant:red", 1000)]
@@ -204,13 +204,13 @@ def test_a_spill_of_several_tenants_is_cut_between_them() -> None:
 def test_on_a_slow_edge_a_small_tenant_s_load_takes_its_share_of_time() -> None:
     """A virtual edge of 1 GiB/s and one batch at a time: 64 MiB of a tenant that has 6 GiB of another before
     it in the queue, with equal shares, are there after twice the time they take alone."""
-    shares = Shares({1: "tenant:large", 2: "tenant:small"}.__getitem__)
-    lane = Lane(Edge(Tier.NVME, Tier.DRAM), 1, shares)
+    shares = BandwidthShares({1: "tenant:large", 2: "tenant:small"}.__getitem__)
+    lane = EdgeQueue(Edge(Tier.NVME, Tier.DRAM), 1, shares)
     sequence = iter(range(1 << 20))
     for number, (owner, num_items) in enumerate([(1, 1536), (2, 16)]):
         items = [CopyItem(n, n, _label(owner, MAX_BATCH_BYTES)) for n in range(num_items)]
         copy = Copy(number, Tier.NVME, Tier.DRAM, items, Urgency.PREFILL)
-        lane.enqueue(Job(copy, []), sequence)
+        lane.enqueue(QueuedCopy(copy, []), sequence)
     now_s, done_at_s = 0.0, 0.0
     for _ in range(200):
         batch = lane.queue.pop()

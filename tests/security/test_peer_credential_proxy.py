@@ -1,4 +1,4 @@
-"""The gate carries every byte, whoever is slow, and lets go of everything when either end does."""
+"""The proxy carries every byte, whoever is slow, and lets go of everything when either end does."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ import pytest
 
 from kvtier.appliance.security.principals import COMMON, Principal
 from kvtier.appliance.server import local_server
-from kvtier.appliance.server.peer_credential_proxy import Gate
+from kvtier.appliance.server.peer_credential_proxy import PeerCredentialProxy
 
 from ..appliance.loops import run, turns
 
@@ -26,7 +26,7 @@ def test_every_byte_arrives_both_ways_when_nobody_reads_for_a_while(tmp_path: Pa
     data = os.urandom(NUM_BYTES)
 
     async def main() -> None:
-        gate = Gate(tmp_path / "g.sock", 0o660, who)
+        proxy = PeerCredentialProxy(tmp_path / "g.sock", 0o660, who)
         may_read, arrived, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         peers: list[str] = []
 
@@ -40,24 +40,26 @@ def test_every_byte_arrives_both_ways_when_nobody_reads_for_a_while(tmp_path: Pa
             writer.close()
             ended.set()
 
-        gate.prepare()
-        async with await asyncio.start_unix_server(echo, gate.inner):
-            gate.start()
-            reader, writer = await asyncio.open_unix_connection(gate.path)
+        proxy.prepare()
+        async with await asyncio.start_unix_server(echo, proxy.inner):
+            proxy.start()
+            reader, writer = await asyncio.open_unix_connection(proxy.path)
             sending = asyncio.create_task(_send(writer, data))
             await arrived.wait()
-            assert gate.principal_of(f"unix-abstract:{peers[0]}") == who(os.getuid(), 0)
-            assert gate.principal_of("unix-abstract:kvtier-guessed") is None
+            assert proxy.principal_of(f"unix-abstract:{peers[0]}") == who(os.getuid(), 0)
+            assert proxy.principal_of("unix-abstract:kvtier-guessed") is None
             assert not sending.done(), "more than the buffers on the way hold"
             may_read.set()
             assert await reader.readexactly(NUM_BYTES) == data
             await sending
             writer.close()
             await ended.wait()
-            assert len(gate) == 0
-            assert gate.principal_of(f"unix-abstract:{peers[0]}") is None, "a name is good for one connection"
-            gate.stop()
-        assert not gate.path.exists()
+            assert len(proxy) == 0
+            assert proxy.principal_of(f"unix-abstract:{peers[0]}") is None, (
+                "a name is good for one connection"
+            )
+            proxy.stop()
+        assert not proxy.path.exists()
 
     run(main())
 
@@ -73,18 +75,18 @@ def test_out_of_descriptors_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise OSError(errno.EMFILE, "Too many open files")
 
     async def main() -> None:
-        gate = Gate(tmp_path / "g.sock", 0o660, who)
-        async with await asyncio.start_unix_server(lambda *_: None, gate.inner):
-            gate.start()
-            assert gate._socket is not None
-            listener = gate._socket = Exhausted(fileno=gate._socket.detach())
+        proxy = PeerCredentialProxy(tmp_path / "g.sock", 0o660, who)
+        async with await asyncio.start_unix_server(lambda *_: None, proxy.inner):
+            proxy.start()
+            assert proxy._socket is not None
+            listener = proxy._socket = Exhausted(fileno=proxy._socket.detach())
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-                peer.connect(str(gate.path))
+                peer.connect(str(proxy.path))
                 asyncio.get_running_loop().remove_reader(listener)
-                asyncio.get_running_loop().add_reader(listener, gate._accept)
+                asyncio.get_running_loop().add_reader(listener, proxy._accept)
                 await turns(50)
                 assert len(tries) == 1
-            gate.stop()
+            proxy.stop()
 
     run(main())
 
@@ -115,25 +117,25 @@ async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 def test_a_server_that_ends_ends_its_connections(tmp_path: Path) -> None:
     async def main() -> None:
-        gate = Gate(tmp_path / "g.sock", 0o660, who)
-        gate.prepare()
+        proxy = PeerCredentialProxy(tmp_path / "g.sock", 0o660, who)
+        proxy.prepare()
         inner = socket.socket(socket.AF_UNIX)
         inner.setblocking(False)
-        inner.bind(str(gate.inner))
+        inner.bind(str(proxy.inner))
         inner.listen()
-        gate.start()
+        proxy.start()
         loop = asyncio.get_running_loop()
-        reader, writer = await asyncio.open_unix_connection(gate.path)
+        reader, writer = await asyncio.open_unix_connection(proxy.path)
         accepted, _ = await loop.sock_accept(inner)
-        assert len(gate) == 1
+        assert len(proxy) == 1
         accepted.close()
         assert await reader.read() == b"", "the client hears of it"
-        assert len(gate) == 0
+        assert len(proxy) == 0
         inner.close()
-        again, late = await asyncio.open_unix_connection(gate.path)
-        assert await again.read() == b"", "nobody behind the gate: turned away at once"
-        gate.stop()
-        gate.stop()
+        again, late = await asyncio.open_unix_connection(proxy.path)
+        assert await again.read() == b"", "nobody behind the proxy: turned away at once"
+        proxy.stop()
+        proxy.stop()
         await turns()
         for one in (writer, late):
             one.close()

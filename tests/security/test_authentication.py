@@ -1,4 +1,4 @@
-"""The Unix gate, TLS and tokens at a real daemon: who comes in, as whom, and who cannot."""
+"""The Unix proxy, TLS and tokens at a real daemon: who comes in, as whom, and who cannot."""
 
 import os
 import select
@@ -119,9 +119,9 @@ def test_large_messages_and_many_calls_pass_the_gate(tmp_path: Path) -> None:
             for stream in streams:
                 parts = {(part.block, part.group): part.chunk for part in stream if part.chunk}
                 assert b"".join(parts[key] for key in sorted(parts)) == data
-        gates = served.daemon.doors._gates
-        while sum(served.call(lambda: [len(gate) for gate in gates])):
-            pass  # the channel is closed; the gate hears of it in its own time
+        proxies = served.daemon.listeners._proxies
+        while sum(served.call(lambda: [len(proxy) for proxy in proxies])):
+            pass  # the channel is closed; the proxy hears of it in its own time
 
 
 def test_a_local_connection_is_in_its_users_domain_whatever_it_says(tmp_path: Path) -> None:
