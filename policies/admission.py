@@ -1,14 +1,14 @@
-"""Admission that asks nothing: whatever comes gets a place, as long as somebody may leave for it."""
+"""Admission of every block, as long as something else can be evicted for it."""
 
 from .base import AdmissionPolicy, Newcomer, Surroundings, Victim
 
 
 class AdmitAll(AdmissionPolicy):
-    """Everybody is worth a place."""
+    """Admits every block."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         del surroundings
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Yes."""
+        """Return True."""
         return True

@@ -1,14 +1,14 @@
 """The contracts of the policies: what they see and what they decide.
 
-    what the appliance sees   used · stored · session_changed · forgotten        Observer
-    who leaves a tier         offer · price · choose · left                      EvictionPolicy
-    who enters a tier         admits                                             AdmissionPolicy
-    who comes up unasked      due · next_at                                      Prefetcher
+    events       used · stored · session_changed · forgotten        Observer
+    eviction     offer · price · choose · left                      EvictionPolicy
+    admission    admits                                             AdmissionPolicy
+    prefetch     due · next_at                                      Prefetcher
 
 A policy sees blocks as row numbers and reads their attributes from `BlockFacts`, columns owned by the
-catalog. It never sees bytes, places or clocks: every call says what time it is. The planner tells what
-happened once per request, not once per block, so that a policy may work on runs of blocks; it checks the
-rules (nobody reads it, no child is left behind, no session decodes on it) and carries decisions out.
+catalog. It never sees bytes, places or clocks: every call says what time it is. The planner reports events
+once per request, not once per block, so that a policy may work on runs of blocks; it checks the rules (a
+victim has no reader, no child in its tier and no decoding session) and carries decisions out.
 
 One algorithm per file, methods in the order above, registered by name in registry.py. Rejected: giving
 policies the planner's events. They would have to know leases, copies and retries, and a user's own policy
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..tiers.block import Tier
 
-#: Priority of a block that nobody said anything about; 0 to 100, lowest evicted first.
+#: Priority of a block without a stated one; 0 to 100, lowest evicted first.
 DEFAULT_PRIORITY = 50
 
 
 class BlockFacts(Protocol):
-    """What is known about every block, one column per fact, indexed by row.
+    """Facts about every block, one column per fact, indexed by row.
 
     Columns grow: keep no view on them. Rows are used again after `Observer.forgotten`.
     """
@@ -58,17 +58,17 @@ class BlockFacts(Protocol):
 
     @property
     def position(self) -> Sequence[int]:
-        """Its place in its chain, from 0."""
+        """Position of the block in its chain, from 0."""
         ...
 
     @property
     def last_used(self) -> Sequence[float]:
-        """When the block was last used or stored, in seconds."""
+        """Time of the last use, or of the put, in seconds."""
         ...
 
     @property
     def num_uses(self) -> Sequence[int]:
-        """How often it was used since it was stored."""
+        """Number of uses since the block was stored."""
         ...
 
     @property
@@ -103,10 +103,10 @@ class BlockFacts(Protocol):
 
 
 class Costs(Protocol):
-    """What it takes to get a block back; the same numbers answer "load or recompute?"."""
+    """Seconds to load a block and to recompute it."""
 
     def recompute_s(self, namespace_id: int, position: int, num_blocks: int = 1) -> float:
-        """Return the seconds of prefill of blocks whose first stands at `position` in its chain."""
+        """Return the seconds of prefill of `num_blocks` blocks, the first at `position` in its chain."""
         ...
 
     def load_s(self, namespace_id: int, num_blocks: int, tier: Tier) -> float:
@@ -115,7 +115,7 @@ class Costs(Protocol):
 
 
 class Future(Protocol):
-    """What will happen. Exists in replay only, for the bounds that no real policy reaches."""
+    """Requests to come. Exists in replay only, for bounds that no online policy reaches."""
 
     def next_use(self, prefix_hash: bytes, now: float) -> float:
         """Return when a block is asked for next after `now`; inf: never again."""
@@ -124,15 +124,15 @@ class Future(Protocol):
 
 @dataclass(slots=True)
 class Surroundings:
-    """What a policy is built with. One per tier and policy kind; `shared` is one per planner."""
+    """Arguments of a policy's constructor. One per tier and policy kind; `shared` is one per planner."""
 
     facts: BlockFacts
     costs: Costs
     tier: Tier
     capacity_bytes: int
     options: dict[str, Any] = field(default_factory=dict)  # the administrator's, for this policy
-    #: Learners that several policies of one planner share, by name. Whoever needs one first makes it; those
-    #: that are Observers hear what the appliance sees before the policies do.
+    #: Learners that several policies of one planner share, by name. The first policy that needs one makes it;
+    #: those that are Observers get every event before the policies do.
     shared: dict[str, Any] = field(default_factory=dict)
     future: Future | None = None
 
@@ -148,17 +148,17 @@ class Use(NamedTuple):
 
 
 class SessionChange(NamedTuple):
-    """A session changed its urgency, or said when it will be back, or how much was decoded for it."""
+    """A session's new urgency, announced return and number of decoded tokens."""
 
     now: float
     session: int
     urgency: int
-    back_at: float = float("inf")  # when it expects to need its blocks again; inf: it did not say
-    num_decoded_tokens: int = 0  # since its last request; 0: it did not say
+    back_at: float = float("inf")  # when it announced to need its blocks again; inf: not stated
+    num_decoded_tokens: int = 0  # since its last request; 0: not stated
 
 
 class Newcomer(NamedTuple):
-    """Blocks about to enter a tier: new ones of a put, or one that is spilled from a faster tier."""
+    """Blocks to be admitted to a tier: new ones of a put, or one that is spilled from a faster tier."""
 
     now: float
     parent: int  # row of the last block before it that has one; negative: it starts a chain
@@ -168,11 +168,11 @@ class Newcomer(NamedTuple):
     urgency: int
     prefix_hashes: Sequence[bytes] = ()  # of a put, in chain order: these blocks have no rows yet
     row: int = -1  # its row when it is stored already (a spill)
-    priority: int = DEFAULT_PRIORITY  # the highest that somebody gave one of these blocks
+    priority: int = DEFAULT_PRIORITY  # the highest that was stated for one of these blocks
 
     def after(self, num_blocks: int) -> "Newcomer":
-        """Return what is left when its first blocks have a place; `parent` stays, they have no rows yet, and
-        so does `priority`."""
+        """Return the rest of the blocks when the first `num_blocks` have a place. `parent` stays, because
+        they have no rows yet, and so does `priority`."""
         return self._replace(
             position=self.position + num_blocks,
             num_blocks=self.num_blocks - num_blocks,
@@ -181,54 +181,55 @@ class Newcomer(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """Who should leave, and why: its price, and the price and row of the one that would have been next."""
+    """The block to evict, its price, and the price and row of the next candidate."""
 
     row: int
     price: float
-    runner_up: float = float("nan")  # NaN: none was at hand
+    runner_up: float = float("nan")  # price of the next candidate; NaN: not known
     runner_up_row: int = -1
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """Whoever learns from what the appliance sees. Subclasses override what they need."""
+    """Receives the events of the planner. Subclasses override the ones they need."""
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """A request used these stored blocks, in chain order from the start of the chain."""
+        """Handle a request's use of these stored blocks, in chain order from the start of the chain."""
         return
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """These new blocks of one chain are readable now, in chain order; the first continues its parent.
+        """Handle new blocks of one chain, readable now, in chain order; the first continues its parent.
 
         A long prompt comes in several calls, and so does what is decoded after it, block by block.
         """
         return
 
     def session_changed(self, change: SessionChange) -> None:
-        """A session said something about itself."""
+        """Handle a session's change."""
         return
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """These blocks are in no tier any more; their rows may name other blocks after this call."""
+        """Drop state of blocks that are in no tier any more: their rows may name other blocks after this
+        call."""
         return
 
 
 class EvictionPolicy(Observer, Protocol):
-    """Which block of one tier to give up first. One instance per tier."""
+    """Chooses the block of one tier to evict next. One instance per tier."""
 
     def offer(self, rows: Sequence[int], now: float) -> None:
-        """These may be given up from now on. Offering again is allowed and refreshes their price."""
+        """Add candidates for eviction. Offering one again is allowed and refreshes its price."""
         ...
 
     def price(self, row: int, now: float) -> float:
-        """Return what giving up this block costs, in the policy's own unit; small leaves first."""
+        """Return what evicting this block costs, in the policy's own unit; the lowest is evicted first."""
         ...
 
     def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
         """Return how many of these blocks, from the first one on, cost at most `price`.
 
-        The planner asks for the blocks above a victim, deepest first: those that cost no more leave in the
-        same step. Whoever has one price for many blocks says so here in one go.
+        The planner asks for the blocks above a victim, deepest first: those that cost no more are evicted in
+        the same step. Override it where many blocks have one price.
         """
         for number, row in enumerate(rows):
             if not self.price(row, now) <= price:  # a price that is no number keeps its block
@@ -236,7 +237,7 @@ class EvictionPolicy(Observer, Protocol):
         return len(rows)
 
     def choose(self, now: float) -> Victim | None:
-        """Remove and return the candidate to give up first; None when there is none.
+        """Remove and return the candidate to evict next; None when there is none.
 
         The answer may be out of date (the block may be in use again); the caller checks, and offers it
         again when it becomes a candidate.
@@ -244,7 +245,7 @@ class EvictionPolicy(Observer, Protocol):
         ...
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left this tier (chosen or not)."""
+        """Drop candidates that left this tier, chosen or not."""
         return
 
     def __len__(self) -> int:
@@ -253,25 +254,25 @@ class EvictionPolicy(Observer, Protocol):
 
 
 class AdmissionPolicy(Protocol):
-    """Whether blocks are worth a place in one tier. One instance per tier."""
+    """Decides whether blocks are admitted to one tier. One instance per tier."""
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Say whether the newcomer may take the place of `victim` (None: the tier below is asked to take
-        what is spilled). The answer holds for as many blocks as the victim's run makes room for."""
+        """Return whether the newcomer may take the place of `victim` (None: a spill into the tier below,
+        which has room). The answer holds for as many blocks as the victim's run makes room for."""
         ...
 
 
 class Expected(NamedTuple):
-    """Blocks that somebody is expected to need soon."""
+    """Blocks that are likely to be used soon, to be prefetched."""
 
     rows: Sequence[int]  # in chain order, parents first; those that are in a memory tier need not be named
     until: float  # when the expectation ends: unused by then, it was wrong
-    reason: str  # for the story, in words
+    reason: str  # for `kvtier why`, in words
     is_announced: bool = False  # its session said so; otherwise it was learned from others
 
 
 class Prefetcher(Observer, Protocol):
-    """Who should come up before anyone asks."""
+    """Chooses blocks to promote before they are requested."""
 
     def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
         """Return what to promote now, best first, of about `num_bytes` in total, each once.
@@ -281,5 +282,5 @@ class Prefetcher(Observer, Protocol):
         ...
 
     def next_at(self) -> float | None:
-        """Return when `due` has something to say; None: not before something happens."""
+        """Return when to call `due` next, in seconds; None: not before the next event."""
         ...

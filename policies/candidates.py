@@ -1,15 +1,15 @@
-"""Candidates with prices: the order that every policy here takes its victims from.
+"""Candidates with prices: the order that policies take their victims from.
 
 Most prices are times or numbers of arrival, so most candidates come in the order in which they leave:
-those join a queue, whose first is found at once. Whoever comes out of order (a parent whose last child
-has left, a price that changed) goes into a heap; the victim is the lower of the two firsts. With a
+those join a queue. Candidates out of order (a parent after its last child has left, a price that changed)
+go into a heap; the victim is the lower of the two firsts. With a
 million candidates a heap alone spends most of a decision on its way through memory that no cache holds.
 
 Neither can look inside itself, so a candidate that left or changed its price leaves a dead entry behind,
 which is skipped when it comes up. When dead entries outnumber the living, both are swept, a few entries
 at each call: the heap is emptied from its end (the last entry of a heap can always be removed) into a new
-one, the queue from its beginning. Memory stays proportional to the candidates, and nobody waits for a
-million entries to be sorted again. Rejected: a heap that knows the position of each row, because heapq is
+one, the queue from its beginning. Memory stays proportional to the candidates, and no call has to sort
+a million entries again. Rejected: a heap that knows the position of each row, because heapq is
 C and a heap of our own would not be; linked lists, because a parent that becomes a candidate belongs into
 the middle of the order, not to its end.
 """
@@ -61,14 +61,14 @@ class Candidates:
         self._tidy()
 
     def discard(self, row: int) -> None:
-        """Forget a candidate; nothing happens when the row is none."""
+        """Remove a candidate; nothing happens when the row is none."""
         if row < len(self._entries) and self._entries[row] is not None:
             self._entries[row] = None
             self._num_candidates -= 1
             self._tidy()
 
     def discard_many(self, rows: Iterable[int]) -> None:
-        """Forget candidates. The same as `discard` for each: nearly all of those who leave are none."""
+        """Remove candidates; nothing happens to rows that are none, as nearly all rows that leave a tier."""
         entries = self._entries
         num_rows = len(entries)
         for row in rows:

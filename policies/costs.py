@@ -10,7 +10,7 @@ twice as long. Both follow from the FLOPs of a transformer's forward pass, 2 per
 width * context for attention (Kaplan et al. 2020, table 1, before causal halving; the same count as Marconi,
 MLSys 2025): with 12 * layers * width**2 parameters the ratio of the two is 6 * width.
 
-A client that knows its speed says so when it registers; whoever puts blocks may say how long their prefill
+A client that knows its speed says so when it registers; a put may say how long the prefill of its blocks
 took, and the speed follows that. Until then it is guessed from the geometry: width = 128 * layers, as in most
 published models (Llama, Mistral, Qwen, GPT-3 and DeepSeek-V3 lie within a factor of 1.5; models below a
 billion parameters are up to seven times cheaper than that), on an accelerator that sustains
@@ -30,7 +30,7 @@ from ..tiers.block import Geometry, Tier
 
 #: What one accelerator sustains in prefill: half of an A100's dense bf16 peak of 312 TFLOP/s.
 DEFAULT_FLOP_PER_S = 150e12
-#: Model width over number of layers, where nobody says better.
+#: Model width over number of layers, where no client states a speed.
 WIDTH_PER_LAYER = 128
 #: Measurements after which a speed counts as known: the first ones are of engines that still warm up.
 MIN_MEASUREMENTS = 3
@@ -38,25 +38,25 @@ MIN_MEASUREMENTS = 3
 WEIGHT = 0.2
 #: One measurement is believed up to this factor: a stalled or a partly cached prefill is no speed.
 MAX_SURPRISE = 8.0
-#: Nobody computes prompts slower or quicker, whatever is measured or said: prices have to stay numbers.
+#: Bounds of measured and stated speeds, so that prices stay finite numbers.
 LEAST_TOKENS_PER_S = 1e-3
 MOST_TOKENS_PER_S = 1e12
-#: The same of the context at which a token takes twice as long.
+#: Bound of the context at which a token takes twice as long.
 MOST_DOUBLING_TOKENS = 1e12
-#: An edge's measurement that is older says nothing certain: where loads are withheld nobody measures, and a
-#: device that was slow once would be avoided for ever.
+#: An older measurement of an edge does not count as certain: an edge is not measured while loads on it are
+#: withheld, and a device that was slow once would be avoided for ever.
 EDGE_TRUST_S = 30.0
 
 
-class PrefillSpeed(NamedTuple):
-    """How fast somebody computes a prompt."""
+class PrefillModel(NamedTuple):
+    """Parameters of the cost of an engine's prefill."""
 
     tokens_per_s: float  # at the start of a context
     doubling_tokens: float = 0.0  # context at which a token takes twice as long; 0: from the geometry
 
 
 class Advice(NamedTuple):
-    """Load or recompute: what the stored part of a chain costs either way."""
+    """Load or recompute: the cost of either for the stored part of a chain."""
 
     num_blocks: int  # worth loading, counted from the start of the chain
     load_s: float  # until the whole stored part is readable
@@ -78,15 +78,17 @@ class _Prefill:
 
     @property
     def is_known(self) -> bool:
+        """Whether the speed was stated or measured often enough."""
         return self.is_stated or self.num_measured >= MIN_MEASUREMENTS
 
     def seconds(self, position: int, num_blocks: int) -> float:
+        """Return the seconds of prefill of `num_blocks` blocks from `position` on."""
         start, count = position * self.block_tokens, num_blocks * self.block_tokens
         return count * (1.0 + (start + count / 2) / self.doubling_tokens) / self.tokens_per_s
 
 
 class CostModel:
-    """Implements base.Costs. Prices are seconds; namespaces are known by number."""
+    """Estimates seconds of prefill and of loading. Implements base.Costs; namespaces are known by number."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class CostModel:
     # ------------------------------------------------------------------------------- what is known
 
     def add_namespace(self, namespace_id: int, geometry: Geometry) -> None:
-        """Note the shape of a namespace's blocks; its prefill speed is guessed from that for now."""
+        """Store the shape of a namespace's blocks; its prefill speed is guessed from that for now."""
         width = WIDTH_PER_LAYER * geometry.num_layers
         flop_per_token = 24.0 * geometry.num_layers * width**2
         self._prefills[namespace_id] = _Prefill(
@@ -116,8 +118,8 @@ class CostModel:
             6.0 * width,
         )
 
-    def state_speed(self, namespace_id: int, speed: PrefillSpeed) -> None:
-        """Take a client's word for how fast this model's prompts are computed. The last word counts."""
+    def state_speed(self, namespace_id: int, speed: PrefillModel) -> None:
+        """Set the prefill speed of a namespace to what a client states; the last statement counts."""
         prefill = self._prefills[namespace_id]
         prefill.tokens_per_s = speed.tokens_per_s
         if speed.doubling_tokens > 0:
@@ -126,7 +128,8 @@ class CostModel:
         prefill.num_measured = 0
 
     def prefilled(self, namespace_id: int, position: int, num_blocks: int, seconds: float) -> None:
-        """Learn from a prefill that somebody measured. What cannot have been one is ignored."""
+        """Update the speed of a namespace from a measured prefill of `seconds`; impossible values are
+        ignored."""
         prefill = self._prefills[namespace_id]
         if num_blocks <= 0 or not 0.0 < seconds < math.inf:
             return
@@ -142,7 +145,7 @@ class CostModel:
     def measured(
         self, source: Tier, bandwidth_bytes_per_s: float, latency_s: float, now: float = 0.0
     ) -> None:
-        """Note the latest measurement of the edge from `source` to the tier above it."""
+        """Store the latest measurement of the edge from `source` to the tier above it."""
         if bandwidth_bytes_per_s > 0:
             self._edges[source] = (bandwidth_bytes_per_s, latency_s)
             self._measured_at[source] = now
@@ -151,16 +154,16 @@ class CostModel:
         """Return the bytes per second that come up from `source`."""
         return self._edges.get(source, self._default_edge)[0]
 
-    def prefill_speed(self, namespace_id: int) -> tuple[PrefillSpeed, str]:
-        """Return what is believed of a namespace's prefill, and where it comes from."""
+    def prefill_speed(self, namespace_id: int) -> tuple[PrefillModel, str]:
+        """Return a namespace's prefill speed, and its source: stated, measured or geometry."""
         prefill = self._prefills[namespace_id]
         source = "stated" if prefill.is_stated else "measured" if prefill.num_measured else "geometry"
-        return PrefillSpeed(prefill.tokens_per_s, prefill.doubling_tokens), source
+        return PrefillModel(prefill.tokens_per_s, prefill.doubling_tokens), source
 
     # -------------------------------------------------------------------------------------- prices
 
     def recompute_s(self, namespace_id: int, position: int, num_blocks: int = 1) -> float:
-        """Return the seconds of prefill of blocks whose first stands at `position` in its chain."""
+        """Return the seconds of prefill of `num_blocks` blocks, the first at `position` in its chain."""
         return self._prefills[namespace_id].seconds(position, num_blocks)
 
     def load_s(self, namespace_id: int, num_blocks: int, tier: Tier) -> float:
@@ -178,7 +181,7 @@ class CostModel:
     def advise(
         self, namespace_id: int, tiers: bytes | bytearray, first_block: int = 0, now: float = 0.0
     ) -> Advice:
-        """Say how much of the stored part of a chain is worth loading.
+        """Return how much of the stored part of a chain is worth loading.
 
         `tiers` holds one Tier per stored block; blocks before `first_block` are with the caller already.
         Only a beginning can be used, so the answer is the length k that makes loading the first k blocks

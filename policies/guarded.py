@@ -1,10 +1,10 @@
-"""Guarded: an administrator's own policy, which may fail, and the plain one that then takes its place.
+"""Guards around an administrator's own policies: one that fails is replaced by a plain one.
 
-A class that somebody wrote last night raises, answers what is no block, or the same block for ever. The
-planner cannot go on after any of that: the daemon would end, start again, and end at the same block. So what
-is named `module:Class` stands behind a guard. The first time that it raises or answers nonsense, whoever
-built it is told why, it is asked nothing any more, and lru goes on with the candidates there are (everything
-is admitted; nothing is prefetched).
+A policy under development raises, answers what is no block, or the same block for ever. The planner cannot
+go on after any of that: the daemon would end, start again, and end at the same block. So a policy named
+`module:Class` is called through a guard. The first time that it raises or answers nonsense, the cause is
+reported, it is not called any more, and lru goes on with the candidates there are (everything is admitted;
+nothing is prefetched).
 
 Rejected: asking it again later, because it missed what happened meanwhile; guarding kvtier's own policies,
 which run against the same contract suite and would pay a call for each of theirs.
@@ -35,28 +35,28 @@ Report: TypeAlias = Callable[[str, str], None]
 MAX_STALE = 1024
 
 
-class Nonsense(ValueError):
+class InvalidAnswer(ValueError):
     """An answer that the contract in base.py does not allow."""
 
 
 class Trouble:
-    """Whether one policy has failed. `report` is told once, in words, what happened and what happens instead;
-    what it raises passes through."""
+    """Whether one policy has failed. `report` is called once, with what happened and what happens instead, in
+    words; what it raises passes through."""
 
     def __init__(self, name: str, instead: str, report: Report) -> None:
         self.has_failed = False
         self._name, self._instead, self._report = name, instead, report
 
     def note(self, error: Exception) -> None:
-        """It failed with this."""
+        """Mark the policy as failed, and report the error."""
         self.has_failed = True
-        where = [] if isinstance(error, Nonsense) else traceback.extract_tb(error.__traceback__)[-1:]
+        where = [] if isinstance(error, InvalidAnswer) else traceback.extract_tb(error.__traceback__)[-1:]
         at = "".join(f", {Path(one.filename).name}:{one.lineno}, in {one.name}" for one in where)
         self._report(f"policy {self._name!r} failed with {type(error).__name__}: {error}{at}", self._instead)
 
 
 class GuardedEviction(EvictionPolicy):
-    """Asks `policy` until it fails, and `standby` from then on. Keeps the candidates, to hand them over."""
+    """Calls `policy` until it fails, and `standby` from then on. Keeps the candidates, to hand them over."""
 
     def __init__(
         self, policy: EvictionPolicy, standby: EvictionPolicy, facts: BlockFacts, trouble: Trouble
@@ -67,45 +67,45 @@ class GuardedEviction(EvictionPolicy):
         self._now = 0.0
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._ask(lambda policy: policy.used(rows, use))
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._ask(lambda policy: policy.stored(rows, use))
 
     def session_changed(self, change: SessionChange) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._ask(lambda policy: policy.session_changed(change))
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._candidates.difference_update(rows)
         self._ask(lambda policy: policy.forgotten(rows))
 
     def offer(self, rows: Sequence[int], now: float) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._candidates.update(rows)
         self._now = now
         self._ask(lambda policy: policy.offer(rows, now))
 
     def price(self, row: int, now: float) -> float:
-        """Return its price, which has to be a number."""
+        """Return the policy's price; anything but a number is a failure."""
         return self._ask(lambda policy: _number(policy.price(row, now), "price"))
 
     def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
-        """Return its answer, which has to be a count of these blocks."""
+        """Return the policy's count; anything but 0 to len(rows) is a failure."""
 
         def asked(policy: EvictionPolicy) -> int:
             count = policy.num_no_dearer(rows, price, now)
             if not isinstance(count, numbers.Integral) or not 0 <= count <= len(rows):
-                raise Nonsense(f"num_no_dearer answered {count!r} of {len(rows)} blocks")
+                raise InvalidAnswer(f"num_no_dearer answered {count!r} of {len(rows)} blocks")
             return int(count)
 
         return self._ask(asked)
 
     def choose(self, now: float) -> Victim | None:
-        """Return its victim, which has to be a candidate. Those that left meanwhile are passed over."""
+        """Return the policy's victim; a row that is no candidate any more is skipped."""
         self._now = now
         for _ in range(MAX_STALE):
             victim = self._ask(lambda policy: _victim(policy.choose(now)))
@@ -116,11 +116,11 @@ class GuardedEviction(EvictionPolicy):
                 return victim
             if self._trouble.has_failed:
                 return None
-        self._fail(Nonsense(f"choose names no candidate, {MAX_STALE} times in a row"))
+        self._fail(InvalidAnswer(f"choose names no candidate, {MAX_STALE} times in a row"))
         return self.choose(now)
 
     def left(self, rows: Sequence[int]) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._candidates.difference_update(rows)
         self._ask(lambda policy: policy.left(rows))
 
@@ -133,7 +133,7 @@ class GuardedEviction(EvictionPolicy):
         if not self._trouble.has_failed:
             try:
                 return question(self._policy)
-            except Exception as error:  # it is somebody else's code
+            except Exception as error:  # the code is an administrator's
                 self._fail(error)
         return question(self._standby)
 
@@ -145,13 +145,13 @@ class GuardedEviction(EvictionPolicy):
 
 
 class GuardedAdmission(AdmissionPolicy):
-    """Asks `policy` until it fails; admits everything from then on."""
+    """Calls `policy` until it fails; admits everything from then on."""
 
     def __init__(self, policy: AdmissionPolicy, trouble: Trouble) -> None:
         self._policy, self._trouble = policy, trouble
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Return its answer."""
+        """Return the policy's answer."""
         if not self._trouble.has_failed:
             try:
                 return bool(self._policy.admits(newcomer, victim))
@@ -161,41 +161,41 @@ class GuardedAdmission(AdmissionPolicy):
 
 
 class GuardedPrefetcher(Prefetcher):
-    """Asks `policy` until it fails; expects nobody from then on."""
+    """Calls `policy` until it fails; prefetches nothing from then on."""
 
     def __init__(self, policy: Prefetcher, facts: BlockFacts, trouble: Trouble) -> None:
         self._policy, self._facts, self._trouble = policy, facts, trouble
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._ask(lambda: self._policy.used(rows, use), None)
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._ask(lambda: self._policy.stored(rows, use), None)
 
     def session_changed(self, change: SessionChange) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._ask(lambda: self._policy.session_changed(change), None)
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Pass it on."""
+        """Forward the call to the policy in use."""
         self._ask(lambda: self._policy.forgotten(rows), None)
 
     def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
-        """Return what it expects, which has to be rows that there are."""
+        """Return what the policy expects; a row that does not exist is a failure."""
         return self._ask(
             lambda: [_expected(one, len(self._facts.last_used)) for one in self._policy.due(now, num_bytes)],
             [],
         )
 
     def next_at(self) -> float | None:
-        """Return its answer, a time or None."""
+        """Return the policy's time, or None; NaN is a failure."""
 
         def asked() -> float | None:
             at = self._policy.next_at()
             if at is not None and math.isnan(_number(at, "next_at")):
-                raise Nonsense("next_at answered NaN; None is for never")
+                raise InvalidAnswer("next_at answered NaN; None is for never")
             return at
 
         return self._ask(asked, None)
@@ -211,7 +211,7 @@ class GuardedPrefetcher(Prefetcher):
 
 def _number(value: object, asked: str) -> float:
     if not isinstance(value, numbers.Real):
-        raise Nonsense(f"{asked} answered {value!r}, which is no number")
+        raise InvalidAnswer(f"{asked} answered {value!r}, which is no number")
     return float(value)
 
 
@@ -219,13 +219,13 @@ def _victim(answer: object) -> Victim | None:
     if answer is None:
         return None
     if not isinstance(answer, Victim) or not isinstance(answer.row, numbers.Integral):
-        raise Nonsense(f"choose answered {answer!r}; it is a Victim or None")
+        raise InvalidAnswer(f"choose answered {answer!r}; it is a Victim or None")
     return answer._replace(row=int(answer.row), price=_number(answer.price, "choose, as the price,"))
 
 
 def _expected(answer: object, num_rows: int) -> Expected:
     if not isinstance(answer, Expected) or math.isnan(_number(answer.until, "due, as the end,")):
-        raise Nonsense(f"due answered {answer!r}; it is a list of Expected")
+        raise InvalidAnswer(f"due answered {answer!r}; it is a list of Expected")
     if not all(isinstance(row, numbers.Integral) and 0 <= row < num_rows for row in answer.rows):
-        raise Nonsense("due expects blocks that there are not")
+        raise InvalidAnswer("due expects blocks that there are not")
     return answer

@@ -1,14 +1,15 @@
-"""What learners remember over a restart, as JSON: hours of traffic in some tens of kilobytes.
+"""State of learners over a restart, as JSON: hours of traffic in some tens of kilobytes.
 
     {"format": 1, "learners": {"forecast": {...}}}
 
 A learner takes part by having `dump` and `load`; an administrator's own may. Only what holds for any
-blocks is kept (who returns, and when), never who is where: after a crash that would be wrong.
+blocks is kept (which kinds are used again, and when), never where blocks are: after a crash that would be
+wrong.
 
 Text rather than pickled objects or zip archives, because whatever stands in the file, reading it must
 neither run code nor fail in more ways than one. A learner that does not understand its part starts without
-it. The part of a learner that does not run now stays what it was (`absent`): who tries another policy for a
-day finds the first one as it was.
+it. The part of a learner that does not run now stays what it was (`absent`): after a day with another
+policy, the first one continues as it was.
 """
 
 import contextlib
@@ -21,19 +22,20 @@ FORMAT = 1
 
 @runtime_checkable
 class Learner(Protocol):
-    """Somebody under `Surroundings.shared` whose knowledge outlives the process."""
+    """A learner under `Surroundings.shared` with state that outlives the process."""
 
     def dump(self) -> dict[str, Any]:
         """Return what was learned, made of what JSON has: finite numbers, texts, lists, dicts."""
         ...
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Take over what `dump` returned. Raises ValueError, and changes nothing, where it makes no sense."""
+        """Replace the state by what `dump` returned. Raises ValueError, and changes nothing, where it is
+        damaged."""
         ...
 
 
 def pack(shared: Mapping[str, Any], absent: Mapping[str, Any] | None = None) -> bytes:
-    """Return what all learners remember, with what is kept for others; empty when there is no learner."""
+    """Return the state of all learners, with that kept for absent ones; empty when there is no learner."""
     parts = {name: one.dump() for name, one in shared.items() if isinstance(one, Learner)}
     if parts:
         parts = {**(absent or {}), **parts}
@@ -69,8 +71,8 @@ def unpack(data: bytes, shared: Mapping[str, Any], absent: dict[str, Any] | None
 
 
 def hand_over(old: Mapping[str, Any], new: Mapping[str, Any], absent: dict[str, Any]) -> None:
-    """Policies change: learners of `old` that go leave what they know in `absent`, and those of `new` that
-    were away take theirs. Mutates `absent` and `new`'s learners."""
+    """Move state when policies change: of learners only in `old` into `absent`, out of it into learners that
+    are new. Mutates `absent` and `new`'s learners."""
     for name, learner in old.items():
         if name not in new and isinstance(learner, Learner):
             with contextlib.suppress(Exception):  # it may be an administrator's own

@@ -1,4 +1,4 @@
-"""What an administrator may set for a policy: numbers with a default and a range, checked when built."""
+"""Options of policies: numbers with a default and a range, checked when a policy is built."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Number(NamedTuple):
 
 
 class BadPolicyOption(ValueError):
-    """An option no policy of that name has, or a value out of range; the message says what would be right."""
+    """An unknown option of a policy, or a value out of range; the message says what would be right."""
 
 
 def read_numbers(policy: str, given: Mapping[str, Any], known: Mapping[str, Number]) -> dict[str, float]:

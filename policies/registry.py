@@ -82,11 +82,11 @@ class PolicyChoice:
     allowed_modules: tuple[str, ...] = ()
 
     def eviction_for(self, tier: Tier) -> str:
-        """Return the name of the policy that says who leaves a tier."""
+        """Return the name of a tier's eviction policy."""
         return self.eviction_of.get(tier, self.eviction)
 
     def admission_for(self, tier: Tier) -> str:
-        """Return the name of the policy that says who enters a tier."""
+        """Return the name of a tier's admission policy."""
         return self.admission_of.get(tier, self.admission)
 
 
@@ -97,7 +97,7 @@ class PolicySet:
     evictions: dict[Tier, RetainedEviction]  # of the memory tiers
     admissions: dict[Tier, AdmissionPolicy]
     prefetcher: Prefetcher | None
-    #: Everyone who learns, in the order in which they are told: shared learners first.
+    #: Receivers of events, in the order in which they get them: shared learners first.
     observers: list[Observer]
     #: `Surroundings.shared` of them all; learned.py keeps what those remember.
     shared: dict[str, Any]
@@ -121,7 +121,7 @@ def resolve(known: Mapping[str, Factory], name: str, allowed_modules: Sequence[s
         factory: Factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UnknownPolicy(f"cannot load policy {name!r}: {error}") from error
-    except (Exception, SystemExit) as error:  # a module of somebody's own may do anything
+    except (Exception, SystemExit) as error:  # an administrator's module may do anything
         raise UnknownPolicy(f"cannot load policy {name!r}: {type(error).__name__}: {error}") from error
     if not callable(factory):
         raise UnknownPolicy(f"cannot load policy {name!r}: it is no class")
@@ -166,7 +166,7 @@ def build(
 
 
 def _with_priorities(admission: AdmissionPolicy, facts: BlockFacts) -> AdmissionPolicy:
-    """Put priorities before an admission policy, unless it admits everything anyhow."""
+    """Return an admission policy that compares priorities first, unless it admits everything anyhow."""
     return admission if type(admission) is AdmitAll else RetainedAdmission(admission, facts)
 
 
@@ -177,7 +177,7 @@ def _own(
     known: Mapping[str, Factory],
     report: Report,
 ) -> Any:
-    """Build a policy of an administrator's own, behind its guard. Raises BrokenPolicy, BadPolicyOption."""
+    """Return an administrator's own policy in its guard. Raises BrokenPolicy, BadPolicyOption."""
     try:
         policy = factory(surroundings)
     except BadPolicyOption:

@@ -1,15 +1,15 @@
-"""Retention: priorities from outside, before any policy's own opinion.
+"""Retention: stated priorities, compared before a policy's price.
 
 A client may say that some tokens are worth more or less than the rest for a while (TensorRT-LLM's
-KvCacheRetentionConfig: a priority of 0 to 100 per token range, with a duration), and a prefetch says the same
-of what it brought up. `RetainedEviction` stands before whatever policy an administrator chose: blocks with
-another priority than DEFAULT_PRIORITY are its own, lowest priority first and least recently used first among
-equals; all others are the policy's. So every policy honours retention, those of users too, and none has to.
-`RetainedAdmission` does the same at the door: whoever has a higher priority than the victim comes in, whoever
-has a lower one does not, and only equals are for the policy to compare.
+KvCacheRetentionConfig: a priority of 0 to 100 per token range, with a duration), and a prefetch states one
+for what it promoted. `RetainedEviction` wraps the policy that an administrator chose: blocks with another
+priority than DEFAULT_PRIORITY are its own, lowest priority first and least recently used first among equals;
+all others are the policy's. So every policy honours retention, those of users too, and none has to.
+`RetainedAdmission` does the same for admission: a block of higher priority than the victim is admitted, one
+of lower priority is not, and only among equals the policy decides.
 
 Rejected: a factor on the policy's price. Prices have units of their own (seconds, chances, counts), and a
-block that somebody gave priority 0 must go before any block that nobody spoke about.
+block with priority 0 must be evicted before any block without a stated priority.
 """
 
 import heapq
@@ -24,7 +24,7 @@ SLACK = 1024
 
 
 class RetainedEviction(EvictionPolicy):
-    """Bands of priority around another policy. The price of a block of another priority is
+    """Evicts by priority, then by another policy. The price of a block of another priority is
     (priority - DEFAULT_PRIORITY) * BAND + the time of its last use."""
 
     def __init__(self, inner: EvictionPolicy, facts: BlockFacts) -> None:
@@ -34,7 +34,7 @@ class RetainedEviction(EvictionPolicy):
         self._heap: list[tuple[float, int]] = []
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on. (The inner policy is told by itself.)"""
+        """Drop state of these rows. (The inner policy gets the event by itself.)"""
         if self._prices:
             for row in rows:
                 self._prices.pop(row, None)
@@ -55,14 +55,14 @@ class RetainedEviction(EvictionPolicy):
             self.inner.offer(plain, now)
 
     def price(self, row: int, now: float) -> float:
-        """Return what giving up this block costs, comparable across bands."""
+        """Return what evicting this block costs, comparable across priorities."""
         priority = self._facts.retention(row, now) if self._facts.has_retention else DEFAULT_PRIORITY
         if priority == DEFAULT_PRIORITY:
             return self.inner.price(row, now)
         return (priority - DEFAULT_PRIORITY) * BAND + self._facts.last_used[row]
 
     def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
-        """Ask the inner policy, unless somebody gave a block a priority."""
+        """Return the inner policy's count, or count by `price` while any block has a stated priority."""
         if self._facts.has_retention:
             return super().num_no_dearer(rows, price, now)
         return self.inner.num_no_dearer(rows, price, now)
@@ -81,7 +81,7 @@ class RetainedEviction(EvictionPolicy):
         return self._take(lowest) if lowest is not None else None
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left this tier."""
+        """Drop candidates that left this tier."""
         self.forgotten(rows)
         self.inner.left(rows)
 
@@ -101,7 +101,7 @@ class RetainedEviction(EvictionPolicy):
             heapq.heapify(self._heap)
 
     def _lowest(self, now: float) -> tuple[float, int] | None:
-        """Return the first entry that is still true; what lost its priority goes to the inner policy."""
+        """Return the first valid entry; move blocks that lost their priority to the inner policy."""
         while self._heap:
             price, row = self._heap[0]
             if self._prices.get(row) == price:
@@ -126,14 +126,15 @@ class RetainedEviction(EvictionPolicy):
 
 
 class RetainedAdmission(AdmissionPolicy):
-    """Priorities before another policy's opinion."""
+    """Admits by priority, then by another policy."""
 
     def __init__(self, inner: AdmissionPolicy, facts: BlockFacts) -> None:
         self.inner = inner
         self._facts = facts
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Compare priorities; ask the inner policy about equals that nobody spoke about."""
+        """Return whether the newcomer's priority is higher; among equals without one, the inner policy's
+        answer."""
         priority, facts = newcomer.priority, self._facts
         if victim is None:
             return priority > DEFAULT_PRIORITY or self.inner.admits(newcomer, None)

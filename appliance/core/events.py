@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ...policies.costs import PrefillSpeed
+from ...policies.costs import PrefillModel
 from ...policies.registry import PolicyChoice
 from ...tiers.base import CopyOutcome
 from ...tiers.block import NamespaceIdentity, Tier, Urgency
@@ -149,7 +149,7 @@ class NamespaceRegistered:
 
     call: int
     identity: NamespaceIdentity
-    prefill: PrefillSpeed | None = None  # None: not stated
+    prefill: PrefillModel | None = None  # None: not stated
 
 
 @dataclass(slots=True)

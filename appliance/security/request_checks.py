@@ -11,7 +11,7 @@ from ...policies.costs import (
     LEAST_TOKENS_PER_S,
     MOST_DOUBLING_TOKENS,
     MOST_TOKENS_PER_S,
-    PrefillSpeed,
+    PrefillModel,
 )
 from ...tiers.block import HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
 from ...v1 import types_pb2
@@ -84,7 +84,7 @@ def prefill_s(value: float) -> float:
     return value
 
 
-def prefill_speed(given: types_pb2.PrefillSpeed) -> PrefillSpeed:
+def prefill_speed(given: types_pb2.PrefillSpeed) -> PrefillModel:
     """Return a stated prefill speed."""
     doubling_tokens = given.doubling_tokens
     is_speed = LEAST_TOKENS_PER_S <= given.tokens_per_s <= MOST_TOKENS_PER_S
@@ -95,7 +95,7 @@ def prefill_speed(given: types_pb2.PrefillSpeed) -> PrefillSpeed:
             f"{given.tokens_per_s}; doubling_tokens 0, or 1 to {MOST_DOUBLING_TOKENS:g}, is "
             f"{doubling_tokens}; leave `prefill` out if unknown",
         )
-    return PrefillSpeed(given.tokens_per_s, given.doubling_tokens)
+    return PrefillModel(given.tokens_per_s, given.doubling_tokens)
 
 
 def tier(field: str, value: int, default: Tier | None = None) -> Tier:

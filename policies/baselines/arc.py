@@ -2,7 +2,7 @@
 
 Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST'03. T1 holds blocks seen once,
 T2 those seen again; B1 and B2 are the ghosts of either. A block that comes back out of B1 says that T1
-should have been larger, one out of B2 that T2 should have been: `target` is how large T1 ought to be. Both
+should have been larger, one out of B2 that T2 should have been: `target` is the size that T1 is to have. Both
 join T2.
 
 On a prefix tree the lists are lazy heaps over the time of the last use, so only leaves come up; a use of a
@@ -45,18 +45,18 @@ class ArcEviction(EvictionPolicy):
         self._target = 0.0  # of T1, in blocks
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Blocks of T1 move to T2."""
+        """Move used blocks of T1 to T2."""
         lists = self._list_of
         for row in rows:
             if row < len(lists) and lists[row] == ONCE:
                 self._move_up(row)
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """New blocks join T1; ghosts join T2 and move the target."""
+        """Put new blocks into T1; put ghosts into T2 and move the target."""
         self._join(self._arrivals.stored(rows))
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on. No ghosts: their names are gone."""
+        """Drop state of these rows, without ghosts: they may name other blocks from now on."""
         self._leave(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
@@ -91,7 +91,7 @@ class ArcEviction(EvictionPolicy):
         return Victim(row, self.price(row, now), runner_up, following[1] if following else -1)
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left and become ghosts of their list."""
+        """Drop blocks that left this tier, and make them ghosts of their list."""
         names = self._facts.prefix_hash
         for row, was_in in self._leave(rows):
             num_places = self._arrivals.num_blocks + 1
@@ -114,7 +114,7 @@ class ArcEviction(EvictionPolicy):
             self._sizes[self._list_of[row]] += 1
 
     def _is_ghost(self, prefix_hash: bytes) -> bool:
-        """Say whether a new block is a ghost, and let it move the target."""
+        """Return whether a new block is a ghost; move the target if it is."""
         sizes = [len(ghosts) for ghosts in self._ghosts]
         if self._ghosts[ONCE].take(prefix_hash):
             self._target += max(1.0, sizes[AGAIN] / sizes[ONCE])
@@ -134,7 +134,7 @@ class ArcEviction(EvictionPolicy):
             self._candidates[AGAIN].add(row, self._facts.last_used[row])
 
     def _leave(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the blocks that were here, and the list that each was in."""
+        """Drop blocks; return those that were here, with the list that each was in."""
         left = []
         for row in self._arrivals.leave(rows):
             was_in = self._list_of[row]

@@ -1,8 +1,8 @@
-"""Who is in a tier, and in which order they came: what the queues (FIFO, SIEVE, S3-FIFO, ARC) stand on.
+"""Order of arrival of the blocks of a tier, for the queues (FIFO, SIEVE, S3-FIFO, ARC).
 
 Blocks that arrive in one call have one number: they are one piece of one prompt, and a policy that ranks
-them against each other would only tear the piece apart. Because the tree gives up leaves first, a piece
-leaves tail first anyway.
+them against each other would only tear the piece apart. Because leaves of the tree are
+evicted first, a piece leaves tail first anyway.
 
 Puts land in dram, so there `stored` is an arrival. Everything else (a block that came up from a slower
 tier, any block of hbm) is noticed when it, or a descendant, is offered for the first time: a block in a
@@ -19,7 +19,7 @@ GROWTH = 1024
 
 
 class Arrivals:
-    """Number of the arrival of every block of a tier, counted from 1."""
+    """Numbers of arrival of the blocks of a tier, counted from 1."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._facts = surroundings.facts
@@ -29,11 +29,11 @@ class Arrivals:
         self.num_blocks = 0
 
     def stored(self, rows: Sequence[int]) -> Sequence[int]:
-        """New blocks were put. Returns those that are in this tier now and were not, parents first."""
+        """Number new blocks of a put. Returns those that are in this tier now and were not, parents first."""
         return self.enter(rows) if self._is_entrance else ()
 
     def enter(self, rows: Sequence[int]) -> Sequence[int]:
-        """These blocks are in the tier, and whatever they continue. Returns the new ones, parents first."""
+        """Number blocks that are in the tier, and their ancestors. Returns the new ones, parents first."""
         numbers, parents = self._numbers, self._facts.parent
         entered: list[int] = []
         for row in rows:
@@ -53,7 +53,7 @@ class Arrivals:
         return entered
 
     def leave(self, rows: Sequence[int]) -> list[int]:
-        """These blocks are gone. Returns those that were known to be here."""
+        """Drop the numbers of blocks. Returns those that were known to be here."""
         numbers = self._numbers
         here = [row for row in rows if row < len(numbers) and numbers[row]]
         for row in here:

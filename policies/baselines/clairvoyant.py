@@ -1,4 +1,4 @@
-"""Belady's rule, for replay: the leaf whose next use is farthest away leaves. A bound, not a policy.
+"""Belady's rule, for replay: evicts the leaf with the farthest next use. A bound, not a policy.
 
 Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966. It
 asks `Surroundings.future`, which only a replay has. On a prefix tree a parent's next use is never later
@@ -20,7 +20,7 @@ NEVER = 1e11
 
 
 class ReplayOnly(ValueError):
-    """The clairvoyant policy was configured where nobody knows the future."""
+    """The clairvoyant policy was configured outside of replay, where the future is not known."""
 
 
 def _future_of(surroundings: Surroundings) -> Future:
@@ -38,7 +38,7 @@ class ClairvoyantEviction(PricedEviction):
         self._future = _future_of(surroundings)
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """The next use is another one now: a price that falls has to be offered again."""
+        """Offer used candidates again: their next use is another one, and their price fell."""
         self.offer([row for row in rows if row in self._candidates], use.now)
 
     def price(self, row: int, now: float) -> float:
@@ -47,12 +47,13 @@ class ClairvoyantEviction(PricedEviction):
 
 
 class ClairvoyantAdmission(AdmissionPolicy):
-    """Declines what is needed later than its victim, or never."""
+    """Declines blocks that are used later than their victim, or never."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._future = _future_of(surroundings)
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Compare the first block of the newcomer; the rest of a chain is not needed sooner."""
+        """Return whether the newcomer's first block is used before the victim; the rest of a chain is not
+        used sooner."""
         next_use = min(self._future.next_use(newcomer.prefix_hashes[0], newcomer.now), NEVER)
         return -next_use > (-NEVER if victim is None else victim.price)

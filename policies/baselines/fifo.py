@@ -1,4 +1,4 @@
-"""First in, first out: the oldest arrival leaves, used or not.
+"""First in, first out: evicts the oldest arrival, used or not.
 
 What quick-demotion policies start from, and the cheapest there is: a use costs nothing at all.
 
@@ -25,15 +25,15 @@ class FifoEviction(PricedEviction):
         self._arrivals = Arrivals(surroundings)
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """New blocks arrived."""
+        """Number new blocks."""
         self._arrivals.stored(rows)
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on."""
+        """Drop state of these rows: they may name other blocks from now on."""
         self.left(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
-        """Add candidates, and note the arrival of those that came unannounced."""
+        """Add candidates, and number those that did not come by `stored`."""
         self._arrivals.enter(rows)
         super().offer(rows, now)
 
@@ -42,6 +42,6 @@ class FifoEviction(PricedEviction):
         return float(self._arrivals.number_of(row))
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left: if they come back, they arrive anew."""
+        """Drop blocks that left this tier; if they come back, they arrive anew."""
         self._arrivals.leave(rows)
         super().left(rows)

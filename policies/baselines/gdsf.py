@@ -39,15 +39,15 @@ class GdsfEviction(PricedEviction):
         self._victim: Victim | None = None  # the last one chosen; the planner may have kept it
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Lift the blocks to the floor of now."""
+        """Raise used blocks to the present floor."""
         self._lift(rows)
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """New blocks begin at the floor."""
+        """Start new blocks at the present floor."""
         self._lift(rows)
 
     def price(self, row: int, now: float) -> float:
-        """Return what keeping the block is worth."""
+        """Return the price: floor at the last use, plus uses times cost per byte."""
         facts = self._facts
         floor = self._floor_at_use[row] if row < len(self._floor_at_use) else 0.0
         if self._is_for_seconds:
@@ -62,7 +62,8 @@ class GdsfEviction(PricedEviction):
         return self._victim
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left; when it was the one that was chosen, the floor rises to its price."""
+        """Drop blocks that left this tier; raise the floor to the price of the chosen one, if it is among
+        them."""
         if self._victim is not None and self._victim.row in rows:
             self._floor = max(self._floor, self._victim.price)
         super().left(rows)

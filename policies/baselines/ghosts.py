@@ -1,6 +1,6 @@
 """Ghosts: the names of blocks that left a tier a short while ago.
 
-A ghost that comes back was given up too early, which is what S3-FIFO and ARC learn from. Ghosts are kept by
+A ghost that comes back was evicted too early, which is what S3-FIFO and ARC learn from. Ghosts are kept by
 prefix hash: the row of a block that left may name another block by the time the first one comes back.
 
 An OrderedDict does all this in three lines, and stops for 35 ms whenever a million entries are hashed anew.
@@ -22,14 +22,15 @@ class Ghosts:
 
     def __init__(self) -> None:
         self._tickets: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
-        #: Names in order of arrival, and their tickets. One whose ticket is not in the shard is dead.
+        #: Names in order of arrival, and their tickets. An entry is dead when its shard has another ticket.
         self._order: deque[bytes] = deque()
         self._order_tickets: deque[int] = deque()
         self._num_added = 0
         self._num_ghosts = 0
 
     def add(self, prefix_hash: bytes, max_ghosts: int) -> None:
-        """Remember a block that left; forget the oldest ones beyond `max_ghosts`, a few at most per call.
+        """Add the name of a block that left; drop the oldest ones beyond `max_ghosts`, a few at most per
+        call.
 
         The limit follows the tier, so it may fall: several per addition catch up without a pause. The dead
         count with the living twice over: where most ghosts come back, the others are forgotten a bit early.
@@ -46,7 +47,7 @@ class Ghosts:
             self._forget_oldest()
 
     def take(self, prefix_hash: bytes) -> bool:
-        """Forget a block that is back; say whether it was remembered."""
+        """Remove the name of a block that is back; return whether it was a ghost."""
         is_ghost = self._shard_of(prefix_hash).pop(prefix_hash, None) is not None
         self._num_ghosts -= is_ghost
         return is_ghost
@@ -74,8 +75,8 @@ class Names:
 
     def __init__(self) -> None:
         self._numbers: list[dict[bytes, int]] = [{} for _ in range(NUM_SHARDS)]
-        #: Names as they were set, and for each group how many and their number. One whose number is another
-        #: by now is dead.
+        #: Names as they were set, and the size and number of each group. An entry is dead when its shard has
+        #: another number.
         self._order: deque[bytes] = deque()
         self._group_sizes: deque[int] = deque()
         self._group_numbers: deque[int] = deque()
@@ -91,7 +92,7 @@ class Names:
         return [shards[name[0]].get(name, 0) for name in names]
 
     def set(self, names: Sequence[bytes], number: int) -> list[int]:
-        """Give names a number, and make them the youngest. Returns the numbers that some of them had."""
+        """Set the number of names, and make them the youngest. Returns the numbers that some of them had."""
         shards, numbers_before = self._numbers, []
         for name in names:
             shard = shards[name[0]]
@@ -105,15 +106,15 @@ class Names:
         return numbers_before
 
     def pop(self, name: bytes) -> int:
-        """Forget a name; return its number, or 0."""
+        """Remove a name; return its number, or 0."""
         number = self._numbers[name[0]].pop(name, 0)
         self._num_names -= number != 0
         return number
 
     def pop_oldest(self, max_names: int) -> tuple[int, int]:
-        """Forget the oldest group if there are more than `max_names`, the dead counted with the living twice
+        """Remove the oldest group if there are more than `max_names`, the dead counted with the living twice
         over; never the youngest group. Returns its number and how many of its names were still living. The
-        number is 0 when nothing had to be forgotten."""
+        number is 0 when nothing was removed."""
         order, shards = self._order, self._numbers
         is_crowded = self._num_names > max_names or len(order) > 2 * max_names + SLACK
         if not is_crowded or len(self._group_sizes) == 1:

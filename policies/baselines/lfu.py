@@ -1,8 +1,7 @@
 """Least frequently used; among equals, least recently used.
 
 Counts are those of the catalog: uses since the block was stored, in whatever tier. They never age, which is
-what is wrong with LFU: yesterday's favourites stay. Kept as a yardstick, and as the half of the truth that
-LRU does not have.
+what is wrong with LFU: yesterday's favourites stay. Kept for comparison.
 
 On a prefix tree every use of a block is a use of all blocks before it, so a parent is never used less
 often, or longer ago, than its children: leaves first is what LFU wants anyway, and a chain used as a whole

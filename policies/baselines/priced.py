@@ -1,4 +1,4 @@
-"""Policies that are a price: whoever has the lowest leaves.
+"""Base of policies that are a price: evicts the candidate with the lowest.
 
 LRU, LFU, first in first out, GDSF and Belady's rule differ in `price` and in little else. Prices that rise
 (a block was used) cost nothing when they do: they are looked at again when the candidate comes up, and the
@@ -28,11 +28,11 @@ class PricedEviction(EvictionPolicy):
         self._candidates = Candidates()
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on."""
+        """Drop state of these rows: they may name other blocks from now on."""
         self._candidates.discard_many(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
-        """Add candidates. A known one whose price rose is left where it is until it comes up."""
+        """Add candidates. A known one with a higher price now stays where it is until it comes up."""
         candidates = self._candidates
         for row in rows:
             price = self.price(row, now)
@@ -60,7 +60,7 @@ class PricedEviction(EvictionPolicy):
         return Victim(row, price, *(following or (math.nan, -1)))
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left this tier."""
+        """Drop candidates that left this tier."""
         self._candidates.discard_many(rows)
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ and become ghosts; a ghost that comes back joins the main queue at once. At the 
 block that was used joins it anew, one count poorer; counts stop at 3.
 
 On a prefix tree only leaves come up at an end. The queues are heaps over the numbers of arrival, so a
-parent whose last child has left stands where it always stood and comes up next. Two rules keep the small
+parent stands where it always stood when its last child has left, and comes up next. Two rules keep the small
 queue small although inner blocks never come up: a block that moves to the main queue takes its ancestors
 along (every use of it was one of theirs), and a victim's parent that was used enough moves when the victim
 leaves, because the end of the queue has passed it by then.
@@ -55,18 +55,18 @@ class S3FifoEviction(EvictionPolicy):
         self._ghosts = Ghosts()
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Count."""
+        """Count uses, up to MAX_COUNT."""
         counts = self._counts
         for row in rows:
             if row < len(counts) and counts[row] < MAX_COUNT:
                 counts[row] += 1  # of a block that is not here, too: it starts anew when it joins
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """New blocks join a queue."""
+        """Put new blocks into the small queue, ghosts into the main one."""
         self._join(self._arrivals.stored(rows))
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on. No ghosts: their names are gone."""
+        """Drop state of these rows, without ghosts: they may name other blocks from now on."""
         self._leave(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
@@ -78,7 +78,7 @@ class S3FifoEviction(EvictionPolicy):
                 queue.add(row, self._numbers[row])
 
     def price(self, row: int, now: float) -> float:
-        """Return how late the block's turn to leave comes."""
+        """Return the place of the block in the order of eviction."""
         if row >= len(self._counts):
             return float(self._arrivals.number_of(row))
         count = self._counts[row]
@@ -87,7 +87,7 @@ class S3FifoEviction(EvictionPolicy):
         return (count >= self._uses_to_stay) * BAND + self._numbers[row]
 
     def choose(self, now: float) -> Victim | None:
-        """Turn the queue that is too long until a block comes up that is not spared."""
+        """Remove and return the first block that is not spared, of the queue that is too long."""
         queue = row = -1
         for num_spared in range(MAX_REFRESHES + 1):
             queue = SMALL if self._num_small > self._small_share * self._arrivals.num_blocks else MAIN
@@ -107,7 +107,7 @@ class S3FifoEviction(EvictionPolicy):
         return Victim(row, self.price(row, now), runner_up, following[1] if following else -1)
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left; those from the small queue become ghosts."""
+        """Drop blocks that left this tier; make those of the small queue ghosts."""
         names = self._facts.prefix_hash
         for row in self._leave(rows):
             if self._queue_of[row] == SMALL:
@@ -134,7 +134,7 @@ class S3FifoEviction(EvictionPolicy):
                 self._move_to_main(row)
 
     def _is_spared(self, row: int) -> bool:
-        """Whether a block at the end of its queue joins the end of the main one."""
+        """Move a block at the end of its queue to the end of the main one, if it was used; return whether."""
         if self._queue_of[row] == SMALL and self._counts[row] >= self._uses_to_stay:
             self._move_to_main(row)
             return True

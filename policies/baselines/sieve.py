@@ -8,7 +8,7 @@ Here a walk over the whole queue is a *lap*, and the place at which the hand wil
 and its number: a heap over that is the queue, and sparing a block moves it to the next lap. On a prefix
 tree the hand sees leaves only. When the last child of a block leaves, the hand looks at it at once if it
 has passed its place in this lap, else when it gets there. Blocks that came in one put stand at one place
-and leave together, tail first, as far as nobody used them.
+and are evicted together, tail first, as far as they were not used.
 
 The hand follows newcomers: while most of them are never used, as in chat, it evicts one for every one that
 comes and does not get back to what was used once, long ago. That is SIEVE, not an accident of this version.
@@ -31,7 +31,7 @@ NUMBER_BITS = 36
 
 
 class SieveEviction(EvictionPolicy):
-    """Price: how far the hand has to go until it takes the block, if nobody uses it meanwhile."""
+    """Price: distance of the hand until it takes the block, if that is not used meanwhile."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         read_numbers("sieve", surroundings.options, {})
@@ -43,17 +43,17 @@ class SieveEviction(EvictionPolicy):
         self._lap = 0  # the hand's
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Set the bits."""
+        """Set the bits of used blocks."""
         for row in rows:
             if row < len(self._is_visited):
                 self._is_visited[row] = 1  # of a block that is not here, too: it loses it when it joins
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """New blocks join at the end of the lap the hand is in."""
+        """Put new blocks at the end of the lap the hand is in."""
         self._join(self._arrivals.stored(rows))
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on."""
+        """Drop state of these rows: they may name other blocks from now on."""
         self.left(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
@@ -73,7 +73,7 @@ class SieveEviction(EvictionPolicy):
         return float((num_laps << NUMBER_BITS) + number)
 
     def choose(self, now: float) -> Victim | None:
-        """Move the hand to the next block without a bit; it leaves."""
+        """Move the hand to the next block without a bit; remove and return it."""
         row = -1
         for num_spared in range(MAX_REFRESHES + 1):
             entry = self._candidates.pop()
@@ -91,7 +91,7 @@ class SieveEviction(EvictionPolicy):
         return Victim(row, self.price(row, now), next_price, following[1] if following else -1)
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left the queue."""
+        """Drop blocks that left this tier."""
         self._arrivals.leave(rows)
         for row in rows:
             self._candidates.discard(row)

@@ -1,4 +1,4 @@
-"""How often a name was seen, roughly, in a few bytes per name: a count-min sketch that ages.
+"""Count-min sketch that ages: about how often a name was seen, in a few bytes per name.
 
 Cormode and Muthukrishnan 2005, with the ageing of TinyLFU (Einziger, Friedman and Manes, ACM ToS 2017):
 counters stop at 15, and all are halved after ten additions per counter of a row, so that the past fades.

@@ -1,4 +1,4 @@
-"""W-TinyLFU: a small window for newcomers, and a contest of frequencies at its exit.
+"""W-TinyLFU: a small window for new blocks, and a comparison of frequencies at its end.
 
 Einziger, Friedman and Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM ToS 2017, as in
 Caffeine. New blocks enter an LRU window of 1 % of the tier. The block at its end meets the victim of the
@@ -6,10 +6,10 @@ main part, a segmented LRU (probation, and protected for what was used there); t
 often, by a sketch that also remembers blocks that left, leaves. When the newcomer wins it moves to
 probation.
 
-That is admission done by eviction: nobody is declined at the door, so the policy works with any
-AdmissionPolicy. On a prefix tree only leaves meet. A winner takes its ancestors along into probation, or
-inner blocks, which never come to the exit, would fill the window. Parents leave with a victim when they
-stand in its part or a worse one and were used no later.
+That is admission done by eviction: no put is declined, so the policy works with any AdmissionPolicy. On a
+prefix tree only leaves meet. A winner takes its ancestors along into probation, or inner blocks, which never
+come to the exit, would fill the window. Parents leave with a victim when they stand in its part or a worse
+one and were used no later.
 
 Deviations: room is made before the new blocks arrive, so a put of many blocks is met by as many contests,
 until the window is within its share, and none while the tier has free room; the window has a fixed share
@@ -51,10 +51,10 @@ class WTinyLfuEviction(EvictionPolicy):
         self._part_of = array("B")  # by row
         self._sizes = [0, 0, 0]  # blocks of each part, candidates or not
         self._sketch = FrequencySketch()
-        self._is_room_free = True  # nobody had to leave for the blocks that come next
+        self._is_room_free = True  # nothing was evicted for the blocks that come next
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Count; blocks on probation become protected."""
+        """Count uses; move used blocks from probation to protected."""
         names = self._facts.prefix_hash
         for row in rows:
             self._sketch.add(names[row])
@@ -63,14 +63,14 @@ class WTinyLfuEviction(EvictionPolicy):
         self._shrink_protected()
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """Count; new blocks enter the window."""
+        """Count names; put new blocks into the window."""
         names = self._facts.prefix_hash
         for row in rows:
             self._sketch.add(names[row])
         self._join(self._arrivals.stored(rows))
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on; the sketch remembers names, not rows."""
+        """Drop state of these rows; the sketch counts names, not rows."""
         self.left(rows)
 
     def offer(self, rows: Sequence[int], now: float) -> None:
@@ -87,22 +87,22 @@ class WTinyLfuEviction(EvictionPolicy):
         return self._facts.last_used[row] + BANDS_S[part]
 
     def choose(self, now: float) -> Victim | None:
-        """Let the oldest of the window and of the main part meet; remove and return the loser."""
+        """Remove and return the less frequent of the oldest of the window and of the main part."""
         self._is_room_free = False
         self._shrink_protected()
         newcomer = self._oldest(WINDOW)
         resident = self._oldest(PROBATION) or self._oldest(PROTECTED)
         if newcomer is None or resident is None or not self._is_window_full(num_coming=1):
             loser = resident or newcomer
-            return None if loser is None else self._give_up(loser, now)
+            return None if loser is None else self._victim_of(loser, now)
         names = self._facts.prefix_hash
         if self._sketch.count(names[newcomer[1]]) <= self._sketch.count(names[resident[1]]):
-            return self._give_up(newcomer, now)
+            return self._victim_of(newcomer, now)
         self._move_into_main(newcomer[1])
-        return self._give_up(resident, now)
+        return self._victim_of(resident, now)
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left; the sketch keeps their counts."""
+        """Drop blocks that left this tier; the sketch keeps their counts."""
         for row in self._arrivals.leave(rows):
             part = self._part_of[row]
             self._candidates[part].discard(row)
@@ -124,7 +124,7 @@ class WTinyLfuEviction(EvictionPolicy):
             candidates.add(entry[1], last_used[entry[1]])
         return candidates.lowest()
 
-    def _give_up(self, entry: Entry, now: float) -> Victim:
+    def _victim_of(self, entry: Entry, now: float) -> Victim:
         row = entry[1]
         part = self._part_of[row]
         self._candidates[part].discard(row)

@@ -1,8 +1,8 @@
 """Habits: what prefetchers learn about returns, one per appliance and kept over a restart.
 
 A life table (returns.py) per kind of silence and last gap, each leaning on the table of all gaps of its kind,
-and how well announcements are kept. Conversations themselves are not kept: after a restart nobody knows who
-is silent since when, and to guess it would bring up blocks for people who are gone.
+and how far off announcements are. Conversations themselves are not kept: after a restart it is not known
+since when each is silent, and a guess would prefetch blocks for conversations that are over.
 """
 
 import math
@@ -21,7 +21,8 @@ KEYS = range(-2, 64)
 
 
 class Habits:
-    """Implements learned.Learner."""
+    """Life tables by kind of silence and last gap, and errors of announcements. Implements
+    learned.Learner."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[int, int], ReturnTimes] = {}
@@ -42,12 +43,13 @@ class Habits:
         return self._tables.setdefault((silence, ANY_GAP), ReturnTimes())
 
     def dump(self) -> dict[str, Any]:
-        """Return everything learned, to be loaded after a restart."""
+        """Return everything learned, in JSON's types, to be loaded after a restart."""
         tables = [[*key, *table.counts()] for key, table in self._tables.items()]
         return {"format": FORMAT, "tables": tables, "promises": self.promises.counts()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Take over what another one learned. Raises ValueError, and changes nothing, where it cannot."""
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
+        damaged."""
         if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
             raise ValueError("what was learned is of another version of the prefetcher; start without it")
         learned = Habits()
@@ -62,7 +64,7 @@ class Habits:
             table.take(_numbers(row[2], NUM_BINS, MAX_AT_RISK), _numbers(row[3], NUM_BINS, MAX_AT_RISK))
         promises = _numbers(saved.get("promises"), len(self.promises.counts()), math.inf)
         if not any(promises):
-            raise ValueError("what was learned holds promises that nobody kept; start without it")
+            raise ValueError("what was learned holds no announced returns; start without it")
         learned.promises.take(promises)
         self._tables, self.promises = learned._tables, learned.promises
 

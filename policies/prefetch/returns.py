@@ -1,10 +1,10 @@
-"""When do they come back? The chance of a return by age, learned while serving.
+"""Life tables of returns: the chance that a conversation comes back, by age, learned while serving.
 
 One `ReturnTimes` is a life table: age since the last touch is cut into bins that grow by sqrt(2) from one
 second to four hours; per bin it counts how many conversations reached it (at risk) and how many of those came
-back in it. The ratio is the hazard, and everything else follows from it: those who never return are counted
-by the bins they outlived, which a histogram of gaps would leave out and so promise returns that never come.
-(Life tables are Kaplan and Meier's estimator with fixed bins: J. Am. Stat. Assoc. 53, 1958.)
+back in it. The ratio is the hazard, and everything else follows from it: conversations that never return are
+counted by the bins they outlived, which a histogram of gaps would leave out and so promise returns that never
+come. (Life tables are Kaplan and Meier's estimator with fixed bins: J. Am. Stat. Assoc. 53, 1958.)
 
 A class of conversations with few observations leans on a broader one (`parent`), with the weight of
 PRIOR_WEIGHT observations. Counts halve at MAX_AT_RISK per bin: habits change, and the table follows. Nothing
@@ -22,7 +22,7 @@ EDGES_S = tuple(FIRST_EDGE_S * GROWTH**number for number in range(29))
 NUM_BINS = len(EDGES_S) - 1
 ROUNDING = 1e-6  # of a bin: an age is a difference of two clock readings
 PRIOR_WEIGHT = 4.0
-#: Hazard of a bin that nobody knows anything about: a return in one of fifteen.
+#: Hazard of a bin without observations: a return in one of fifteen.
 PRIOR_HAZARD = 1 / 15
 MAX_AT_RISK = 2000.0
 
@@ -50,11 +50,11 @@ class ReturnTimes:
         self._returned = [0.0] * NUM_BINS
 
     def outlived(self, number: int) -> None:
-        """A conversation did not come back in this bin."""
+        """Count a conversation that did not come back in bin `number`."""
         self._count(number, 0.0)
 
     def returned(self, number: int) -> None:
-        """A conversation came back in this bin."""
+        """Count a conversation that came back in bin `number`."""
         self._count(number, 1.0)
 
     def counts(self) -> tuple[list[float], list[float]]:
@@ -62,13 +62,13 @@ class ReturnTimes:
         return list(self._at_risk), list(self._returned)
 
     def take(self, at_risk: Sequence[float], returned: Sequence[float]) -> None:
-        """Take over the counts of another one. The parent's are its own. Raises ValueError."""
+        """Replace the counts per bin, not those of the parent. Raises ValueError."""
         if any(back > reached for back, reached in zip(returned, at_risk, strict=True)):
             raise ValueError("more came back than were away; start without what was learned")
         self._at_risk, self._returned = list(at_risk), list(returned)
 
     def hazard(self, number: int) -> float:
-        """Return the chance of coming back in a bin, for those who reached it."""
+        """Return the chance of a return in bin `number`, for conversations that reached it."""
         prior = self._parent.hazard(number) if self._parent is not None else PRIOR_HAZARD
         return (self._returned[number] + PRIOR_WEIGHT * prior) / (self._at_risk[number] + PRIOR_WEIGHT)
 
@@ -108,13 +108,13 @@ class ReturnTimes:
 
 
 class KeptPromises:
-    """How long "back in 30 s" really takes: the ratio of gap to announcement, learned per appliance.
+    """Histogram of the ratio of gap to announcement ("back in 30 s"), learned per appliance.
 
-    Starts as a belief that most keep their word within a third; quantiles follow what happened.
+    Starts with most announcements right within a third; quantiles follow what happened.
     """
 
     STEP = 2**0.25
-    NUM_STEPS = 16  # to either side of a kept word: a factor of 16
+    NUM_STEPS = 16  # to either side of a ratio of 1: a factor of 16
 
     def __init__(self) -> None:
         middle = self.NUM_STEPS
@@ -127,11 +127,11 @@ class KeptPromises:
         return list(self._counts)
 
     def take(self, counts: Sequence[float]) -> None:
-        """Take over the weights of another one."""
+        """Replace the weight of each ratio."""
         self._counts = list(counts)
 
     def kept(self, announced_s: float, really_s: float) -> None:
-        """Somebody announced a gap, and came back after another."""
+        """Count a return after `really_s` that was announced for `announced_s`, both in seconds."""
         if announced_s <= 0 or really_s <= 0:
             return
         steps = round(math.log(really_s / announced_s, self.STEP))

@@ -1,20 +1,20 @@
-"""Turns: blocks of a conversation come up shortly before its next turn.
+"""Prefetches the blocks of a conversation shortly before its next turn.
 
-A conversation is a session, or without one the chain whose last block was used or stored last. Two things
-say when it will be back:
+A conversation is a session, or without one a chain, known by its last block. Two sources say when it will be
+back:
 
     it announced it     "tool call, back in 30 s": from a little before that time on, as early and as late as
                         announcements have been off so far (returns.KeptPromises)
     it is like others   life tables of returns by age (returns.ReturnTimes), one per kind of silence
                         (waiting, idle, unsaid) and last gap; when a window of at most `max_window_s` holds
-                        a return with at least `min_chance`, its blocks come up for that window
+                        a return with at least `min_chance`, its blocks are prefetched for that window
 
 `min_chance` is a promise about waste: with honest tables at most 1 - min_chance of what comes up is not
 used. Announced ones first, then by chance per second of memory. A conversation is looked at when it reaches
 the next bin of its table, not at every tick. Rejected: a mean gap per session (most gaps are the first of
-their session, and the mean of a lognormal is where nobody returns).
+their session, and few returns come at the mean of a lognormal).
 
-`announced` is the same without the tables: for those who trust hints only.
+`announced` is the same without the tables, for deployments that prefetch on hints only.
 """
 
 import heapq
@@ -60,7 +60,7 @@ class _Conversation:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What should come up for a conversation."""
+    """A conversation with blocks to prefetch, and why."""
 
     is_announced: bool
     index: float  # chance per second of memory
@@ -69,7 +69,7 @@ class _Wanted:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Return who comes up first, lowest first: whoever said so, then by chance."""
+        """Return the order of prefetching, lowest first: announced returns, then by chance."""
         return not self.is_announced, -self.index
 
 
@@ -95,7 +95,7 @@ class TurnPrefetch(Prefetcher):
     # ------------------------------------------------------------------------------- what is heard
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """A conversation is back."""
+        """Count the return of the conversation that these blocks belong to."""
         conversation = self._find(rows, use.session)
         if conversation is None:
             self._open(use.session, rows[-1], use.now)
@@ -104,14 +104,14 @@ class TurnPrefetch(Prefetcher):
         self._touch(conversation, rows[-1], use.now)
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """A conversation goes on."""
+        """Extend the conversation that these blocks continue."""
         parent = self._facts.parent[rows[0]]
         conversation = self._find((parent,), use.session) or self._open(use.session, rows[-1], use.now)
         self._supersede(conversation, parent, use.now)
         self._touch(conversation, rows[-1], use.now)
 
     def session_changed(self, change: SessionChange) -> None:
-        """A session ended, fell silent, or announced when it will be back."""
+        """Forget a session that ended; note its silence, or when it announced to be back."""
         conversation = self._by_session.get(change.session)
         if conversation is None:
             return
@@ -128,7 +128,7 @@ class TurnPrefetch(Prefetcher):
             conversation.back_at = math.inf
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Blocks are nowhere any more; what is left of a conversation ends before them."""
+        """Cut conversations off before blocks that are in no tier any more."""
         gone = set(rows)
         for row in rows:
             for conversation in list(self._by_tail.get(row, ())):
@@ -143,7 +143,7 @@ class TurnPrefetch(Prefetcher):
     # ------------------------------------------------------------------------------- what is decided
 
     def due(self, now: float, num_bytes: int) -> Sequence[Expected]:
-        """Return the chains to bring up now: announced ones, then by chance per second of memory."""
+        """Return the chains to prefetch now: announced ones, then by chance per second of memory."""
         self._look(now)
         chosen = []
         for conversation in sorted(self._wanted, key=lambda one: self._wanted[one].rank):
@@ -174,15 +174,15 @@ class TurnPrefetch(Prefetcher):
         return next((one for one in ends if not one.session), None)
 
     def _supersede(self, conversation: _Conversation, parent: int, now: float) -> None:
-        """Whoever ended at `parent` is continued by this conversation: some runtimes name a session anew for
-        every request. If it was a branch, that session opens another conversation when it is back."""
+        """Drop conversations that ended at `parent`; this one takes over their history, because some runtimes
+        name a session anew for every request. A branch opens another conversation when it is back."""
         for former in [one for one in self._by_tail.get(parent, ()) if one is not conversation]:
             self._came_back(former, now)
             conversation.last_gap = former.last_gap
             self._drop(former)
 
     def _hang(self, conversation: _Conversation, tail: int | None) -> None:
-        """A conversation ends at another block, or nowhere any more."""
+        """Set the last block of a conversation; None: it has none any more."""
         here = self._by_tail.get(conversation.tail)
         if here is not None and conversation in here:
             del here[conversation]
@@ -203,7 +203,7 @@ class TurnPrefetch(Prefetcher):
         return conversation
 
     def _touch(self, conversation: _Conversation, tail: int, now: float) -> None:
-        """A conversation was heard of: its silence begins anew, behind this block."""
+        """Restart the silence of a conversation, behind block `tail`."""
         self._hang(conversation, tail)
         conversation.touched_at, conversation.counted = now, 0
         self._conversations.move_to_end(conversation)
@@ -233,13 +233,13 @@ class TurnPrefetch(Prefetcher):
         conversation.looked_at = -math.inf  # what the agenda has of it is void
 
     def _enter(self, conversation: _Conversation, at: float) -> None:
-        """Look at a conversation at a time, instead of whenever it was to be looked at before."""
+        """Schedule the next look at a conversation, in place of the one before."""
         self._num_entries += 1
         conversation.looked_at = at
         heapq.heappush(self._agenda, (at, self._num_entries, conversation))
 
     def _look(self, now: float) -> None:
-        """Look at the conversations whose time has come."""
+        """Assess the conversations that are due."""
         while self._agenda and self._agenda[0][0] <= now:
             at, _, conversation = heapq.heappop(self._agenda)
             if at == conversation.looked_at:
@@ -249,7 +249,7 @@ class TurnPrefetch(Prefetcher):
                     self._enter(conversation, next_look)
 
     def _assess(self, conversation: _Conversation, now: float) -> float:
-        """Decide whether a conversation should come up now; return when to look at it again."""
+        """Decide whether to prefetch a conversation now; return when to assess it again."""
         begin, end = self._window_of(conversation)
         if now < end:
             if now < begin:

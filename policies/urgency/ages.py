@@ -3,7 +3,7 @@
 Gaps between uses span five orders of magnitude, and what one learns about them scales with the gap: a
 second matters after ten seconds, not after an hour. With geometric bins nothing here has a time scale of its
 own. Prices are kept on a grid twice as fine (`steps`), because they fall quickly where returns are likely,
-and are read between its points: who is a second older is a bit cheaper.
+and are read between its points: a block that is a second older is a bit cheaper.
 Rejected: bins fitted to observed quantiles (they move, and everything counted per bin with them).
 """
 
@@ -21,7 +21,7 @@ NUM_STEPS = NUM_BINS * STEPS_PER_BIN
 
 #: Ages at which bins begin, and where the last one ends. The first bin begins at 0.
 EDGES_S: F64 = np.concatenate(([0.0], FIRST_EDGE_S * 2.0 ** (np.arange(NUM_BINS) / 2)))
-#: The same for steps; the first bin is cut in the middle.
+#: Ages at which steps begin, and where the last one ends; the first bin is cut in the middle.
 STEP_EDGES_S: F64 = np.concatenate(
     ([0.0, FIRST_EDGE_S / 2], FIRST_EDGE_S * 2.0 ** (np.arange(NUM_STEPS - 1) / (2 * STEPS_PER_BIN)))
 )
@@ -32,23 +32,23 @@ MIN_GAP_S = 0.05
 
 
 class Clock:
-    """Time by which ages are told: seconds, but every request takes MIN_GAP_S at least.
+    """Time that ages are measured by: seconds, but every request takes MIN_GAP_S at least.
 
     A recording without times, or one played a thousand times too fast, would have no ages that can be told
     apart; by this clock it has those that its order gives. Requests of one instant are told apart, too, and
     once it is later than the clock the clock is right again: rejected is one that stays ahead, by which a
-    service whose requests come in bursts has longer gaps than it has.
+    service with bursts of requests has longer gaps than it has.
     """
 
     def __init__(self) -> None:
         self._request_at = -math.inf
 
     def at(self, now: float) -> float:
-        """Return this clock's time."""
+        """Return this clock's time, in seconds: `now`, or that of the last request if it is later."""
         return max(now, self._request_at)
 
     def begin_request(self, now: float) -> float:
-        """A request begins. Returns this clock's time, later than `now` if it follows too closely."""
+        """Begin a request. Returns this clock's time, later than `now` if the request follows too closely."""
         self._request_at = max(now, self._request_at + MIN_GAP_S)
         return self._request_at
 
@@ -68,7 +68,7 @@ def step_of(age_s: float) -> float:
 
 
 def steps_of(ages_s: F64) -> F64:
-    """Return the steps of many ages."""
+    """Return the steps (n,) of ages (n,) in seconds, float64, as `step_of` does for one."""
     later = np.log2(np.maximum(ages_s, FIRST_EDGE_S) / FIRST_EDGE_S)
     early = np.minimum(np.maximum(ages_s / FIRST_EDGE_S, 0.0), 1.0)
     steps: F64 = STEPS_PER_BIN * (early + 2.0 * later)

@@ -1,12 +1,12 @@
-"""The appraiser: learns from what stretches live through, and prices them.
+"""Learns hazards from the uses of stretches, and prices stretches by them.
 
 Its time is told with every call. A use is an observation for the stretch the blocks were in, and so is each
 age bin that a stretch outlives unused: `advance` walks an agenda of these, a bounded number per call. A
 stretch has NUM_PRICES prices ready, for the steps of age that come next. They are out of date when it moves
-to another bin, worthless when something is said about its visit, and made anew when somebody asks: most
-stretches move many times before anybody does, and while a tier has room nobody does at all.
+to another bin, invalid when something about its visit changes, and made anew when they are read: most
+stretches move many times before that, and while a tier has room no price is read at all.
 
-Who is in which stretch, and why, is the forecast's business (forecast.py).
+Which blocks are in which stretch is decided by forecast.py.
 """
 
 import math
@@ -30,7 +30,7 @@ from .ages import (
     steps_of,
 )
 from .hazard import Hazards, Observations, parts_of
-from .rates import Rates
+from .rates import UseRates
 from .stretches import DESCRIPTION, I32, NUM_PRICES, OUTDATED, PRICED, UNPRICED, Stretches
 from .visits import (
     GAPS_ON_LINE,
@@ -52,9 +52,10 @@ from .worth import index_at
 BATCH = 128
 #: Stretches that move to their next age bin per call; each is one observation.
 MAX_MOVES = 256
-#: Stretches whose prices are brought up to date together, where many are out of date.
+#: Stretches that are priced together, where many are out of date.
 MAX_REPRICED = 128
-#: So many stretches are parted in two if that saves so many bins of one stretch each: a batch costs as much.
+#: Fewer stretches than this are priced in one batch; more in two, if that saves LEAST_SAVED bins of one
+#: stretch each: a batch costs as much.
 LEAST_PARTED = 32
 LEAST_SAVED = 1000
 #: Weight of an observation: the root of its blocks. One long prompt says less than ten short ones.
@@ -72,7 +73,7 @@ LAST_AHEAD = NUM_PRICES - 1.001
 
 _NEXT_STEPS = np.arange(NUM_PRICES)
 _ALL_STEPS: F64 = np.arange(NUM_STEPS, dtype=np.float64)
-_ENDS_S: list[float] = EDGES_S[1:].tolist()  # of bins; a float of numpy's is slow to reckon with
+_ENDS_S: list[float] = EDGES_S[1:].tolist()  # of bins; arithmetic on numpy's floats is slow
 _WEIGHTS = [math.sqrt(number / WEIGHT_BLOCKS) for number in range(MAX_WEIGHT_BLOCKS + 1)]
 
 I8 = npt.NDArray[np.int8]
@@ -80,12 +81,12 @@ FloatOrMany = TypeVar("FloatOrMany", float, F64)
 
 
 class Appraiser:
-    """Prices of stretches: expected uses per second of keeping. Owns their features, bins and prices."""
+    """Prices stretches in expected uses per second of keeping. Owns their features, bins and prices."""
 
     def __init__(self, stretches: Stretches) -> None:
         self._stretches = stretches
         self._hazards = Hazards(NUM_KINDS, SIZES, NUM_GAPS, LINES, GAPS_ON_LINE)
-        self._rates = Rates()
+        self._rates = UseRates()
         self._seen = Observations()
         #: Serial numbers of stretches and the stretches, one after the other: no tuples, as in ghosts.py.
         self._agenda: list[deque[int]] = [deque() for _ in range(NUM_BINS)]
@@ -117,7 +118,7 @@ class Appraiser:
         return price
 
     def prices(self, stretches_of: I32, now: float) -> F64:
-        """Return the same for many stretches."""
+        """Return the prices (n,) float64 of stretches (n,) int32, hints included, as `price` does for one."""
         stretches = self._stretches
         used_at, share, back_at = (
             np.frombuffer(column)[stretches_of]
@@ -140,17 +141,17 @@ class Appraiser:
         return prices
 
     def prepare(self, stretches_of: I32) -> None:
-        """Make the prices of stretches that have none of their age bin."""
+        """Compute the prices of stretches (n,) int32 that have none of their age bin."""
         freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
         self._reprice(stretches_of[freshness != PRICED])
 
     def _due(self, stretches_of: I32, known: F64, ahead: F64) -> npt.NDArray[np.intp]:
-        """Return the places of those whose prices were never made, and of those that are out of date as many
-        as one call may make.
+        """Return the indexes of stretches to price now: all without prices, and of those with outdated ones
+        as many as one call may price. `stretches_of`: (n,) int32; `known`, `ahead`: (n,) float64.
 
-        Where there are more, those come first that are cheapest by what is `known` of them, and that nobody
-        looked at for long: such a price counts for half of itself with every step of age, because some fall
-        as steeply (a tool call that has not returned). The others stay what they were until it is their turn.
+        Where there are more, those come first that are cheapest by their `known` prices and were read longest
+        ago: such a price counts for half of itself with every step of age, because some fall
+        as steeply (a tool call that has not returned). The others stay what they were until a later call.
         """
         freshness = np.frombuffer(self._stretches.freshness, np.int8)[stretches_of]
         due: npt.NDArray[np.intp] = (freshness != PRICED).nonzero()[0]
@@ -165,8 +166,8 @@ class Appraiser:
         return due
 
     def _prices_at(self, stretches_of: I32, ahead: F64) -> F64:
-        """Return what the prices that were made say of stretches that are so many steps of age behind the
-        first one; the last one beyond them."""
+        """Return the prices (n,) float64 of stretches (n,) int32 that are `ahead` (n,) steps of age behind
+        their first price, interpolated; the last price beyond them."""
         ahead = np.minimum(np.maximum(ahead, 0.0), LAST_AHEAD)
         whole = ahead.astype(np.int32)
         first = whole + NUM_PRICES * stretches_of
@@ -176,11 +177,12 @@ class Appraiser:
         return prices
 
     def _ahead(self, stretches_of: I32, steps: F64) -> F64:
-        """Return how far steps of age are behind those of the first prices."""
+        """Return the distances (n,) float64 of steps of age from those of the first prices."""
         return steps - np.frombuffer(self._stretches.priced_from, np.int8)[stretches_of]
 
     def prices_of_new(self, visit: Visit, parts: Sequence[tuple[int, Past]]) -> F64:
-        """Return the price that blocks of each (kind, past) would have if they joined a visit now."""
+        """Return the prices (num_parts,) float64 that blocks of each (kind, past) would have if they joined a
+        visit now."""
         if self.follows_age:
             return np.full(len(parts), _price_by_age(0.0))
         kinds = [kind for kind, _ in parts]
@@ -194,14 +196,14 @@ class Appraiser:
         return prices
 
     def prices_of_unknown(self, ages_s: F64) -> F64:
-        """Return the prices of blocks of which only the last use is known."""
+        """Return the prices (n,) float64 of blocks of which only the age (n,) float64 in seconds is known."""
         if self.follows_age:
             return _price_by_age(ages_s)
         prices: F64 = np.interp(steps_of(ages_s), _ALL_STEPS, self._prices_by_step())
         return prices
 
     def price_of_unknown(self, age_s: float) -> float:
-        """Return the same for one block."""
+        """Return the price of a block of which only the age in seconds is known."""
         if self.follows_age:
             return _price_by_age(age_s)
         step = step_of(age_s)
@@ -218,7 +220,7 @@ class Appraiser:
         return self._unknown_prices
 
     def watch(self, stretch: int) -> None:
-        """The age of a stretch begins now: expect it to outlive bins."""
+        """Start to count the age bins that a stretch outlives, from its last use on."""
         self._agenda[0].extend((self._stretches.serial[stretch], stretch))
 
     def describe(self, visit: Visit) -> None:
@@ -231,13 +233,13 @@ class Appraiser:
                 features_of(visit, kind, num_uses, stretches.age_s[stretch]),
                 gap_bins_of(visit, kind, num_uses, stretches.known_s[stretch]),
             )
-            if kind < PUBLIC:  # what a session says holds for its own blocks
+            if kind < PUBLIC:  # hints of a session apply to its own blocks
                 stretches.share[stretch] = ENDED_FACTOR if visit.is_over else 1.0
                 stretches.said_at[stretch] = visit.said_at
                 stretches.back_at[stretch] = math.inf if visit.is_over else visit.back_at
 
     def count_use(self, stretch: int, now: float, num_blocks: int) -> None:
-        """Blocks of a stretch are used: an observation, after those of the bins it outlived."""
+        """Add the observation that blocks of a stretch were used, after those of the bins it outlived."""
         stretches = self._stretches
         age_s = now - stretches.used_at[stretch]
         if stretches.kind[stretch] <= PRIVATE:
@@ -253,9 +255,9 @@ class Appraiser:
         self._seen.add(self._stretches.description_of(stretch), bin_number, use, weight)
 
     def advance(self, now: float) -> None:
-        """Stretches that outlived an age bin move to the next one: observations.
+        """Move stretches that outlived an age bin to the next one, each with an observation.
 
-        After a long silence there are many: what is left over is for the calls that follow.
+        After a long silence there are many: the calls that follow do the rest.
         """
         serials, used_at = self._stretches.serial, self._stretches.used_at
         num_left = MAX_MOVES
@@ -275,7 +277,7 @@ class Appraiser:
         self.learn()
 
     def _outlive(self, stretch: int, number: int) -> None:
-        """A stretch lived through a bin."""
+        """Add the observation that a stretch outlived a bin, and schedule the next one."""
         stretches = self._stretches
         if stretches.bin[stretch] <= number:
             self._observe(stretch, number, 0.0, _weight(stretches.weigh(stretch)))
@@ -299,17 +301,18 @@ class Appraiser:
         return {**self._hazards.dump(), "rates": self._rates.dump()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Take over what another one learned. Raises ValueError, and changes nothing, where it cannot."""
-        rates = Rates()
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
+        damaged."""
+        rates = UseRates()
         rates.load(saved.get("rates") if isinstance(saved, Mapping) else None)
         self._hazards.load(saved)
         self._rates = rates
         self._unknown_prices = np.zeros(0)
 
     def _reprice(self, numbers: I32) -> None:
-        """Set the prices of stretches from what is known by now.
+        """Compute and store the prices of stretches (n,) int32.
 
-        Many are parted in two where that saves most: the older ones have fewer bins before them.
+        Many are computed in two batches, cut where that saves most: older ones have fewer bins before them.
         """
         bins = np.frombuffer(self._stretches.bin, np.int8)[numbers]
         if len(numbers) >= LEAST_PARTED:
@@ -329,7 +332,7 @@ class Appraiser:
         described = np.frombuffer(stretches.descriptions, np.int16).reshape(-1, DESCRIPTION)[numbers]
         kinds, features, gap_bins = parts_of(described, NUM_FEATURES)
         first_steps = bins * STEPS_PER_BIN
-        first_bin = min(int(bins.min()), NUM_BINS - 1)  # who outlived them all is still in the last one
+        first_bin = min(int(bins.min()), NUM_BINS - 1)  # one that outlived them all is still in the last one
         steps = np.minimum(first_steps[:, None] + _NEXT_STEPS, NUM_STEPS - 1)
         made = index_at(self._hazards.hazards(kinds, features, gap_bins, first_bin), steps, first_bin)
         if self._rates.exponent:
@@ -342,7 +345,7 @@ class Appraiser:
 
 
 def _price_by_age(age_s: FloatOrMany) -> FloatOrMany:
-    """Return a use within the time since the last one: LRU, in the unit of all prices."""
+    """Return one use per age (float or (n,) float64, in seconds): LRU, in the unit of all prices."""
     return 1.0 / (age_s + MIN_GAP_S)
 
 

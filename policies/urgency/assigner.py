@@ -97,7 +97,7 @@ class StretchAssigner:
                 self._appraiser.count_use(ghost, visit.used_at, end - first)
                 stretch = self._open(visit, visit.kind_of(past), past)
             else:
-                stretch = self._stretch_of_kind(visit, NEW)
+                stretch = self._stretch_of(visit, NEW)
             stretches.add_ghosts(names[first:end], stretch)
 
     def _open(self, visit: Visit, kind: int, past: Past = NO_PAST) -> int:
@@ -112,9 +112,9 @@ class StretchAssigner:
 
     def _put_new(self, visit: Visit, rows: Sequence[int], kind: int) -> None:
         if rows:
-            self._stretches.put(rows, self._stretch_of_kind(visit, kind))
+            self._stretches.put(rows, self._stretch_of(visit, kind))
 
-    def _stretch_of_kind(self, visit: Visit, kind: int) -> int:
+    def _stretch_of(self, visit: Visit, kind: int) -> int:
         """Return the stretch of a visit's new blocks, made if need be."""
         for stretch in visit.stretches:
             if self._stretches.kind[stretch] == kind:

@@ -1,14 +1,14 @@
-"""The forecast: what every block is worth, learned from what the appliance sees. Shared by all tiers.
+"""The forecast: expected uses of every block, learned from requests. Shared by all tiers.
 
-It is told once per request. A request that uses stored blocks is a *visit* (visits.py); the blocks it used
+It gets one event per request. A request that uses stored blocks is a *visit* (visits.py); the blocks it used
 again and the ones it brought become stretches (stretches.py), each with a kind and features; their hazards
 (hazard.py) give a price for every age (worth.py), and what they live through is learned (appraiser.py).
 
 What is used is known before what will be put behind it, and a visit is described by both. So a use waits
 (`_pending`) until the put behind it, or anything else, comes.
 
-Hints sharpen it. Blocks of a session that ended are worth a thousandth, as far as nobody shares them. A
-session that said when it will be back is believed until it is overdue by as much again. Waiting (a tool
+Hints sharpen it. Blocks of a session that ended are worth a thousandth, as far as they are not shared. An
+announced return counts until it is overdue by as much again. Waiting (a tool
 runs), idle (a user thinks) and the length of the answer are features, so what they mean is learned.
 """
 
@@ -33,12 +33,12 @@ MAX_GHOSTS = 131_072  # about 30 MB
 MAX_SESSIONS = 65_536
 #: Weight of the newest answer in the running mean of their lengths.
 USUAL_WEIGHT = 0.01
-#: Longest answer that is believed of a dump: no model decodes 2**30 tokens.
+#: Longest answer that is accepted from a dump: no model decodes 2**30 tokens.
 MAX_LOG_DECODED = 30.0
 
 
 class _Pending(NamedTuple):
-    """Blocks used by a request whose put, if there is one, has not been heard of."""
+    """Blocks used by a request, before its put, if there is one."""
 
     rows: Sequence[int]
     row_set: frozenset[int]
@@ -46,7 +46,7 @@ class _Pending(NamedTuple):
 
 
 class _Priced(NamedTuple):
-    """The blocks that wanted to come in last; a put asks again for each part of it."""
+    """The newcomer that was priced last; a put is priced again for each part of it."""
 
     newcomer: Newcomer
     visit: Visit
@@ -54,8 +54,8 @@ class _Priced(NamedTuple):
     prices: list[float]  # of the parts
 
     def covers(self, other: Newcomer) -> bool:
-        """Whether this is the same put: at the same instant, or what is left of it later. Who asks for all of
-        it later asks again."""
+        """Whether this is the same put: at the same instant, or what is left of it later. All of it later is
+        another put."""
         mine = self.newcomer
         num_placed = other.position - mine.position
         if mine.session != other.session or num_placed < 0:
@@ -79,22 +79,23 @@ class Forecast(Observer):
         self._pending: _Pending | None = None
         self._visit: Visit | None = None  # the last one, which a put may still belong to
         self._by_session: dict[int, Visit] = {}  # the last visit of each
-        #: What sessions usually say when a request is over: believed of a request until its session says it.
+        #: What sessions usually state when a request is over: assumed of a request until its session states
+        #: it.
         self._usual_silence = 0
-        self._usual_log_decoded = 0.0  # running mean of log2 of the tokens; 0: nobody said
+        self._usual_log_decoded = 0.0  # running mean of log2 of the tokens; 0: never stated
         self._priced: _Priced | None = None  # the last newcomer
 
-    # ------------------------------------------------------------------------------- what is heard
+    # ------------------------------------------------------------------------------- events
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """A request used these blocks. They are accounted for when it is known what it adds."""
-        self._settle()
+        """Keep the blocks that a request used, until its put or another event shows what it adds."""
+        self._settle_pending()
         now = self._clock.begin_request(use.now)
         self._appraiser.advance(now)
         self._pending = _Pending(list(rows), frozenset(rows), use._replace(now=now))
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """New blocks continue a chain: of the request just heard of, or of one that still decodes."""
+        """Put new blocks into stretches of the last request's visit, or of one that still decodes."""
         parent = self._facts.parent[rows[0]]
         names = [self._facts.prefix_hash[row] for row in rows]
         visit = self._visit_before(parent, names, use._replace(now=self._clock.at(use.now)), names[0])
@@ -102,7 +103,7 @@ class Forecast(Observer):
         self._appraiser.advance(now)
         visit.num_blocks = max(visit.num_blocks, self._facts.position[rows[0]] + use.num_asked)
         if visit is self._visit and self._facts.position[rows[0]] >= visit.num_named:
-            self._ask_for_more(visit, names)
+            self._add_names(visit, names)
         if visit.used_at < now:
             self._assigner.restart_age(visit, now)
         self._assigner.store(visit, rows, names)
@@ -112,12 +113,12 @@ class Forecast(Observer):
         self._appraiser.learn()
 
     def session_changed(self, change: SessionChange) -> None:
-        """A session ended, fell silent, said when it will be back, or is back and waits for its turn.
+        """Store that a session ended, fell silent, announced a return, or is back and queued.
 
-        Who is back needs its blocks at once, and is learned as what it was while it was away: a return counts
-        for those who said "waiting", not for those who say nothing.
+        A session that is back needs its blocks at once, and is learned as what it was while it was away: a
+        return counts for those that said "waiting", not for those that say nothing.
         """
-        self._settle()
+        self._settle_pending()
         visit = self._by_session.get(change.session)
         if visit is None:
             return
@@ -136,15 +137,15 @@ class Forecast(Observer):
         self._appraiser.describe(visit)
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """These blocks are nowhere any more; their names are remembered.
+        """Make ghosts of blocks that are in no tier any more.
 
-        They often make room for the put that a use waits for; so that goes on waiting.
+        They often make room for the put of the pending use, so that stays pending.
         """
         if self._pending is not None and not self._pending.row_set.isdisjoint(rows):
-            self._settle()
+            self._settle_pending()
         self._stretches.make_ghosts(rows, self._facts.prefix_hash)
 
-    # ------------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------- prices
 
     def price(self, row: int, now: float) -> float:
         """Return the expected uses per second of keeping this block, at best. About two microseconds, where
@@ -156,8 +157,8 @@ class Forecast(Observer):
         return self._appraiser.price(stretch, self._clock.at(now))
 
     def end_of_same_price(self, rows: Sequence[int], first: int) -> int:
-        """Return where the part of a chain ends that begins at `first` and has one price: it lies in one
-        stretch, or is one block whose past is not known."""
+        """Return the end of the part of a chain that begins at `first` and has one price: it lies in one
+        stretch, or is one block without a known past."""
         of_row, num_rows = self._stretches.of_row, len(rows)
         num_known, end = len(of_row), first + 1
         stretch = of_row[rows[first]] if rows[first] < num_known else UNKNOWN
@@ -166,24 +167,24 @@ class Forecast(Observer):
         return end
 
     def is_ready(self, row: int) -> bool:
-        """Whether `price` is quick; else it has to make a price, which costs twenty times as much as making
-        one of many (`prepare`)."""
+        """Whether `price` only reads a price; else it computes one, at twenty times the cost of one of many
+        (`prepare`)."""
         of_row = self._stretches.of_row
         stretch = of_row[row] if row < len(of_row) else UNKNOWN
         return self._appraiser.follows_age or self._stretches.freshness[stretch] == PRICED
 
     def is_described_anew(self, row: int) -> bool:
-        """Whether anything was said or learned about the block itself since somebody asked for its price."""
+        """Whether the block's description changed since its price was computed."""
         of_row = self._stretches.of_row
         stretch = of_row[row] if row < len(of_row) else UNKNOWN
         return self._stretches.freshness[stretch] == UNPRICED
 
     def prepare(self, rows: I32) -> None:
-        """Make the prices of blocks that are not ready."""
+        """Compute the prices of the blocks in `rows` (n,) int32 that are not ready."""
         self._appraiser.prepare(self._stretches.of(rows))
 
     def prices(self, rows: I32, now: float) -> F64:
-        """Return the same for many blocks."""
+        """Return the prices (n,) float64 of `rows` (n,) int32, as `price` does for one."""
         stretches = self._stretches.of(rows)
         prices = self._appraiser.prices(stretches, self._clock.at(now))
         if not stretches.all():
@@ -195,8 +196,8 @@ class Forecast(Observer):
     def price_of_new(self, newcomer: Newcomer) -> float:
         """Return the price that the first of these new blocks will have once they are stored.
 
-        The parts of a put have pasts of their own: a beginning that many share, a turn that was given up,
-        what is new. Those before a dear part are worth as much as that one, which needs them.
+        The parts of a put have pasts of their own: a beginning that many share, a turn that was abandoned,
+        new blocks. Parts before a dear one are worth as much as that, which needs them.
         """
         priced = self._priced
         if priced is None or not priced.covers(newcomer):
@@ -229,14 +230,14 @@ class Forecast(Observer):
         return _Priced(newcomer, visit, ends, needed.tolist())
 
     def declined(self, newcomer: Newcomer) -> None:
-        """The newcomer that was priced last was not let in: its names are remembered, to notice a return."""
+        """Make ghosts of a newcomer that was priced and declined, to notice a return."""
         priced = self._priced
         if priced is not None and priced.covers(newcomer):
             self._assigner.remember(priced.visit, newcomer.prefix_hashes)
             self._appraiser.describe(priced.visit)
 
     def dump(self) -> dict[str, Any]:
-        """Return what was learned (not who is where), to be loaded after a restart."""
+        """Return what was learned, not where blocks are, to be loaded after a restart."""
         return {
             "hazards": self._appraiser.dump(),
             "usual_silence": self._usual_silence,
@@ -244,7 +245,8 @@ class Forecast(Observer):
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Take over what was learned before. Raises ValueError, and changes nothing, where it cannot."""
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
+        damaged."""
         try:
             silence, log_decoded = saved["usual_silence"], float(saved["usual_log_decoded"])
             hazards = saved["hazards"]
@@ -258,17 +260,17 @@ class Forecast(Observer):
 
     @property
     def num_stretches(self) -> int:
-        """Stretches that have blocks or ghosts."""
+        """Number of stretches that have blocks or ghosts."""
         return len(self._stretches)
 
     def check_integrity(self) -> list[str]:
-        """Return what is wrong with the books."""
+        """Return inconsistencies in words; empty when there are none."""
         return self._stretches.check_integrity()
 
     # ------------------------------------------------------------------------------------ internals
 
     def _visit_before(self, parent: int, names: Sequence[bytes], use: Use, head: bytes = b"") -> Visit:
-        """Return the visit that new blocks under `parent` belong to: the one being heard of, or a new one.
+        """Return the visit that new blocks under `parent` belong to: the last one, or a new one.
 
         Chains begin anew all the time. What asks for room is of this visit at the same instant only, what was
         stored also later, by its `head`: its bytes had to be copied first.
@@ -277,7 +279,7 @@ class Forecast(Observer):
         if pending is not None and pending.rows[-1] == parent:
             self._pending = None
             return self._begin(pending.rows, pending.use, names)
-        self._settle()
+        self._settle_pending()
         visit = self._visit
         if (
             visit is not None
@@ -294,7 +296,7 @@ class Forecast(Observer):
         use = use._replace(now=self._clock.begin_request(use.now))
         return self._begin((), use, names, parent)
 
-    def _ask_for_more(self, visit: Visit, names: Sequence[bytes]) -> None:
+    def _add_names(self, visit: Visit, names: Sequence[bytes]) -> None:
         """Add the names of another call of the same put to a visit: what was known of the prompt may end only
         here, and the fallback counts what one request asked for, in however many calls."""
         last_ghost = UNKNOWN
@@ -307,14 +309,14 @@ class Forecast(Observer):
         visit.num_named += len(names)
         self._fallback.asked((), names, self._stretches.num_blocks)
 
-    def _settle(self) -> None:
-        """Account for a use that no put followed."""
+    def _settle_pending(self) -> None:
+        """Make a visit of the pending use, which no put followed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._begin(pending.rows, pending.use, ())
 
     def _begin(self, rows: Sequence[int], use: Use, names: Sequence[bytes], parent: int = -1) -> Visit:
-        """A request used `rows` and goes on with blocks of these names: count it, and make it a visit."""
+        """Return a new visit of a request that used `rows` and continues with blocks of these names."""
         stretches, now = self._stretches, use.now
         tip = rows[-1] if rows else parent
         num_used = self._facts.position[tip] + 1 if tip >= 0 else 0

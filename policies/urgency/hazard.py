@@ -1,10 +1,10 @@
-"""The chance of a use by age, for any kind of block, learned online: proportional hazards.
+"""Proportional hazards: the chance of a use by age, for any kind of block, learned online.
 
     hazard(age bin | block) = base(kind, age bin) * exp(sum of the effects of its features)
 
 `base` is a life table per kind of block (new, tail, private, shared): uses over blocks at risk, each weighted
-with its own exp(effects). Those who never return are counted by the bins they outlived. A cell with few
-observations leans on the same bin of all kinds together, and that on PRIOR_HAZARD. A constant hazard per
+with its own exp(effects). Blocks that are never used again are counted by the bins they outlived. A cell with
+few observations leans on the same bin of all kinds together, and that on PRIOR_HAZARD. A constant hazard per
 geometric bin makes the price fall with age alone: before anything is learned, this is LRU.
 
 `effects` are logarithms of factors, one per feature value (turn, lengths, gap so far, ...), and start at
@@ -13,13 +13,13 @@ are an age relative to an earlier gap of the same session, so that "about as lon
 
 Two things make that quick where there is much to learn, and quiet where there is nothing:
 
-- A feature has a *trust*, a factor of all its effects. It grows while they foretell what the next batch
-  brings, and falls while they do not: noise of one batch points the wrong way in the next as often as not.
+- A feature has a *trust*, a factor of all its effects. It grows while they predict the next batch, and falls
+  while they do not: noise of one batch points the wrong way in the next as often as not.
 - The values of some features are numbers (uses; age over mean gap, both logarithms). These have a *slope* as
   well, which all values learn together: with ten observations one knows whether what was used more often is
   used again sooner, with a hundred how much sooner after the third use than after the second.
 
-Both cost nothing when a price is made: they are folded into the effects that it reads (`_told`).
+Both cost nothing when a price is computed: they are folded into the effects that it reads (`_folded`).
 
 Sources: Cox, J. R. Stat. Soc. B 34 (1972); Breslow's estimate of the base, same volume; Kaplan and Meier, J.
 Am. Stat. Assoc. 53 (1958). Rejected: a logistic model by AdaGrad (its learning rate is a parameter, and bins
@@ -72,7 +72,7 @@ _OFFSETS[0] = 0
 
 
 class Observations:
-    """What happened to stretches, bin by bin, until it is learned. Plain columns, filled one at a time."""
+    """Uses of stretches by bin, until they are learned. Plain columns, filled one at a time."""
 
     def __init__(self) -> None:
         self.descriptions = array("h")  # as many numbers each: kind, features, gap bins
@@ -81,7 +81,7 @@ class Observations:
         self.weights: list[float] = []
 
     def add(self, description: "array[int]", bin_number: int, use: float, weight: float) -> None:
-        """Note that a stretch was used in a bin (`use` 1), or outlived it (0)."""
+        """Append that a stretch was used in a bin (`use` 1), or outlived it (0)."""
         self.descriptions.extend(description)
         self.bins.append(bin_number)
         self.uses.append(use)
@@ -94,12 +94,13 @@ class Observations:
 def parts_of(
     described: npt.NDArray[Whole], num_features: int
 ) -> tuple[npt.NDArray[Whole], npt.NDArray[Whole], npt.NDArray[Whole]]:
-    """Return kinds (n,), features (n, num_features) and gap bins of descriptions, (n, all of them)."""
+    """Return kinds (n,), features (n, num_features) and gap bins (n, num_gaps) of descriptions
+    (n, 1 + num_features + num_gaps), as views."""
     return described[:, 0], described[:, 1 : 1 + num_features], described[:, 1 + num_features :]
 
 
 class Hazards:
-    """Learns and tells hazards. Kinds and feature values are small numbers; feature value 0: no effect."""
+    """Learns hazards and returns them. Kinds and feature values are small numbers; value 0: no effect."""
 
     def __init__(
         self,
@@ -133,9 +134,9 @@ class Hazards:
             self._line[start + 1 : start + NUM_OFFSETS] = np.clip(doublings, -MAX_DOUBLINGS, MAX_DOUBLINGS)
         self._slopes = np.zeros(num_features)
         self._slope_precision = np.zeros(num_features)
-        self._told = np.zeros(num_effects)  # effects as prices see them
-        #: The same of gaps by age bin: rows are 1 + the bin of a gap, one gap after the other.
-        self._told_of_gaps = np.zeros((num_gaps * len(_OFFSETS), NUM_BINS))
+        self._folded = np.zeros(num_effects)  # effects as prices read them
+        #: Folded effects of gaps by age bin: rows are 1 + the bin of a gap, one gap after the other.
+        self._folded_of_gaps = np.zeros((num_gaps * len(_OFFSETS), NUM_BINS))
         self._first_gaps = len(_OFFSETS) * np.arange(num_gaps)
         self._base: F64 = np.full((num_kinds, NUM_BINS), PRIOR_HAZARD)
         self._is_current = True
@@ -147,11 +148,11 @@ class Hazards:
         bin of an earlier gap, or 0 when there is none.
         """
         log_factor = np.empty((NUM_BINS - first_bin, len(kinds)))
-        log_factor[:] = self._told[features].sum(axis=1)
+        log_factor[:] = self._folded[features].sum(axis=1)
         has_gap = np.flatnonzero(gap_bins.any(axis=1))  # most have none, and all bins of theirs are alike
         if len(has_gap):
             gaps = gap_bins[has_gap] + self._first_gaps
-            log_factor[:, has_gap] += self._told_of_gaps[:, first_bin:][gaps].sum(axis=1).T
+            log_factor[:, has_gap] += self._folded_of_gaps[:, first_bin:][gaps].sum(axis=1).T
         np.minimum(np.maximum(log_factor, -MAX_EFFECT, out=log_factor), MAX_EFFECT, out=log_factor)
         hazards: F64 = np.exp(log_factor, out=log_factor)
         hazards *= self._current_base()[:, first_bin:].T.take(kinds, axis=1)
@@ -159,15 +160,15 @@ class Hazards:
         return hazards.T
 
     def learn(self, seen: Observations) -> None:
-        """Take one step towards what was observed."""
+        """Update base hazards, effects, trust and slopes by one batch of observations."""
         described = np.frombuffer(seen.descriptions, np.int16).astype(np.int64).reshape(len(seen), -1)
         kinds, values, gap_bins = parts_of(described, described.shape[1] - 1 - len(self._gap_starts))
         bins, used, weights = np.array(seen.bins), np.array(seen.uses), np.array(seen.weights)
         offsets = _OFFSETS[gap_bins, bins[:, None]] + self._gap_starts
         values = np.concatenate((values, offsets), axis=1)
-        log_factor = np.clip(self._told[values].sum(axis=1), -MAX_EFFECT, MAX_EFFECT)
+        log_factor = np.clip(self._folded[values].sum(axis=1), -MAX_EFFECT, MAX_EFFECT)
         factor = np.exp(log_factor)
-        # Who was used in a bin was at risk for half of it.
+        # A block that was used in a bin was at risk for half of it.
         at_risk = weights * (1.0 - 0.5 * used)
         expected = at_risk * np.minimum(self._current_base()[kinds, bins] * factor, MAX_HAZARD)
         happened = weights * used
@@ -179,20 +180,22 @@ class Hazards:
         num_per_row = values.shape[1]
         surprise = _sums(flat, np.repeat(happened - expected, num_per_row), size)
         evidence = _sums(flat, np.repeat((happened + expected) / 2, num_per_row), size)
-        self._judge(surprise, evidence)
+        self._move_trust(surprise, evidence)
         self._precision += evidence
         self._effects += STEP * surprise / (PRIOR_PRECISION + self._precision)
         self._effects[0] = 0.0
         self._effects[self._gap_starts] = 0.0
         np.minimum(self._precision, MAX_PRECISION, out=self._precision)
-        self._tell()
+        self._fold()
         is_full = self._at_risk > MAX_AT_RISK
         self._at_risk[is_full] /= 2
         self._used[is_full] /= 2
         self._is_current = False
 
-    def _judge(self, surprise: F64, evidence: F64) -> None:
-        """Move trust and slopes: Newton steps, too, on factors that many values share."""
+    def _move_trust(self, surprise: F64, evidence: F64) -> None:
+        """Move trust and slopes by Newton steps on factors that many values share.
+
+        `surprise`, `evidence`: (num_effects,) float64."""
         feature_of, num = self._feature_of, len(self._trust)
         self._trust_precision += _sums(feature_of, evidence * self._effects**2, num)
         foretold = _sums(feature_of, surprise * self._effects, num)
@@ -204,19 +207,20 @@ class Hazards:
         self._slopes += STEP * tilted / (PRIOR_PRECISION + self._slope_precision)
         np.minimum(self._slope_precision, MAX_PRECISION, out=self._slope_precision)
 
-    def _tell(self) -> None:
+    def _fold(self) -> None:
         """Fold trust and slopes into the effects that prices read."""
-        self._told = self._trust[self._feature_of] * self._effects
-        self._told += self._slopes[self._feature_of] * self._line
-        of_gaps = self._told[_OFFSETS + self._gap_starts[:, None, None]]
-        self._told_of_gaps = of_gaps.reshape(self._told_of_gaps.shape)
+        self._folded = self._trust[self._feature_of] * self._effects
+        self._folded += self._slopes[self._feature_of] * self._line
+        of_gaps = self._folded[_OFFSETS + self._gap_starts[:, None, None]]
+        self._folded_of_gaps = of_gaps.reshape(self._folded_of_gaps.shape)
 
     def dump(self) -> dict[str, Any]:
         """Return everything learned, to be loaded after a restart. Lists of numbers."""
         return {"format": FORMAT, **{name: column.tolist() for name, column in self._columns().items()}}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Take over what another one learned. Raises ValueError, and changes nothing, where it cannot."""
+        """Replace what was learned by a `dump`. Raises ValueError, and changes nothing, where it is
+        damaged."""
         if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
             raise ValueError("what was learned is of another version of the forecast; start without it")
         taken = {}
@@ -234,7 +238,7 @@ class Hazards:
             taken[name] = column
         for name, mine in self._columns().items():
             mine[...] = taken[name]
-        self._tell()
+        self._fold()
         self._is_current = False
 
     def _columns(self) -> dict[str, F64]:
@@ -260,12 +264,12 @@ class Hazards:
 
 
 def _sums(where: I64, parts: F64, num: int) -> F64:
-    """Return the sum of the parts that belong to each number below `num`."""
+    """Return the sums (num,) float64 of `parts` (n,) by their numbers `where` (n,) int64."""
     return np.asarray(np.bincount(where, parts, num), np.float64)
 
 
 def _smoothed(counts: F64) -> F64:
-    """Return counts with a share of both neighbours' in age."""
+    """Return counts (num_kinds, NUM_BINS) with a share of both neighbours in age added."""
     smoothed = counts.copy()
     smoothed[:, 1:] += NEIGHBOUR * counts[:, :-1]
     smoothed[:, :-1] += NEIGHBOUR * counts[:, 1:]

@@ -8,10 +8,11 @@ meanwhile, and is then tried again. What it won before counts, but not for ever:
 
 Sources: a sample of names stands for all of them (Waldspurger et al., "SHARDS", FAST'15; miniature
 simulations, ATC'17); two policies that compete on samples (Qureshi et al., "Set Dueling", ISCA 2007).
-Rejected: judging window by window (who loses every other window and wins more in between was sent away: 12
-points on one workload); a budget ten times smaller (the first minutes of a chat service were enough to spend
-it, and three points went with it); a shadow for the forecast as well (it would need the tree to price inner
-blocks as the tier does); weights by regret on ghosts (LeCaR, HotStorage'18): its draws tear chains apart.
+Rejected: judging window by window (a forecast that loses every other window and wins more in between was
+abandoned: 12 points on one workload); a budget ten times smaller (the first minutes of a chat service were
+enough to spend it, and three points went with it); a shadow for the forecast as well (it would need the tree
+to price inner blocks as the tier does); weights by regret on ghosts (LeCaR, HotStorage'18): its draws tear
+chains apart.
 """
 
 from collections import OrderedDict
@@ -33,12 +34,12 @@ class LruFallback:
     def __init__(self) -> None:
         self.follows_forecast = True
         self._lru: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
-        self._below = NUM_SHARES  # names whose second byte is below are in the sample
+        self._below = NUM_SHARES  # a name is in the sample if its second byte is below
         self._num_asked = 0.0
         self._num_lost = 0.0  # found by LRU and not by the tier; negative: the other way round
 
     def asked(self, found: Sequence[bytes], missed: Sequence[bytes], num_blocks: int) -> None:
-        """A request asked for these names in chain order; `num_blocks` are stored by now."""
+        """Count the names that a request asked for, in chain order; `num_blocks` are stored by now."""
         below, lru = self._below, self._lru
         if below < NUM_SHARES:
             found = [name for name in found if name[1] < below]

@@ -1,4 +1,4 @@
-"""Urgency: kvtier's own policy. Price = chance of a use x what it costs to get the block back / its bytes.
+"""Urgency: kvtier's own policy. Price = chance of a use x cost of getting the block back / its bytes.
 
 The chance is an index in uses per second, and comes from the forecast, which all tiers share. The cost is one
 of two, by the option `objective`:
@@ -9,8 +9,8 @@ of two, by the option `objective`:
 Prices fall while nothing happens and jump when something does, so candidates are not kept in an order: a
 portion of them is priced when a victim is wanted (pool.py).
 
-Admission (`urgency`) lets a block in when it is worth more than the victim that would leave for it: three
-quarters of chat blocks are used once.
+Admission (`urgency`) admits a block that is worth more than the victim: three quarters of chat blocks are
+used once.
 """
 
 import math
@@ -22,14 +22,14 @@ from ..base import AdmissionPolicy, EvictionPolicy, Newcomer, SessionChange, Sur
 from ..options import BadPolicyOption
 from .ages import F64
 from .forecast import forecast_of
-from .pool import I32, Pool
+from .pool import I32, CandidatePool
 
 NAME = "urgency"
 OBJECTIVES = ("tokens", "seconds")
 
 
-class Values:
-    """What it is worth to have a block, per byte, in the unit of the objective."""
+class ByteValues:
+    """Tokens, or seconds of prefill, that a byte of a block saves."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         options = {"objective": OBJECTIVES[0], **surroundings.options}
@@ -43,14 +43,14 @@ class Values:
         self._bytes: dict[int, int] = {}
 
     def of(self, row: int) -> float:
-        """Return tokens, or seconds of prefill, per byte."""
+        """Return the tokens, or seconds of prefill, per byte of a block."""
         if self._is_for_seconds:
             return self.at(row, self._facts.position[row])
         known = self._tokens_per_byte.get(self._facts.namespace_id[row])
         return self.at(row, 0) if known is None else known
 
     def of_all(self, rows: I32) -> F64 | float:
-        """Return the same for many rows; one number when it is the same for all."""
+        """Return the values (n,) float64 of `rows` (n,) int32; one number when it is the same for all."""
         if not self._is_for_seconds:
             namespace_ids = np.asarray(self._facts.namespace_id)[rows]
             if (namespace_ids == namespace_ids[0]).all():
@@ -58,7 +58,7 @@ class Values:
         return np.array([self.of(row) for row in rows.tolist()])
 
     def at(self, row: int, position: int) -> float:
-        """Return the same for a block of this row's namespace at a position."""
+        """Return the value per byte of a block at `position`, in the namespace of `row`."""
         namespace_id = self._facts.namespace_id[row]
         if namespace_id not in self._bytes:
             self._bytes[namespace_id] = self._facts.block_bytes(row)
@@ -73,27 +73,27 @@ class UrgencyEviction(EvictionPolicy):
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._facts = surroundings.facts
-        self._values = Values(surroundings)
+        self._values = ByteValues(surroundings)
         self._forecast = forecast_of(surroundings)
         self._victim = Victim(-1, math.nan)  # the last one
-        self._pool = Pool(self._prices, self._price_anew)
-        #: The last price asked for: who is too dear to leave with the block below becomes a candidate next.
+        self._pool = CandidatePool(self._prices, self._price_anew)
+        #: The last price returned: a block too dear to leave with the one below becomes a candidate next.
         self._asked_row, self._asked_at, self._asked_price = -1, math.nan, math.nan
 
     def used(self, rows: Sequence[int], use: Use) -> None:
-        """Prices are others now."""
+        """Invalidate cached prices."""
         self._reprice()
 
     def stored(self, rows: Sequence[int], use: Use) -> None:
-        """As above."""
+        """Invalidate cached prices."""
         self._reprice()
 
     def session_changed(self, change: SessionChange) -> None:
-        """As above."""
+        """Invalidate cached prices."""
         self._reprice()
 
     def forgotten(self, rows: Sequence[int]) -> None:
-        """Rows may name other blocks from now on."""
+        """Drop state of these rows: they may name other blocks from now on."""
         if self._asked_row in rows:
             self._asked_row = -1
         if self._victim.row in rows:
@@ -110,12 +110,12 @@ class UrgencyEviction(EvictionPolicy):
                 pool.add(row)
 
     def price(self, row: int, now: float) -> float:
-        """Return what keeping the block is worth per second and byte."""
+        """Return what keeping the block is worth, per second and byte."""
         if row == self._asked_row and now == self._asked_at:
             return self._asked_price
         forecast = self._forecast
         if not forecast.is_ready(row):
-            # It is asked for because the block below leaves. Those who leave next have parents, too.
+            # The block below is evicted; so are the ready ones next, and then their parents are priced.
             parents = [self._facts.parent[ready] for ready in self._pool.ready_rows()]
             together = [row, *(parent for parent in parents if parent >= 0)]
             forecast.prepare(np.array(together, np.int32))
@@ -124,9 +124,11 @@ class UrgencyEviction(EvictionPolicy):
         return price
 
     def num_no_dearer(self, rows: Sequence[int], price: float, now: float) -> int:
-        """Ask once for all blocks with the same past: up their chain they are worth the same, or (in seconds)
-        less and less. Those with the past of the victim are not asked for: its price is of another instant,
-        made together with others, and rounded otherwise, which kept many of them."""
+        """Return how many of these blocks, from the first one on, cost at most `price`.
+
+        One price is read for all blocks with the same past: up their chain they are worth the same, or (in
+        seconds) less and less. Blocks with the past of the victim count without: its price is of another
+        instant, computed in a batch and rounded otherwise, which kept many of them."""
         number, victim = 0, self._victim
         if rows and price == victim.price and self._facts.parent[victim.row] == rows[0]:
             number = self._forecast.end_of_same_price((victim.row, *rows), 0) - 1
@@ -135,7 +137,7 @@ class UrgencyEviction(EvictionPolicy):
         return number
 
     def choose(self, now: float) -> Victim | None:
-        """Remove and return the cheapest of the candidates that are looked at."""
+        """Remove and return the cheapest of the candidates that are ready (pool.py)."""
         found = self._pool.pop(now)
         if found is None:
             return None
@@ -144,7 +146,7 @@ class UrgencyEviction(EvictionPolicy):
         return self._victim
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left this tier."""
+        """Drop candidates that left this tier."""
         self._pool.discard(rows)
 
     def __len__(self) -> int:
@@ -162,14 +164,14 @@ class UrgencyEviction(EvictionPolicy):
 
 
 class UrgencyAdmission(AdmissionPolicy):
-    """Declines what is worth less than its victim."""
+    """Declines blocks that are worth less than their victim."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        self._values = Values(surroundings)
+        self._values = ByteValues(surroundings)
         self._forecast = forecast_of(surroundings)
 
     def admits(self, newcomer: Newcomer, victim: Victim | None) -> bool:
-        """Compare prices; whoever finds free room comes in."""
+        """Return whether the newcomer's price is at least the victim's; True where there is room."""
         if victim is None:
             return True
         like = newcomer.parent if newcomer.parent >= 0 else victim.row

@@ -1,15 +1,15 @@
-"""Candidates whose prices change while nothing happens: looked at in portions, not kept in order.
+"""Candidates with prices that change with time: priced in portions, not kept in order.
 
 The price of every candidate falls with its age, so an order of a million candidates is wrong a moment later,
 and keeping it right costs forty price changes for every block that leaves. A pool keeps no order. When a
 victim is wanted it prices a portion of the candidates at once (numpy), together with the cheapest ones that
-it found before, and the cheapest of these are ready to leave at this instant. The portions go round: whoever
-is cheap is met within one round and carried along from then on. A pool of up to PORTION candidates is looked
-at as a whole, so there the victim is the cheapest of all.
+it found before, and the cheapest of these are ready to leave at this instant. The portions go round: a
+cheap candidate is found within one round and carried along from then on. A pool of up to PORTION candidates
+is priced as a whole, so there the victim is the cheapest of all.
 
-A request changes the prices of a few. So those who are ready in a large pool stay so for FRESH_S, and each is
-asked for by itself before it leaves: with a thousand candidates and more a request would pay for a look each
-time, to evict three of them.
+A request changes the prices of a few. So candidates that are ready in a large pool stay so for FRESH_S, and
+each is priced by itself before it leaves: with a thousand candidates and more, a request would pay for a
+portion each time, to evict three of them.
 
 Sources: LHD (NSDI 2018) and Redis sample 32 and 5 candidates; Redis carries the best ones along. Rejected: a
 heap by price and one by the time of the next price change (policies/candidates.py), which is exact to a
@@ -36,8 +36,9 @@ FRESH_S = 0.05
 GROWTH = 1024
 
 
-class Pool:
-    """A set of rows. Everything but `pop` costs a fraction of a microsecond per row."""
+class CandidatePool:
+    """A set of rows, of which `pop` removes a cheap one. All else costs a fraction of a microsecond per
+    row."""
 
     def __init__(
         self,
@@ -45,16 +46,16 @@ class Pool:
         price_anew: Callable[[int, float], float | None] | None = None,
     ) -> None:
         """`price_all(rows, now)` returns the prices of many rows at once, `price_anew(row, now)` that of one
-        if it was described anew since it was priced, else None. Without it nobody stays ready when something
-        happens."""
+        if its description changed since it was priced, else None. Without it no candidate stays ready at an
+        event."""
         self._price_all = price_all
         self._price_anew = price_anew
         self._rows = array("i")
         self._places = array("i")  # by row: 1 + its index in `_rows`; 0: no candidate
         self._cursor = 0
-        self._ready: list[Entry] = []  # cheapest first; those who left may still be in it
+        self._ready: list[Entry] = []  # cheapest first; candidates that left may still be in it
         self._ready_at = float("nan")  # prices are of this instant; NaN: out of date
-        self._is_doubtful = False  # something happened since then that changed some of them
+        self._is_doubtful = False  # an event since then changed some of them
 
     def add(self, row: int) -> None:
         """Make a row a candidate."""
@@ -66,13 +67,13 @@ class Pool:
             places[row] = len(self._rows)
 
     def add_priced(self, row: int, price: float) -> None:
-        """Make a row a candidate, of those who are ready if it is as cheap."""
+        """Make a row a candidate, a ready one if it is as cheap as those."""
         self.add(row)
         if price <= self._ready[-1][0]:
             insort(self._ready, (price, row))
 
     def discard(self, rows: Iterable[int]) -> None:
-        """Forget candidates; nothing happens to those that are none."""
+        """Remove candidates; nothing happens to rows that are none."""
         places = self._places
         num_places = len(places)
         for row in rows:
@@ -80,18 +81,18 @@ class Pool:
                 self._remove(row)
 
     def is_ready(self, now: float) -> bool:
-        """Whether anybody is ready to leave."""
+        """Whether any candidate is ready to leave."""
         return now - self._ready_at <= FRESH_S and bool(self._ready)
 
     def ready_rows(self) -> list[int]:
-        """Return who is ready to leave, cheapest first; some may have left."""
+        """Return the rows that are ready to leave, cheapest first; some may have left."""
         return [row for _, row in self._ready]
 
     def reprice(self) -> None:
-        """Something happened that changes prices.
+        """Mark prices as outdated, after an event.
 
-        A pool of one portion is looked at anew at the next `pop`. In a larger one those who are ready are a
-        sample anyway, and it concerns few of them: whoever is to leave is asked for by itself.
+        A pool of one portion is priced anew at the next `pop`. In a larger one the ready candidates are a
+        sample anyway, and few of them changed: each is priced by itself before it leaves.
         """
         if len(self._rows) > PORTION and self._price_anew is not None:
             self._is_doubtful = True
@@ -101,8 +102,8 @@ class Pool:
     def pop(self, now: float) -> tuple[Entry, Entry | None] | None:
         """Remove and return (price, row) of the cheapest candidate, and the next one, which stays.
 
-        None: there is none. None for the next one: nobody else is ready, and looking would cost more than it
-        is worth when no other victim is wanted.
+        None: there is none. None for the next one: no other is ready, and pricing a portion would cost more
+        than it is worth when no other victim is wanted.
         """
         entry = self._cheapest(now) if now - self._ready_at <= FRESH_S else None  # false for NaN
         while entry is None:
@@ -121,7 +122,7 @@ class Pool:
         return len(self._rows)
 
     def _remove(self, row: int) -> None:
-        """Forget a candidate; the last one takes its place."""
+        """Remove a candidate; the last one takes its place."""
         place, last = self._places[row], self._rows.pop()
         if last != row:
             self._rows[place - 1] = last
@@ -129,7 +130,7 @@ class Pool:
         self._places[row] = 0
 
     def _cheapest(self, now: float) -> Entry | None:
-        """Return the cheapest of those who are ready, by its new price where it has one."""
+        """Return the cheapest ready candidate, by its new price where it has one."""
         entry = self._first_ready()
         while self._is_doubtful and entry is not None and self._price_anew is not None:
             row = entry[1]
@@ -144,7 +145,7 @@ class Pool:
         return entry
 
     def _first_ready(self) -> Entry | None:
-        """Return the cheapest of those who are ready and still here."""
+        """Return the cheapest ready candidate that is still here."""
         ready, places = self._ready, self._places
         while ready:
             if places[ready[0][1]]:
@@ -164,7 +165,8 @@ class Pool:
         self._is_doubtful = False
 
     def _portion(self) -> I32:
-        """Return the rows whose turn it is, and those that were ready and are not among them."""
+        """Return the rows (n,) int32 of the next portion, and those that were ready and are not among
+        them."""
         places, num_rows = self._places, len(self._rows)
         if num_rows <= PORTION:
             return np.array(self._rows, np.int32)

@@ -1,7 +1,7 @@
-"""What counts alone say of blocks: uses per time known, a factor of prices that fades with what is learned.
+"""Use rates: a factor of prices by uses per time known, which fades with what is learned.
 
-Whoever knows nothing of a kind of traffic but how often a block was used, and for how long it is known, does
-best to expect the same again:
+Where only the number of uses of a block is known, and for how long it is known, the best estimate is the
+same again:
 
     rate = (uses + PRIOR_USES) / (time known + scale)
 
@@ -12,11 +12,11 @@ blocks, which is learned, so nothing here has a time scale of its own.
 
 A price is multiplied by (rate / rate of a new block) ** exponent. The exponent is small, because the rest of
 the price looks at the same counts as soon as it has seen what they mean, and it fades as observations come
-in: hazards need some hundred uses of each kind to find that those who were used come back, and these are the
+in: hazards need some hundred uses of each kind to learn that used blocks are used again, and these are the
 requests at which a small tier keeps the wrong blocks.
 
 Rejected: slopes of hazards that begin at this rate (features that say the same by other words share the
-surprise, so nobody unlearns them where only age matters, and they drift where habits do not change); an
+surprise, so none of them unlearns it where only age matters, and they drift where habits do not change); an
 exponent that stays (half a point less on agents); one scale for all (300 s suit people and cost a point
 where steps take seconds); breaking ties by age in the same way (what pays for LRU's own traffic costs twice
 as much where popularity is all there is).
@@ -44,8 +44,8 @@ GAP_WEIGHT = 0.01
 MAX_LOADED = 1e18
 
 
-class Rates:
-    """Knows how long gaps usually are and how much was learned, and tells factors of prices by counts."""
+class UseRates:
+    """Learns the usual gap between uses, and returns factors of prices by counts of uses."""
 
     def __init__(self) -> None:
         self._log_gap = math.log(FIRST_GAP_S)
@@ -53,31 +53,31 @@ class Rates:
         self._num_learned = 0.0
 
     def add_gap(self, gap_s: float) -> None:
-        """A block that belongs to one conversation was used this long after its last use."""
+        """Add the gap, in seconds, between two uses of a block that belongs to one conversation."""
         self._num_gaps += 1.0
         weight = max(GAP_WEIGHT, 1.0 / self._num_gaps)
         self._log_gap += weight * (math.log(max(gap_s, MIN_GAP_S)) - self._log_gap)
 
     def fade(self, num_observations: int) -> None:
-        """So many observations more were learned."""
+        """Add observations that hazards learned from: the exponent falls."""
         self._num_learned += num_observations
 
     @property
     def exponent(self) -> float:
-        """How much counts weigh; 0 once enough was learned."""
+        """Exponent of the rate in a price; 0 once enough was learned."""
         exponent = EXPONENT * HALF_LIFE / (HALF_LIFE + self._num_learned)
         return exponent if exponent >= LEAST_EXPONENT else 0.0
 
     def factor(self, num_uses: int, life_s: float) -> float:
-        """Return what the price of a block is multiplied by: 1 for a new one.
+        """Return the factor of a block's price: 1 for a new one.
 
         `num_uses`: uses after the first; `life_s`: seconds since the first use.
         """
         return float(((num_uses / PRIOR_USES + 1.0) / (life_s / self._scale_s() + 1.0)) ** self.exponent)
 
     def factors(self, num_uses: npt.ArrayLike, lives_s: F64) -> F64 | float:
-        """Return the same for many blocks, of any shapes that broadcast to that of `lives_s`, which
-        is used up."""
+        """Return the factors of many prices, float64 of the shape of `lives_s`, which is overwritten;
+        `num_uses` has a shape that broadcasts to it. One number when all are 1."""
         exponent = self.exponent
         if not exponent:
             return 1.0
@@ -95,7 +95,7 @@ class Rates:
         return {"log_gap": self._log_gap, "num_gaps": self._num_gaps, "num_learned": self._num_learned}
 
     def load(self, saved: Mapping[str, Any] | None) -> None:
-        """Take over what another one knew; nothing, when it is of a time without rates.
+        """Replace the state by a `dump`; None, of a version without rates, changes nothing.
 
         Raises ValueError, and changes nothing, where it cannot."""
         if saved is None:

@@ -1,12 +1,12 @@
-"""Stretches: blocks with the same past. Whatever is learned or priced is so once per stretch.
+"""Stretches: blocks with the same past, learned from and priced together.
 
 One request uses a whole chain; what it used again in one go has one past from then on. A chain of 500
 blocks is a handful of stretches: the shared beginning, the private rest, what was new. Blocks leave a stretch
 at its end, by eviction, or at its beginning, when the next request takes them into stretches of its own.
 
 A block that left every tier stays in its stretch as a *ghost*, under its name, as long as there is room for
-names. Without ghosts the appliance would only learn from what it kept, and think that what it gives up early
-never returns.
+names. Without ghosts the forecast would only learn from blocks that were kept, as if those evicted early were
+never used again.
 
 Columns, not objects: a million blocks have tens of thousands of stretches, and the garbage collector would
 look at every object again and again.
@@ -24,7 +24,7 @@ from ..baselines.ghosts import Names
 from .visits import NUM_FEATURES, NUM_GAPS, Visit
 
 I32 = npt.NDArray[np.int32]
-#: The stretch of blocks whose past is not known (they were restored after a restart).
+#: The stretch of blocks without a known past (they were restored after a restart).
 UNKNOWN = 0
 GROWTH = 1024
 #: Ghosts that are remembered for each block that is stored, and for how many blocks at least.
@@ -68,7 +68,7 @@ class Stretches:
         self._next_serial = 0
         unknown = self.open(None, 0.0, 0, 0, 0, -1.0, 0.0)
         assert unknown == UNKNOWN
-        self.freshness[unknown] = PRICED  # nobody asks for it
+        self.freshness[unknown] = PRICED  # never read
 
     def open(
         self,
@@ -80,7 +80,7 @@ class Stretches:
         age_s: float,
         known_s: float,
     ) -> int:
-        """Make an empty stretch. Its features and prices are to be set by who knows them."""
+        """Return the number of a new, empty stretch, without features and prices."""
         if self._free:
             number = self._free.pop()
         else:
@@ -101,27 +101,27 @@ class Stretches:
         return number
 
     def description_of(self, stretch: int) -> "array[int]":
-        """Return a copy of its kind, features and gap bins."""
+        """Return a copy of a stretch's kind, features and gap bins, DESCRIPTION numbers."""
         return self.descriptions[stretch * DESCRIPTION : (stretch + 1) * DESCRIPTION]
 
     def describe(self, stretch: int, features: Sequence[int], gap_bins: Sequence[int]) -> None:
-        """Set its features and gap bins; its prices are out of date."""
+        """Set the features and gap bins of a stretch; its prices become invalid."""
         self.descriptions[stretch * DESCRIPTION : (stretch + 1) * DESCRIPTION] = array(
             "h", (self.kind[stretch], *features, *gap_bins)
         )
         self.freshness[stretch] = UNPRICED
 
     def renew(self, stretch: int) -> None:
-        """Give it a new serial number: what was planned for it is void."""
+        """Give a stretch a new serial number: entries of the agenda for the old one are void."""
         self._next_serial += 1
         self.serial[stretch] = self._next_serial
 
     def weigh(self, stretch: int) -> int:
-        """Return how many blocks it has, ghosts included."""
+        """Return the number of blocks of a stretch, ghosts included."""
         return self.num_rows[stretch] + self.num_ghosts[stretch]
 
     def put(self, rows: Sequence[int], stretch: int) -> None:
-        """Rows without a stretch, or of other stretches, join this one."""
+        """Move rows, of other stretches or of none, into this one."""
         of_row, num_rows = self.of_row, self.num_rows
         num_rows[stretch] += len(rows)  # first, as in `_name_ghosts`
         for row in rows:
@@ -144,7 +144,7 @@ class Stretches:
         return [(first, end, found[first]) for first, end in pairwise((0, *ends))]
 
     def of(self, rows: I32) -> I32:
-        """Return the stretches of rows."""
+        """Return the stretches (n,) int32 of `rows` (n,) int32."""
         of_row = self.of_row
         try:
             found: I32 = np.frombuffer(of_row, np.int32)[rows]
@@ -154,7 +154,7 @@ class Stretches:
         return found
 
     def make_ghosts(self, rows: Sequence[int], names: Sequence[bytes]) -> None:
-        """Rows become ghosts. Blocks whose past is not known are forgotten."""
+        """Make ghosts of rows, under their `names` (by row). Blocks without a known past are dropped."""
         of_row, num_known = self.of_row, len(self.of_row)
         group: list[bytes] = []  # names of those met last, all of one stretch
         stretch_of_group = UNKNOWN
@@ -174,7 +174,7 @@ class Stretches:
         self._make_room(2 * len(rows))
 
     def add_ghosts(self, names: Sequence[bytes], stretch: int) -> None:
-        """Remember the names of blocks that are not stored. The oldest names make room."""
+        """Add names of blocks that are not stored as ghosts of a stretch. The oldest ghosts make room."""
         self._name_ghosts(names, stretch)
         self._make_room(2 * len(names))
 
@@ -185,7 +185,7 @@ class Stretches:
             self.close_if_empty(before)
 
     def _make_room(self, max_forgotten: int) -> None:
-        """Forget the oldest ghosts beyond the limit: two for each that came, because the limit may fall."""
+        """Remove the oldest ghosts beyond the limit: two for each that came, because the limit may fall."""
         limit = min(self.max_ghosts, GHOSTS_PER_BLOCK * max(self.num_blocks, MIN_BLOCKS))
         while max_forgotten > 0:
             oldest, num_forgotten = self.ghosts.pop_oldest(limit)
@@ -197,14 +197,14 @@ class Stretches:
             max_forgotten -= num_forgotten
 
     def remove_ghost(self, name: bytes) -> None:
-        """A ghost is no more: its block is back, or another stretch has it."""
+        """Remove a ghost: its block is back, or in another stretch."""
         stretch = self.ghosts.pop(name)
         self.num_ghosts[stretch] -= 1
         self.close_if_empty(stretch)
 
     def ghost_runs(self, names: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
-        """Yield (first, last + 1, stretch) of the parts of a chain whose names are remembered in one stretch
-        each, or not at all (UNKNOWN). What is remembered may change between two of them."""
+        """Yield (first, last + 1, stretch) of the parts of a chain with ghosts in one stretch each, or
+        without (UNKNOWN). Ghosts may change between two of them."""
         end = 0
         while end < len(names):
             first, stretch = end, self.ghosts.get(names[end])
@@ -216,7 +216,7 @@ class Stretches:
         return len(self.used_at) - len(self._free)
 
     def check_integrity(self) -> list[str]:
-        """Return what is wrong with the counts."""
+        """Return inconsistencies of the counts, in words; empty when there are none."""
         problems = []
         rows = np.bincount(np.array(self.of_row, np.int64), minlength=len(self.used_at))
         ghosts = np.bincount(np.array(self.ghosts.numbers(), np.int64), minlength=len(self.used_at))
@@ -235,7 +235,7 @@ class Stretches:
         return problems
 
     def close_if_empty(self, stretch: int) -> None:
-        """Free the number of a stretch that nobody is in."""
+        """Free the number of a stretch without blocks and ghosts."""
         visit = self.visit[stretch]
         if visit is not None and stretch and not self.num_rows[stretch] and not self.num_ghosts[stretch]:
             visit.stretches.remove(stretch)

@@ -1,8 +1,8 @@
-"""Visits and kinds: what a request says about when its blocks are used next.
+"""Visits and kinds: features of a request that predict the next use of its blocks.
 
 A *visit* is one request on one chain: a turn of a conversation, a step of an agent, one question about a
 shared document. A request that goes on where an earlier one ended is the next turn of the same conversation,
-whether or not anybody named a session; so turns, gaps and growth are known without session ids. (The last
+whether or not it names a session; so turns, gaps and growth are known without session ids. (The last
 block of a prompt may be partial and is then another block in the next turn; hence "or one block before".)
 All other requests that begin with stored blocks *fork* the chain: the blocks before the fork are shared.
 
@@ -21,7 +21,7 @@ NEW, TAIL, PRIVATE = 0, 1, 2
 #: Forks up to which a block is of the kinds after PRIVATE.
 SHARED_UP_TO = (1, 3, 7, 15, math.inf)
 NUM_KINDS = PRIVATE + 1 + len(SHARED_UP_TO)
-#: From this kind on a block belongs to nobody: features of the last conversation say nothing about it.
+#: From this kind on a block belongs to no conversation: features of the last one do not apply to it.
 PUBLIC = PRIVATE + 3
 #: Weight of the last gap in the running mean of logarithms of gaps.
 GAP_WEIGHT = 0.4
@@ -55,8 +55,8 @@ _SAID: dict[int, int] = {Urgency.WAITING: 1, Urgency.IDLE: 2}
 #: Gaps that an age is compared with: the last one, their mean, the mean of all since the blocks came, and the
 #: time that decoding the answer takes.
 NUM_GAPS = 4
-#: Features whose values lie on a line, and where: logarithms of uses, up to a limit, because what everybody
-#: uses would tilt the line for all.
+#: Features with values on a line, and where they lie: logarithms of uses, up to a limit, because what all
+#: requests use would tilt the line for the others.
 LINES = {6: tuple(min(3.0, max(0, value - 1) / USES_PER_DOUBLING) for value in range(SIZES[6]))}
 #: The gap of which the same holds.
 GAPS_ON_LINE = (2,)
@@ -82,12 +82,12 @@ class Visit:
     is_over: bool = False  # its session ended
     said_at: float = 0.0
     back_at: float = math.inf  # announced; inf: not
-    num_named: int = 0  # blocks at its beginning whose names were heard of
+    num_named: int = 0  # blocks at its beginning with known names
     head: bytes = b""  # name of its first block, where nothing of its chain was stored
 
     @property
     def num_new(self) -> int:
-        """Blocks that nobody had asked for before."""
+        """Number of blocks that were not requested before."""
         return max(0, self.num_blocks - self.num_known)
 
     def continues(self, earlier: "Visit", num_known: int) -> bool:
@@ -95,7 +95,7 @@ class Visit:
         return num_known > 1 and num_known >= earlier.num_blocks - 1
 
     def follow(self, earlier: "Visit") -> None:
-        """Take over the history of the turn before."""
+        """Set turn and gaps from the turn before."""
         gap_s = max(self.used_at - earlier.used_at, 0.01)
         log_gap = math.log2(gap_s)
         self.turn = earlier.turn + 1
@@ -104,31 +104,31 @@ class Visit:
         self.mean_log_gap = mean + GAP_WEIGHT * (log_gap - mean) if earlier.turn else log_gap
 
     def begin_anew(self) -> None:
-        """This is the first turn of a conversation, or a fork."""
+        """Reset turn and gaps: this is the first turn of a conversation, or a fork."""
         self.turn, self.last_gap_s, self.mean_log_gap = 0, 0.0, 0.0
 
     @property
     def stage(self) -> int:
-        """Whether this is a first request, a fork, or one of the next turns."""
+        """FIRST, FORK, or NEXT and up for the next turns."""
         if self.turn:
             return min(NEXT + self.turn - 1, FORK - 1)
         return FORK if self.num_known > 1 else FIRST
 
     def kind_of(self, past: "Past") -> int:
-        """Return the kind of blocks that it uses again: a fork is one more."""
+        """Return the kind of blocks that this visit uses again: a fork is one more."""
         return kind_of(past.num_forks + (0 if self.turn else 1))
 
 
 class Past(NamedTuple):
-    """What is known of blocks when a visit uses them, beside the visit itself."""
+    """History of blocks before a visit uses them."""
 
     num_forks: int  # before this visit
     num_uses: int
     age_s: float  # since the use before; negative: they are new
-    known_s: float  # since the first use; 0: they are new, or nobody knows
+    known_s: float  # since the first use; 0: they are new, or it is not known
 
 
-#: Of blocks that nobody asked for before.
+#: Of blocks that were not requested before.
 NO_PAST = Past(0, 0, -1.0, 0.0)
 
 

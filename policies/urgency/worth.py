@@ -1,4 +1,4 @@
-"""What keeping a block is worth at each age: a Gittins index.
+"""Gittins index: what keeping a block is worth, by age.
 
 Keeping a block from now until age H earns a hit with some chance and occupies its bytes for some expected
 time, until the hit or until H. The best ratio of the two over all H,
@@ -12,7 +12,7 @@ a fixed horizon is hit density (Beckmann, Chen, Cidon, "LHD", NSDI 2018). The ha
 worse than LRU on real traces, and a fixed horizon loses wherever it does not fit the gaps.
 
 Horizons are ends of age bins: half of the steps for the same hits (within 0.01 points on two public traces).
-What was before the youngest age that anybody asks for makes no difference, so hazards may begin there. Arrays
+What was before the youngest asked age makes no difference, so hazards may begin there. Arrays
 are worked on bin by bin, all stretches of a bin side by side: running sums along an axis that is not
 contiguous are as quick as any, and the best of all horizons is found four times as quickly.
 """
@@ -25,7 +25,8 @@ from .ages import F64, STEP_WIDTHS_S, STEPS_PER_BIN
 I64 = npt.NDArray[np.int64]
 
 assert STEPS_PER_BIN == 2, "index_at cuts bins into halves"
-#: No time kept is shorter. It keeps horizons before the asked step, whose gain is negative, from being best.
+#: No time kept is shorter. It keeps horizons before the asked step, which have a negative gain, from being
+#: best.
 LEAST_KEPT_S = 1e-9
 
 #: Half the widths of steps, those in the first half of a bin and those in the second.
@@ -34,7 +35,7 @@ _SECOND_HALVES_S: F64 = STEP_WIDTHS_S[1::2, None] / 2
 
 
 def index_at(hazards: F64, steps: I64, first_bin: int = 0) -> F64:
-    """Return the index at the beginnings of some steps of age, in uses per second of keeping.
+    """Return the index at the beginnings of some steps of age, float64, in uses per second of keeping.
 
     `hazards`: (num_stretches, NUM_BINS - first_bin), chance of a use within a bin for what reached it, below
     1. `steps`: (num_stretches, num_asked) steps of age, none before `first_bin`. Returns their shape.

@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from kvtier.policies.costs import MIN_MEASUREMENTS, CostModel, PrefillSpeed
+from kvtier.policies.costs import MIN_MEASUREMENTS, CostModel, PrefillModel
 from kvtier.tiers.block import Geometry, Tier
 
 LLAMA_8B = Geometry(32, 8, 128, 16, "float16")  # 2 MiB a block
 TIERS = {"d": Tier.DRAM, "n": Tier.NVME, "h": Tier.HBM}
 
 
-def model(speed: PrefillSpeed | None = None, bandwidth: float = 2e9, queued_bytes: int = 0) -> CostModel:
+def model(speed: PrefillModel | None = None, bandwidth: float = 2e9, queued_bytes: int = 0) -> CostModel:
     costs = CostModel(1e9, 1e-3, queued_bytes=lambda tier: queued_bytes)
     costs.add_namespace(1, LLAMA_8B)
     if speed is not None:
@@ -46,7 +46,7 @@ def test_the_guess_is_that_of_a_model_of_this_depth() -> None:
 
 def test_the_quadratic_part() -> None:
     """Twice the speed's doubling context in one prompt costs twice what its tokens cost alone."""
-    costs = model(PrefillSpeed(1000.0, 1600.0))
+    costs = model(PrefillModel(1000.0, 1600.0))
     num_blocks = 2 * 1600 // 16
     assert costs.recompute_s(1, 0, num_blocks) == pytest.approx(2 * 3200 / 1000)
     parts = sum(costs.recompute_s(1, position) for position in range(num_blocks))
@@ -70,14 +70,14 @@ def test_measurements_replace_the_guess_and_then_only_nudge() -> None:
 
 
 def test_a_stated_speed_is_followed_by_measurements_slowly() -> None:
-    costs = model(PrefillSpeed(1000.0))
+    costs = model(PrefillModel(1000.0))
     costs.prefilled(1, 0, 1, 16 / 500)
     assert 800 < costs.prefill_speed(1)[0].tokens_per_s < 1000
 
 
 @pytest.mark.parametrize("bandwidth", [1e8, 1e9, 3e9, 1e10])
-@pytest.mark.parametrize("speed", [PrefillSpeed(8_000.0, 2_000.0), PrefillSpeed(30_000.0, 500.0)])
-def test_advice_is_what_trying_every_length_says(bandwidth: float, speed: PrefillSpeed) -> None:
+@pytest.mark.parametrize("speed", [PrefillModel(8_000.0, 2_000.0), PrefillModel(30_000.0, 500.0)])
+def test_advice_is_what_trying_every_length_says(bandwidth: float, speed: PrefillModel) -> None:
     costs = model(speed, bandwidth, queued_bytes=5 << 20)
     for where in ("n" * 40, "ddnnnn", "nnnndd", "dndndn" * 5, "n", "d", "ddd" + "n" * 200):
         for first in (0, 1, len(where) // 2, len(where)):
@@ -89,7 +89,7 @@ def test_advice_is_what_trying_every_length_says(bandwidth: float, speed: Prefil
 
 def test_late_blocks_may_be_worth_it_where_early_ones_are_not() -> None:
     """A token late in a long context costs many early ones; then all of the chain is loaded to get there."""
-    costs = model(PrefillSpeed(30_000.0, 500.0), bandwidth=2 * (2 << 20) * 30_000 / 16)
+    costs = model(PrefillModel(30_000.0, 500.0), bandwidth=2 * (2 << 20) * 30_000 / 16)
     assert costs.load_s(1, 1, Tier.NVME) > costs.recompute_s(1, 0)
     assert costs.advise(1, tiers("nn")).num_blocks == 0
     assert costs.advise(1, tiers("n" * 400)).num_blocks == 400
@@ -102,7 +102,7 @@ def test_nothing_stored_needs_no_advice() -> None:
 def test_a_bandwidth_nobody_measured_is_certain_of_nothing() -> None:
     costs = CostModel(1e9, 1e-3)
     costs.add_namespace(1, LLAMA_8B)
-    costs.state_speed(1, PrefillSpeed(1e9))
+    costs.state_speed(1, PrefillModel(1e9))
     assert not costs.advise(1, tiers("n")).is_certain
     costs.measured(Tier.NVME, 0.0, 0.0)  # before its first sample an edge reports nothing
     assert not costs.advise(1, tiers("n")).is_certain

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvtier.policies.urgency.pool import FRESH_S, I32, NUM_READY, PORTION, Pool
+from kvtier.policies.urgency.pool import FRESH_S, I32, NUM_READY, PORTION, CandidatePool
 
 
 class Prices:
@@ -24,45 +24,45 @@ def prices() -> Prices:
 
 
 @pytest.fixture
-def pool(prices: Prices) -> Pool:
-    pool = Pool(prices)
+def pool(prices: Prices) -> CandidatePool:
+    pool = CandidatePool(prices)
     for row in range(10):
         pool.add(row)
     return pool
 
 
-def popped(pool: Pool, now: float) -> int:
+def popped(pool: CandidatePool, now: float) -> int:
     found = pool.pop(now)
     assert found is not None
     return found[0][1]
 
 
-def test_victims_of_one_moment_cost_one_look(pool: Pool, prices: Prices) -> None:
+def test_victims_of_one_moment_cost_one_look(pool: CandidatePool, prices: Prices) -> None:
     assert [popped(pool, 7.0), popped(pool, 7.0 + FRESH_S / 2), popped(pool, 7.0 + FRESH_S / 2)] == [0, 1, 2]
     assert prices.num_asked == 1
 
 
-def test_prices_are_others_after_a_while(pool: Pool, prices: Prices) -> None:
+def test_prices_are_others_after_a_while(pool: CandidatePool, prices: Prices) -> None:
     assert [popped(pool, 7.0), popped(pool, 7.0 + 2 * FRESH_S)] == [0, 1]
     assert prices.num_asked == 2
 
 
-def test_prices_are_others_when_something_happened(pool: Pool, prices: Prices) -> None:
+def test_prices_are_others_when_something_happened(pool: CandidatePool, prices: Prices) -> None:
     popped(pool, 7.0)
     pool.reprice()
     assert popped(pool, 7.0) == 1
     assert prices.num_asked == 2
 
 
-def test_who_left_meanwhile_is_no_victim(pool: Pool) -> None:
+def test_who_left_meanwhile_is_no_victim(pool: CandidatePool) -> None:
     popped(pool, 7.0)
     pool.discard([1, 2])
     assert popped(pool, 7.0) == 3
 
 
-def crowd(prices: Prices, anew: dict[int, float]) -> Pool:
+def crowd(prices: Prices, anew: dict[int, float]) -> CandidatePool:
     """Return a pool of more than a portion in which some prices are others by now."""
-    pool = Pool(prices, lambda row, now: anew.pop(row, None))
+    pool = CandidatePool(prices, lambda row, now: anew.pop(row, None))
     for row in range(PORTION + 2):
         pool.add(row)
     return pool
@@ -102,7 +102,7 @@ def test_in_a_crowd_a_look_ends_all_doubts(prices: Prices) -> None:
 
 
 def test_in_a_crowd_of_doubts_somebody_leaves(prices: Prices) -> None:
-    pool = Pool(prices, lambda row, now: 1e6 - row)  # whoever is asked for is dearer, at every question
+    pool = CandidatePool(prices, lambda row, now: 1e6 - row)  # a row that is priced gets dearer
     for row in range(PORTION + 2):
         pool.add(row)
     popped(pool, 7.0)
@@ -111,7 +111,7 @@ def test_in_a_crowd_of_doubts_somebody_leaves(prices: Prices) -> None:
 
 
 def test_a_pool_of_one_portion_is_looked_at_whole_when_something_happened(prices: Prices) -> None:
-    pool = Pool(prices, lambda row, now: None)
+    pool = CandidatePool(prices, lambda row, now: None)
     for row in range(PORTION):
         pool.add(row)
     popped(pool, 7.0)

@@ -1,4 +1,4 @@
-"""Rates by counts: what prices lean on before anything is learned, and no longer after."""
+"""UseRates by counts: what prices lean on before anything is learned, and no longer after."""
 
 import math
 from typing import Any
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from kvtier.policies.urgency.appraiser import Appraiser
-from kvtier.policies.urgency.rates import EXPONENT, HALF_LIFE, LEAST_EXPONENT, Rates
+from kvtier.policies.urgency.rates import EXPONENT, HALF_LIFE, LEAST_EXPONENT, UseRates
 from kvtier.policies.urgency.stretches import Stretches
 from kvtier.policies.urgency.visits import PRIVATE, Visit
 
 
 def test_a_new_block_is_the_measure_and_uses_count_and_time_takes_away() -> None:
-    rates = Rates()
+    rates = UseRates()
     assert rates.factor(0, 0.0) == 1.0
     by_uses = np.asarray(rates.factors([0, 1, 2, 10], np.full(4, 100.0)))
     assert (np.diff(by_uses) > 0).all()
@@ -25,7 +25,7 @@ def test_a_new_block_is_the_measure_and_uses_count_and_time_takes_away() -> None
 
 
 def test_who_has_learned_enough_asks_for_no_counts() -> None:
-    rates = Rates()
+    rates = UseRates()
     before = rates.factor(5, 100.0)
     rates.fade(int(HALF_LIFE))
     assert rates.exponent == pytest.approx(EXPONENT / 2)
@@ -37,7 +37,7 @@ def test_who_has_learned_enough_asks_for_no_counts() -> None:
 
 def test_the_scale_of_time_is_that_of_the_gaps() -> None:
     """A service a hundred times as slow has the same factors."""
-    quick, slow = Rates(), Rates()
+    quick, slow = UseRates(), UseRates()
     for number in range(2000):
         quick.add_gap(2.0 + number % 3)
         slow.add_gap(100 * (2.0 + number % 3))
@@ -79,7 +79,7 @@ def test_what_was_learned_of_rates_is_kept_and_older_dumps_are_read() -> None:
     del saved["rates"]
     old = Appraiser(Stretches(0))
     old.load(saved)
-    assert old._rates.dump() == Rates().dump()
+    assert old._rates.dump() == UseRates().dump()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kvtier.policies.baselines.ghosts import Names
 from kvtier.policies.urgency.ages import EDGES_S, F64, MIN_GAP_S, NUM_BINS, Clock
 from kvtier.policies.urgency.forecast import Forecast
 from kvtier.policies.urgency.lru_fallback import MARGIN, SLACK, LruFallback
-from kvtier.policies.urgency.pool import I32, NUM_READY, PORTION, Pool
+from kvtier.policies.urgency.pool import I32, NUM_READY, PORTION, CandidatePool
 
 from .tree import name
 from .workloads import WORKLOADS, make
@@ -150,7 +150,7 @@ def test_the_clock_tells_requests_of_one_instant_apart_never_runs_backwards_and_
 def test_a_pool_of_one_portion_gives_the_cheapest_first() -> None:
     rng = Random(1)
     prices = np.array([rng.random() for _ in range(PORTION)])
-    pool = Pool(lambda rows, now: prices[rows])
+    pool = CandidatePool(lambda rows, now: prices[rows])
     for row in range(0, PORTION, 2):
         pool.add(row)
     assert pool.pop(0.0) is not None
@@ -167,7 +167,7 @@ def test_a_pool_of_one_portion_gives_the_cheapest_first() -> None:
 def test_a_large_pool_meets_the_cheapest_within_one_round() -> None:
     num_rows = 20 * PORTION
     prices = np.arange(num_rows, dtype=np.float64)[::-1].copy()  # the last row is the cheapest
-    pool = Pool(lambda rows, now: prices[rows])
+    pool = CandidatePool(lambda rows, now: prices[rows])
     for row in range(num_rows):
         pool.add(row)
     num_left = num_looks = 0
@@ -188,7 +188,7 @@ def test_a_large_pool_meets_the_cheapest_within_one_round() -> None:
 
 def test_a_large_pool_carries_the_cheap_ones_along_though_it_looks_elsewhere() -> None:
     prices = np.arange(8 * PORTION, dtype=np.float64)  # all that are cheap are in the first portion
-    pool = Pool(lambda rows, now: prices[rows])
+    pool = CandidatePool(lambda rows, now: prices[rows])
     for row in range(len(prices)):
         pool.add(row)
     for step in range(7):
@@ -208,7 +208,7 @@ def test_a_pool_that_gave_all_who_were_ready_looks_again_when_asked_and_not_befo
         num_looks += 1
         return rows.astype(np.float64)
 
-    pool = Pool(price_all)
+    pool = CandidatePool(price_all)
     for row in range(NUM_READY + 1):
         pool.add(row)
     followers = [found[1] for found in (pool.pop(0.0) for _ in range(NUM_READY)) if found is not None]

@@ -502,7 +502,7 @@ def test_the_mean_gap_is_over_all_uses_of_the_blocks_stored_or_not() -> None:
         tree.request(chain_of("talk", length=4))
         if at == 40.0:  # it leaves, and is back as a ghost
             tree.request(chain_of("other", length=8))
-    forecast._settle()
+    forecast._settle_pending()
     stretches = forecast._stretches
     stretch = stretches.of_row[tree.rows[chain_of("talk", length=4)[0]]]
     assert stretches.num_uses[stretch] == 3

@@ -10,7 +10,7 @@ from random import Random
 
 from kvtier.appliance.core.encodings import Compression, Encoding, NoCompression
 from kvtier.appliance.core.options import PlannerOptions
-from kvtier.policies.costs import PrefillSpeed
+from kvtier.policies.costs import PrefillModel
 from kvtier.policies.registry import EVICTION, PREFETCH, PolicyChoice
 from kvtier.tiers.block import Geometry, NamespaceIdentity
 from kvtier.tiers.codecs.base import PROFILED_ID
@@ -133,7 +133,7 @@ class Config:
     rates: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     policies: PolicyChoice = field(default_factory=PolicyChoice)
-    prefill_speeds: list[PrefillSpeed | None] = field(default_factory=list)  # by namespace
+    prefill_speeds: list[PrefillModel | None] = field(default_factory=list)  # by namespace
     hint_rate: float = 0.0  # of puts, acquires and session updates: says more than it must
     compression: Compression = field(default_factory=NoCompression)
     min_run: int = 2  # blocks of a put that are admitted and landed in columns
@@ -208,7 +208,7 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         weights=weights,
         min_run=rng.choice((2, 3, 6)),
         policies=_draw_policies(rng),
-        prefill_speeds=[rng.choice((None, None, PrefillSpeed(1e9), PrefillSpeed(1e4))) for _ in geometries],
+        prefill_speeds=[rng.choice((None, None, PrefillModel(1e9), PrefillModel(1e4))) for _ in geometries],
         hint_rate=rng.choice((0.0, 0.2, 0.7)),
         compression=draw_compression(rng),
         straight_codecs=rng.choice((frozenset(), frozenset({0}), frozenset({0, 1, 2, PROFILED_ID}))),

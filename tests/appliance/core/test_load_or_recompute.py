@@ -3,17 +3,17 @@
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.policies.costs import EDGE_TRUST_S, PrefillSpeed
+from kvtier.policies.costs import EDGE_TRUST_S, PrefillModel
 from kvtier.tiers.block import NamespaceIdentity, Tier
 
 from .rig import CLIENT, GEOMETRY, Rig, hashes
 
-FAST = PrefillSpeed(tokens_per_s=1e7)  # 1.6 us a block of 16 tokens: quicker than any device
-SLOW = PrefillSpeed(tokens_per_s=1e3)
+FAST = PrefillModel(tokens_per_s=1e7)  # 1.6 us a block of 16 tokens: quicker than any device
+SLOW = PrefillModel(tokens_per_s=1e3)
 
 
 def cold(
-    num_blocks: int, speed: PrefillSpeed | None = None, bandwidth: float = 1e9
+    num_blocks: int, speed: PrefillModel | None = None, bandwidth: float = 1e9
 ) -> tuple[Rig, list[bytes]]:
     """Return a rig and a chain that is in nvme only, over an edge that was measured."""
     rig = Rig()
@@ -26,7 +26,7 @@ def cold(
     return rig, chain
 
 
-def state(rig: Rig, speed: PrefillSpeed) -> None:
+def state(rig: Rig, speed: PrefillModel) -> None:
     rig.do(ev.NamespaceRegistered(rig.call(), NamespaceIdentity(b"m" * 16, GEOMETRY), speed))
 
 
