@@ -61,7 +61,7 @@ def _run() -> None:
         if package not in _EXTRA:
             raise
         print(
-            f"kvtier: the command line needs {package}; install it with\n\n"
+            f"Error: the command line needs {package}; install it with\n\n"
             "    pip install 'kvtier[server,cli]'\n",
             file=sys.stderr,
         )

@@ -1,5 +1,6 @@
 """`kvtier status`: the tiers drawn to scale, what moves between them, and the counters."""
 
+import time
 from typing import NamedTuple
 
 import click
@@ -10,8 +11,10 @@ from rich.text import Text
 from ...v1 import admin_pb2, types_pb2
 from ..config.units import about_bytes, count, format_duration
 from .output import console, plain, print_json
-from .target import TIMEOUT_S, admin, json_option, resolve, target_option
+from .quantities import Duration
+from .target import TIMEOUT_S, NotUpYet, admin, json_option, resolve, target_option
 
+ASK_AGAIN_S = 0.1  # between two tries of --wait
 BAR_CELLS = 40
 TEXT_CELLS, BACKEND_CELLS = 52, 28  # what stands beside a bar: name, share, bytes, fragments; the backend
 
@@ -33,19 +36,25 @@ PARTS = (PINNED, USED, RESERVED, CONDEMNED, FREE)
 
 
 @click.command()
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Duration(),
+    default="0s",
+    help="Ask again until a daemon answers, for this long at most, e.g. 30s.  [default: ask once]",
+)
 @target_option
 @json_option
-def status(target: str | None, as_json: bool) -> None:
+def status(wait_s: float, target: str | None, as_json: bool) -> None:
     """Show tiers, copies and counters of a running daemon.
 
     \b
     Example:
       kvtier status
+      kvtier serve & kvtier status --wait 30s
       kvtier status --json | jq '.tiers[] | {tier, used_bytes}'
     """
-    address = resolve(target)
-    with admin(address) as stub:
-        answer = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+    address, answer = _ask(target, wait_s)
     if as_json:
         print_json({"target": address, **plain(answer)})
         return
@@ -62,6 +71,21 @@ def status(target: str | None, as_json: bool) -> None:
         screen.print(_codecs(answer))
     if answer.counters:
         screen.print(_counters(answer))
+
+
+def _ask(target: str | None, wait_s: float) -> tuple[str, admin_pb2.GetStatusResponse]:
+    """Return the address and the status of a daemon; asks for at most `wait_s` seconds. Raises Failed."""
+    deadline_at = time.monotonic() + wait_s
+    while True:
+        address = resolve(target)  # anew: without --target the socket's place is known when it is there
+        try:
+            with admin(address) as stub:
+                return address, stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+        except NotUpYet:
+            left_s = deadline_at - time.monotonic()
+            if left_s <= 0:
+                raise
+        time.sleep(min(ASK_AGAIN_S, left_s))
 
 
 def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[BarPart, int]]:

@@ -18,7 +18,14 @@ from ...v1.addresses import check_address, default_target
 from ...v1.admin_pb2_grpc import AdminServiceStub
 from ...v1.channels import open_channel
 from ...v1.diagnosis import diagnose_call
-from ...v1.unreachable import BAD_CREDENTIALS, REASONS, SOCKET_DENIED
+from ...v1.unreachable import (
+    BAD_CREDENTIALS,
+    CONNECTION_LOST,
+    NO_ANSWER,
+    NOT_RUNNING,
+    REASONS,
+    SOCKET_DENIED,
+)
 from . import EXIT_DENIED, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE
 
 DETAIL_KEY = "kvtier-error-bin"
@@ -42,6 +49,10 @@ class Unreachable(Failed):
     """No daemon answers at the target."""
 
     exit_code = EXIT_UNREACHABLE
+
+
+class NotUpYet(Unreachable):
+    """No daemon answers at the target, which a daemon that is starting may do later."""
 
 
 class Denied(Failed):
@@ -108,6 +119,8 @@ def unreached(reason: str, message: str) -> Failed | None:
     """Return (not raise) the exit for a daemon that was not reached; None for other reasons."""
     if reason == SOCKET_DENIED:
         return Denied(message)
+    if reason in (NOT_RUNNING, NO_ANSWER, CONNECTION_LOST):
+        return NotUpYet(message)
     return Unreachable(message) if reason in REASONS and reason != BAD_CREDENTIALS else None
 
 

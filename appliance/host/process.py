@@ -59,7 +59,7 @@ async def serve(source: Settings | Loaded) -> int:
     try:
         daemon = await heard.starting
     except StartError as problem:
-        print(f"kvtier: {problem}", file=sys.stderr)
+        print(f"Error: {problem}", file=sys.stderr)
         return EXIT_CANNOT_START
     except asyncio.CancelledError:
         if heard.num_endings > 1:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,13 @@ def target(tmp_path: Path) -> str:
 @pytest.fixture
 def scripted(target: str) -> Iterator[ScriptedAdmin]:
     """A ScriptedAdmin that listens at `target`."""
+    with serving(target) as servicer:
+        yield servicer
+
+
+@contextmanager
+def serving(target: str) -> Iterator[ScriptedAdmin]:
+    """Yield a ScriptedAdmin that listens at `target` until the context ends."""
     servicer = ScriptedAdmin()
     ready, leave = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -148,10 +156,12 @@ def scripted(target: str) -> Iterator[ScriptedAdmin]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     assert ready.wait(60)
-    yield servicer
-    loop.call_soon_threadsafe(leave.set)
-    thread.join()
-    loop.close()
+    try:
+        yield servicer
+    finally:
+        loop.call_soon_threadsafe(leave.set)
+        thread.join()
+        loop.close()
 
 
 def run(*arguments: str, target: str | None = None) -> Result:

@@ -2,8 +2,10 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from kvtier.appliance.cli.inspect import outline
 from kvtier.appliance.cli.status import BAR_CELLS, cells
 from kvtier.v1 import admin_pb2, types_pb2
 
-from .conftest import GIB, ScriptedAdmin, run, status
+from .conftest import GIB, ScriptedAdmin, run, serving, status
 
 READING = [
     ["status"],
@@ -51,6 +53,28 @@ def test_nobody_there_is_exit_code_3_and_says_what_to_do(arguments: list[str], t
     assert result.stdout == ""
     assert target in result.stderr
     assert "kvtier serve" in result.stderr
+
+
+def test_status_waits_for_a_daemon_that_is_starting(target: str) -> None:
+    path = target.removeprefix("unix://")
+    with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as starting:
+        starting.bind(path)
+        starting.listen()
+        waiting = pool.submit(run, "status", "--wait", "60s", target=target)
+        starting.settimeout(60.0)
+        starting.accept()[0].close()  # it has asked, and was not answered
+        starting.close()
+        Path(path).unlink()
+        with serving(target):
+            result = waiting.result()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert target in result.stdout
+
+
+def test_waiting_for_a_daemon_ends(target: str) -> None:
+    result = run("status", "--wait", "300ms", target=target)
+    assert result.exit_code == 3
+    assert "kvtier status --wait" in result.stderr
 
 
 def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: ScriptedAdmin, target: str) -> None:

@@ -58,12 +58,12 @@ def test_serve_twice(tmp_path: Path) -> None:
         again = serve("--listen", first.target, *SMALL, *QUIET)
         assert again.returncode == EXIT_CANNOT_START
         fix = f"stop it (`kvtier drain --exit --target {first.target}`), or change `listen`"
-        line = f"kvtier: listen: another daemon listens at {first.path}; {fix}\n"
+        line = f"Error: listen: another daemon listens at {first.path}; {fix}\n"
         assert (again.stdout, again.stderr) == ("", line)
         beside = serve("--listen", f"unix://{tmp_path}/other.sock", *SMALL, *QUIET, *nvme)
         assert beside.returncode == EXIT_CANNOT_START
         (line,) = beside.stderr.splitlines()
-        assert line.startswith(f"kvtier: tiers.nvme.path: {tmp_path}/nvme belongs to pid ")
+        assert line.startswith(f"Error: tiers.nvme.path: {tmp_path}/nvme belongs to pid ")
         assert line.endswith("; stop that process, or set tiers.nvme.path to another directory")
 
 
@@ -94,7 +94,7 @@ def test_a_port_that_was_asked_for_is_in_use(tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = serve("--listen", f"unix://{tmp_path}/k.sock", *SMALL, "--set", f"observe.http={address}")
     line = f"observe.http: {address} cannot be listened at; set observe.http to another port, or off"
-    assert (result.returncode, result.stderr) == (EXIT_CANNOT_START, f"kvtier: {line}\n")
+    assert (result.returncode, result.stderr) == (EXIT_CANNOT_START, f"Error: {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_port_that_was_asked_for_is_in_use(tmp_path: Path) -> None:
     [
         (
             ("--set", "tiers.dram.capasity=1GiB"),
-            "Error: --set tiers.dram.capasity: tiers.dram.capasity: unknown key; allowed here: capacity, "
+            "Error: --set tiers.dram.capasity: unknown key; allowed here: capacity, "
             "extent, hugepages, lock, numa_nodes; did you mean 'capacity'?",
         ),
         (("--set", "nonsense"), "Error: --set nonsense: write it like --set tiers.dram.capacity=1GiB"),

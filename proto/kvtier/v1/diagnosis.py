@@ -108,8 +108,8 @@ def explain_socket(path: str, problem: OSError) -> Diagnosis:
         return Diagnosis(NO_ANSWER, f"the daemon at unix://{path} takes no connections; look at its log")
     return Diagnosis(
         NOT_RUNNING,
-        f"no daemon at unix://{path}; start one with `kvtier serve`, or name another with --target or "
-        "KVTIER_TARGET",
+        f"no daemon at unix://{path}; start one with `kvtier serve` (one that was started may need a moment: "
+        "`kvtier status --wait 30s`), or name another with --target or KVTIER_TARGET",
     )
 
 
