@@ -1,4 +1,4 @@
-"""`kvtier calibrate`: how many bits does each head of this model's past need?"""
+"""`kvtier calibrate`: write the smallest compression profile of a model within a budget of quality."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import click
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ...tiers.codecs.base import CodecError
-from ..calibrate.budget import parse_budget
+from ..calibrate.budget import Budget, parse_budget
 from ..calibrate.state import StateError
 from ..observability.pictures import CannotDraw, check_drawing, check_target
 from .output import console, print_json, talk
@@ -129,21 +129,9 @@ def calibrate(
     Example:
       kvtier calibrate ./llama --budget "ppl +0.5%" --data prompts.txt --out near-lossless.yaml
     """
-    try:
-        budget = parse_budget(budget_text)
-        digest = bytes.fromhex(model_digest or "")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    if digest and not 16 <= len(digest) <= 64:
-        raise click.UsageError(f"--model-digest is 16 to 64 bytes in hex, not {len(digest)}")
-    if out.suffix != ".yaml":
-        raise click.UsageError(f"--out {out}: profiles are called NAME.yaml")
+    budget, digest = _budget_and_digest(budget_text, model_digest or "")
     page = page or out.with_suffix(".html")
-    try:  # before hours of measuring
-        check_target(page)
-        check_drawing()
-    except (CannotDraw, OSError) as error:
-        raise Failed(str(error)) from error
+    _check_outputs(out, page)
     try:
         from ..calibrate.run import Wish, write
         from ..calibrate.run import calibrate as run
@@ -163,6 +151,28 @@ def calibrate(
     except (Unsuited, StateError, NotKept, CodecError, OSError) as error:
         raise Failed(str(error)) from error
     _tell(outcome, out, as_json)
+
+
+def _budget_and_digest(budget_text: str, digest_text: str) -> tuple[Budget, bytes]:
+    """Return the budget and the model's digest (empty: the default one). Raises UsageError."""
+    try:
+        budget, digest = parse_budget(budget_text), bytes.fromhex(digest_text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if digest and not 16 <= len(digest) <= 64:
+        raise click.UsageError(f"--model-digest is 16 to 64 bytes in hex, not {len(digest)}")
+    return budget, digest
+
+
+def _check_outputs(out: Path, page: Path) -> None:
+    """Check, before hours of measuring, that both files can be written. Raises UsageError and Failed."""
+    if out.suffix != ".yaml":
+        raise click.UsageError(f"--out {out}: profiles are called NAME.yaml")
+    try:
+        check_target(page)
+        check_drawing()
+    except (CannotDraw, OSError) as error:
+        raise Failed(str(error)) from error
 
 
 def _tell(outcome: "CalibrationOutcome", out: Path, as_json: bool) -> None:

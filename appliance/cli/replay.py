@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -147,23 +147,9 @@ def replay(
         sizes = [tier_sizes(text) for text in tiers]
         trace = read(trace_path, block_tokens, content_ids, first)
         if tiers:
-            for size in sizes:
-                require_room(size, trace, shape)
-            setups = [
-                Setup(policy, text, choice_of(policy), size, _options(write, size), shape, is_timed=True)
-                for text, size in zip(tiers, sizes, strict=True)
-                for policy in policies
-            ]
+            setups = _timed_setups(policies, list(zip(tiers, sizes, strict=True)), write, trace, shape)
         else:
-            capacities = [part.strip() for part in capacity.split(",")]
-            bounds = [policy for policy in policies if policy == UNBOUNDED]
-            setups = [
-                single_tier(policy, size, trace, shape)
-                for size in capacities
-                for policy in policies
-                if policy not in bounds
-            ]
-            setups += [single_tier(policy, "100%", trace, shape) for policy in bounds]
+            setups = _untimed_setups(policies, capacity, trace, shape)
     except (ValueError, UnknownPolicy, SettingsError) as error:
         raise click.UsageError(str(error)) from error
     outcomes = run(trace, setups, jobs, speeds)
@@ -177,9 +163,42 @@ def replay(
         raise Failed("the audit after the replay found problems; that is a defect, please report it")
 
 
-def _options(write: WriteMode, sizes: Mapping[Tier, int]) -> PlannerOptions:
-    """Return what a daemon with these tiers has by default."""
-    return PlannerOptions(write=write, daily_write_bytes=sizes.get(Tier.NVME))
+def _timed_setups(
+    policies: Sequence[str],
+    sizes: Sequence[tuple[str, dict[Tier, int]]],
+    write: WriteMode,
+    trace: Trace,
+    shape: ModelShape,
+) -> list[Setup]:
+    """Return a setup on a virtual clock for each of `sizes` (label, bytes by tier) and policy. Raises
+    ValueError where a tier is too small for the blocks of the trace."""
+    for _, size in sizes:
+        require_room(size, trace, shape)
+    return [
+        Setup(
+            policy,
+            label,
+            choice_of(policy),
+            size,
+            PlannerOptions(write=write, daily_write_bytes=size.get(Tier.NVME)),  # as a daemon's by default
+            shape,
+            is_timed=True,
+        )
+        for label, size in sizes
+        for policy in policies
+    ]
+
+
+def _untimed_setups(policies: Sequence[str], capacity: str, trace: Trace, shape: ModelShape) -> list[Setup]:
+    """Return a setup of one tier without time for each size in `capacity` and policy; UNBOUNDED once.
+    Raises ValueError for a size that cannot be read."""
+    setups = [
+        single_tier(policy, size.strip(), trace, shape)
+        for size in capacity.split(",")
+        for policy in policies
+        if policy != UNBOUNDED
+    ]
+    return setups + [single_tier(policy, "100%", trace, shape) for policy in policies if policy == UNBOUNDED]
 
 
 def _refuse_mixtures(policies: Sequence[str]) -> None:

@@ -57,8 +57,8 @@ class Port:
             return Diagnosis(
                 NOT_RUNNING,
                 f"no daemon at {self._target} ({problem.strerror}); start one with `kvtier serve` and that "
-                "address in `listen` (one that was started may need a moment: `kvtier status --wait 30s`), or "
-                "name another with --target or KVTIER_TARGET",
+                "address in `listen` (one that was started may need a moment: `kvtier status --wait 30s`), "
+                "or name another with --target or KVTIER_TARGET",
             )
 
     def _connect(self) -> socket.socket:
