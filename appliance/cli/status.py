@@ -1,5 +1,6 @@
 """`kvtier status`: the tiers drawn to scale, what moves between them, and the counters."""
 
+import threading
 import time
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ def _ask(target: str | None, wait_s: float) -> tuple[str, admin_pb2.GetStatusRes
             left_s = deadline_at - time.monotonic()
             if left_s <= 0:
                 raise
-        time.sleep(min(ASK_AGAIN_S, left_s))
+        threading.Event().wait(min(ASK_AGAIN_S, left_s))
 
 
 def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[BarPart, int]]:
