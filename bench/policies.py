@@ -32,7 +32,7 @@ GEOMETRY = Geometry(num_layers=32, num_kv_heads=8, head_dim=128, block_tokens=16
 REPLAY_ONLY = {"clairvoyant"}
 BAR_US, BAR_MS = 5.0, 5.0
 #: Victims timed together, because the CPU clock is slow to read, and blocks that the planner gives up in one
-#: step (appliance/core/pressure.py).
+#: step (appliance/core/capacity/pressure.py).
 BATCH = 64
 STEP = 64
 OFFERED_TOGETHER = 1000

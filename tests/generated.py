@@ -20,8 +20,8 @@ from grpc_tools import protoc
 from helm.chart_files import chart_files
 from kvtier.appliance.cli.reference import cli_markdown, completion_json
 from kvtier.appliance.config import reference_table, schema_text, setting_keys
-from kvtier.appliance.core.states import STATE_MEANING, State
-from kvtier.appliance.core.transitions import TRANSITIONS
+from kvtier.appliance.core.catalog.states import STATE_MEANING, State
+from kvtier.appliance.core.catalog.transitions import TRANSITIONS
 from kvtier.appliance.errors import error_table_markdown
 from kvtier.appliance.observability.alerts import alerts_yaml
 from kvtier.appliance.observability.dashboard import dashboard_json
@@ -78,7 +78,7 @@ def state_diagram() -> Iterator[tuple[Path, bytes]]:
     states = "\n".join(f"| `{state.name}` | {STATE_MEANING[state]} |" for state in State)
     text = f"""# What can become of one fragment in one tier
 
-Generated from `appliance/core/transitions.py` by `make docs`. Every other step is a programmer error.
+Generated from `appliance/core/catalog/transitions.py` by `make docs`. Every other step is a programmer error.
 
 ```mermaid
 stateDiagram-v2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CORE = Path(__file__).resolve().parent.parent / "appliance" / "core"
-WRITER = "transitions.py"
+WRITER, CATALOG = "catalog/transitions.py", "catalog/catalog.py"
 #: What says where a fragment is and what protects it: columns of Catalog, and sums of Transitions.
 BY_TIER = {"place", "state", "holds", "num_placed", "num_resident", "num_holds", "num_children_placed"}
 STATE_COLUMNS = BY_TIER | {"encoding", "num_keepers", "in_segment", "cold_bytes"}
@@ -22,9 +22,9 @@ READERS = {"column", "any", "all", "sum", "len", "zip", "enumerate", "range", "m
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Yield (file name, syntax tree) of the modules of the core."""
-    for path in sorted(CORE.glob("*.py")):
-        yield path.name, ast.parse(path.read_text())
+    """Yield (path below the core, syntax tree) of its modules."""
+    for path in sorted(CORE.rglob("*.py")):
+        yield str(path.relative_to(CORE)), ast.parse(path.read_text())
 
 
 def column_writes(tree: ast.AST) -> list[int]:
@@ -94,7 +94,7 @@ def _is_column_value(value: ast.expr) -> bool:
 
 
 def test_one_module_writes_the_state_columns() -> None:
-    found = {name: column_writes(tree) for name, tree in modules() if name not in (WRITER, "catalog.py")}
+    found = {name: column_writes(tree) for name, tree in modules() if name not in (WRITER, CATALOG)}
     assert {name: lines for name, lines in found.items() if lines} == {}
     writes = dict(modules())
     assert len(column_writes(writes[WRITER])) > 20, "the test sees those of the one that may"
@@ -102,7 +102,7 @@ def test_one_module_writes_the_state_columns() -> None:
 
 def test_the_catalog_only_adds_zeros_to_the_state_columns() -> None:
     """A new row is ABSENT everywhere and held by nothing; `Catalog._grow` is all that touches the columns."""
-    catalog = next(tree for name, tree in modules() if name == "catalog.py")
+    catalog = next(tree for name, tree in modules() if name == CATALOG)
     grow = next(n for n in ast.walk(catalog) if isinstance(n, ast.FunctionDef) and n.name == "_grow")
     inside = range(grow.lineno, (grow.end_lineno or 0) + 1)
     assert [line for line in column_writes(catalog) if line not in inside] == []
@@ -146,12 +146,15 @@ def test_a_read_is_none(text: str) -> None:
 # -------------------------------------------------------------------------------- modules and constructors
 
 
-def imports(tree: ast.AST) -> set[str]:
-    """Return the modules of the same folder that a module imports, also for types only."""
+def imports(path: str, tree: ast.AST) -> set[str]:
+    """Return the paths below the core of the modules that the one at `path` imports, also for types only."""
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            names |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(Path(path).parents):
+            folder = Path(path).parents[node.level - 1]
+            parts = node.module.split(".") if node.module else []
+            names |= {str(folder.joinpath(*parts, alias.name)) + ".py" for alias in node.names}
+            names.add(str(folder.joinpath(*parts)) + ".py")
     return names
 
 
@@ -170,17 +173,18 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
 def test_no_import_goes_in_a_circle() -> None:
     """`exclude_type_checking_imports` hides circles from import-linter: a type that is needed only for an
     annotation is a dependency, too, and has a protocol in the module that wants it."""
-    assert circles({name.removesuffix(".py"): imports(tree) for name, tree in modules()}) == []
+    assert circles({path: imports(path, tree) for path, tree in modules()}) == []
 
 
 def test_a_circle_is_seen() -> None:
     texts = {
-        "a": "from .b import B",
-        "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .c import C",
-        "c": "from . import a",
-        "d": "from .a import A",
+        "a.py": "from .folder.b import B",
+        "folder/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .c import C",
+        "folder/c.py": "from .. import a",
+        "d.py": "from .a import A",
     }
-    assert circles({name: imports(ast.parse(text)) for name, text in texts.items()}) == ["a", "b", "c"]
+    graph = {path: imports(path, ast.parse(text)) for path, text in texts.items()}
+    assert circles(graph) == ["a.py", "folder/b.py", "folder/c.py"]
 
 
 MAX_PARAMETERS = 7
@@ -233,7 +237,7 @@ def test_options_are_kept_in_one_place() -> None:
     kept = [
         f"{name}:{node.lineno}"
         for name, tree in modules()
-        if name not in ("core_state.py", "changes.py")
+        if name not in ("catalog/core_state.py", "changes.py")
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)

@@ -24,9 +24,9 @@ from ...policies.registry import (
     resolve,
 )
 from ...tiers.block import Tier
-from ..core.catalog import Catalog
+from ..core.catalog.catalog import Catalog
+from ..core.catalog.policy_facts import PolicyFacts
 from ..core.options import PlannerOptions
-from ..core.policy_facts import PolicyFacts
 from .fields import Section, refuse
 
 DEFAULT = PolicyChoice(eviction="urgency", prefetch="announced")

@@ -20,13 +20,13 @@ from ...policies.learned import hand_over
 from ...policies.registry import PolicyChoice
 from ...policies.retained import RetainedEviction
 from ...tiers.block import Tier
-from .core_state import CoreState
+from .capacity.resizing import Resizing
+from .capacity.victims import Victims
+from .catalog.core_state import CoreState
+from .catalog.residency import Residency
+from .catalog.runs import column
 from .events import PolicyChanged
-from .pins import Pins
-from .residency import Residency
-from .resizing import Resizing
-from .runs import column
-from .victims import Victims
+from .requests.pins import Pins
 
 
 class OptionsListener(Protocol):

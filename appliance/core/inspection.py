@@ -10,15 +10,15 @@ from typing import Any
 from ...tiers.block import NO_PLACE, Tier
 from ...tiers.cold.log import SegmentLog, record_bytes
 from ...v1.shm import extent_of
-from .catalog import NO_ROW, TIERS
-from .copies import Copies
-from .core_state import CoreState
-from .leases import Leases
-from .pins import Pins
-from .prefetch import Prefetching
-from .sessions import Sessions
-from .states import State
-from .story import Line
+from .catalog.catalog import NO_ROW, TIERS
+from .catalog.core_state import CoreState
+from .catalog.states import State
+from .catalog.story import Line
+from .copying.copies import Copies
+from .promotion.prefetch import Prefetching
+from .requests.leases import Leases
+from .requests.pins import Pins
+from .requests.sessions import Sessions
 
 
 class Inspection:

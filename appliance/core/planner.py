@@ -23,39 +23,39 @@ from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
 from ...tiers.cold.log import SegmentLog
 from . import events as ev
-from .ahead import Ahead
-from .catalog import NO_ROW
-from .catalog_audit import check_catalog
+from .capacity.ahead import Ahead
+from .capacity.dirty import Dirty
+from .capacity.pressure import Pressure
+from .capacity.reclaim import Reclaim
+from .capacity.resizing import Resizing
+from .catalog.catalog import NO_ROW
+from .catalog.catalog_audit import check_catalog
+from .catalog.core_state import CoreState
+from .catalog.recovery import Recovered, adopt
+from .catalog.residency import Residency
+from .catalog.rules import MEMORY_TIERS
 from .changes import Changes
-from .copies import Copies
-from .core_state import CoreState
-from .dirty import Dirty
-from .erasing import Erasing
-from .evicting import Evicting
+from .copying.copies import Copies
+from .copying.refusals import Refusals
+from .copying.write_budget import WriteBudget
 from .inspection import Inspection
-from .leases import Leases
-from .loads import Loads
 from .options import PlannerOptions
-from .pins import Pins
-from .placing import Placing
-from .prefetch import Prefetching
-from .pressure import Pressure
-from .promotions import Promotions
-from .quotas import Quotas
-from .reads import Reads
-from .reclaim import Reclaim
-from .recovery import Recovered, adopt
-from .refusals import Refusals
-from .request_registry import RequestRegistry, unknown_namespace
-from .residency import Residency
-from .resizing import Resizing
-from .retention import Retention
-from .rules import MEMORY_TIERS
-from .sessions import Sessions
-from .usage import Usage
-from .waiting import Waiting
-from .write_budget import WriteBudget
-from .writes import Writes
+from .promotion.loads import Loads
+from .promotion.prefetch import Prefetching
+from .promotion.promotions import Promotions
+from .requests.erasing import Erasing
+from .requests.evicting import Evicting
+from .requests.leases import Leases
+from .requests.pins import Pins
+from .requests.placing import Placing
+from .requests.quotas import Quotas
+from .requests.reads import Reads
+from .requests.request_registry import RequestRegistry, unknown_namespace
+from .requests.retention import Retention
+from .requests.sessions import Sessions
+from .requests.usage import Usage
+from .requests.waiting import Waiting
+from .requests.writes import Writes
 
 
 class LookupResult(NamedTuple):

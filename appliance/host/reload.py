@@ -5,7 +5,7 @@
 Everything that can go wrong does so before the event: the file, settings that need a restart, a tier smaller
 than what is pinned in it, policies that cannot be built, memory or disk that is not there. Then nothing has
 changed, the last good policy stays in force, and why is in the log, in the status and in the metrics. After
-the event nothing can fail; a tier that shrinks does so step by step (core/resizing.py).
+the event nothing can fail; a tier that shrinks does so step by step (core/capacity/resizing.py).
 
 A policy has a generation, counted from 1 at the start. Who applies one may name the generation it was made
 for, and is refused when another was applied meanwhile: two administrators do not undo each other unseen.

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...tiers.block import Tier, Urgency
-from ..core.catalog import Catalog
+from ..core.catalog.catalog import Catalog
+from ..core.catalog.runs import column
+from ..core.catalog.states import State
 from ..core.encodings import AS_IT_IS
-from ..core.runs import column
-from ..core.states import State
 
 FRESH_S = 0.5
 MAX_SHARE = 0.005  # of the time, spent on counting

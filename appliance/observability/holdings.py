@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...tiers.block import Urgency
-from ..core.catalog import TIERS, Catalog
+from ..core.catalog.catalog import TIERS, Catalog
+from ..core.catalog.runs import column
 from ..core.planner import Planner
-from ..core.runs import column
-from ..core.sessions import Session
+from ..core.requests.sessions import Session
 
 MAX_SESSIONS = 40
 MAX_BLOCKS = 200_000

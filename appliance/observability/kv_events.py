@@ -31,7 +31,7 @@ import zmq.asyncio
 
 from ...tiers.block import Tier
 from ..config import is_private
-from ..core.catalog import NO_ROW, Catalog
+from ..core.catalog.catalog import NO_ROW, Catalog
 from ..core.events import Event
 from ..core.instructions import BlockChange, Notify
 from ..errors import StartError

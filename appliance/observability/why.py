@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from ...tiers.block import HASH_BYTES
 from ...v1 import admin_pb2 as pb
-from ..core.catalog import NO_ROW
+from ..core.catalog.catalog import NO_ROW
+from ..core.catalog.story import Decision
 from ..core.planner import Planner
-from ..core.story import Decision
 from .telemetry import Telemetry
 
 TIERS, VERBS = ("hbm", "dram", "nvme"), ("evicted", "condemned")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..config.units import about_bytes
-from ..core.write_budget import WriteBudget
+from ..core.copying.write_budget import WriteBudget
 from .learned_file import LearnedFile
 
 log = logging.getLogger(__name__)

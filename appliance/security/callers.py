@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...tiers.block import Urgency
 from ..config import Tenant
-from ..core.quotas import RateLimit
+from ..core.requests.quotas import RateLimit
 from ..errors import error
 from . import request_checks as checks
 from .client_registry import ClientRegistry, ConnectedClient

@@ -1,7 +1,7 @@
 """Counts that a daemon of years reaches: what a thousand requests a second begin with is used 2**31 times in
 a month."""
 
-from kvtier.appliance.core.catalog import Catalog
+from kvtier.appliance.core.catalog.catalog import Catalog
 from kvtier.policies.base import Use
 from kvtier.policies.urgency.forecast import Forecast
 from kvtier.tiers.block import Urgency

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtier.appliance.core.catalog import Catalog
+from kvtier.appliance.core.catalog.catalog import Catalog
 from kvtier.policies.costs import CostModel
 from kvtier.policies.learned import pack, unpack
 from kvtier.policies.prefetch.habits import NAME, Habits

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.catalog import Catalog
-from kvtier.appliance.core.policy_facts import PolicyFacts
+from kvtier.appliance.core.catalog.catalog import Catalog
+from kvtier.appliance.core.catalog.policy_facts import PolicyFacts
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 
-from ..appliance.core.test_quotas import ACME, BLOCK_BYTES, BOLT, STORED, Shared, names
+from ..appliance.core.requests.test_quotas import ACME, BLOCK_BYTES, BOLT, STORED, Shared, names
 
 
 class Watched(Shared):

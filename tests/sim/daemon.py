@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.catalog.rules import MEMORY_TIERS
 from kvtier.appliance.core.planner import Planner
-from kvtier.appliance.core.rules import MEMORY_TIERS
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog

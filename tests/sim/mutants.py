@@ -12,21 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtier.appliance.core import (
-    catalog,
-    copies,
-    gets,
-    leases,
-    puts,
-    reclaim,
-    request_registry,
-    residency,
-    waiting,
-)
-from kvtier.appliance.core import sessions as sessions_module
-from kvtier.appliance.core import writes as writes_module
+from kvtier.appliance.core.capacity import reclaim
+from kvtier.appliance.core.catalog import catalog, residency
+from kvtier.appliance.core.catalog.states import State
+from kvtier.appliance.core.copying import copies
 from kvtier.appliance.core.instructions import Publish, Retract, RetractRun
-from kvtier.appliance.core.states import State
+from kvtier.appliance.core.requests import gets, leases, puts, request_registry, waiting
+from kvtier.appliance.core.requests import sessions as sessions_module
+from kvtier.appliance.core.requests import writes as writes_module
 from kvtier.tiers.base import CopyOutcome
 from kvtier.tiers.block import NO_PLACE, Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog

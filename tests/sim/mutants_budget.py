@@ -1,12 +1,13 @@
 """Mutants of the error budget: what was decoded from a lossy record is encoded lossily again.
 
 That a restart forgets what is spent is not among them: a record has to be lost twice around a crash, which
-no seed in thousands does. tests/appliance/core/test_error_budget.py does.
+no seed in thousands does. tests/appliance/core/copying/test_error_budget.py does.
 """
 
 from typing import Any
 
-from kvtier.appliance.core import catalog, copies
+from kvtier.appliance.core.catalog import catalog
+from kvtier.appliance.core.copying import copies
 
 from . import wear
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from kvtier.appliance.core import catalog, copies, prefetch
+from kvtier.appliance.core.catalog import catalog
+from kvtier.appliance.core.copying import copies
+from kvtier.appliance.core.promotion import prefetch
 from kvtier.tiers.base import Cause, CopyOutcome
 
 Patch = tuple[Any, str, Any]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvtier.appliance.core import residency
+from kvtier.appliance.core.catalog import residency
 from kvtier.appliance.core.instructions import Retract
 from kvtier.tiers.cold.log import SegmentLog, SegmentState
 from kvtier.tiers.memory.slots import SlotPool

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvtier.appliance.core.rules import Rules
+from kvtier.appliance.core.catalog.rules import Rules
 from kvtier.tiers.block import Tier
 
 Patch = tuple[Any, str, Any]

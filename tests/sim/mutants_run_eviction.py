@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from kvtier.appliance.core import run_eviction
-from kvtier.appliance.core.catalog import NO_ROW
+from kvtier.appliance.core.catalog import run_eviction
+from kvtier.appliance.core.catalog.catalog import NO_ROW
 
 Patch = tuple[Any, str, Any]
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kvtier.appliance.core import copies, erasing, quotas
+from kvtier.appliance.core.copying import copies
+from kvtier.appliance.core.requests import erasing, quotas
 from kvtier.tiers.memory import shares
 
 Patch = tuple[Any, str, Any]

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kvtier.appliance.core import dirty, pressure, write_budget
+from kvtier.appliance.core.capacity import dirty, pressure
+from kvtier.appliance.core.copying import write_budget
 
 Patch = tuple[Any, str, Any]
 

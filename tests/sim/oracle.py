@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtier.appliance.core.catalog import NO_ROW, TIERS
+from kvtier.appliance.core.catalog.catalog import NO_ROW, TIERS
+from kvtier.appliance.core.catalog.rules import ADMINISTRATOR
+from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.events import Event, PrefetchRequested
 from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
-from kvtier.appliance.core.rules import ADMINISTRATOR
-from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier, Urgency
 
 from .world import Violation, World

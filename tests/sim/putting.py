@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.catalog import NO_ROW
+from kvtier.appliance.core.catalog.catalog import NO_ROW
 
 from .requests import Chain, Client, Request
 from .world import Violation

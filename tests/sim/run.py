@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core import puts
-from kvtier.appliance.core.states import State
+from kvtier.appliance.core.catalog.states import State
+from kvtier.appliance.core.requests import puts
 from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.v1.shm import extent_of, slot_of

@@ -14,9 +14,9 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.instructions import Copy, Instruction, Notify
 from kvtier.appliance.core.options import PlannerOptions
-from kvtier.appliance.core.states import State
 from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
 

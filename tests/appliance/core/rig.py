@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.catalog.rules import MEMORY_TIERS
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
 from kvtier.appliance.core.results import PutOutcome
-from kvtier.appliance.core.rules import MEMORY_TIERS
 from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier

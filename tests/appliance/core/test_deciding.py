@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.story import Story, Verdict
+from kvtier.appliance.core.catalog.story import Story, Verdict
 from kvtier.policies.admission import AdmitAll
 from kvtier.policies.base import AdmissionPolicy, Expected, Newcomer, Prefetcher, Surroundings, Use, Victim
 from kvtier.policies.baselines.lru import LruEviction

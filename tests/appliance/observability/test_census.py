@@ -5,9 +5,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtier.appliance.core.catalog import NO_ROW, TIERS, Catalog
+from kvtier.appliance.core.catalog.catalog import NO_ROW, TIERS, Catalog
+from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.encodings import Encoding
-from kvtier.appliance.core.states import State
 from kvtier.appliance.observability.census import CLASSES, MAX_SHARE, Census, bytes_by_urgency, only_in_memory
 from kvtier.tiers.block import NO_SESSION, Geometry, NamespaceIdentity, Tier, Urgency
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.appliance.core.write_budget import DAY_S, WriteBudget
+from kvtier.appliance.core.copying.write_budget import DAY_S, WriteBudget
 from kvtier.appliance.persisted.writes_file import WritesFile
 
 from ..conftest import small_settings

@@ -1,0 +1,122 @@
+"""ColdQuota: what a tenant may keep in the cold store, and which of its records go when it has reached that.
+
+Segments mix tenants and come back whole, so a record that is given up leaves dead space until its segment is
+reclaimed; what is counted is payload that can be read. Who goes is the end of one of the tenant's oldest
+chains: of a chain the end is worth least, and the order in which its blocks became known is the one order
+that costs nothing to keep.
+
+Rejected: refusing to spill at the limit. The store would keep for ever what happened to come first.
+
+A start finds every record whose segment is still there, also those that were given up: a log has no place for
+that to be written down. So a tenant may have more than its quota again, and what is too much goes at once.
+"""
+
+from collections import defaultdict
+from itertools import islice
+
+from ....tiers.block import Tier, tenant_of
+from ..catalog.catalog import NO_ROW, Namespace
+from ..catalog.core_state import CoreState
+from ..catalog.residency import Residency
+from ..catalog.table import NUM_SHARDS
+
+#: Shards of a namespace, of those that are not empty, looked at for a chain to shorten; chains per shard;
+#: blocks down a chain.
+MAX_SHARDS, MAX_CHAINS, MAX_DEPTH = 16, 4, 4096
+BEYOND_QUOTA = "beyond its tenant's quota of nvme"
+#: Blocks that go for one newcomer; after a quota was lowered, the rest goes with the next ones.
+MAX_STEPS = 64
+
+
+class ColdQuota:
+    """Makes room within a tenant's quota. Costs nothing where there is none."""
+
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
+        self._residency = residency
+
+        self._next_shard: defaultdict[int, int] = defaultdict(int)  # by namespace
+
+    def admits(self, row: int) -> bool:
+        """Whether a block may enter the cold store, once older ones of its tenant were evicted if need be."""
+        for _ in range(MAX_STEPS):
+            if self.has_room(row):
+                return True
+            namespace = self._core.catalog.namespace_of(row)
+            if not any(self._shorten(one, row) for one in self._largest_first(namespace)):
+                return False
+        return False
+
+    def has_room(self, row: int) -> bool:
+        """Whether a block may enter the cold store, and no other of its tenant has to be evicted for it."""
+        if not self._core.options.quotas:
+            return True
+        namespace = self._core.catalog.namespace_of(row)
+        quota = self._core.options.quotas.get(tenant_of(namespace.identity.domain))
+        if quota is None or quota.cold_bytes is None:
+            return True
+        return self._stored_bytes(namespace) + namespace.block_bytes <= quota.cold_bytes
+
+    def enforce(self) -> None:
+        """Give up what any tenant has beyond its quota, the ends of its longest chains first. At start."""
+        core = self._core
+        residency = self._residency
+        for tenant, quota in self._core.options.quotas.items():
+            if quota.cold_bytes is None:
+                continue
+            namespaces = self._namespaces_of(tenant)
+            excess_bytes = sum(core.transitions.cold_bytes[one.id] for one in namespaces) - quota.cold_bytes
+            if excess_bytes <= 0:
+                continue
+            rows = [row for one in namespaces for row in one.rows.values()]
+            rows.sort(key=core.catalog.position.__getitem__, reverse=True)
+            for row in rows:
+                if excess_bytes > 0 and residency.may_leave(row, Tier.NVME):
+                    excess_bytes -= residency.evict(row, Tier.NVME, BEYOND_QUOTA)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _namespaces_of(self, tenant: str) -> list[Namespace]:
+        namespaces = self._core.catalog.namespaces.values()
+        return [one for one in namespaces if tenant_of(one.identity.domain) == tenant]
+
+    def _largest_first(self, namespace: Namespace) -> list[Namespace]:
+        """Return the namespaces of a tenant that have records, the one with most first: what an old model
+        left must not keep a new one out for ever."""
+        cold_bytes = self._core.transitions.cold_bytes
+        mine = self._namespaces_of(tenant_of(namespace.identity.domain))
+        return sorted((one for one in mine if cold_bytes[one.id]), key=lambda one: -cold_bytes[one.id])
+
+    def _stored_bytes(self, namespace: Namespace) -> int:
+        """Return what the tenant of a namespace has in the cold store, all its namespaces together."""
+        tenant = tenant_of(namespace.identity.domain)
+        return sum(self._core.transitions.cold_bytes[one.id] for one in self._namespaces_of(tenant))
+
+    def _shorten(self, namespace: Namespace, newcomer: int) -> bool:
+        """Give up the last cold block of one of a namespace's oldest chains; False: none may go."""
+        residency = self._residency
+        num_left = MAX_SHARDS
+        for _ in range(NUM_SHARDS):  # of a tenant with few blocks most are empty
+            shard = self._next_shard[namespace.id]
+            self._next_shard[namespace.id] = (shard + 1) % NUM_SHARDS
+            for row in list(islice(namespace.rows.shards[shard].values(), MAX_CHAINS)):
+                last = self._last_cold(row)
+                if last not in (NO_ROW, newcomer) and residency.may_leave(last, Tier.NVME):
+                    residency.evict(last, Tier.NVME, BEYOND_QUOTA)
+                    return True
+            num_left -= bool(namespace.rows.shards[shard])
+            if num_left == 0:
+                break
+        return False
+
+    def _last_cold(self, row: int) -> int:
+        """Return the deepest block below `row` (or itself) along first children that is in the cold store."""
+        catalog = self._core.catalog
+        placed, last = catalog.num_placed[Tier.NVME], NO_ROW
+        for _ in range(MAX_DEPTH):
+            if placed[row]:
+                last = row
+            row = catalog.first_child[row]
+            if row == NO_ROW:
+                break
+        return last

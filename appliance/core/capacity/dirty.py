@@ -1,0 +1,181 @@
+"""Dirty: blocks that memory has and the cold store has not, in the order in which they are to be copied down.
+
+Two lines. `puts` has what puts brought into dram, in the order in which it came: that is nearly the order in
+which blocks become victims, has parents before children, and is known without asking any policy. `lost` has
+blocks that are in memory and whose record in the cold store is gone (a failed copy, a reclaimed segment, a
+record that failed verification). Lines are read lazily: what left memory or was copied meanwhile stays in its
+line until its turn, or until the line is swept because it names more bytes than memory can hold.
+
+Where blocks are copied only when dram fills (`is_complete` False), nobody needs all of them: `lost` stays
+empty, and a line that is too long forgets its oldest. When a block is copied is decided in ahead.py.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from ....policies.base import Use
+from ....tiers.block import Tier
+from ..catalog.catalog import NO_ROW
+from ..catalog.core_state import CoreState
+from ..catalog.policy_listeners import Listener
+from ..catalog.rules import MEMORY_TIERS
+from ..catalog.runs import column
+from ..catalog.states import State
+
+#: Entries looked at in one call.
+MAX_LOOKS: Final = 256
+#: Entries swept for each one that is appended to a line that is too long; and beside them.
+SWEEP_FACTOR: Final = 4
+SWEEP_LOOKS: Final = 32
+
+
+class Line:
+    """Blocks by handle, first in, first out. Holds handles of forgotten blocks, too."""
+
+    def __init__(self, core: CoreState, is_dirty: Callable[[int], bool]) -> None:
+        self._core = core
+        self._is_dirty = is_dirty
+        self._swept: deque[tuple[int, int]] = deque()  # handle, bytes; before everything in _queue
+        self._queue: deque[tuple[int, int]] = deque()
+        self.num_bytes = 0
+
+    def append(self, rows: Sequence[int]) -> None:
+        """Let blocks of one namespace wait."""
+        catalog = self._core.catalog
+        handle, block_bytes = catalog.handle, catalog.block_bytes(rows[0])
+        self._queue.extend([(handle(row), block_bytes) for row in rows])
+        self.num_bytes += len(rows) * block_bytes
+
+    def first(self, above_bytes: float = 0) -> int:
+        """Return the dirty block that waits longest; NO_ROW: none, or none among so many. What is in front
+        of it is taken out, as long as the line has more than `above_bytes`."""
+        for _ in range(MAX_LOOKS):
+            if self.num_bytes <= above_bytes:
+                break
+            row = self._dirty_row((self._swept or self._queue)[0][0])
+            if row != NO_ROW:
+                return row
+            self.pop()
+        return NO_ROW
+
+    def pop(self) -> None:
+        """Take out the first one."""
+        self.num_bytes -= (self._swept or self._queue).popleft()[1]
+
+    def __len__(self) -> int:
+        return len(self._swept) + len(self._queue)
+
+    def rows(self) -> set[int]:
+        """Return the dirty blocks that wait. O(everything): for audits."""
+        return {self._dirty_row(handle) for handle, _ in (*self._swept, *self._queue)} - {NO_ROW}
+
+    def check_integrity(self) -> list[str]:
+        """Audit: the bytes counted are those of the line."""
+        num_bytes = sum(size for _, size in (*self._swept, *self._queue))
+        return [f"dirty: {self.num_bytes} bytes, not {num_bytes}"] if num_bytes != self.num_bytes else []
+
+    def sweep(self, num_looks: int) -> None:
+        """Look at the next entries and keep those of dirty blocks, in order. A whole sweep leaves no more
+        than memory holds, and `num_looks` is more than what is appended meanwhile: a line stays bounded."""
+        for _ in range(min(num_looks, len(self._queue))):
+            entry = self._queue.popleft()
+            if self._dirty_row(entry[0]) != NO_ROW:
+                self._swept.append(entry)
+            else:
+                self.num_bytes -= entry[1]
+        if not self._queue:
+            self._queue, self._swept = self._swept, self._queue
+
+    def _dirty_row(self, handle: int) -> int:
+        row = self._core.catalog.row_of(handle)
+        return row if row != NO_ROW and self._is_dirty(row) else NO_ROW
+
+
+class Dirty:
+    """Both lines. Empty where there is no cold store."""
+
+    def __init__(self, core: CoreState, *, is_complete: bool) -> None:
+        self._core = core
+        self.is_complete = is_complete
+        self.puts = Line(core, self.is_dirty)
+        self.lost = Line(core, self.is_dirty)
+        core.listeners.join(Listener(stored=self._note_put))
+
+    def put(self, rows: Sequence[int]) -> None:
+        """Blocks of one namespace were put into dram."""
+        if not rows or Tier.NVME not in self._core.rooms:
+            return
+        self.puts.append(rows)
+        if self.is_complete:
+            self._sweep(self.puts, len(rows))
+        else:
+            capacity_bytes = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
+            while self.puts.num_bytes > capacity_bytes:  # nvme took nothing for a long time
+                self.puts.pop()
+
+    def note_lost(self, row: int) -> None:
+        """A record of a block left the cold store."""
+        if self.is_complete and self.is_dirty(row):
+            self.lost.append((row,))
+            self._sweep(self.lost, 1)
+
+    def complete(self) -> None:
+        """From now on all dirty blocks wait. Those that do not, too, in about the order in which they were
+        put. O(everything)."""
+        self.is_complete = True
+        if Tier.NVME not in self._core.rooms:
+            return
+        catalog, known = self._core.catalog, self.puts.rows()
+        in_memory = (column(catalog.num_resident[Tier.HBM]) > 0) | (
+            column(catalog.num_resident[Tier.DRAM]) > 0
+        )
+        rows = np.flatnonzero(in_memory)
+        rows = rows[np.lexsort((column(catalog.position)[rows], column(catalog.last_used)[rows]))]
+        for row in rows.tolist():
+            if row not in known and self.is_dirty(row):
+                self.puts.append((row,))
+
+    def is_dirty(self, row: int) -> bool:
+        """Whether memory has a fragment of a block that the cold store neither has nor is about to get."""
+        catalog = self._core.catalog
+        placed = catalog.num_placed[Tier.NVME][row]
+        if placed == catalog.namespace_of(row).num_groups:
+            return False
+        in_hbm, in_dram = catalog.num_resident[Tier.HBM][row], catalog.num_resident[Tier.DRAM][row]
+        if not placed or not (in_hbm or in_dram):
+            return bool(in_hbm or in_dram)
+        return any(
+            catalog.state[Tier.NVME][fragment] == State.ABSENT
+            and any(catalog.state[tier][fragment] == State.RESIDENT for tier in MEMORY_TIERS)
+            for fragment in catalog.fragments(row)
+        )
+
+    def source_of(self, row: int) -> Tier:
+        """Return the tier to copy a dirty block from. From dram, if that has a part of what is missing: it
+        costs nobody on the device anything."""
+        states = self._core.catalog.state
+        for fragment in self._core.catalog.fragments(row):
+            if states[Tier.DRAM][fragment] == State.RESIDENT and states[Tier.NVME][fragment] == State.ABSENT:
+                return Tier.DRAM
+        return Tier.HBM
+
+    def __len__(self) -> int:
+        return len(self.puts) + len(self.lost)
+
+    def check_integrity(self) -> list[str]:
+        """Audit both lines."""
+        return [*self.puts.check_integrity(), *self.lost.check_integrity()]
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _note_put(self, rows: Sequence[int], use: Use) -> None:
+        self.put(rows)
+
+    def _sweep(self, line: Line, num_new: int) -> None:
+        rooms = self._core.rooms
+        memory_bytes = sum(rooms[t].statistics().capacity_bytes for t in MEMORY_TIERS if t in rooms)
+        if line.num_bytes > memory_bytes:
+            line.sweep(SWEEP_FACTOR * num_new + SWEEP_LOOKS)

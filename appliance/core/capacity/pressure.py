@@ -1,0 +1,434 @@
+"""Pressure: finding room in a tier, by giving up what is safe below and spilling what is not.
+
+A block that is also in a slower tier is *clean*: leaving costs nothing but a later promotion. What was put
+longest ago is copied down ahead of need (ahead.py), so that a put finds room without waiting for a device;
+and it stays where it is until the tier passes its high watermark. Nothing acknowledged is dropped while a
+slower tier can take it.
+
+Work is done in steps of bounded number: nobody waits while ten thousand blocks are evicted. What is left
+over is continued at the next event, or at a Tick that `is_busy` asks for.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from enum import Enum
+
+from ....policies.admission import AdmitAll
+from ....policies.base import Newcomer, Victim
+from ....tiers.block import NO_SESSION, Tier, Urgency
+from ..catalog.catalog import NO_ROW, TIERS
+from ..catalog.core_state import CoreState
+from ..catalog.residency import INCOMPLETE, Residency
+from ..catalog.rules import MEMORY_TIERS
+from ..catalog.run_eviction import RunEviction
+from ..catalog.states import State
+from ..copying.copies import Copies, Move
+from ..copying.refusals import Refusals
+from ..encodings import AS_IT_IS
+from .cold_quota import BEYOND_QUOTA, ColdQuota
+from .reclaim import Reclaim
+from .victims import Victims
+
+#: What copies into a slower tier are called in the story, before the name of the tier that they come from.
+SPILL, COPY_AHEAD, IDLE_COPY, ARCHIVE = "spill", "copy_ahead", "idle_copy", "archive"
+#: Blocks given up or spilled per event: about a millisecond.
+MAX_STEPS = 64
+#: Fragments spilled in one batch: enough for one large write, few enough to land soon.
+MAX_SPILL_BATCH = 32
+
+
+class Step(Enum):
+    """What one step towards room achieved."""
+
+    EVICTED = "clean blocks left"
+    SPILLING = "a block is on its way down"
+    NOTHING = "nothing can be done now"
+    DECLINED = "whoever would have to leave is worth more than the newcomer"
+
+
+class Pressure:
+    """Decides who leaves a memory tier, and when."""
+
+    def __init__(
+        self,
+        core: CoreState,
+        residency: Residency,
+        copies: Copies,
+        reclaim: Reclaim,
+        refusals: Refusals,
+    ) -> None:
+        self._core = core
+        self._residency = residency
+        self._copies = copies
+        self._reclaim = reclaim
+        self.refusals = refusals
+        self._run_eviction = RunEviction(core, residency)
+        self.victims = Victims(core, residency)
+        self.cold_quota = ColdQuota(core, residency)
+        #: Handles of blocks to demote because their session ended.
+        self._to_archive: deque[int] = deque()
+        #: Moves of spills that are decided but not started, by (source, target, urgency).
+        self._spills: defaultdict[tuple[Tier, Tier, Urgency], list[Move]] = defaultdict(list)
+        self._spilled_bytes: defaultdict[Tier, int] = defaultdict(int)  # of them, by source
+        #: By tier and domain: handle of the block that is to leave next, and waits for spills to end.
+        self._next_to_spill: dict[tuple[Tier, int | None], int] = {}
+        #: Handles of blocks, by tier, that could neither leave nor be spilled in such a pause.
+        self._passed_over: list[tuple[Tier, int]] = []
+        #: Whether work was left over only because there was much of it.
+        self.is_busy = False
+
+    def place_for(self, tier: Tier, domain: int, num_bytes: int) -> int | None:
+        """Reserve a place, evicting clean blocks and queueing spills as needed; None: not yet.
+
+        After None, somebody must wait: room appears when a spill finishes or a hold ends.
+        """
+        room = self._core.rooms[tier]
+        place = room.reserve(domain, num_bytes)
+        if place is not None:
+            return place
+        for _ in range(MAX_STEPS):
+            step, _ = self._give_up(tier, 1, domain)
+            self._run_eviction.flush()
+            if step is Step.NOTHING:
+                break
+            if step is Step.EVICTED:
+                place = room.reserve(domain, num_bytes)
+                if place is not None:
+                    break
+        else:
+            self.is_busy = True
+        self.start_spills()
+        return place
+
+    def make_room(
+        self, tier: Tier, domain: int, num_blocks: int, newcomer: Callable[[int], Newcomer]
+    ) -> Step:
+        """Give up about `num_blocks` blocks of a tier for a newcomer of `domain`, at most MAX_STEPS.
+
+        `newcomer(n)` says who it is, without its first n blocks; it is called when somebody asks.
+        Returns DECLINED as soon as the tier's admission says that the newcomer is not worth the next
+        victim: then whoever left before made room for as much of it as is worth it.
+        """
+        step, num_left = Step.NOTHING, 0
+        wanted = min(num_blocks, MAX_STEPS)
+        admission = self._core.policies.admissions[tier]
+
+        def is_admitted(victim: Victim) -> bool:
+            return admission.admits(newcomer(num_left), victim)
+
+        asked = None if type(admission) is AdmitAll else is_admitted  # a class derived from it may decline
+        while num_left < wanted:
+            step, num_run = self._give_up(tier, wanted - num_left, domain, asked)
+            if step in (Step.NOTHING, Step.DECLINED):
+                break
+            num_left += num_run
+        self._run_eviction.flush()
+        self.start_spills()
+        return step
+
+    def shed(self, tier: Tier, num_bytes: int) -> bool:
+        """Give up at least `num_bytes` of a tier, at most MAX_STEPS blocks at once. Returns whether that is
+        under way or done; False: nothing can go now."""
+        room = self._core.rooms[tier]
+        wanted = room.statistics().taken_bytes - num_bytes
+        step = Step.EVICTED
+        for _ in range(MAX_STEPS):
+            if room.statistics().taken_bytes - self.spilling_bytes(tier) <= wanted:
+                break
+            step, _ = self._give_up(tier, 1, domain=None)
+            self._run_eviction.flush()
+            if step is Step.NOTHING:
+                break
+        else:
+            self.is_busy = True
+        self.start_spills()
+        return step is not Step.NOTHING or self.spilling_bytes(tier) > 0
+
+    def relieve(self) -> None:
+        """Bring every memory tier to its high watermark. `carry_on` must follow."""
+        self.is_busy = False
+        if len(self._core.rooms) == 1:  # nothing has anywhere to go
+            return
+        if self._passed_over and not self.refusals.is_pausing:
+            self._offer_again()
+        for tier in MEMORY_TIERS:
+            if tier in self._core.rooms and self._lower(tier) is not None:
+                self._relieve(tier)
+
+    def carry_on(self) -> None:
+        """Keep cold segments free, demote what was archived, start the spills that were decided."""
+        if len(self._core.rooms) == 1:
+            return
+        self._reclaim.keep_free_segments()
+        if self._to_archive:
+            self._archive()
+        self.start_spills()
+
+    def archive(self, row: int) -> bool:
+        """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
+        if Tier.NVME not in self._core.rooms or Tier.NVME in self._core.offline:
+            return False
+        if self._core.catalog.tier_of(row) is None:
+            return False
+        if all(self._residency.is_covered(row, tier, (Tier.NVME,)) for tier in MEMORY_TIERS):
+            return False
+        handle = self._core.catalog.handle(row)
+        if not self._to_archive or self._to_archive[-1] != handle:
+            self._to_archive.append(handle)
+        return True
+
+    def flush(self) -> int:
+        """Queue the demotion of everything that is only in memory (drain). Returns the blocks queued."""
+        catalog = self._core.catalog
+        rows = [row for ns in catalog.namespaces.values() for row in ns.rows.values()]
+        return sum(self.archive(row) for row in rows)
+
+    # ------------------------------------------------------------------------- for what is copied ahead
+
+    def may_spill(self, tier: Tier) -> bool:
+        """Whether there is a slower tier that works and takes something now."""
+        return self._lower(tier) is not None
+
+    def spilling_bytes(self, tier: Tier) -> int:
+        """Return the bytes that are on their way out of a tier, or are about to be."""
+        lower = self._lower(tier)
+        in_flight = self._core.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
+        return in_flight + self._spilled_bytes[tier]
+
+    def copy_down(self, row: int, source: Tier, urgency: Urgency, *, what: str) -> bool:
+        """Decide the copies of what `source` has of a block and the cold store has not; `what` names them in
+        the story, COPY_AHEAD or IDLE_COPY. False: there is no room for any of it."""
+        return self._spill(row, source, urgency, target=Tier.NVME, what=what)
+
+    def is_cold_edge_busy(self) -> bool:
+        """Whether anything is on its way to or from the cold store, or waits for that."""
+        in_flight = self._core.bytes_in_flight
+        return any(num_bytes and Tier.NVME in edge for edge, num_bytes in in_flight.items())
+
+    @property
+    def is_reclaiming_in_vain(self) -> bool:
+        """Whether the cold store is full of what must not leave it."""
+        return self._reclaim.is_in_vain
+
+    @property
+    def has_spills(self) -> bool:
+        """Whether copies were decided that are not started."""
+        return any(self._spilled_bytes.values())
+
+    def free_dead_segments(self) -> None:
+        """Begin to free the segments of the cold store in which nothing lives."""
+        self._reclaim.free_dead_segments()
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _lower(self, tier: Tier) -> Tier | None:
+        """Return the next slower tier that works, None when there is none."""
+        if len(self._core.rooms) == 1:
+            return None
+        for slower in TIERS[tier + 1 :]:
+            is_asked = slower is not Tier.NVME or not self.refusals.is_pausing
+            if slower in self._core.rooms and slower not in self._core.offline and is_asked:
+                return slower
+        return None
+
+    def _offer_again(self) -> None:
+        passed_over, self._passed_over = self._passed_over, []
+        for tier, handle in passed_over:
+            row = self._core.catalog.row_of(handle)
+            if row != NO_ROW:
+                self._residency.offer(row, tier)
+
+    def _give_up(
+        self,
+        tier: Tier,
+        max_blocks: int,
+        domain: int | None,
+        is_admitted: Callable[[Victim], bool] | None = None,
+    ) -> tuple[Step, int]:
+        """Take one step towards room for `domain` (None: for all): evict a run of clean blocks, or decide a
+        spill. `is_admitted`: whether a newcomer may take the place of a victim; None: it may.
+
+        Returns what was achieved, and by how many blocks.
+        """
+        core = self._core
+        residency = self._residency
+        policy = core.policies.evictions[tier]
+        lower = self._lower(tier)
+        if self._waits_for_spills(tier, lower, domain):
+            return Step.NOTHING, 0
+        while (victim := self.victims.choose(tier, domain)) is not None:
+            row = victim.row
+            if not residency.is_candidate(row, tier):
+                continue  # in use again; it is offered anew when that ends
+            # With a slower tier below nothing is lost by coming in here: leaving is only a demotion.
+            if is_admitted is not None and lower is None and not is_admitted(victim):
+                policy.offer((row,), core.now)
+                return Step.DECLINED, 0
+            reason = self._reason_to_evict(row, tier, lower)
+            if reason and residency.may_leave(row, tier):
+                return Step.EVICTED, self._evict_run(victim, tier, max_blocks, reason)
+            if lower is None:  # incomplete, with children: it goes when they have gone
+                if self.refusals.is_pausing:
+                    self._passed_over.append((tier, core.catalog.handle(row)))
+                continue
+            self._run_eviction.flush()
+            if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
+                residency.evict(row, tier, f"not worth {lower.label}", victim)
+                return Step.EVICTED, 1
+            if self.spilling_bytes(tier) < self._core.options.max_spill_bytes:
+                if lower is Tier.NVME and not self.cold_quota.admits(row):
+                    if residency.may_leave(row, tier):
+                        residency.evict(row, tier, BEYOND_QUOTA, victim)
+                        return Step.EVICTED, 1
+                elif self._spill(row, tier):
+                    return Step.SPILLING, 1
+            else:
+                self._next_to_spill[tier, domain] = core.catalog.handle(row)
+            policy.offer((row,), core.now)
+            return Step.NOTHING, 0
+        return Step.NOTHING, 0
+
+    def _waits_for_spills(self, tier: Tier, lower: Tier | None, domain: int | None) -> bool:
+        """Whether whoever was to leave last time still has to be spilled first, and as much is being spilled
+        as may be. Nobody else is looked for until a spill ends: it would be found, and put back, at every
+        event, and where nvme cannot keep up every event asks."""
+        handle = self._next_to_spill.get((tier, domain))
+        if handle is None:
+            return False
+        row = self._core.catalog.row_of(handle)
+        is_waiting = (
+            lower is not None
+            and self.spilling_bytes(tier) >= self._core.options.max_spill_bytes
+            and row != NO_ROW
+            and self._residency.is_candidate(row, tier)
+            and not self._residency.is_below(row, tier)
+        )
+        if not is_waiting:
+            del self._next_to_spill[tier, domain]
+        return is_waiting
+
+    def is_worth_keeping(self, row: int, lower: Tier) -> bool:
+        """Whether the slower tier admits a block that would be gone otherwise."""
+        catalog = self._core.catalog
+        newcomer = Newcomer(
+            self._core.now,
+            catalog.parent[row],
+            catalog.position[row],
+            num_blocks=1,
+            session=0,
+            urgency=catalog.urgency[row] if catalog.urgency[row] != NO_SESSION else Urgency.QUEUED,
+            prefix_hashes=(self._core.facts.prefix_hash[row],),
+            row=row,
+            priority=catalog.retention(row, self._core.now),
+        )
+        return self._core.policies.admissions[lower].admits(newcomer, None)
+
+    def _evict_run(self, victim: Victim, tier: Tier, max_blocks: int, reason: str) -> int:
+        """Evict a victim and those above it that cost no more. Returns how many blocks left."""
+        return self._run_eviction.take(victim, tier, reason, max_blocks, self._core.policies.evictions[tier])
+
+    def _reason_to_evict(self, row: int, tier: Tier, lower: Tier | None) -> str:
+        """Say why a block may be given up at once; empty when it must be spilled first."""
+        if self._core.catalog.tier_of(row) is None:
+            return INCOMPLETE
+        if lower is None:
+            return "coldest, nvme takes nothing" if self.refusals.is_pausing else "coldest, no slower tier"
+        return "coldest" if self._residency.is_below(row, tier) else ""
+
+    def _spill(
+        self,
+        row: int,
+        tier: Tier,
+        urgency: Urgency = Urgency.IDLE,
+        target: Tier | None = None,
+        what: str = SPILL,
+    ) -> bool:
+        """Decide the copy of a block one tier down (or to `target`). False: there is no room there."""
+        core = self._core
+        lower = target if target is not None else self._lower(tier)
+        assert lower is not None
+        residency = self._residency
+        core.transitions.keep(row)  # the segment that makes room for one half of it may hold the other half
+        has_moves = self._decide_moves(row, tier, lower, urgency, archives=target is not None)
+        residency.unkeep(row)
+        if has_moves:
+            name = core.catalog.prefix_hash[row]
+            core.story.tell(core.now, name, f"{what}_{tier.label}")
+        return has_moves
+
+    def _decide_moves(self, row: int, tier: Tier, lower: Tier, urgency: Urgency, *, archives: bool) -> bool:
+        """Reserve places for what `lower` has not of a block. Whether there was room for any of it."""
+        core = self._core
+        residency = self._residency
+        catalog = core.catalog
+        namespace = catalog.namespace_of(row)
+        has_moves = False
+        for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
+            is_here = catalog.state[tier][fragment] == State.RESIDENT
+            if not is_here or catalog.state[lower][fragment] != State.ABSENT:
+                continue
+            if not archives and residency.is_fragment_below(fragment, tier):
+                continue
+            encoding = AS_IT_IS
+            if lower is Tier.NVME:
+                encoding = catalog.choose_encoding(fragment, namespace)
+                stored_bytes = catalog.encodings.stored_bytes(encoding, length)
+                place = self._reclaim.place_for(namespace.domain, stored_bytes)
+            else:
+                place = self.place_for(lower, namespace.domain, length)
+            if place is None:
+                break
+            residency.arrive(fragment, lower, place, encoding)
+            core.transitions.hold(fragment, tier)  # until the copy is started and holds it itself
+            # Looked up each time: making room in a memory tier below may have started what was decided.
+            self._spills[tier, lower, urgency].append(Move(fragment, catalog.place[tier][fragment], place))
+            has_moves = True
+            self._spilled_bytes[tier] += length
+        return has_moves
+
+    def start_spills(self, *, in_one: bool = False) -> None:
+        """Start what was decided, in large batches; `in_one`: each by one thread."""
+        if not self._spilled_bytes:
+            return
+        spills, self._spills = self._spills, defaultdict(list)
+        self._spilled_bytes.clear()
+        for (source, target, urgency), moves in spills.items():
+            for first in range(0, len(moves), MAX_SPILL_BATCH):
+                batch = moves[first : first + MAX_SPILL_BATCH]
+                self._copies.start(source, target, batch, urgency, in_one=in_one)
+            for move in moves:
+                self._residency.drop(move.fragment, source)
+
+    def _relieve(self, tier: Tier) -> None:
+        """Only where there is a slower tier. Elsewhere blocks leave when their room is needed, not before."""
+        room = self._core.rooms[tier]
+        high_bytes = self._core.options.high_watermark * room.statistics().capacity_bytes
+        num_left = 0
+        while num_left < MAX_STEPS:
+            if room.statistics().taken_bytes - self.spilling_bytes(tier) <= high_bytes:
+                return  # low enough, or enough is on its way
+            step, num_blocks = self._give_up(tier, 1, domain=None)
+            self._run_eviction.flush()
+            if step is Step.NOTHING:
+                return
+            num_left += num_blocks
+        self.is_busy = True
+
+    def _archive(self) -> None:
+        catalog = self._core.catalog
+        for _ in range(min(MAX_STEPS, len(self._to_archive))):
+            if Tier.NVME in self._core.offline:
+                return
+            row = catalog.row_of(self._to_archive[0])
+            # A part of it may be in hbm only; from dram it costs nobody on the device anything.
+            for source in reversed(MEMORY_TIERS) if row != NO_ROW else ():
+                if self._residency.is_covered(row, source, (Tier.NVME,)):
+                    continue
+                in_flight = self._core.bytes_in_flight.get((source, Tier.NVME), 0)
+                if in_flight + self._spilled_bytes[source] >= self._core.options.max_spill_bytes:
+                    return
+                is_admitted = self.cold_quota.admits(row)
+                if is_admitted and not self._spill(row, source, Urgency.ENDED, Tier.NVME, ARCHIVE):
+                    return
+            self._to_archive.popleft()
+        self.is_busy = self.is_busy or bool(self._to_archive)

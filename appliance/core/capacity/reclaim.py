@@ -1,0 +1,253 @@
+"""Reclaim: space in the cold store comes back a whole segment at a time.
+
+The oldest sealed segment is emptied: what is worth keeping is copied forward, the rest is dropped, and the
+segment is forgotten durably before it is reused. Worth is decided per block by its last use, up to a
+budget; blocks that must not go (pinned, decoding, a child in a faster tier) are copied whatever the budget.
+When that goes for every segment, the store is full for good and says so (`Refusals.full`): memory goes on
+without it, the coldest blocks leave, and with the last child in memory a parent on nvme may go, too.
+
+A dropped block takes its descendants with it: without it no lookup can reach them. The work is cut
+into steps of bounded size, so that no request waits for a whole segment.
+"""
+
+from collections import deque
+
+from ....tiers.block import NO_PLACE, Tier, Urgency
+from ....tiers.cold.log import record_bytes
+from ....v1.shm import PAGE_BYTES, extent_of
+from ..catalog.catalog import NO_ROW
+from ..catalog.core_state import CoreState
+from ..catalog.residency import Residency
+from ..catalog.rules import MEMORY_TIERS
+from ..catalog.states import State
+from ..copying.copies import Copies, Move
+from ..copying.refusals import Refusals
+from ..instructions import FreeSegment
+
+#: Blocks looked at in one step: about a millisecond.
+STEP_BLOCKS = 256
+#: A segment of which more than this is still wanted (copied forward, or part of a block that did
+#: not fit and will be spilled again) won no room; wait before trying the next, or a cold store full
+#: of such blocks would write itself in circles.
+FRUITLESS_FRACTION = 0.9
+FRUITLESS_PAUSE_S = 1.0
+SPARE_HALF = "half of it, and memory has all"
+
+
+class Reclaim:
+    """Empties one segment at a time."""
+
+    def __init__(self, core: CoreState, residency: Residency, copies: Copies, refusals: Refusals) -> None:
+        self._core = core
+        self._residency = residency
+        self._copies = copies
+        self._refusals = refusals
+        self._log = core.log
+        #: Segments to be emptied and freed whether room is short or not; evicting.py.
+        self.to_empty: set[int] = set()
+        self._segment: int | None = None  # being emptied
+        self._rows: deque[int] = deque()  # handles of blocks still to decide, most recently used first
+        self._forward_bytes = 0
+        self._wanted_bytes = 0  # of this segment, copied forward or to be spilled again
+        self._used_bytes = 0  # of this segment, ever appended
+        self._is_freeing = False
+        self._is_blocked = False
+        self._is_wanted = False  # a record found no room, however many segments should be free
+        self._not_before = 0.0
+        self._num_in_vain = 0  # segments in a row that were emptied and won no room
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is deciding left to do now; the planner asks for a Tick soon. Not when it waits for
+        a copy or for room: whatever ends that is an event anyway, and ticking meanwhile would spin."""
+        return self._segment is not None and bool(self._rows) and not self._is_blocked
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether the segment that was emptied last won no room."""
+        return self._num_in_vain > 0
+
+    def next_deadline(self) -> float | None:
+        """When a pause ends that a record without room waits for."""
+        is_awaited = self._is_wanted or (self._log is not None and self._log.is_shrinking)
+        return self._not_before if is_awaited and self._not_before > self._core.now else None
+
+    def place_for(self, domain: int, num_bytes: int) -> int | None:
+        """Reserve a record; None when a segment must be reclaimed first (which is begun)."""
+        if self._log is None:
+            return None
+        place = self._reserve(domain, num_bytes)
+        if place is None:
+            self._is_wanted = True
+            self.keep_free_segments()
+            place = self._reserve(domain, num_bytes)
+        return place
+
+    def _reserve(self, domain: int, num_bytes: int, *, forward: bool = False) -> int | None:
+        assert self._log is not None
+        place = self._log.reserve(domain, num_bytes, forward=forward)
+        self._residency.seal_full_segments(self._log)
+        return place
+
+    def keep_free_segments(self) -> None:
+        """Begin or continue emptying a segment while fewer than `min_free_segments` are free."""
+        if self._log is None or Tier.NVME in self._core.offline:
+            return
+        is_short = self._log.num_free < self._core.options.min_free_segments
+        short = self._is_wanted or is_short or self._log.is_shrinking
+        if self._segment is None and self.to_empty:
+            self._begin(self.to_empty)
+        if short and self._segment is None and self._core.now >= self._not_before:
+            self._begin()
+        if self._segment is not None:
+            self._step()
+
+    def dead_segments(self) -> set[int]:
+        """Return the sealed segments in which nothing lives any more."""
+        if self._log is None:
+            return set()
+        return {number for number in self._log.sealed_segments() if not self._log.segments[number].num_live}
+
+    def free_dead_segments(self) -> None:
+        """Begin to free them."""
+        if not self.to_empty:
+            self.to_empty |= self.dead_segments()
+        self.keep_free_segments()
+
+    def segment_freed(self, segment: int) -> None:
+        """The cold store has durably forgotten the segment."""
+        assert self._log is not None
+        assert segment == self._segment
+        self._log.finish_reclaim(segment)
+        self._core.transitions.forget_segment(segment)
+        self._segment, self._is_freeing, self._is_wanted = None, False, False
+        # Of segments that leave, or that an administrator empties, there are ever fewer.
+        is_needed = segment < self._log.num_segments and segment not in self.to_empty
+        self.to_empty.discard(segment)
+        if is_needed and self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
+            self._not_before = self._core.now + FRUITLESS_PAUSE_S
+            self._num_in_vain += 1
+            if self._num_in_vain >= self._log.num_segments:
+                self._refusals.full()
+        else:
+            self._num_in_vain = 0
+        self._core.story.count("segments_reclaimed")
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _begin(self, chosen: set[int] | None = None) -> None:
+        """Begin with the oldest segment that may be emptied, of those that were chosen if some were."""
+        assert self._log is not None
+        catalog = self._core.catalog
+        for segment in self._log.sealed_segments():
+            if segment in self._copies.num_reads_of_segment or (chosen is not None and segment not in chosen):
+                continue
+            self._log.begin_reclaim(segment)
+            self._segment = segment
+            rows = {catalog.block_of[f] for f in self._live(segment)}
+            newest_first = sorted(rows, key=lambda row: -catalog.last_used[row])
+            self._rows = deque(catalog.handle(row) for row in newest_first)
+            self._forward_bytes = int(self._core.options.max_forward_fraction * self._log.segment_bytes)
+            self._wanted_bytes = 0
+            self._used_bytes = self._log.segments[segment].next_page * PAGE_BYTES
+            return
+
+    def _live(self, segment: int) -> list[int]:
+        """Return the fragments whose record is in this segment now."""
+        place = self._core.catalog.place[Tier.NVME]
+        listed = self._core.transitions.in_segment.get(segment, ())
+        return [f for f in set(listed) if place[f] != NO_PLACE and extent_of(place[f]) == segment]
+
+    def _step(self) -> None:
+        self._is_blocked = False
+        for _ in range(min(STEP_BLOCKS, len(self._rows))):
+            row = self._core.catalog.row_of(self._rows[0])
+            if row != NO_ROW and not self._decide(row):
+                self._is_blocked = True  # no room to copy forward yet
+                return
+            self._rows.popleft()
+        if not self._rows:
+            self._finish_when_quiet()
+
+    def _decide(self, row: int) -> bool:
+        """Copy one block's records forward or drop it; False when it must be tried again later."""
+        catalog = self._core.catalog
+        here = [f for f in catalog.fragments(row) if self._is_here(f)]
+        if not here:  # it was condemned since, and perhaps somebody holds what memory has of it
+            return True
+        if catalog.num_holds[Tier.NVME][row]:
+            return False  # being read, or copied forward already
+        assert all(catalog.state[Tier.NVME][f] == State.RESIDENT for f in here)
+        num_bytes = sum(record_bytes(catalog.stored_length(f, Tier.NVME)) for f in here)
+        used_again = catalog.num_uses[row] > 0
+        worth_it = (
+            used_again
+            and num_bytes <= self._forward_bytes
+            and not self._residency.is_elsewhere(row, Tier.NVME)
+        )
+        doomed = None if worth_it else self._subtree_to_drop(row)
+        if doomed is None:
+            if self._forward(row, here):
+                self._forward_bytes -= num_bytes
+                self._wanted_bytes += num_bytes
+                return True
+            doomed = self._subtree_to_drop(row)
+            if doomed is None:
+                self._refusals.full()
+                return False
+        is_partial = catalog.num_resident[Tier.NVME][row] < catalog.namespace_of(row).num_groups
+        if is_partial and any(catalog.num_resident[tier][row] for tier in MEMORY_TIERS):
+            self._wanted_bytes += num_bytes
+        for victim in doomed:
+            is_spare = self._residency.is_spare_half(victim, Tier.NVME)
+            self._residency.evict(victim, Tier.NVME, SPARE_HALF if is_spare else "segment reclaimed")
+            if catalog.tier_of(victim) is None and self._residency.may_leave(victim, Tier.DRAM):
+                self._residency.evict(victim, Tier.DRAM, "incomplete")  # a part that nobody can read
+        return True
+
+    def _is_here(self, fragment: int) -> bool:
+        place = self._core.catalog.place[Tier.NVME][fragment]
+        return place != NO_PLACE and extent_of(place) == self._segment
+
+    def _subtree_to_drop(self, row: int) -> list[int] | None:
+        """Return the blocks that leave with `row`, deepest first; None when one of them must stay."""
+        catalog = self._core.catalog
+        if self._residency.is_elsewhere(row, Tier.NVME) and self._residency.may_leave(row, Tier.NVME):
+            return [row]
+        order = [row]
+        for block in order:  # grows while it is walked: breadth first, parents before children
+            in_memory = catalog.num_placed[Tier.HBM][block] or catalog.num_placed[Tier.DRAM][block]
+            touched = catalog.num_holds[Tier.NVME][block] or catalog.num_keepers[block]
+            if touched or block in self._core.floors or (in_memory and block != row):
+                return None
+            order += catalog.children(block)
+        if catalog.num_placed[Tier.HBM][row] or catalog.num_placed[Tier.DRAM][row]:
+            return None if len(order) > 1 else [row]
+        return [block for block in reversed(order) if catalog.num_resident[Tier.NVME][block]]
+
+    def _forward(self, row: int, fragments: list[int]) -> bool:
+        assert self._log is not None
+        catalog = self._core.catalog
+        domain = catalog.namespace_of(row).domain
+        moves = []
+        for fragment in fragments:
+            place = self._reserve(domain, catalog.stored_length(fragment, Tier.NVME), forward=True)
+            if place is None:
+                break
+            moves.append(Move(fragment, catalog.place[Tier.NVME][fragment], place))
+        if moves:
+            self._copies.start(Tier.NVME, Tier.NVME, moves, Urgency.ENDED)
+        return len(moves) == len(fragments)
+
+    def _finish_when_quiet(self) -> None:
+        """Free the segment once nobody reads from it and nothing lives in it."""
+        assert self._segment is not None
+        quiet = self._segment not in self._copies.num_reads_of_segment
+        if quiet and not self._is_freeing:
+            left = self._live(self._segment)
+            if left:  # a copy forward failed; decide about those blocks again
+                catalog = self._core.catalog
+                self._rows.extend(catalog.handle(catalog.block_of[f]) for f in left)
+                return
+            self._is_freeing = True
+            self._core.outbox.emit(FreeSegment(self._segment))

@@ -1,0 +1,107 @@
+"""Victims: whose block leaves when a domain needs room.
+
+An extent belongs to one isolation domain for its whole life, so once all extents are given out, a block that
+leaves makes room for its own domain only: evicting the coldest block of all would cost one tenant its
+blocks and help nobody. Policies know nothing of domains; so candidates of other domains that they name
+meanwhile are set aside here, each in its own domain's queue, cheapest first, and are taken from there when it
+is their turn. Each is named once, so a choice costs a constant on average.
+
+With one domain this is the policy itself. Rejected: a policy per domain. What they learn (and what is kept
+over a restart) would fall apart, and every restart of a domain would begin anew.
+"""
+
+import heapq
+from typing import NamedTuple
+
+from ....policies.base import Victim
+from ....tiers.block import Tier
+from ..catalog.catalog import NO_ROW
+from ..catalog.core_state import CoreState
+from ..catalog.residency import Residency
+
+
+class _Aside(NamedTuple):
+    """A candidate that its policy named when another domain needed room."""
+
+    price: float
+    handle: int
+    last_used: float
+    victim: Victim
+
+
+class Victims:
+    """Chooses who leaves a memory tier; stands between pressure and the policies."""
+
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
+        self._residency = residency
+        self._aside: dict[tuple[Tier, int], list[_Aside]] = {}
+        self._num_namespaces = 0  # that is_divided looked at
+        self._domains: set[int] = set()
+
+    def choose(self, tier: Tier, domain: int | None) -> Victim | None:
+        """Return the next candidate of `domain` (None: of any) to leave `tier`, None when there is none.
+
+        Like a policy's answer it may be out of date; the caller checks.
+        """
+        policy, now = self._core.policies.evictions[tier], self._core.now
+        if not self._is_divided():
+            return policy.choose(now)
+        if domain is None:
+            if (victim := policy.choose(now)) is not None:
+                self._set_aside(tier, victim)
+            queues = [self._settled(tier, number) for number in self._domains_of(tier)]
+            queue = min((q for q in queues if q), key=lambda q: q[0].price, default=None)
+            return self._take(queue) if queue else None
+        if queue := self._settled(tier, domain):
+            return self._take(queue)
+        while (victim := policy.choose(now)) is not None:
+            if self._domain_of(victim.row) == domain:
+                return victim
+            self._set_aside(tier, victim)
+        return None
+
+    def forget(self, tier: Tier) -> None:
+        """Another policy names the victims of a tier from now on, by prices of its own, and hears of all."""
+        for key in [key for key in self._aside if key[0] is tier]:
+            del self._aside[key]
+
+    def _is_divided(self) -> bool:
+        """Whether there is more than one domain. Namespaces only ever become more."""
+        namespaces = self._core.catalog.namespaces
+        if len(namespaces) != self._num_namespaces:
+            self._num_namespaces = len(namespaces)
+            self._domains = {namespace.domain for namespace in namespaces.values()}
+        return len(self._domains) > 1
+
+    def _domains_of(self, tier: Tier) -> list[int]:
+        return [number for one, number in self._aside if one is tier]
+
+    def _domain_of(self, row: int) -> int:
+        return self._core.catalog.namespace_of(row).domain
+
+    def _set_aside(self, tier: Tier, victim: Victim) -> None:
+        catalog = self._core.catalog
+        if not catalog.prefix_hash[victim.row]:
+            return
+        row = victim.row
+        entry = _Aside(victim.price, catalog.handle(row), catalog.last_used[row], victim)
+        heapq.heappush(self._aside.setdefault((tier, self._domain_of(victim.row)), []), entry)
+
+    def _settled(self, tier: Tier, domain: int) -> list[_Aside]:
+        """Return a domain's queue with somebody in front who is still what was set aside. Who was used
+        meanwhile goes back to the policy, which knows what that is worth."""
+        queue = self._aside.get((tier, domain), [])
+        catalog = self._core.catalog
+        while queue:
+            row = catalog.row_of(queue[0].handle)
+            if row != NO_ROW and catalog.last_used[row] == queue[0].last_used:
+                return queue
+            heapq.heappop(queue)
+            if row != NO_ROW:
+                self._residency.offer(row, tier)
+        return queue
+
+    @staticmethod
+    def _take(queue: list[_Aside]) -> Victim:
+        return heapq.heappop(queue).victim

@@ -1,0 +1,94 @@
+"""CoreState: what all parts of the planner work on. One object, given to each of them.
+
+Options, policies in force and the time are read from here and nowhere else, so that a change of policy is one
+assignment. Which part may write what: `catalog` rows by requests and recovery, the state columns by
+`transitions` only, `options`, `policies` and `choice` by changes.py, `now` by planner.py, `offline` by
+TierLost, `floors` by pins.py, `writers` by puts.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from ....policies.base import Future
+from ....policies.costs import CostModel
+from ....policies.registry import PolicyChoice, PolicySet, build
+from ....tiers.base import MemoryRoom, Room
+from ....tiers.block import Tier
+from ....tiers.cold.log import SegmentLog
+from ..options import PlannerOptions
+from .catalog import Catalog
+from .outbox import Outbox
+from .policy_facts import PolicyFacts
+from .policy_listeners import PolicyListeners
+from .story import Story
+from .transitions import Transitions
+
+
+class CoreState:
+    """Catalog, rooms, options, policies, time, outbox and log of one planner. Single-threaded."""
+
+    def __init__(
+        self,
+        options: PlannerOptions,
+        rooms: Mapping[Tier, Room],
+        *,
+        choice: PolicyChoice,
+        future: Future | None = None,
+        secret: bytes = b"",
+        shared: Sequence[Tier] = (),
+        on_policy_failed: Callable[[str, str], None] = lambda words, instead: None,
+    ) -> None:
+        """`secret`: what no tenant knows, for the names that policies hear (policy_facts.py). `shared`: tiers
+        that clients on this host read in place. `on_policy_failed`: told in words when an administrator's own
+        policy failed, and which one took its place. Raises ValueError for a wrong choice of policies."""
+        assert Tier.DRAM in rooms, "puts land in dram"
+        log = rooms.get(Tier.NVME)
+        assert log is None or isinstance(log, SegmentLog)
+        self.options = options
+        self.rooms = rooms
+        self.put_room = cast(MemoryRoom, rooms[Tier.DRAM])
+        self.log = log
+        self.shared = tuple(tier for tier in shared if tier in rooms)
+        self.now = 0.0  # seconds on the shell's clock
+        self.asked_at = float("-inf")  # when a client said something last
+        self.catalog = Catalog()
+        self.story = Story(options.max_story_lines)
+        self.transitions = Transitions(self.catalog, self.story.words)
+        self.outbox = Outbox(self.catalog)
+        #: Tiers that do not work now.
+        self.offline: set[Tier] = set()
+        #: Floor tiers of the pins on a block, by row. Sparse: few blocks are pinned.
+        self.floors: dict[int, list[Tier]] = {}
+        #: Reservation of the put that writes a block, by row, until that put ends.
+        self.writers: dict[int, int] = {}
+        self.facts = PolicyFacts(self.catalog, secret)
+        #: Bytes in flight per (source, target), and those of them that a request waits for; see copies.py.
+        self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
+        self.urgent_bytes: dict[tuple[Tier | None, Tier], int] = {}
+        self.costs = CostModel(
+            options.default_bandwidth_bytes_per_s, options.default_latency_s, queued_bytes=self._queued_bytes
+        )
+        #: What learners knew that do not run now, by name: kept for when they do again (policies/learned.py).
+        self.absent_learners: dict[str, Any] = {}
+        self._future = future
+        self._on_policy_failed = on_policy_failed
+        self.choice = choice
+        self.policies = self.build_policies(choice)
+        self.listeners = PolicyListeners(self.policies)
+
+    def build_policies(self, choice: PolicyChoice, shared: Mapping[str, Any] | None = None) -> PolicySet:
+        """Build the policies of `choice` for the tiers as large as they are now. `shared`: learners to go on
+        with, by name. Raises ValueError."""
+        capacities = {tier: room.statistics().capacity_bytes for tier, room in self.rooms.items()}
+        return build(
+            choice, self.facts, self.costs, capacities, self._future, shared, report=self._policy_failed
+        )
+
+    def _policy_failed(self, words: str, instead: str) -> None:
+        """Count that an administrator's own policy failed, and say so."""
+        self.story.count("policies_failed")
+        self._on_policy_failed(words, instead)
+
+    def _queued_bytes(self, tier: Tier) -> int:
+        """Return the bytes on the edge from `tier` to dram that go before a new load."""
+        return self.urgent_bytes.get((tier, Tier.DRAM), 0)

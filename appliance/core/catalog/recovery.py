@@ -1,0 +1,237 @@
+"""Recovery: taking over a million records found at start, in columns, without Python per record.
+
+The cold store hands over arrays; this turns them into rows of the catalog and books of the segment log. The
+only step per block is the insertion into the table of prefix hashes, done by `dict(zip(...))` in C.
+
+What arrives may have holes: a block with a missing fragment is a miss until it is put again; a block
+whose parent is missing is kept, unreachable, until the parent comes back or its segment is reclaimed.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ....tiers.block import NO_SESSION, NamespaceIdentity, Tier
+from ....tiers.cold.log import SegmentLog
+from ..encodings import AS_IT_IS, Encoding
+from .catalog import NO_ROW, Catalog, Namespace
+from .core_state import CoreState
+
+Records = npt.NDArray[np.void]
+
+
+class RecoveredSegment(Protocol):
+    """A sealed segment as `SegmentLog.adopt` takes it over."""
+
+    number: int
+    next_page: int
+    num_live: int
+    live_bytes: int
+
+
+class Recovered(Protocol):
+    """What the cold store found at start (tiers/cold/recovery.py implements it)."""
+
+    @property
+    def namespaces(self) -> Sequence[NamespaceIdentity]:
+        """Identities, by the number that records know them by."""
+        ...
+
+    @property
+    def records(self) -> Records:
+        """(num_records,) with the fields of tiers.cold.recovery.RECORD."""
+        ...
+
+    @property
+    def segments(self) -> Sequence[RecoveredSegment]:
+        """In order of sealing."""
+        ...
+
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        """Count of what was found damaged, lost or doubled, by name."""
+        ...
+
+
+def adopt(recovered: Recovered, namespaces: list[Namespace], core: CoreState) -> int:
+    """Fill an empty catalog with what the cold store found. Returns the number of blocks.
+
+    `namespaces` are those of `recovered.namespaces`, in the same order.
+    """
+    assert core.catalog.num_blocks == 0, "recovery comes before the first request"
+    log = core.rooms[Tier.NVME]
+    assert isinstance(log, SegmentLog)
+    for segment in recovered.segments:
+        log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)
+    for index, namespace in enumerate(namespaces):
+        mine = recovered.records[recovered.records["namespace_index"] == index]
+        mine = mine[_has_right_shape(mine, core, log, namespace)]
+        if len(mine):
+            _adopt_namespace(mine, core, namespace)
+    core.story.count("blocks_recovered", core.catalog.num_blocks)
+    for reason, number in recovered.reasons.items():
+        core.story.count(f"recovery_{reason}", number)
+    return core.catalog.num_blocks
+
+
+def _has_right_shape(
+    records: Records, core: CoreState, log: SegmentLog, namespace: Namespace
+) -> npt.NDArray[np.bool_]:
+    """Return which records are fragments of this namespace's geometry; the others are given back."""
+    groups = np.minimum(records["group"], namespace.num_groups - 1)
+    sizes = np.array(namespace.fragment_bytes, np.uint64)[groups]
+    is_right: npt.NDArray[np.bool_] = (records["group"] == groups) & (records["raw_length"] == sizes)
+    is_right &= (records["codec"] == 0) | (_encodings(core.catalog, records) != AS_IT_IS)
+    for record in records[~is_right]:
+        log.release(int(record["place"]), int(record["stored_length"]))
+    core.story.count("records_of_wrong_shape", int((~is_right).sum()))
+    return is_right
+
+
+def _adopt_namespace(records: Records, core: CoreState, namespace: Namespace) -> None:
+    catalog = core.catalog
+    num_groups = namespace.num_groups
+    first_row, first_fragment = len(catalog.prefix_hash), len(catalog.block_of)
+    row_of_record, first_record = _rows(records["prefix_hash"])
+    num_rows = len(first_record)
+    hashes = records["prefix_hash"][first_record]
+    names: list[bytes] = hashes.tolist()
+    namespace.rows.add_many(names, first_row)
+    parents = _parents(records, first_record, hashes, namespace, first_row)
+    is_lost = (parents == NO_ROW) & records["has_parent"][first_record]
+    for row in np.flatnonzero(is_lost).tolist():
+        catalog.lost_parent[first_row + row] = records["parent_hash"][first_record[row]].tobytes()
+    positions = records["position"][first_record]
+    _extend_blocks(catalog, names, namespace, positions, first_fragment)
+    _link(catalog, first_row, parents)
+    fragment_of_record = row_of_record * num_groups + records["group"]
+    _extend_fragments(catalog, first_row, num_rows, num_groups, fragment_of_record, records)
+    core.transitions.append_recovered(
+        namespace.id,
+        parents,
+        first_fragment + fragment_of_record,
+        records["place"],
+        _encodings(catalog, records),
+        int(records["stored_length"].sum()),
+    )
+    core.story.count("blocks_recovered_without_parent", int(np.sum((parents < 0) & (positions > 0))))
+
+
+def _rows(hashes: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Number the distinct prefix hashes; return (number of each record, first record of each number)."""
+    words = _words(hashes)
+    order = np.lexsort((words[:, 1], words[:, 0]))  # 128 bits tell hashes apart, at half the price
+    differs = words[order[1:]] != words[order[:-1]]
+    if np.any(differs[:, 2:].any(axis=1) & ~differs[:, :2].any(axis=1)):
+        # Clients choose the names: two of them that share 128 bits may be no accident, but are no duplicates.
+        order = np.lexsort(tuple(words[:, column] for column in (3, 2, 1, 0)))
+        differs = words[order[1:]] != words[order[:-1]]
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = differs.any(axis=1)
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.cumsum(is_first) - 1
+    return numbers, order[is_first]
+
+
+def _words(hashes: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return hashes as rows of four words."""
+    return np.ascontiguousarray(hashes).view("<u8").reshape(-1, 4)
+
+
+def _parents(
+    records: Records,
+    first_record: npt.NDArray[np.int64],
+    hashes: npt.NDArray[Any],
+    namespace: Namespace,
+    first_row: int,
+) -> npt.NDArray[np.int32]:
+    """Return the row of each block's parent, NO_ROW where there is none or it was not found.
+
+    `hashes` are those of the new rows, in order of their first word: a binary search finds nearly all
+    parents at once, where a million look-ups in a dict would wait for memory a million times. A parent is the
+    block before: records of two times, named with care, must not make a circle.
+    """
+    wanted_names = records["parent_hash"][first_record]
+    known, wanted = _words(hashes), _words(wanted_names)
+    found = np.minimum(np.searchsorted(known[:, 0], wanted[:, 0]), len(known) - 1)
+    is_found = (known[found] == wanted).all(axis=1)
+    has_parent = records["has_parent"][first_record]
+    parents = np.where(is_found & has_parent, found + first_row, NO_ROW).astype(np.int32)
+    for index in np.flatnonzero(has_parent & ~is_found & (known[found, 0] == wanted[:, 0])).tolist():
+        parents[index] = namespace.rows.get(wanted_names[index].tobytes(), NO_ROW)
+    positions = records["position"][first_record].astype(np.int64)
+    parents[positions[np.maximum(parents - first_row, 0)] + 1 != positions] = NO_ROW
+    return parents
+
+
+def _extend_blocks(
+    catalog: Catalog,
+    names: list[bytes],
+    namespace: Namespace,
+    positions: npt.NDArray[Any],
+    first_fragment: int,
+) -> None:
+    num_rows = len(names)
+    catalog.prefix_hash += names
+    catalog.num_blocks += num_rows
+    _extend(catalog.namespace_id, np.full(num_rows, namespace.id))
+    _extend(catalog.position, positions)
+    _extend(catalog.first_fragment, first_fragment + np.arange(num_rows) * namespace.num_groups)
+    for column in (catalog.serial, catalog.num_uses, catalog.last_used):
+        _extend(column, np.zeros(num_rows))
+    _extend(catalog.urgency, np.full(num_rows, NO_SESSION))
+
+
+def _link(catalog: Catalog, first_row: int, parents: npt.NDArray[np.int32]) -> None:
+    """Fill the columns of the tree: siblings are the rows with the same parent, in row order."""
+    num_rows = len(parents)
+    rows = np.arange(first_row, first_row + num_rows, dtype=np.int32)
+    first_child = np.full(num_rows, NO_ROW, np.int32)
+    next_sibling, previous_sibling = first_child.copy(), first_child.copy()
+    linked = np.flatnonzero(parents != NO_ROW)
+    order = linked[np.argsort(parents[linked], kind="stable")]
+    if len(order):
+        same = parents[order[1:]] == parents[order[:-1]]
+        next_sibling[order[:-1][same]] = rows[order[1:][same]]
+        previous_sibling[order[1:][same]] = rows[order[:-1][same]]
+        heads = order[np.concatenate(([True], ~same))]
+        first_child[parents[heads] - first_row] = rows[heads]
+    _extend(catalog.parent, parents)
+    _extend(catalog.first_child, first_child)
+    _extend(catalog.next_sibling, next_sibling)
+    _extend(catalog.previous_sibling, previous_sibling)
+
+
+def _extend_fragments(
+    catalog: Catalog,
+    first_row: int,
+    num_rows: int,
+    num_groups: int,
+    fragment: npt.NDArray[np.int64],
+    records: Records,
+) -> None:
+    """Append the fragments of the new rows; `fragment` counts from the first of them."""
+    num_fragments = num_rows * num_groups
+    _extend(catalog.block_of, first_row + np.arange(num_fragments) // num_groups)
+    halves = np.ascontiguousarray(records["checksum"]).view(">u8").reshape(-1, 2)
+    for column, values in ((catalog.checksum_high, halves[:, 0]), (catalog.checksum_low, halves[:, 1])):
+        filled = np.zeros(num_fragments, np.uint64)
+        filled[fragment] = values
+        _extend(column, filled)
+    first_fragment = len(catalog.block_of) - num_fragments
+    catalog.spent.update((first_fragment + fragment[records["is_spent"]]).tolist())
+
+
+def _encodings(catalog: Catalog, records: Records) -> npt.NDArray[np.uint16]:
+    """Return the number of each record's encoding."""
+    forms, which = np.unique(records[["codec", "stored_length"]], return_inverse=True)
+    number_of = catalog.encodings.number_of
+    numbers = [number_of(Encoding(*form) if form[0] else None) for form in forms.tolist()]
+    return np.array(numbers, np.uint16)[which]
+
+
+def _extend(column: "array[Any]", values: npt.NDArray[Any]) -> None:
+    column.frombytes(values.astype(column.typecode).tobytes())

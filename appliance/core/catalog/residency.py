@@ -1,0 +1,295 @@
+"""Residency: takes the steps of transitions.py with what follows from each of them.
+
+That is: the place goes back to its room, the shell gets an instruction, routers a notice, policies hear of
+new candidates and of what left, and a line is added to the story. The rules that protect blocks (invariants
+3, 4 and 5 of the design) are in rules.py.
+"""
+
+from collections.abc import Callable
+
+from ....policies.base import Victim
+from ....tiers.base import Cause
+from ....tiers.block import NO_PLACE, FragmentLabel, Tier
+from ....tiers.cold.log import SegmentLog
+from ..encodings import AS_IT_IS
+from ..instructions import BlockChange, Publish, Retract, SealSegment
+from .catalog import NO_ROW, TIERS
+from .core_state import CoreState
+from .rules import ADMINISTRATOR, MEMORY_TIERS, Rules
+from .states import State
+from .story import NO_VERDICT, Verdict
+from .transitions import Vacated
+
+STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
+INCOMPLETE = "incomplete"
+EVICTED_FROM = {tier: f"evicted_{tier.label}" for tier in TIERS}
+
+
+class Residency(Rules):
+    """Moves fragments between states, with instructions, notices and offers to policies."""
+
+    def __init__(self, core: CoreState, on_cold_lost: Callable[[int], object]) -> None:
+        """`on_cold_lost`: told of a block of which memory has something when a record of it left the cold
+        store."""
+        super().__init__(core)
+        self.core = core
+        self._on_cold_lost = on_cold_lost
+
+    # --------------------------------------------------------------------------------------- steps
+
+    def arrive(self, fragment: int, tier: Tier, place: int, encoding: int = AS_IT_IS) -> None:
+        """A place was reserved and its copy is queued (or promised): takes the copy's hold. `encoding`: of
+        the record, when the tier is the cold store."""
+        self.core.transitions.reserve(fragment, tier, place, encoding)
+
+    def land(self, fragment: int, tier: Tier, label: FragmentLabel) -> None:
+        """The bytes arrived, with the checksum in `label`: readable from now on. Gives the copy's hold
+        back."""
+        catalog = self._catalog
+        self.core.transitions.land(fragment, tier, label)
+        row, place = catalog.block_of[fragment], catalog.place[tier][fragment]
+        if tier in MEMORY_TIERS:
+            self.core.outbox.emit(Publish(tier, place, label))
+        else:
+            self._settle(tier, place)
+        num_resident = catalog.num_resident[tier][row]
+        self.drop(fragment, tier)
+        if num_resident == catalog.namespace_of(row).num_groups:
+            if tier is Tier.HBM:
+                self.offer(row, Tier.DRAM)  # where it is no longer needed for what continues it in hbm
+            is_moved = any(
+                catalog.num_resident[other][row] == num_resident for other in TIERS if other is not tier
+            )
+            self.core.outbox.notify(BlockChange.MOVED if is_moved else BlockChange.STORED, row, tier)
+            self.core.story.tell(self.core.now, catalog.prefix_hash[row], STORED_IN[tier])
+
+    def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
+        """The bytes will not arrive: the place goes back. Gives the copy's hold back."""
+        catalog = self._catalog
+        row = catalog.block_of[fragment]
+        if cause is Cause.DOES_NOT_FIT:
+            catalog.unfit.add(fragment)
+        vacated = self.core.transitions.fail(fragment, tier)
+        if tier not in MEMORY_TIERS:
+            self._settle(tier, vacated.place)
+        self.core.story.tell(
+            self.core.now, catalog.prefix_hash[row], f"copy_failed_{tier.label}", cause.value
+        )
+        self._give_back(row, tier, vacated)
+        self.forget_if_nowhere(row)
+        self.offer(row, tier)  # its other fragments, if any: this copy was the last thing to hold it
+
+    def evict(self, row: int, tier: Tier, reason: str, victim: Victim | None = None) -> int:
+        """A block leaves a tier. `may_leave` must hold, or of the cold store `why_in_store` be empty. Returns
+        the bytes freed.
+
+        `victim`: what the policy said of it, when a policy chose. `reason`: another one is told of a block
+        that could not be read any more.
+        """
+        is_asked = tier is Tier.NVME and reason == ADMINISTRATOR
+        may_leave = not self.why_in_store(row) if is_asked else self.may_leave(row, tier)
+        assert may_leave, self.core.story.words(self._catalog.prefix_hash[row])
+        if self._catalog.tier_of(row) is None:
+            reason = INCOMPLETE
+        freed = 0
+        for fragment in self._catalog.fragments(row):
+            if self._catalog.state[tier][fragment] == State.RESIDENT:
+                freed += self._evict(row, fragment, tier, is_unwanted=is_asked)
+        self.core.outbox.notify(BlockChange.REMOVED, row, tier, reason)
+        name = self._catalog.prefix_hash[row]
+        self.core.story.tell(self.core.now, name, EVICTED_FROM[tier], reason, self.verdict(victim))
+        self.forget_if_nowhere(row)
+        return freed
+
+    def verdict(self, victim: Victim | None) -> Verdict:
+        """Return what a policy said, for the story."""
+        if victim is None:
+            return NO_VERDICT
+        row = victim.runner_up_row
+        return Verdict(victim.price, victim.runner_up, self._catalog.prefix_hash[row] if row >= 0 else b"")
+
+    def condemn(self, fragment: int, tier: Tier, reason: str, verb: str = "condemned") -> None:
+        """What is there must not be read any more (it failed verification). Its place is freed when the
+        last one who touches it lets go. `verb`: what the story and the counters call it."""
+        catalog = self._catalog
+        if catalog.state[tier][fragment] != State.RESIDENT:
+            return
+        row = catalog.block_of[fragment]
+        self.core.transitions.condemn(fragment, tier)
+        if tier in MEMORY_TIERS:
+            self.core.outbox.emit(Retract(tier, catalog.place[tier][fragment]))
+        self.core.outbox.notify(BlockChange.REMOVED, row, tier, reason)
+        self.core.story.tell(self.core.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
+        if catalog.holds[tier][fragment] == 0:
+            self._quiet(row, fragment, tier)
+
+    def may_move(self, fragment: int, tier: Tier) -> bool:
+        """Whether a fragment that was copied inside its tier may be there from now on. In memory only when
+        nobody but the copy touches the old place: a reader was told where that is."""
+        catalog = self._catalog
+        if tier is Tier.NVME:
+            return True
+        return catalog.state[tier][fragment] == State.RESIDENT and catalog.holds[tier][fragment] == 1
+
+    def move(self, fragment: int, tier: Tier, place: int) -> None:
+        """A fragment was copied inside its tier: same bytes, new place."""
+        catalog = self._catalog
+        old = self.core.transitions.move(fragment, tier, place)
+        if tier in MEMORY_TIERS:
+            self.core.outbox.emit(Retract(tier, old))
+        self.core.rooms[tier].release(old, catalog.stored_length(fragment, tier))
+        if tier in MEMORY_TIERS:
+            self.core.outbox.emit(Publish(tier, place, catalog.label_of(fragment)))
+        else:
+            self._settle(tier, place)
+
+    def abandon_place(self, fragment: int, tier: Tier, place: int) -> None:
+        """A fragment was not copied inside its tier after all: the new place is given back, the old one
+        stays."""
+        if tier not in MEMORY_TIERS:
+            self._settle(tier, place)
+        self.core.rooms[tier].release(place, self._catalog.stored_length(fragment, tier))
+
+    # --------------------------------------------------------------------------------------- holds
+
+    def drop(self, fragment: int, tier: Tier) -> None:
+        """A reader, writer or copy let go of a fragment. A condemned place is freed by the last one."""
+        if self.core.transitions.drop(fragment, tier):
+            return
+        catalog = self._catalog
+        row = catalog.block_of[fragment]
+        if catalog.state[tier][fragment] == State.CONDEMNED:
+            self._quiet(row, fragment, tier)
+        elif catalog.num_holds[tier][row] == 0:
+            self.offer(row, tier)
+
+    def drop_block(self, row: int, fragments: range, tier: Tier) -> None:
+        """`drop` for all fragments of a block, the last one first."""
+        if self._catalog.num_resident[tier][row] != len(fragments):  # some are condemned
+            for fragment in reversed(fragments):
+                self.drop(fragment, tier)
+        elif self.core.transitions.drop_block(row, fragments, tier) == 0:
+            self.offer(row, tier)
+
+    def unkeep(self, row: int) -> None:
+        """Undo one `Transitions.keep`."""
+        if self.core.transitions.unkeep(row) == 0:
+            for tier in self.core.policies.evictions:
+                if self._catalog.num_resident[tier][row]:
+                    self.offer(row, tier)
+            self.forget_if_nowhere(row)
+
+    def adopt_child(self, row: int, parent: int | None) -> None:
+        """Link a block found at start without its parent, now that the parent is known again.
+
+        No other block is ever linked anew, and this one only under its predecessor in the chain: a client
+        that names a wrong parent must not make a circle.
+        """
+        catalog = self._catalog
+        if parent is None or parent == NO_ROW or catalog.lost_parent.get(row) != catalog.prefix_hash[parent]:
+            return
+        if catalog.position[row] != catalog.position[parent] + 1:
+            return
+        del catalog.lost_parent[row]
+        self.core.transitions.link(row, parent)
+
+    def offer(self, row: int, tier: Tier) -> None:
+        """Tell the tier's eviction policy that a block may be a candidate now."""
+        policy = self.core.policies.evictions.get(tier)
+        if policy is not None and self.is_candidate(row, tier):
+            policy.offer((row,), self.core.now)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _evict(self, row: int, fragment: int, tier: Tier, *, is_unwanted: bool = False) -> int:
+        """A fragment leaves a tier. Returns the bytes freed. `is_unwanted`: it is not to be brought back."""
+        vacated = self.core.transitions.evict(fragment, tier)
+        if tier in MEMORY_TIERS:
+            self.core.outbox.emit(Retract(tier, vacated.place))
+        self._give_back(row, tier, vacated, is_unwanted=is_unwanted)
+        return vacated.num_bytes
+
+    def _quiet(self, row: int, fragment: int, tier: Tier) -> None:
+        self._give_back(row, tier, self.core.transitions.quiet(fragment, tier))
+        self.forget_if_nowhere(row)
+
+    def _give_back(self, row: int, tier: Tier, vacated: Vacated, *, is_unwanted: bool = False) -> None:
+        """A fragment of a block is ABSENT now: gives its place back. `is_unwanted`: it is not to be brought
+        back."""
+        catalog = self._catalog
+        self.core.rooms[tier].release(vacated.place, vacated.num_bytes)
+        in_memory = catalog.num_resident[Tier.DRAM][row] or catalog.num_resident[Tier.HBM][row]
+        if tier is Tier.NVME and in_memory and not is_unwanted:
+            self._on_cold_lost(row)
+        if not vacated.is_last:
+            return
+        self.core.listeners.left((row,), tier)
+        parent = catalog.parent[row]
+        if parent != NO_ROW and catalog.num_children_placed[tier][parent] == 0:
+            for slower in TIERS[tier:]:
+                self.offer(parent, slower)
+
+    def forget_if_nowhere(self, row: int) -> None:
+        """Remove rows that have nothing left, upwards: a parent may have waited for its last child."""
+        catalog = self._catalog
+        while row != NO_ROW and catalog.prefix_hash[row]:
+            if catalog.first_child[row] != NO_ROW or catalog.num_keepers[row]:
+                return
+            for placed in catalog.num_placed:
+                if placed[row]:
+                    return
+            parent = catalog.parent[row]
+            self._floors.pop(row, None)
+            self.core.listeners.forgotten((row,))
+            catalog.remove(row)
+            if parent != NO_ROW:
+                for tier in self.core.policies.evictions:
+                    self.offer(parent, tier)
+            row = parent
+
+    def _settle(self, tier: Tier, place: int) -> None:
+        room = self.core.rooms[tier]
+        room.settle(place)
+        if isinstance(room, SegmentLog):
+            self.seal_full_segments(room)
+
+    def seal_full_segments(self, log: SegmentLog) -> None:
+        """Seal the segments that are full and quiet. One may become both when a copy ends, and when a
+        record finds no room in it any more."""
+        for number in log.take_segments_to_seal():
+            self.core.outbox.emit(SealSegment(number))
+
+    # ------------------------------------------------------------------------------------ integrity
+
+    def check_integrity(self) -> list[str]:
+        """Audit byte counts, unique places, and that every placed fragment agrees with its room."""
+        problems = []
+        catalog = self._catalog
+        for namespace in catalog.namespaces.values():
+            cold = [f for row in namespace.rows.values() for f in catalog.fragments(row)]
+            total = sum(
+                catalog.stored_length(f, Tier.NVME) for f in cold if catalog.place[Tier.NVME][f] != NO_PLACE
+            )
+            counted = self.core.transitions.cold_bytes[namespace.id]
+            if total != counted:
+                problems.append(f"nvme: namespace {namespace.id} has {total}, {counted}")
+        for tier in TIERS:
+            seen: dict[int, int] = {}
+            by_state = dict.fromkeys(State, 0)
+            for namespace in catalog.namespaces.values():
+                for row in namespace.rows.values():
+                    for fragment in catalog.fragments(row):
+                        state = State(catalog.state[tier][fragment])
+                        by_state[state] += catalog.stored_length(fragment, tier)
+                        place = catalog.place[tier][fragment]
+                        if place != NO_PLACE and seen.setdefault(place, fragment) != fragment:
+                            problems.append(f"{tier.label}: place {place:#x} belongs to two fragments")
+            books = (
+                ("arriving", self.core.transitions.arriving_bytes, State.ARRIVING),
+                ("resident", self.core.transitions.resident_bytes, State.RESIDENT),
+                ("condemned", self.core.transitions.condemned_bytes, State.CONDEMNED),
+            )
+            for name, count, state in books:
+                if count[tier] != by_state[state]:
+                    problems.append(f"{tier.label}: {name} {count[tier]} != sum {by_state[state]}")
+        return problems

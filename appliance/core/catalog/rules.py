@@ -1,0 +1,143 @@
+"""Rules: what protects a block from leaving a tier (invariants 3, 4 and 5 of the design, and pins).
+
+Questions only; the steps are in residency.py, and every step that lets a block go asks here. Nothing is
+remembered beyond the catalog, so no answer can be out of date. Each is about one block: who is to go of those
+that may is for policies to say.
+
+A tier has *something* of a block when one fragment can be read there, and blocks are asked about fragment by
+fragment: half of one may be in dram and half in the cold store (docs/decisions/0017-half-blocks.md).
+"""
+
+from collections.abc import Sequence
+
+from ....tiers.block import Tier
+from .catalog import NO_ROW, TIERS
+from .core_state import CoreState
+from .states import State
+
+MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
+#: Why a block left, when it was asked for by hand.
+ADMINISTRATOR = "administrator"
+#: Why a block stays, then.
+READ, KEPT, PINNED = "read or written now", "of decoding sessions or puts", "pinned"
+CONTINUED = "needed by blocks that continue them"
+
+
+class Rules:
+    """Who may leave where. Reads the catalog; changes nothing."""
+
+    def __init__(self, core: CoreState) -> None:
+        self._catalog = core.catalog
+        self._offline = core.offline
+        self._floors = core.floors
+
+    def is_candidate(self, row: int, tier: Tier) -> bool:
+        """Whether a block may be demoted out of a tier: invariants 3 (nobody touches it), 4 (no session
+        decodes on it), the first half of 5 (no child in the same tier, nor in a faster one unless the block
+        itself is there, too), and its pins."""
+        catalog = self._catalog
+        if catalog.num_keepers[row] or catalog.num_holds[tier][row] or catalog.num_resident[tier][row] == 0:
+            return False
+        if catalog.num_children_placed[tier][row] and not self.is_spare_half(row, tier):
+            return False
+        for faster in TIERS[:tier]:
+            if catalog.num_children_placed[faster][row] and not self._stays_above(row, tier, faster):
+                return False
+        # A floor in a slower tier does not forbid the copy that takes the block there.
+        return (
+            row not in self._floors or min(self._floors[row]) > tier or self._above_floor_without(row, tier)
+        )
+
+    def may_leave(self, row: int, tier: Tier) -> bool:
+        """Whether a block may leave a tier now: a candidate that leaves no child behind (the second half
+        of invariant 5). Who is out of reach cannot be left behind: what continues a block that cannot be
+        read whole, or is in a tier that is offline."""
+        if not self.is_candidate(row, tier):
+            return False
+        if row in self._floors and not self._above_floor_without(row, tier):
+            return False
+        return (
+            self._catalog.first_child[row] == NO_ROW
+            or self.is_elsewhere(row, tier)
+            or self._catalog.tier_of(row) is None
+            or Tier.NVME in self._offline
+        )
+
+    def why_in_store(self, row: int) -> str:
+        """Return why a block has to stay in the cold store when an administrator empties it; empty: it may
+        leave.
+
+        Less is protected than by `may_leave`: what memory has whole may leave although a block in memory
+        continues it. After a restart neither would be found.
+        """
+        catalog, tier = self._catalog, Tier.NVME
+        if catalog.num_keepers[row]:
+            return KEPT
+        if catalog.num_holds[tier][row] or not catalog.num_resident[tier][row]:
+            return READ
+        if row in self._floors and not self._above_floor_without(row, tier):
+            return PINNED
+        if catalog.num_children_placed[tier][row]:
+            return CONTINUED
+        if self.is_elsewhere(row, tier) or catalog.tier_of(row) is None:
+            return ""
+        is_continued = any(catalog.num_children_placed[faster][row] for faster in MEMORY_TIERS)
+        return CONTINUED if is_continued else ""
+
+    def is_elsewhere(self, row: int, tier: Tier) -> bool:
+        """Whether every fragment of a block can also be read from another tier; not all from the same."""
+        catalog = self._catalog
+        num_groups = catalog.namespace_of(row).num_groups
+        others = [other for other in TIERS if other is not tier and other not in self._offline]
+        counts = [catalog.num_resident[other][row] for other in others]
+        if num_groups in counts or sum(counts) < num_groups:
+            return num_groups in counts
+        return all(self._is_in_any(fragment, others) for fragment in catalog.fragments(row))
+
+    def is_spare_half(self, row: int, tier: Tier) -> bool:
+        """Whether the cold store has only a part of a block that can be read whole without it: that part is
+        of no use to what continues the block, neither now nor after a restart."""
+        return (
+            tier is Tier.NVME
+            and self._catalog.num_resident[tier][row] < self._catalog.namespace_of(row).num_groups
+            and self.is_elsewhere(row, tier)
+        )
+
+    def is_below(self, row: int, tier: Tier) -> bool:
+        """Whether every fragment that is in `tier` is also in a slower one: giving it up loses nothing."""
+        return self.is_covered(row, tier, self._working_below(tier))
+
+    def is_fragment_below(self, fragment: int, tier: Tier) -> bool:
+        """Whether a fragment can also be read from a tier slower than `tier`."""
+        return self._is_in_any(fragment, self._working_below(tier))
+
+    def is_covered(self, row: int, tier: Tier, others: Sequence[Tier]) -> bool:
+        """Whether every fragment of a block that is in `tier` is also in one of `others`."""
+        catalog, states = self._catalog, self._catalog.state[tier]
+        num_groups = catalog.namespace_of(row).num_groups
+        return any(catalog.num_resident[other][row] == num_groups for other in others) or all(
+            self._is_in_any(fragment, others)
+            for fragment in catalog.fragments(row)
+            if states[fragment] == State.RESIDENT
+        )
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _above_floor_without(self, row: int, tier: Tier) -> bool:
+        """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
+        floor = min(self._floors[row])
+        others = [other for other in TIERS[: floor + 1] if other is not tier]
+        return tier > floor or self.is_covered(row, tier, others)
+
+    def _stays_above(self, row: int, tier: Tier, faster: Tier) -> bool:
+        """Whether a block that leaves `tier` is still in a faster one, whole, with what continues it there.
+        Not so for what the cold store has whole: after a restart it is all there is."""
+        if tier not in MEMORY_TIERS:
+            return self.is_spare_half(row, tier)
+        return self._catalog.num_resident[faster][row] == self._catalog.namespace_of(row).num_groups
+
+    def _working_below(self, tier: Tier) -> list[Tier]:
+        return [other for other in TIERS[tier + 1 :] if other not in self._offline]
+
+    def _is_in_any(self, fragment: int, tiers: Sequence[Tier]) -> bool:
+        return any(self._catalog.state[tier][fragment] == State.RESIDENT for tier in tiers)

@@ -1,0 +1,330 @@
+"""Copies in flight: which batch moves which fragments, and what happens when it ends.
+
+A copy belongs to nobody: a load that a lease waits for goes on when the lease ends, and its block is then
+simply resident. Whoever wants to know that a fragment arrived listens for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+from ....tiers.base import Cause, CopyItem, CopyOutcome
+from ....tiers.block import FragmentLabel, Tier, Urgency
+from ....tiers.cold.log import record_bytes
+from ....v1.shm import extent_of
+from ..catalog.core_state import CoreState
+from ..catalog.fresh import FreshRun
+from ..catalog.residency import Residency
+from ..catalog.rules import MEMORY_TIERS
+from ..catalog.runs import land_run
+from ..encodings import is_lossy
+from ..instructions import CancelCopy, Copy, HastenCopy
+from .refusals import Refusals
+from .write_budget import WriteBudget
+
+#: Causes that make reading the same record again pointless.
+LOST = frozenset(
+    {
+        Cause.WRONG_CHECKSUM,
+        Cause.WRONG_IDENTITY,
+        Cause.SHORT_TRANSFER,
+        Cause.IO_ERROR,
+        Cause.NOT_AUTHENTIC,
+        Cause.NO_KEY,
+    }
+)
+
+Listener: TypeAlias = Callable[[int, Cause | None], None]  # fragment, why it did not arrive
+
+
+class Owner(Protocol):
+    """Who put bytes and waits until all of them have landed."""
+
+    def landed(self, fragment: int, cause: Cause | None) -> None:
+        """The copy of one fragment ended."""
+        ...
+
+    def landed_run(self, fragments: Sequence[int]) -> None:
+        """The copies of many fragments ended well."""
+        ...
+
+
+class Move(NamedTuple):
+    """One fragment of a batch."""
+
+    fragment: int
+    source: int  # place in the source tier, or offset in the staging extent
+    target: int  # place in the target tier
+
+
+@dataclass(slots=True)
+class _Batch:
+    source: Tier | None
+    target: Tier
+    fragments: Sequence[int]
+    items: Sequence[CopyItem]  # one per fragment
+    num_bytes: int
+    urgency: Urgency
+    owner: "Owner | None"
+    run: FreshRun | None = None
+
+
+class Copies:
+    """Starts copies and settles them. Holds on sources are taken here, when the copy is queued."""
+
+    def __init__(
+        self, core: CoreState, residency: Residency, refusals: Refusals, budget: WriteBudget
+    ) -> None:
+        self._core = core
+        self._residency = residency
+        self._refusals = refusals
+        self._budget = budget
+        self._batches: dict[int, _Batch] = {}
+        self._next_copy = 1
+        self._listeners: dict[tuple[int, Tier], list[Listener]] = {}
+        #: Batches of promotions that nobody waits for, and fragments whose copy is being cancelled.
+        self._background: dict[int, _Batch] = {}
+        self._cancelled: set[tuple[int, Tier]] = set()
+        self._disowned: dict[int, frozenset[int]] = {}  # copies and whose fragments of them must not land
+        #: Records being read, per segment: a segment is not freed under a reader.
+        self.num_reads_of_segment: dict[int, int] = {}
+        #: Handles of blocks of which a fragment was too long once it was encoded.
+        self._unfit: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def start(
+        self,
+        source: Tier | None,
+        target: Tier,
+        moves: Sequence[Move],
+        urgency: Urgency,
+        deadline_at: float = float("inf"),
+        client: int = 0,
+        owner: "Owner | None" = None,
+        *,
+        in_one: bool = False,
+    ) -> None:
+        """Queue one batch. Targets are ARRIVING already, except where a fragment moves inside its tier.
+
+        `owner` hears about every fragment of this batch. `in_one`: one thread makes it.
+        """
+        core = self._core
+        fragments, sources, targets = zip(*moves, strict=True)
+        labels = core.catalog.labels_of(fragments)
+        if Tier.NVME in (source, target):
+            core.catalog.tell_encodings(labels, fragments)
+        items = list(map(CopyItem._make, zip(sources, targets, labels, strict=True)))
+        num_bytes = sum(item.label.raw_length for item in items)
+        if source is not None:
+            for move in moves:
+                core.transitions.hold(move.fragment, source)
+        if source is Tier.NVME:
+            for move in moves:
+                self._count_read(move.source, +1)
+        if target is Tier.NVME:
+            record_sizes = [record_bytes(label.stored_length or label.raw_length) for label in labels]
+            self._budget.wrote(sum(record_sizes), self._core.now)
+        batch = _Batch(source, target, fragments, items, num_bytes, urgency, owner)
+        copy = self._begin(batch, deadline_at, client, in_one)
+        if urgency > Urgency.QUEUED and target < Tier.NVME and source is not target:
+            self._background[copy] = batch
+
+    def start_run(
+        self, run: FreshRun, spans: Sequence[tuple[int, int]], urgency: Urgency, client: int, owner: "Owner"
+    ) -> None:
+        """Queue the copy of new blocks from the staging extent of `client`, one span per block, into dram."""
+        num_bytes = len(run.rows) * run.namespace.block_bytes
+        batch = _Batch(None, Tier.DRAM, run.fragments, run.items(spans), num_bytes, urgency, owner, run)
+        self._begin(batch, float("inf"), client)
+
+    def _begin(self, batch: _Batch, deadline_at: float, client: int, in_one: bool = False) -> int:
+        copy, self._next_copy = self._next_copy, self._next_copy + 1
+        self._batches[copy] = batch
+        self._count_bytes(batch, batch.num_bytes)
+        instruction = Copy(
+            copy, batch.source, batch.target, batch.items, batch.urgency, deadline_at, client, in_one
+        )
+        self._core.outbox.emit(instruction)
+        return copy
+
+    def hasten(self, fragments: set[int], tier: Tier, urgency: Urgency, deadline_at: float) -> None:
+        """Somebody waits for these fragments now, which come up for nobody in particular."""
+        for copy, batch in list(self._background.items()):
+            if batch.target is not tier or urgency >= batch.urgency:
+                continue
+            if not fragments.isdisjoint(batch.fragments):
+                self._count_bytes(batch, -batch.num_bytes)
+                batch.urgency = urgency
+                self._count_bytes(batch, batch.num_bytes)
+                if urgency <= Urgency.QUEUED:
+                    del self._background[copy]
+                self._core.outbox.emit(HastenCopy(copy, urgency, deadline_at))
+
+    def cancel(self, fragments: set[int]) -> None:
+        """Nobody wants these fragments any more, which come up into dram for nobody in particular. A batch
+        is cancelled when nobody wants anything of it."""
+        for copy, batch in list(self._background.items()) if fragments else ():
+            pairs = [(fragment, batch.target) for fragment in batch.fragments]
+            if all(pair[0] in fragments and pair not in self._listeners for pair in pairs):
+                del self._background[copy]
+                self._cancelled.update(pairs)
+                self._core.outbox.emit(CancelCopy(copy))
+
+    def is_cancelled(self, fragment: int, tier: Tier) -> bool:
+        """Whether the copy under way will hardly arrive: who wants the fragment begins anew afterwards."""
+        return (fragment, tier) in self._cancelled
+
+    def disown(self, namespace_ids: frozenset[int]) -> None:
+        """What is under way of these namespaces does not count as landed, whatever becomes of it."""
+        catalog = self._core.catalog
+        for copy, batch in self._batches.items():
+            rows = [catalog.block_of[fragment] for fragment in batch.fragments]
+            if any(catalog.namespace_id[row] in namespace_ids for row in rows):
+                self._disowned[copy] = self._disowned.get(copy, frozenset()) | namespace_ids
+
+    def is_disowning(self, namespace_ids: frozenset[int]) -> bool:
+        """Whether a copy that was disowned for these namespaces is still under way."""
+        return any(namespace_ids & disowned for disowned in self._disowned.values())
+
+    def listen(self, fragment: int, tier: Tier, listener: Listener) -> None:
+        """Call `listener` once, when the copy of `fragment` into `tier` has ended."""
+        self._listeners.setdefault((fragment, tier), []).append(listener)
+
+    def tell_listeners(self, fragment: int, tier: Tier, cause: Cause | None) -> None:
+        """What they listened for has arrived, or will not."""
+        for listener in self._listeners.pop((fragment, tier), ()):
+            listener(fragment, cause)
+
+    def finish(self, copy: int, outcomes: Sequence[CopyOutcome]) -> None:
+        """End a batch: land what arrived, fail what did not, tell the listeners."""
+        batch = self._batches.pop(copy)
+        self._background.pop(copy, None)
+        if self._cancelled:
+            self._cancelled.difference_update([(fragment, batch.target) for fragment in batch.fragments])
+        assert len(outcomes) == len(batch.fragments)
+        self._count_bytes(batch, -batch.num_bytes)
+        if batch.target is Tier.NVME and batch.source is not Tier.NVME:
+            self._refusals.spilled([outcome.cause for outcome in outcomes])
+        if copy in self._disowned:
+            outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
+        is_inside = batch.source is batch.target
+        if batch.run is not None and self._land_run(batch, batch.run, outcomes):
+            return
+        for fragment, item, outcome in zip(batch.fragments, batch.items, outcomes, strict=True):
+            if is_inside:
+                self._finish_inside(batch, fragment, item, outcome)
+            else:
+                self._finish_one(batch, fragment, item, outcome)
+
+    def _without(
+        self, namespace_ids: frozenset[int], batch: _Batch, outcomes: Sequence[CopyOutcome]
+    ) -> list[CopyOutcome]:
+        """Return the outcomes with those of disowned fragments failed."""
+        catalog = self._core.catalog
+        rows = [catalog.block_of[fragment] for fragment in batch.fragments]
+        return [
+            CopyOutcome(Cause.NO_KEY) if catalog.namespace_id[row] in namespace_ids else outcome
+            for row, outcome in zip(rows, outcomes, strict=True)
+        ]
+
+    def _land_run(self, batch: _Batch, run: FreshRun, outcomes: Sequence[CopyOutcome]) -> bool:
+        """Land a whole run at once; False when something happened to a part of it."""
+        checksums = [outcome.checksum for outcome in outcomes if outcome.cause is None]
+        if len(checksums) < len(outcomes) or batch.target in self._core.offline:
+            return False
+        land_run(self._core, run, checksums)
+        for fragment in run.fragments if self._listeners else ():
+            self.tell_listeners(fragment, batch.target, None)
+        if batch.owner is not None:
+            batch.owner.landed_run(run.fragments)
+        return True
+
+    def take_unfit(self) -> list[int]:
+        """Return the handles of blocks that are to be copied into the cold store again, as they are, because
+        a fragment was too long once it was encoded; and forget them."""
+        unfit, self._unfit = self._unfit, []
+        return unfit
+
+    def forward_targets(self) -> list[tuple[int, int]]:
+        """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""
+        forwards = [b for b in self._batches.values() if b.source is Tier.NVME and b.target is Tier.NVME]
+        length = self._core.catalog.stored_length
+        return [
+            (item.target, length(fragment, Tier.NVME))
+            for batch in forwards
+            for fragment, item in zip(batch.fragments, batch.items, strict=True)
+        ]
+
+    def _finish_one(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
+        core = self._core
+        residency = self._residency
+        label = item.label
+        if batch.source is not None:
+            self._release_source(batch.source, fragment, item, outcome)
+        if batch.target in MEMORY_TIERS and batch.target in core.offline:
+            outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
+        if outcome.cause is None:
+            if not label.checksum or (batch.source is Tier.NVME and outcome.checksum):
+                # What a lossy codec decoded has a checksum of its own. The copy has ended: nobody else holds
+                # this label.
+                label.checksum = outcome.checksum
+            self._note_spent(batch, fragment, label)
+            if batch.source is None:  # a record that was out of reach may be of other bytes than these
+                residency.condemn(fragment, Tier.NVME, "put again")
+            residency.land(fragment, batch.target, label)
+        if batch.owner is not None:
+            batch.owner.landed(fragment, outcome.cause)
+        self.tell_listeners(fragment, batch.target, outcome.cause)
+        if outcome.cause is not None:  # last, because the block may be forgotten by this
+            row = core.catalog.block_of[fragment]
+            residency.fail(fragment, batch.target, outcome.cause)
+            if outcome.cause is Cause.DOES_NOT_FIT and core.catalog.prefix_hash[row]:
+                self._unfit.append(self._core.catalog.handle(row))
+
+    def _note_spent(self, batch: _Batch, fragment: int, label: FragmentLabel) -> None:
+        """What came out of a lossy record loses nothing more; what a client put anew has lost nothing yet.
+
+        The label says what the record was when its reading began: it may have been condemned meanwhile.
+        """
+        catalog = self._core.catalog
+        if batch.source is None:
+            catalog.spent.discard(fragment)
+        elif batch.source is Tier.NVME and is_lossy(label.codec_id):
+            catalog.spent.add(fragment)
+
+    def _finish_inside(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
+        """A fragment was copied to another place of its tier."""
+        residency, tier = self._residency, batch.target
+        if batch.owner is not None:
+            batch.owner.landed(fragment, outcome.cause)
+        if outcome.cause is None and residency.may_move(fragment, tier):
+            residency.move(fragment, tier, item.target)
+        else:
+            residency.abandon_place(fragment, tier, item.target)
+        self._release_source(tier, fragment, item, outcome)
+
+    def _release_source(self, source: Tier, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
+        if source is Tier.NVME:
+            self._count_read(item.source, -1)
+            if outcome.cause in LOST:
+                self._residency.condemn(fragment, source, outcome.cause.value)
+        elif source is Tier.HBM and outcome.cause is Cause.WRONG_CHECKSUM:
+            # What the host fetched is not what was put: nobody is to read it on the device either.
+            self._residency.condemn(fragment, source, outcome.cause.value)
+        self._residency.drop(fragment, source)
+
+    def _count_read(self, place: int, by: int) -> None:
+        segment = extent_of(place)
+        count = self.num_reads_of_segment.get(segment, 0) + by
+        if count:
+            self.num_reads_of_segment[segment] = count
+        else:
+            self.num_reads_of_segment.pop(segment, None)
+
+    def _count_bytes(self, batch: _Batch, by: int) -> None:
+        edge = (batch.source, batch.target)
+        self._core.bytes_in_flight[edge] = self._core.bytes_in_flight.get(edge, 0) + by
+        if batch.urgency <= Urgency.QUEUED:
+            self._core.urgent_bytes[edge] = self._core.urgent_bytes.get(edge, 0) + by

@@ -1,0 +1,5 @@
+"""Fragments on their way to a faster tier: loads for requests, prefetch, promotion to HBM.
+
+`loads.py` is shared by all three.
+Imports `capacity` and below; imported by `requests`.
+"""

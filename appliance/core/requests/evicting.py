@@ -1,0 +1,298 @@
+"""Evicting: blocks leave a tier because an administrator asks for it.
+
+Memory gives up its coldest blocks in one step, or all of a namespace in many. The cold store gives up whole
+segments, oldest first, because space there comes back by the segment, and because a start finds every record
+whose segment is still there. So all that may leave of the blocks in those segments leaves, ends of chains
+first; what has to stay is copied forward and the segments are freed by reclaim (reclaim.py). The answer waits
+until the segments are forgotten durably: what left is not found again by a restart. (Of a namespace only the
+segments in which nothing lives any more are freed: what it shared one with may be found again.)
+
+A block in memory stays there, and is readable from there. It is dirty again: it is written to the cold store
+once more before it leaves memory, or by a drain.
+
+Rejected: emptying segments without asking what continues their blocks (what they hold of a chain would go,
+and the rest would be dead weight); copying forward what memory has, as reclaim does (nothing would leave a
+store whose chains are in memory, too).
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ....tiers.block import NO_PLACE, Tier
+from ....tiers.cold.log import SegmentLog, SegmentState
+from ..capacity.pressure import Pressure
+from ..capacity.reclaim import Reclaim
+from ..catalog.catalog import NO_ROW, Catalog
+from ..catalog.core_state import CoreState
+from ..catalog.residency import INCOMPLETE, Residency
+from ..catalog.rules import ADMINISTRATOR, CONTINUED, KEPT, MEMORY_TIERS, PINNED, READ
+from ..catalog.runs import column
+from ..events import EvictRequested
+from ..results import EvictResult
+from .request_registry import RequestRegistry
+
+EMPTY = (SegmentState.FREE, SegmentState.GONE)
+#: A request is refused when no segment became free for so long: one is read, or its blocks find no room.
+PATIENCE_S = 15.0
+#: Blocks of the cold store given up in one step: a few milliseconds.
+STEP_BLOCKS = 256
+
+
+@dataclass(slots=True)
+class _Job:
+    """One request that takes many steps: segments of the cold store, or a namespace's blocks in a tier."""
+
+    call: int
+    tier: Tier
+    num_bytes: int  # to be freed; 0: all
+    namespace_id: int = 0
+    segments: frozenset[int] | None = None  # None: not begun
+    #: The segment that takes what is copied forward when this begins: emptied after all others.
+    last_segment: int | None = None
+    handles: deque[int] = field(default_factory=deque)  # of blocks still to decide, ends of chains first
+    is_swept: bool = False
+    num_to_empty: int = 0  # segments, when it was looked last
+    given_up_at: float = float("inf")
+    num_blocks: int = 0
+    freed_bytes: int = 0
+    num_readable: int = 0
+    num_kept: Counter[str] = field(default_factory=Counter)
+
+    def result(self) -> EvictResult:
+        """Return the answer."""
+        return EvictResult(self.num_blocks, self.freed_bytes, self.num_readable, dict(self.num_kept))
+
+
+class Evicting:
+    """Carries out EvictRequested. Requests for the cold store wait for each other."""
+
+    def __init__(
+        self,
+        core: CoreState,
+        requests: RequestRegistry,
+        residency: Residency,
+        pressure: Pressure,
+        reclaim: Reclaim,
+    ) -> None:
+        self._requests = requests
+        self._core = core
+        self._residency = residency
+        self._pressure = pressure
+        self._reclaim = reclaim
+        self._jobs: deque[_Job] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are blocks left to decide: a Tick is due at once. Not while segments are freed: that
+        ends with events anyway."""
+        return bool(self._jobs) and not self._jobs[0].is_swept
+
+    def begin(self, event: EvictRequested) -> None:
+        """Evict from memory at once; queue what the cold store has to do."""
+        if event.tier not in self._core.rooms:
+            self._requests.refuse(event.call, "BAD_TIER", f"this daemon has no tier {event.tier.label}")
+        elif event.namespace_id and event.namespace_id not in self._core.catalog.namespaces:
+            message = f"there is no namespace {event.namespace_id}"
+            self._requests.refuse(event.call, "UNKNOWN_NAMESPACE", message)
+        elif event.tier is Tier.NVME or event.namespace_id:
+            self._jobs.append(_Job(event.call, event.tier, event.num_bytes, event.namespace_id))
+        else:
+            self._requests.reply(event.call, self._from_memory(event.tier, event.num_bytes))
+
+    def run(self) -> None:
+        """Decide about the next blocks; answer when all segments are free."""
+        if not self._jobs:
+            return
+        job = self._jobs[0]
+        if job.tier in self._core.offline:
+            self._reclaim.to_empty.clear()
+            self._jobs.popleft()
+            self._requests.refuse(job.call, "BAD_TIER", f"{job.tier.label} is offline: nothing can leave it")
+            return
+        if job.segments is None:
+            self._choose(job)
+        for _ in range(min(STEP_BLOCKS, len(job.handles))):
+            row = self._core.catalog.row_of(job.handles.popleft())
+            if row != NO_ROW:
+                self._leave(job, row)
+        if not job.handles and not job.is_swept:
+            job.is_swept = True
+            if job.tier is Tier.NVME:  # a restart would find what lived in dead ones
+                dead = self._reclaim.dead_segments() if job.namespace_id else job.segments
+                self._reclaim.to_empty |= dead or set()
+            self._reclaim.keep_free_segments()
+        if job.is_swept and not self._reclaim.to_empty and not self._begin_last(job):
+            self._requests.reply(job.call, job.result())
+            self._jobs.popleft()
+        elif job.is_swept:
+            self._wait(job)
+
+    def next_deadline(self) -> float | None:
+        """When a request is given up at which nothing goes on."""
+        return self._jobs[0].given_up_at if self._jobs and self._jobs[0].is_swept else None
+
+    # -------------------------------------------------------------------------------------- memory
+
+    def _from_memory(self, tier: Tier, num_bytes: int) -> EvictResult:
+        """Give up unpinned blocks of a tier, coldest first, until `num_bytes` were freed (0: all). Dirty
+        blocks go too: an administrator asked for it."""
+        core = self._core
+        residency, victims = self._residency, self._pressure.victims
+        result = EvictResult(0, 0, 0, {})
+        stayed = []  # a block in a slower tier continues them: whoever needs their room spills them first
+        while (num_bytes == 0 or result.num_bytes < num_bytes) and (
+            victim := victims.choose(tier, domain=None)
+        ) is not None:
+            row = victim.row
+            if residency.may_leave(row, tier):
+                handle = core.catalog.handle(row)
+                result.num_bytes += residency.evict(row, tier, ADMINISTRATOR)
+                result.num_blocks += 1
+                result.num_readable += self._is_readable(handle)
+            else:
+                stayed.append(row)
+        for row in stayed:
+            residency.offer(row, tier)
+        if num_bytes == 0 or result.num_bytes < num_bytes:
+            result.num_kept = self._kept_in_memory(tier)
+        return result
+
+    def _kept_in_memory(self, tier: Tier) -> dict[str, int]:
+        """Count the blocks of a memory tier that could not leave, by reason."""
+        catalog = self._core.catalog
+        rows = np.flatnonzero(column(catalog.num_placed[tier]))
+        is_open = np.ones(len(rows), bool)
+        is_pinned = np.isin(rows, np.fromiter(self._core.floors, np.int64))
+        reasons = (
+            (READ, column(catalog.num_holds[tier])[rows] > 0),
+            (KEPT, column(catalog.num_keepers)[rows] > 0),
+            (PINNED, is_pinned),
+            (CONTINUED, is_open),
+        )
+        counts = {}
+        for reason, applies in reasons:
+            if count := int((is_open & applies).sum()):
+                counts[reason] = count
+            is_open = is_open & ~applies
+        return counts
+
+    def _why_in_memory(self, row: int, tier: Tier) -> str:
+        """Return why a block has to stay in a memory tier; empty: it may leave."""
+        core = self._core
+        residency, catalog = self._residency, self._core.catalog
+        if residency.may_leave(row, tier):
+            return ""
+        if catalog.num_holds[tier][row]:
+            return READ
+        if catalog.num_keepers[row]:
+            return KEPT
+        return PINNED if row in core.floors else CONTINUED
+
+    def _is_readable(self, handle: int) -> bool:
+        catalog = self._core.catalog
+        row = catalog.row_of(handle)
+        return row != NO_ROW and catalog.tier_of(row) is not None
+
+    # ---------------------------------------------------------------------------------- cold store
+
+    def _choose(self, job: _Job) -> None:
+        """Choose the segments, oldest first, and the blocks that would have to leave with them; or those of a
+        namespace."""
+        log, catalog = self._core.rooms.get(Tier.NVME), self._core.catalog
+        if job.namespace_id:
+            job.segments = frozenset()
+            known = catalog.namespaces[job.namespace_id].rows.values()
+            ends_first = sorted(known, key=catalog.position.__getitem__, reverse=True)
+            job.handles.extend(catalog.handle(row) for row in ends_first)
+            return
+        assert isinstance(log, SegmentLog)
+        chosen: list[int] = []
+        found_bytes = 0
+        for number in log.sealed_segments():
+            if job.num_bytes and found_bytes >= job.num_bytes:
+                break
+            chosen.append(number)
+            found_bytes += log.segments[number].live_bytes
+        if not job.num_bytes or found_bytes < job.num_bytes:  # also what is being written, and emptied
+            log.close_open_segment(forward=False)
+            self._residency.seal_full_segments(log)
+            chosen = [number for number, one in enumerate(log.segments) if one.state not in EMPTY]
+            job.last_segment = log.open_segment(forward=True)
+        job.segments = frozenset(chosen) - {job.last_segment}
+        places = column(catalog.place[Tier.NVME])
+        inside = np.flatnonzero((places != NO_PLACE) & np.isin(places >> 32, chosen))
+        rows = np.unique(column(catalog.block_of)[inside])
+        job.handles.extend(catalog.handle(row) for row in _ends_first(catalog, rows))
+
+    def _wait(self, job: _Job) -> None:
+        """Let a request wait for its segments, as long as one after the other becomes free."""
+        now, num_left = self._core.now, len(self._reclaim.to_empty)
+        if num_left != job.num_to_empty:
+            job.num_to_empty, job.given_up_at = num_left, now + PATIENCE_S
+        elif now >= job.given_up_at:
+            self._reclaim.to_empty.clear()
+            self._jobs.popleft()
+            words = f"{job.num_blocks} blocks left nvme, but {num_left} of its segments cannot be freed: "
+            words += "what stays finds no room, or is being read; a restart would find the blocks again"
+            self._requests.refuse(job.call, "TIER_FULL", words, PATIENCE_S)
+
+    def _begin_last(self, job: _Job) -> bool:
+        """Empty the segment that took what was copied forward. False: there is none, or it must stay because
+        no other one is free."""
+        log, number = self._core.rooms.get(Tier.NVME), job.last_segment
+        job.last_segment = None
+        if number is None:
+            return False
+        assert isinstance(log, SegmentLog)
+        if log.open_segment(forward=True) == number:
+            log.close_open_segment(forward=True)
+            self._residency.seal_full_segments(log)
+        state = log.segments[number].state
+        if state in EMPTY or state is SegmentState.OPEN:
+            return False
+        self._reclaim.to_empty.add(number)
+        self._reclaim.keep_free_segments()
+        return True
+
+    def _leave(self, job: _Job, row: int) -> None:
+        """Let a block leave its tier, or count why it stays."""
+        residency, catalog = self._residency, self._core.catalog
+        if not catalog.num_placed[job.tier][row]:
+            return
+        reason = residency.why_in_store(row) if job.tier is Tier.NVME else self._why_in_memory(row, job.tier)
+        if reason:
+            job.num_kept[reason] += 1
+            return
+        handle = catalog.handle(row)
+        job.freed_bytes += residency.evict(row, job.tier, ADMINISTRATOR)
+        job.num_blocks += 1
+        job.num_readable += self._is_readable(handle)
+        for tier in MEMORY_TIERS:  # a part that nobody can read
+            row = catalog.row_of(handle)
+            if row != NO_ROW and catalog.tier_of(row) is None and residency.may_leave(row, tier):
+                residency.evict(row, tier, INCOMPLETE)
+
+
+def _ends_first(catalog: Catalog, rows: "npt.NDArray[np.int32]") -> Sequence[int]:
+    """Return `rows` and all that continues them, what stands last in its chain first.
+
+    In columns, one step per position: a store may hold a million blocks. rows: (n,) int32.
+    """
+    is_used = np.zeros(len(catalog.prefix_hash), bool)
+    for placed in catalog.num_placed:
+        is_used |= column(placed) > 0
+    is_wanted = np.zeros(len(is_used), bool)
+    is_wanted[rows] = True
+    used = np.flatnonzero(is_used)
+    positions, parents = column(catalog.position)[used], column(catalog.parent)
+    used = used[np.argsort(positions, kind="stable")]
+    starts = np.flatnonzero(np.diff(np.sort(positions))) + 1
+    for level in np.split(used, starts)[1:]:
+        of_level = parents[level]
+        is_wanted[level] |= is_wanted[of_level] & (of_level != NO_ROW)
+    wanted: list[int] = used[is_wanted[used]][::-1].tolist()
+    return wanted

@@ -1,0 +1,72 @@
+"""Requests that say where blocks are to be: prefetch and pin."""
+
+from ....policies.base import Expected
+from ....tiers.block import Tier, Urgency
+from ..catalog.catalog import TIERS
+from ..catalog.core_state import CoreState
+from ..events import PinRequested, PrefetchRequested
+from ..promotion.loads import Loads
+from ..promotion.prefetch import Prefetching
+from ..results import PinResult, PrefetchResult
+from .gets import stored_prefix
+from .pins import Pins
+from .request_registry import RequestRegistry
+
+
+class Placing:
+    """Answers the requests that bring blocks up without reading them."""
+
+    def __init__(
+        self, core: CoreState, requests: RequestRegistry, loads: Loads, pins: Pins, prefetching: Prefetching
+    ) -> None:
+        self._core = core
+        self._requests = requests
+        self._loads = loads
+        self._pins = pins
+        self._prefetching = prefetching
+
+    def prefetch(self, event: PrefetchRequested) -> None:
+        """Promote a stored prefix for nobody in particular."""
+        checked = self._requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        if checked is None:
+            return
+        rows = stored_prefix(self._core.catalog, checked[1], event.prefix_hashes)
+        if event.target is Tier.HBM and Tier.HBM in self._core.rooms:
+            promoted = sum(
+                self._loads.promote(row, Tier.HBM, Urgency.WAITING, event.deadline_at) for row in rows
+            )
+            self._loads.start(Urgency.WAITING, event.deadline_at)
+        else:
+            window_s = self._core.options.prefetch_window_s
+            latest = event.deadline_at if event.deadline_at < float("inf") else self._core.now
+            expected = Expected(rows, latest + window_s, "a client asked")
+            promoted = self._prefetching.bring(expected, Urgency.WAITING)
+        self._core.story.count("blocks_prefetched", promoted)
+        self._requests.reply(event.call, PrefetchResult(len(rows), promoted))
+
+    def pin(self, event: PinRequested) -> None:
+        """Keep a stored prefix at or above a floor tier."""
+        requests = self._requests
+        checked = requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
+        if checked is None:
+            return None
+        namespace = checked[1]
+        if event.ttl_s > self._core.options.pin_ttl_max_s:
+            message = f"ask for at most {self._core.options.pin_ttl_max_s:g} s"
+            return requests.refuse(event.call, "LEASE_TTL_TOO_LARGE", message)
+        catalog = self._core.catalog
+        rows = stored_prefix(catalog, namespace, event.prefix_hashes)
+        pinnable_bytes = requests.quotas.pinnable_bytes(checked[0])
+        if pinnable_bytes is not None and len(rows) * namespace.block_bytes > pinnable_bytes:
+            message = f"the tenant may pin {pinnable_bytes} bytes more; unpin or release some"
+            return requests.refuse(event.call, "QUOTA_EXCEEDED", message, 1.0)
+        if not self._pins.room_for(event.floor, len(rows) * namespace.block_bytes):
+            message = f"tier {event.floor.label} holds as many pinned bytes as it may; unpin or enlarge it"
+            return requests.refuse(event.call, "TIER_FULL", message, 1.0)
+        pin = self._pins.pin(rows, event.floor, event.ttl_s)
+        at_floor = TIERS[: event.floor + 1]
+        for row in rows:
+            if not any(catalog.num_resident[tier][row] == namespace.num_groups for tier in at_floor):
+                self._loads.promote(row, event.floor, Urgency.QUEUED, float("inf"))
+        self._loads.start(Urgency.QUEUED, float("inf"))
+        return requests.reply(event.call, PinResult(pin.id, len(rows)))

@@ -1,0 +1,97 @@
+"""Quotas: what one tenant may take of what everybody shares.
+
+    memory    extents of hbm and dram, given out when a domain first needs them (tiers/memory/shares.py)
+    pinned    bytes that leases and pins of all its clients hold together
+    calls     a rate, with bursts of a second's worth
+
+A tenant is the first part of its isolation domains' names: `tenant:acme` and `tenant:acme/eu` share one
+quota. Whoever is at its limit makes room among its own blocks (victims.py), never at the cost of others.
+
+Rejected: counting a tenant's bytes in use at every reservation and release. Extents never change their
+domain, so the books of the room say it already, at no cost per block.
+"""
+
+from dataclasses import dataclass, field
+
+from ....tiers.block import Tier, tenant_of
+from ....tiers.memory.shares import Share
+from ....tiers.memory.slots import SlotPool
+from ..catalog.core_state import CoreState
+from .leases import Client, Leases
+from .pins import Pins
+
+
+class Quotas:
+    """Knows every tenant's quota; tells the rooms what each new domain may take."""
+
+    def __init__(self, core: CoreState, leases: Leases, pins: Pins) -> None:
+        self._core = core
+        self._leases = leases
+        self._pins = pins
+        self._shares: dict[tuple[Tier, str], Share] = {}
+
+    def options_changed(self) -> None:
+        """Let other quotas be in force, for what comes from now on."""
+        for (tier, tenant), share in self._shares.items():
+            room = self._core.rooms[tier]
+            assert isinstance(room, SlotPool)
+            share.max_extents = self._max_extents(tier, tenant, room)
+
+    def introduce(self, domain: str, number: int) -> None:
+        """A domain came into being: it takes part in its tenant's shares of the memory tiers."""
+        tenant = tenant_of(domain)
+        for tier, room in self._core.rooms.items():
+            if isinstance(room, SlotPool):
+                share = self._shares.get((tier, tenant))
+                if share is None:
+                    share = Share(self._max_extents(tier, tenant, room))
+                    self._shares[tier, tenant] = share
+                room.share(number, share)
+
+    def pinnable_bytes(self, client: Client) -> int | None:
+        """Return how many more bytes the clients of a client's tenant may hold; None: no limit."""
+        tenant = tenant_of(client.domain)
+        quota = self._core.options.quotas.get(tenant)
+        if quota is None or quota.pinned_bytes is None:
+            return None
+        mine = [one for one in self._leases.clients.values() if tenant_of(one.domain) == tenant]
+        held = sum(one.held_bytes + one.promised_bytes for one in mine)
+        return max(0, quota.pinned_bytes - held - self._pins.bytes_of_tenant.get(tenant, 0))
+
+    def check_integrity(self) -> list[str]:
+        """Audit: every share counts exactly the extents that its domains have."""
+        problems = []
+        for (tier, tenant), share in self._shares.items():
+            room = self._core.rooms[tier]
+            assert isinstance(room, SlotPool)
+            num_bound = room.num_extents_of(share)
+            if num_bound != share.num_extents:
+                problems.append(
+                    f"{tier.label}: {tenant!r} has {num_bound} extents, counts {share.num_extents}"
+                )
+        return problems
+
+    def _max_extents(self, tier: Tier, tenant: str, room: SlotPool) -> int:
+        quota = self._core.options.quotas.get(tenant)
+        if quota is None or tier not in quota.memory_bytes:
+            return 1 << 62  # bounded by the tier
+        return quota.memory_bytes[tier] // room.extent_bytes
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """A bucket of calls: holds one second's worth, fills at `calls_per_s`. Pure: told what time it is."""
+
+    calls_per_s: float
+    _num_left: float = field(default=-1.0, init=False)
+    _at: float = field(default=float("-inf"), init=False)
+
+    def take(self, now: float) -> float:
+        """Take one call; return 0, or in how many seconds there will be one to take."""
+        most = max(1.0, self.calls_per_s)
+        self._num_left = min(most, self._num_left + (now - self._at) * self.calls_per_s)
+        self._at = now
+        if self._num_left >= 1.0:
+            self._num_left -= 1.0
+            return 0.0
+        return (1.0 - self._num_left) / self.calls_per_s

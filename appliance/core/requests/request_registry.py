@@ -1,0 +1,185 @@
+"""Checks requests, answers them, and remembers them for retries; registers clients and namespaces.
+
+Every request names a client, a namespace and a chain; what is wrong with them is said here once, with the
+fix. A retry with the same request id finds the job of its first try here (invariant 9).
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from ....tiers.block import HASH_BYTES, NamespaceIdentity, Tier
+from ..catalog.catalog import Namespace
+from ..catalog.core_state import CoreState
+from ..encodings import Compression, NoCompression
+from ..events import ClientOpened, NamespaceRegistered
+from ..instructions import Reply, StoreNamespace
+from ..results import NamespaceResult, Refusal, Result
+from .leases import Client, Leases
+from .quotas import Quotas
+
+
+class RememberedJob(Protocol):
+    """A request that a retry with the same id finds again."""
+
+    is_done: bool
+
+
+class RequestRegistry:
+    """Clients, namespaces, remembered requests, replies."""
+
+    def __init__(self, core: CoreState, leases: Leases, quotas: Quotas) -> None:
+        self._core = core
+        self.leases = leases
+        self.quotas = quotas
+        self._compression: Compression = NoCompression()
+        self._domains: dict[str, int] = {}
+        self._by_digest: dict[bytes, Namespace] = {}
+        self._requests: dict[int, OrderedDict[str, RememberedJob]] = {}  # by client
+
+    # ------------------------------------------------------------------------------------- answers
+
+    def reply(self, call: int, result: Result) -> None:
+        """Answer a call."""
+        self._core.outbox.emit(Reply(call, result))
+
+    def refuse(self, call: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
+        """Answer a call with an operating error; `message` says the fix."""
+        self._core.story.count(f"refused_{reason.lower()}")
+        self.reply(call, Refusal(reason, message, retry_after_s))
+
+    def check(
+        self, call: int, client_id: int, namespace_id: int, prefix_hashes: Sequence[bytes]
+    ) -> tuple[Client, Namespace] | None:
+        """Return the client and namespace of a request, or refuse it."""
+        client = self.client(client_id)
+        if client is None:
+            self.refuse(call, "UNKNOWN_CLIENT", "open the client (again); its time ran out or it never was")
+            return None
+        namespace = self._core.catalog.namespaces.get(namespace_id)
+        if namespace is None or namespace.identity.domain != client.domain:
+            refusal = unknown_namespace(namespace_id)
+            self.refuse(call, refusal.reason, refusal.message)
+            return None
+        limit = self._core.options.max_blocks_per_request
+        if len(prefix_hashes) > limit:
+            message = f"{len(prefix_hashes)} blocks in one request; split it, limit {limit}"
+            self.refuse(call, "TOO_MANY_BLOCKS", message)
+            return None
+        if prefix_hashes and set(map(len, prefix_hashes)) != {HASH_BYTES}:
+            self.refuse(call, "BAD_KEY", f"prefix hashes are {HASH_BYTES} bytes each")
+            return None
+        return client, namespace
+
+    # ------------------------------------------------------------------------------------- clients
+
+    def open_client(self, event: ClientOpened) -> None:
+        """Make a client known."""
+        now = self._core.now
+        silent_at = now + event.ttl_s if event.ttl_s is not None else float("inf")
+        self.leases.clients[event.client] = Client(
+            event.client, event.name, event.local, event.domain, event.ttl_s, silent_at
+        )
+        self._requests[event.client] = OrderedDict()
+
+    def client(self, client_id: int) -> Client | None:
+        """Return a client that just said something, None when it is unknown."""
+        client = self.leases.clients.get(client_id)
+        self._core.asked_at = self._core.now
+        if client is not None and client.ttl_s is not None:
+            client.silent_at = self._core.now + client.ttl_s
+        return client
+
+    def is_open(self, client: Client) -> bool:
+        """Whether a client is still there; unlike `client` this is not a sign of its life."""
+        return self.leases.clients.get(client.id) is client
+
+    def forget_client(self, client_id: int) -> None:
+        """Forget the requests of a client that is gone."""
+        self._requests.pop(client_id, None)
+
+    def earlier(self, client: int, request_id: str) -> RememberedJob | None:
+        """Return what an earlier try of the same request became."""
+        return self._requests[client].get(request_id) if request_id and client in self._requests else None
+
+    def remember(self, client: int, request_id: str, job: RememberedJob) -> None:
+        """Let a later try of the same request find this job."""
+        if request_id:
+            requests = self._requests[client]
+            requests[request_id] = job
+            if len(requests) > self._core.options.max_remembered_requests:
+                # Never one under way: its retry would be taken for another request. Rooms bound those.
+                over = next((name for name, earlier in requests.items() if earlier.is_done), None)
+                if over is not None:
+                    del requests[over]
+
+    def forget_request(self, client: int, request_id: str) -> None:
+        """A later try of this request starts anew."""
+        if client in self._requests:
+            self._requests[client].pop(request_id, None)
+
+    # ---------------------------------------------------------------------------------- namespaces
+
+    def register(self, event: NamespaceRegistered) -> None:
+        """Make a namespace known, or say why the tiers cannot hold it."""
+        identity = event.identity
+        namespace = self._by_digest.get(identity.digest)
+        if namespace is None:
+            largest = max(identity.geometry.fragment_bytes)
+            for tier, room in self._core.rooms.items():
+                if not room.can_hold(largest):
+                    message = (
+                        f"a fragment of {largest} bytes does not fit tier {tier.label}; "
+                        "lower layers_per_group or raise the tier's extent (segment) size"
+                    )
+                    return self.refuse(event.call, "LAYOUT_MISMATCH", message)
+            limit = self._core.options.max_namespaces
+            if len(self._by_digest) >= limit:
+                message = f"{limit} namespaces are registered; raise max_namespaces"
+                return self.refuse(event.call, "TOO_MANY_NAMESPACES", message)
+            namespace = self.add_namespace(identity)
+            if Tier.NVME in self._core.rooms:
+                self._core.outbox.emit(StoreNamespace(identity))
+        if event.prefill is not None:
+            self._core.costs.state_speed(namespace.id, event.prefill)
+        sizes = list(namespace.fragment_bytes)
+        return self.reply(event.call, NamespaceResult(namespace.id, identity.digest, sizes))
+
+    def compress(self, compression: Compression) -> None:
+        """What enters the cold store from now on is encoded as `compression` says."""
+        self._compression = compression
+        for namespace in self._by_digest.values():
+            self._encode(namespace)
+
+    def _encode(self, namespace: Namespace) -> None:
+        number_of = self._core.catalog.encodings.number_of
+        identity = namespace.identity
+        namespace.encodings = tuple(map(number_of, self._compression.encodings_of(identity)))
+        namespace.exact_encodings = tuple(map(number_of, self._compression.exact_encodings_of(identity)))
+        namespace.num_recent_blocks = self._compression.num_recent_blocks(identity)
+
+    def add_namespace(self, identity: NamespaceIdentity) -> Namespace:
+        """Return the namespace of `identity`, made known if need be."""
+        namespace = self._by_digest.get(identity.digest)
+        if namespace is None:
+            domain = self.domain_number(identity.domain)
+            namespace = self._core.catalog.add_namespace(identity, domain)
+            self._by_digest[identity.digest] = namespace
+            self._encode(namespace)
+            self._core.costs.add_namespace(namespace.id, identity.geometry)
+        return namespace
+
+    def domain_number(self, name: str) -> int:
+        """Return the number that rooms know an isolation domain by."""
+        number = self._domains.get(name)
+        if number is None:
+            number = self._domains[name] = len(self._domains)
+            self.quotas.introduce(name, number)
+        return number
+
+
+def unknown_namespace(namespace_id: int) -> Refusal:
+    """Return the refusal of a namespace nobody registered (or of another domain's: the same words)."""
+    return Refusal(
+        "UNKNOWN_NAMESPACE", f"namespace {namespace_id} is not registered; register it, then retry"
+    )

@@ -1,0 +1,205 @@
+"""Sessions: who holds which blocks, and how soon they are needed.
+
+A session holds blocks by handle, so that a forgotten block leaves no dangling reference and needs no
+search. Decoding is the one urgency that is a promise: while it lasts, the blocks of the session are
+kept (invariant 4). Every other urgency is a hint for the policies.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ....policies.base import SessionChange
+from ....tiers.block import Urgency
+from ..catalog.core_state import CoreState
+from ..catalog.residency import Residency
+
+NOBODY = 0  # numbers of clients start at 1
+MIN_TIDY = 1024
+
+
+@dataclass(slots=True)
+class Session:
+    """One conversation or agent run."""
+
+    id: str
+    number: int  # what the policies know it by, from 1; never used again in one life of the planner
+    client: int
+    urgency: Urgency = Urgency.QUEUED
+    deadline_at: float = float("inf")
+    last_active: float = 0.0
+    num_turns: int = 0
+    #: Handles of the blocks it used, in order. A dict is used as an ordered set.
+    blocks: dict[int, None] = field(default_factory=dict)
+    #: Rows it protects while it is decoding.
+    kept_rows: list[int] = field(default_factory=list)
+    #: With so many blocks those that are forgotten meanwhile are looked for.
+    tidy_at: int = MIN_TIDY
+
+
+class Sessions:
+    """All sessions. Bounded: the longest idle one is forgotten (not its blocks) to make room."""
+
+    def __init__(self, core: CoreState, residency: Residency) -> None:
+        self._core = core
+        self._residency = residency
+
+        #: Longest silent first. A plain dict finds its first entry behind the holes of all who moved away.
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._next_number = 1
+        self._idle_until = 0.0  # who was active last before this is idle already
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def by_activity(self) -> Iterator[Session]:
+        """Iterate over the sessions, the most recently active first."""
+        return reversed(self._sessions.values())
+
+    def get(self, session_id: str) -> Session | None:
+        """Return a session, None when it is unknown."""
+        return self._sessions.get(session_id)
+
+    def open(self, session_id: str, client: int) -> Session:
+        """Return the session, created if need be, and note that it is active.
+
+        It belongs to the client that opened it until that one is gone or another one claims it with an
+        urgency of its own (`claim`): using a session's blocks is no reason to inherit its promises.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            if len(self._sessions) >= self._core.options.max_sessions:
+                self._forget_one()
+            session = self._sessions[session_id] = Session(session_id, self._next_number, client)
+            self._next_number += 1
+            self._core.story.tell(self._core.now, session_id, "session_opened")
+        if session.client == NOBODY:
+            session.client = client
+        session.last_active = self._core.now
+        self._sessions.move_to_end(session_id)  # most recently active last
+        return session
+
+    def claim(self, session_id: str, client: int) -> Session:
+        """Return the session, which belongs to `client` from now on."""
+        session = self.open(session_id, client)
+        session.client = client
+        return session
+
+    def update(
+        self,
+        session: Session,
+        urgency: Urgency,
+        deadline_at: float,
+        back_at: float = float("inf"),
+        num_decoded_tokens: int = 0,
+    ) -> None:
+        """Change how soon a session needs its blocks; `back_at`: it said when it will need them again."""
+        core = self._core
+        session.deadline_at = deadline_at
+        if back_at < float("inf"):
+            back_in = f"{round(back_at - core.now, 1):g} s"
+            core.story.tell(core.now, session.id, "session_back_in", back_in)
+        if urgency != session.urgency or back_at < float("inf") or num_decoded_tokens:
+            change = SessionChange(core.now, session.number, urgency, back_at, num_decoded_tokens)
+            core.listeners.session_changed(change)
+        if urgency == session.urgency:
+            return
+        core.story.tell(core.now, session.id, "session_urgency", urgency.name.lower())
+        was_decoding = session.urgency is Urgency.DECODING
+        session.urgency = urgency
+        rows, urgencies = self.rows(session), core.catalog.urgency
+        for row in rows:
+            urgencies[row] = urgency
+        if urgency is Urgency.DECODING:
+            for row in rows:
+                core.transitions.keep(row)
+            session.kept_rows += rows
+        if was_decoding:
+            self._unkeep(session)
+
+    def attach(self, session: Session, rows: list[int]) -> None:
+        """Note that a session uses these blocks."""
+        serial = self._core.catalog.serial
+        if session.urgency is not Urgency.DECODING:
+            handles = dict.fromkeys([serial[row] << 32 | row for row in rows])
+            if session.blocks:
+                session.blocks.update(handles)
+            else:
+                session.blocks = handles
+        else:
+            for row in rows:
+                handle = self._core.catalog.handle(row)
+                if handle not in session.blocks:
+                    session.blocks[handle] = None
+                    self._core.transitions.keep(row)
+                    session.kept_rows.append(row)
+        if len(session.blocks) >= session.tidy_at:  # an agent may go on for days, its blocks come and go
+            session.tidy_at = max(MIN_TIDY, 2 * len(self.rows(session)))
+
+    def fork(self, session: Session, new_id: str, client: int) -> int:
+        """A new session holds the blocks of another one. Returns how many there are."""
+        rows = self.rows(session)
+        fork = self.open(new_id, client)
+        self.attach(fork, rows)
+        return len(rows)
+
+    def end(self, session: Session) -> list[int]:
+        """Forget a session; returns the rows it held."""
+        self.update(session, Urgency.ENDED, float("inf"))
+        rows = self.rows(session)
+        del self._sessions[session.id]
+        self._core.story.tell(self._core.now, session.id, "session_ended")
+        return rows
+
+    def rows(self, session: Session) -> list[int]:
+        """Return the rows of the session's blocks that still exist; forgets the others."""
+        serial = self._core.catalog.serial
+        # Catalog.row_of for each: long prompts have many. A row that was freed has another serial since then.
+        rows = [h & 0xFFFF_FFFF for h in session.blocks if serial[h & 0xFFFF_FFFF] == h >> 32]
+        if len(rows) < len(session.blocks):
+            session.blocks = dict.fromkeys([serial[row] << 32 | row for row in rows])
+        return rows
+
+    def client_gone(self, client: int) -> None:
+        """The client of these sessions died: nobody decodes on them any more."""
+        for session in self._sessions.values():
+            if session.client == client:
+                session.client = NOBODY
+                self.update(session, Urgency.IDLE, float("inf"))
+
+    def expire(self, now: float) -> None:
+        """Turn sessions idle that were silent too long. Looks at the longest silent ones only, and again when
+        another one may have been for too long: tens of thousands may be idle for days."""
+        if now - self._idle_until < self._core.options.session_idle_s:
+            return
+        for session in self._sessions.values():
+            if now - session.last_active < self._core.options.session_idle_s:
+                self._idle_until = session.last_active
+                return
+            if session.urgency < Urgency.IDLE:
+                self.update(session, Urgency.IDLE, float("inf"))
+                return  # one a call: the rest at the next tick
+        self._idle_until = now
+
+    def check_integrity(self) -> list[str]:
+        """Audit: a decoding session keeps each of its living blocks, any other keeps none."""
+        problems = []
+        for session in self._sessions.values():
+            expected = len(self.rows(session)) if session.urgency is Urgency.DECODING else 0
+            if len(session.kept_rows) != expected:
+                problems.append(f"session {session.id}: keeps {len(session.kept_rows)}, expected {expected}")
+        return problems
+
+    def _unkeep(self, session: Session) -> None:
+        rows, session.kept_rows = session.kept_rows, []
+        for row in rows:
+            self._residency.unkeep(row)
+
+    def _forget_one(self) -> None:
+        """End the longest silent session, one that is not decoding if there is any."""
+        sessions = self._sessions.values()
+        silent = next((s for s in sessions if s.urgency is not Urgency.DECODING), None)
+        self.end(silent or next(iter(sessions)))

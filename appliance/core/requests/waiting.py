@@ -1,0 +1,92 @@
+"""Requests that wait for room: a bounded queue, most urgent first, with a deadline each.
+
+A put or an acquire that finds a tier full is not refused at once: spills are on their way, and the caller
+said how long it can wait. When room appears every waiting request is tried again in order; one that
+still does not fit stops the queue, so that a large request is not starved by small ones.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ....tiers.block import Urgency
+from ..catalog.core_state import CoreState
+
+
+class Job(Protocol):
+    """A request that can be continued when room appears."""
+
+    is_done: bool
+    #: Whether it waits for nothing but its next turn: it has done as much as one step may.
+    wants_turn: bool
+
+    def advance(self) -> bool:
+        """Continue; True when it needs no more room."""
+        ...
+
+    def give_up(self) -> None:
+        """Its time is over: settle for what it has."""
+        ...
+
+
+@dataclass(order=True, slots=True)
+class _Entry:
+    urgency: Urgency
+    order: int
+    job: Job = field(compare=False)
+    deadline_at: float = field(compare=False)
+
+
+class Waiting:
+    """The queue. `retry` is called by the planner after anything that may have freed a place."""
+
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
+        self._heap: list[_Entry] = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more request must be refused with TOO_MANY_IN_FLIGHT."""
+        return len(self._heap) >= self._core.options.max_waiting_puts
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether the first in the queue waits for nothing but a Tick."""
+        return bool(self._heap) and self._heap[0].job.wants_turn
+
+    def add(self, job: Job, urgency: Urgency, deadline_at: float) -> None:
+        """Let a request wait until room appears or its deadline passes."""
+        self._order += 1
+        heapq.heappush(self._heap, _Entry(urgency, self._order, job, deadline_at))
+
+    def retry(self, is_tick: bool) -> None:
+        """Continue the waiting requests in order until one does not fit.
+
+        One that wants a turn gets it at a Tick only: between two ticks the shell serves others.
+        """
+        while self._heap:
+            job = self._heap[0].job
+            if job.wants_turn and not is_tick:
+                return
+            if not job.is_done and not job.advance():
+                return
+            heapq.heappop(self._heap)
+
+    def expire(self, now: float) -> None:
+        """Let those whose time is over settle for what they have."""
+        expired = [entry for entry in self._heap if entry.deadline_at <= now or entry.job.is_done]
+        if not expired:
+            return
+        self._heap = [e for e in self._heap if e.deadline_at > now and not e.job.is_done]
+        heapq.heapify(self._heap)
+        for entry in sorted(expired):
+            if not entry.job.is_done:
+                entry.job.give_up()
+
+    def next_deadline(self) -> float | None:
+        """Return the earliest deadline, None when nobody waits."""
+        return min((entry.deadline_at for entry in self._heap), default=None)

@@ -1,0 +1,448 @@
+"""Copies into the cold store before memory needs the room: mode idle and its budget, mode through."""
+
+from typing import Any
+
+import pytest
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.options import PlannerOptions, Quota
+from kvtier.policies.registry import PolicyChoice
+from kvtier.tiers.base import Cause
+from kvtier.tiers.block import Tier
+
+from ..rig import CLIENT, GEOMETRY, RECORD_BYTES, STORED, Rig, hashes
+
+BLOCK_BYTES = GEOMETRY.num_groups * RECORD_BYTES  # of the records of one
+DAY_S = 86_400.0
+TO_NVME = (Tier.DRAM, Tier.NVME)
+
+
+def rig_of(write: str = "idle", dram_blocks: int = 10, num_segments: int = 8, **options: Any) -> Rig:
+    """Return a rig whose segments take ten blocks."""
+    return Rig(dram_blocks=dram_blocks, nvme_blocks=10, num_segments=num_segments, write=write, **options)
+
+
+def land_puts(rig: Rig) -> None:
+    """End the copies into dram, and no others."""
+    while copies := [copy for copy in rig.copies if copy.source is None]:
+        rig.finish(copies[0])
+
+
+def copies_down(rig: Rig) -> list[ev.Copy]:
+    return [copy for copy in rig.started if (copy.source, copy.target) == TO_NVME]
+
+
+def num_written(rig: Rig) -> int:
+    """Return how many blocks were copied down, or tried to be."""
+    return sum(len(copy.items) for copy in copies_down(rig)) // GEOMETRY.num_groups
+
+
+def rest(rig: Rig, seconds: float = 1.0) -> None:
+    """Let everything come to rest, and time pass."""
+    rig.settle()
+    rig.tick(seconds)
+    rig.settle()
+
+
+def where(rig: Rig, name: str, count: int) -> list[set[str]]:
+    return [rig.where(block) for block in hashes(name, count)]
+
+
+# ------------------------------------------------------------------------------------------------- idle
+
+
+def test_what_was_put_is_in_both_tiers_once_the_device_was_idle() -> None:
+    rig = rig_of()
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    rest(rig)
+    assert where(rig, "a", 6) == [{"dram", "nvme"}] * 6
+
+
+@pytest.mark.parametrize(
+    ("write", "what"), [("idle", "idle_copy_dram"), ("through", "copy_ahead_dram"), ("spill", "spill_dram")]
+)
+def test_the_story_says_why_a_block_was_copied_down(write: str, what: str) -> None:
+    rig = rig_of(write, dram_blocks=4)
+    rig.start_put(hashes("a", 4))
+    land_puts(rig)
+    rest(rig)
+    if write == "spill":  # nothing is copied before its room is needed
+        rig.start_put(hashes("b", 4))
+        rest(rig)
+    copied = [line.what for line in rig.planner.story.of(hashes("a", 4)[0]) if line.what.endswith("_dram")]
+    assert [word for word in copied if word not in ("stored_dram", "evicted_dram")] == [what]
+
+
+def test_a_drained_block_is_archived() -> None:
+    rig = rig_of("spill")
+    rig.start_put(hashes("a", 1))
+    land_puts(rig)
+    rig.do(ev.DrainStarted(rig.call()))
+    rest(rig)
+    assert "archive_dram" in [line.what for line in rig.planner.story.of(hashes("a", 1)[0])]
+
+
+def test_parents_are_copied_before_their_children() -> None:
+    rig = rig_of()
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    rest(rig)
+    order = [item.label.position for copy in copies_down(rig) for item in copy.items]
+    assert order == sorted(order)
+
+
+def test_the_put_is_answered_before_anything_is_written() -> None:
+    rig = rig_of()
+    call = rig.start_put(hashes("a", 2))
+    while call not in rig.answers:
+        assert not copies_down(rig)
+        rig.finish(rig.copies[0])
+    assert list(rig.answer(call).outcomes) == [STORED] * 2
+
+
+def test_a_clean_block_is_not_written_again_when_it_leaves() -> None:
+    rig = rig_of(dram_blocks=4)
+    rig.start_put(hashes("a", 4))
+    land_puts(rig)
+    rest(rig)
+    assert num_written(rig) == 4
+    call = rig.start_put(hashes("b", 4))
+    while call not in rig.answers:  # into full memory, and no device was waited for
+        assert rig.copies[0].target is Tier.DRAM
+        rig.finish(rig.copies[0])
+    assert where(rig, "a", 4) == [{"nvme"}] * 4
+    rest(rig)
+    assert num_written(rig) == 8
+
+
+def test_in_mode_spill_nothing_is_written_that_fits() -> None:
+    rig = rig_of("spill")
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    rest(rig, 3600.0)
+    assert num_written(rig) == 0
+
+
+def test_one_thread_makes_an_idle_copy_and_there_is_one_at_a_time() -> None:
+    rig = rig_of(dram_blocks=40, num_segments=16)
+    for number in range(20):
+        rig.start_put(hashes(str(number), 1))
+        land_puts(rig)
+        assert len([copy for copy in rig.copies if copy.target is Tier.NVME]) <= 1
+    rest(rig)
+    assert all(copy.in_one for copy in copies_down(rig))
+    assert num_written(rig) == 20
+
+
+def test_nothing_begins_while_a_load_is_on_its_way() -> None:
+    rig = rig_of(dram_blocks=8)
+    rig.start_put(hashes("old", 2))
+    land_puts(rig)
+    rest(rig)
+    rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 0))
+    rig.acquire(hashes("old", 2))
+    loads = list(rig.copies)
+    assert {copy.source for copy in loads} == {Tier.NVME}
+    rig.start_put(hashes("new", 2))
+    land_puts(rig)
+    rig.tick(1.0)
+    assert rig.copies == loads
+    for load in loads:
+        rig.finish(load)
+    assert [(copy.source, copy.target) for copy in rig.copies] == [TO_NVME]
+    rest(rig)
+
+
+def test_while_clients_ask_there_is_a_pause_between_idle_copies() -> None:
+    rig = rig_of(dram_blocks=40, num_segments=16)
+    rig.start_put(hashes("a", 1))
+    land_puts(rig)
+    rig.settle()
+    rig.start_put(hashes("b", 1))
+    land_puts(rig)
+    assert not rig.copies
+    assert rig.planner.next_deadline() == pytest.approx(rig.now + 0.01)
+    rig.tick(0.02)
+    assert len(rig.copies) == 1
+    rig.settle()
+
+
+def test_an_idle_copy_is_small() -> None:
+    rig = rig_of(dram_blocks=60, num_segments=20)
+    rig.start_put(hashes("a", 60))
+    land_puts(rig)
+    assert len([copy for copy in rig.copies if copy.target is Tier.NVME]) == 1
+    rest(rig)
+    assert max(len(copy.items) for copy in copies_down(rig)) == 32
+    assert num_written(rig) == 60
+
+
+def test_a_copy_that_failed_is_made_again() -> None:
+    rig = rig_of()
+    rig.start_put(hashes("a", 2))
+    land_puts(rig)
+    rig.finish(rig.copies[0], Cause.IO_ERROR)
+    rest(rig)
+    assert where(rig, "a", 2) == [{"dram", "nvme"}] * 2
+
+
+def test_a_device_that_takes_nothing_is_asked_three_times_a_second() -> None:
+    rig = rig_of()
+    rig.start_put(hashes("a", 1))
+    land_puts(rig)
+    for _ in range(10):
+        while rig.copies:
+            rig.finish(rig.copies[0], Cause.IO_ERROR)
+        deadline = rig.planner.next_deadline()
+        assert deadline is not None
+        rig.tick(max(0.0, deadline - rig.now))
+    assert len(copies_down(rig)) <= 3 * (rig.now + 1)
+
+
+def test_a_tier_that_is_offline_gets_nothing_and_all_of_it_later() -> None:
+    rig = rig_of()
+    rig.do(ev.TierLost(Tier.NVME, True, "test"))
+    rig.start_put(hashes("a", 3))
+    land_puts(rig)
+    rest(rig)
+    assert not copies_down(rig)
+    rig.do(ev.TierLost(Tier.NVME, False, "test"))
+    rest(rig)
+    assert where(rig, "a", 3) == [{"dram", "nvme"}] * 3
+
+
+def test_a_store_smaller_than_twice_dram_keeps_half_for_what_memory_has_not() -> None:
+    rig = rig_of(dram_blocks=40, num_segments=4)
+    rig.start_put(hashes("a", 40))
+    land_puts(rig)
+    rest(rig)
+    num_clean = where(rig, "a", 40).count({"dram", "nvme"})
+    assert 20 <= num_clean <= 26  # half of the store, in bytes of payload
+    assert num_written(rig) == num_clean  # and it is not written in circles
+
+
+@pytest.mark.parametrize("write", ["idle", "through"])
+def test_what_is_used_again_stays_in_the_cold_store_although_memory_has_it(write: str) -> None:
+    rig = rig_of(write, num_segments=6, policies=PolicyChoice(eviction="lru"))
+    rig.start_put(hashes("hot", 1))
+    land_puts(rig)
+    rest(rig)
+    for number in range(200):  # three times what the store holds
+        rig.do(ev.Touched(CLIENT, rig.namespace_id, hashes("hot", 1), ""))
+        rig.start_put(hashes(str(number), 1))
+        rest(rig)
+        assert "dram" in rig.where(hashes("hot", 1)[0])
+    assert rig.planner.story.counters["segments_reclaimed"] > 6
+    assert where(rig, "hot", 1) == [{"dram", "nvme"}]
+
+
+def test_what_an_administrator_evicted_from_the_cold_store_does_not_come_back_by_itself() -> None:
+    rig = rig_of()
+    rig.start_put(hashes("a", 4))
+    land_puts(rig)
+    rest(rig)
+    rig.do(ev.EvictRequested(rig.call(), Tier.NVME, 0))
+    while rig.planner.is_busy:
+        rig.tick()
+    rest(rig)
+    assert where(rig, "a", 4) == [{"dram"}] * 4
+    rest(rig, 3600.0)
+    assert num_written(rig) == 4
+
+
+def test_what_admission_declines_is_not_written() -> None:
+    policies = PolicyChoice(
+        admission_of={Tier.NVME: "tests.sim.policies:SenselessAdmission"}, allowed_modules=("tests.sim",)
+    )
+    rig = rig_of(policies=policies, dram_blocks=40, num_segments=16)
+    for number in range(40):
+        rig.start_put(hashes(str(number), 1))
+        land_puts(rig)
+    rest(rig)
+    assert 0 < num_written(rig) < 40
+    assert len(rig.planner.dirty) == 0
+
+
+def test_a_tenant_at_its_quota_gives_up_nothing_for_an_idle_copy() -> None:
+    quota = Quota(cold_bytes=2 * GEOMETRY.block_bytes)
+    rig = rig_of(quotas={"": quota})
+    rig.start_put(hashes("a", 2))
+    land_puts(rig)
+    rest(rig)
+    rig.start_put(hashes("b", 2))
+    land_puts(rig)
+    rest(rig)
+    assert where(rig, "a", 2) == [{"dram", "nvme"}] * 2
+    assert where(rig, "b", 2) == [{"dram"}] * 2
+
+
+def test_the_mode_changes_while_everything_goes_on() -> None:
+    rig = rig_of("spill")
+    rig.start_put(hashes("a", 4))
+    land_puts(rig)
+    rest(rig)
+    options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    rest(rig)
+    assert where(rig, "a", 4) == [{"dram", "nvme"}] * 4
+
+
+def test_what_nobody_waited_for_before_the_mode_changed_is_copied_then() -> None:
+    """In mode spill a line forgets its oldest when more was put since than memory holds."""
+    rig = rig_of("spill")
+    rig.start_put(hashes("oldest", 1))
+    land_puts(rig)
+    pin = ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, hashes("oldest", 1), Tier.DRAM, 3600.0)
+    rig.do(pin)
+    for number in range(30):
+        rig.start_put(hashes(str(number), 1))
+        rest(rig, 0.001)
+    assert where(rig, "oldest", 1) == [{"dram"}]
+    options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    rest(rig)
+    assert where(rig, "oldest", 1) == [{"dram", "nvme"}]
+
+
+def test_without_a_cold_store_the_mode_means_nothing() -> None:
+    rig = Rig(nvme_blocks=0, write="spill")
+    rig.put(hashes("a", 4))
+    options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="idle")
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    rest(rig)
+    assert where(rig, "a", 4) == [{"dram"}] * 4
+
+
+def test_the_line_stays_bounded_and_keeps_what_is_dirty() -> None:
+    """With a budget that is used up memory goes on being filled; the oldest block is pinned and stays."""
+    rig = rig_of(dram_blocks=10, daily_write_bytes=BLOCK_BYTES // 2)
+    rig.start_put(hashes("oldest", 1))
+    land_puts(rig)
+    rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, hashes("oldest", 1), Tier.DRAM, 3600.0))
+    for number in range(60):
+        rig.start_put(hashes(str(number), 1))
+        rest(rig, 0.001)
+    ahead = rig.planner.ahead
+    assert len(ahead.dirty.puts) <= 15
+    assert rig.planner.catalog.find(rig.namespace_id, hashes("oldest", 1)[0]) in ahead.dirty.puts.rows()
+
+
+# ----------------------------------------------------------------------------------------------- budget
+
+
+def test_idle_copies_stop_at_the_budget_and_go_on_as_it_fills() -> None:
+    rig = rig_of(daily_write_bytes=3 * BLOCK_BYTES)
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    rest(rig)
+    assert num_written(rig) == 3
+    deadline = rig.planner.next_deadline()
+    assert deadline == pytest.approx(DAY_S / 3, rel=1e-3)
+    assert deadline is not None
+    rest(rig, deadline - rig.now)
+    assert num_written(rig) == 4
+    rest(rig, 2 * DAY_S)
+    rest(rig, 2 * DAY_S)
+    assert where(rig, "a", 6) == [{"dram", "nvme"}] * 6
+
+
+def test_spills_count_and_do_not_wait() -> None:
+    rig = rig_of(dram_blocks=4, daily_write_bytes=4 * BLOCK_BYTES)
+    for name in ("a", "b", "c"):
+        assert rig.put(hashes(name, 4)) == [STORED] * 4
+    rest(rig)
+    assert num_written(rig) >= 8
+    assert rig.planner.write_budget.left_bytes(rig.now) == 0
+
+
+def test_a_higher_budget_takes_effect_at_once_less_what_was_written() -> None:
+    rig = rig_of(daily_write_bytes=2 * BLOCK_BYTES)
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    rest(rig)
+    options = PlannerOptions(
+        high_watermark=1.0, low_watermark=1.0, write="idle", daily_write_bytes=4 * BLOCK_BYTES
+    )
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    rest(rig)
+    assert num_written(rig) == 4
+
+
+# ---------------------------------------------------------------------------------------------- through
+
+
+def test_through_copies_a_put_as_soon_as_it_was_answered() -> None:
+    rig = rig_of("through")
+    call = rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    assert list(rig.answer(call).outcomes) == [STORED] * 6
+    assert num_written(rig) == 6
+    assert not any(copy.in_one for copy in copies_down(rig))
+    rig.settle()
+
+
+def test_through_does_not_wait_for_the_budget_or_the_device() -> None:
+    rig = rig_of("through", daily_write_bytes=BLOCK_BYTES)
+    for number in range(6):
+        rig.start_put(hashes(str(number), 1))
+        land_puts(rig)
+    assert num_written(rig) == 6
+    assert rig.planner.write_budget.is_overdrawn(rig.now)
+    rig.settle()
+
+
+def test_through_begins_a_bounded_number_in_one_step() -> None:
+    rig = rig_of("spill", dram_blocks=200, num_segments=40)
+    rig.start_put(hashes("a", 200))
+    land_puts(rig)
+    while rig.planner.is_busy:
+        rig.tick()
+        land_puts(rig)
+    options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, write="through")
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    assert num_written(rig) == 64
+    assert rig.planner.is_busy
+    while rig.planner.is_busy:
+        rig.tick()
+    rest(rig)
+    assert num_written(rig) == 200
+
+
+def test_a_put_that_was_retried_under_lower_limits_is_answered_like_the_first_time() -> None:
+    """Refused, its client would use the staging memory again that is being copied from."""
+    rig = rig_of()
+    first = rig.start_put(hashes("a", 4), request_id="r")
+    options = PlannerOptions(high_watermark=1.0, low_watermark=1.0, max_blocks_per_request=2)
+    rig.do(ev.PolicyChanged(options, rig.planner.core.choice, {}))
+    second = rig.start_put(hashes("a", 4), request_id="r")
+    assert second not in rig.answers
+    land_puts(rig)
+    assert [list(rig.answer(call).outcomes) for call in (first, second)] == [[STORED] * 4] * 2
+    rig.settle()
+
+
+@pytest.mark.parametrize("num_segments", [8, 64])
+@pytest.mark.parametrize("cause", [Cause.IO_ERROR, Cause.NO_SPACE, Cause.NO_KEY])
+def test_a_device_that_fails_for_a_while_gets_everything_afterwards(cause: Cause, num_segments: int) -> None:
+    rig = rig_of(num_segments=num_segments)
+    rig.start_put(hashes("a", 6))
+    land_puts(rig)
+    for _ in range(3600):
+        rig.tick(1)
+        if rig.copies:
+            rig.finish(rig.copies[0], cause)
+    assert num_written(rig) <= 6 * 70, "a failed copy takes room in the log: one at a time, ever more seldom"
+    for _ in range(300):
+        rest(rig)
+    assert where(rig, "a", 6) == [{"dram", "nvme"}] * 6
+
+
+def test_a_failed_copy_is_not_tried_again_at_once() -> None:
+    for cause in set(Cause) - {Cause.DOES_NOT_FIT}:
+        rig = rig_of()
+        rig.start_put(hashes("a", 6))
+        land_puts(rig)
+        rig.tick(1)
+        rig.finish(rig.copies[0], cause)
+        assert rig.copies == [], cause

@@ -1,0 +1,109 @@
+"""A cold store that takes nothing: memory goes on being a cache, and what is cold goes on being read."""
+
+from kvtier.appliance.core.capacity.reclaim import FRUITLESS_PAUSE_S
+from kvtier.appliance.core.copying.refusals import MAX_REFUSALS, PAUSE_S
+from kvtier.tiers.base import Cause
+from kvtier.tiers.block import Tier
+
+from ..rig import STORED, Rig, hashes
+
+
+def settle(rig: Rig, cause: Cause | None = Cause.IO_ERROR) -> int:
+    """End every copy, those into nvme with `cause`; return how many of these there were."""
+    num_spills = 0
+    while rig.copies:
+        is_spill = rig.copies[0].target is Tier.NVME
+        rig.finish(rig.copies[0], cause if is_spill else None)
+        num_spills += is_spill
+        assert num_spills < 100, "it goes on for ever"
+    return num_spills
+
+
+def test_puts_find_room_although_nothing_can_be_spilled() -> None:
+    rig = Rig(nvme_blocks=64)
+    rig.put(hashes("a", 4))
+    call = rig.start_put(hashes("b", 4))
+    assert settle(rig) == MAX_REFUSALS
+    assert list(rig.answer(call).outcomes) == [STORED] * 4
+    assert rig.planner.story.counters["spills_refused"] == 1
+    for number in range(5):
+        assert rig.put(hashes(f"{number}", 4)) == [STORED] * 4
+
+
+def test_it_is_asked_again_and_used_when_it_says_yes() -> None:
+    rig = Rig(nvme_blocks=64)
+    rig.put(hashes("a", 4))
+    rig.start_put(hashes("b", 4))
+    settle(rig)
+    rig.tick(PAUSE_S)
+    call = rig.start_put(hashes("c", 4))
+    assert settle(rig) == 1, "one more try"
+    assert list(rig.answer(call).outcomes) == [STORED] * 4
+    rig.tick(PAUSE_S)
+    rig.start_put(hashes("d", 4))
+    settle(rig, None)
+    assert rig.found(hashes("c", 4)) == 4, "spilled, as ever"
+    assert rig.found(hashes("d", 4)) == 4
+
+
+def test_a_batch_that_failed_now_and_then_costs_nobody_a_block() -> None:
+    rig = Rig(nvme_blocks=64)
+    for number in range(6):
+        rig.start_put(hashes(f"{number}", 4))
+        while rig.copies:
+            is_spill = rig.copies[0].target is Tier.NVME
+            num_spills = sum(copy.target is Tier.NVME for copy in rig.started)
+            rig.finish(rig.copies[0], Cause.IO_ERROR if is_spill and num_spills % 2 else None)
+    assert [rig.found(hashes(f"{number}", 4)) for number in range(6)] == [4] * 6
+
+
+def test_what_is_cold_is_read_all_the_same_and_who_was_passed_over_leaves_later() -> None:
+    rig = Rig(nvme_blocks=64)
+    chain = hashes("a", 4)
+    rig.put(chain)
+    rig.tick(1.0)
+    rig.put(hashes("b", 2))
+    assert [rig.where(block) for block in chain] == [{"dram"}] * 2 + [{"nvme"}] * 2
+    rig.start_put(hashes("c", 2))
+    settle(rig)
+    assert rig.found(chain) == 4, "what others continue has stayed"
+    rig.tick(PAUSE_S)
+    for name in "def":
+        rig.start_put(hashes(name, 4))
+        settle(rig, None)
+        assert rig.found(hashes(name, 4)) == 4
+    assert [rig.where(block) for block in chain] == [{"nvme"}] * 4
+
+
+def test_a_fragment_that_is_too_long_is_no_refusal() -> None:
+    rig = Rig(nvme_blocks=64)
+    refusals = rig.planner.refusals
+    for cause in (Cause.DOES_NOT_FIT, Cause.NO_KEY, Cause.CANCELLED, Cause.TIER_OFFLINE):
+        for _ in range(MAX_REFUSALS):
+            refusals.spilled([cause])
+    assert not refusals.is_pausing
+
+
+def test_puts_find_room_although_nvme_is_full_of_what_must_stay() -> None:
+    """What dram has continues what nvme has, which therefore stays; so nothing of dram found room there, and
+    puts waited in vain, for ever."""
+    rig = Rig(dram_blocks=4, nvme_blocks=1, num_segments=4, min_free_segments=1)
+    beginnings, ends = hashes("a", 3), hashes("b", 3)
+    for beginning in beginnings:
+        rig.put([beginning])
+        rig.cool([beginning])
+    for beginning, end in zip(beginnings, ends, strict=True):
+        rig.put([end], parent=beginning)
+    assert [rig.where(name) for name in beginnings + ends] == [{"nvme"}] * 3 + [{"dram"}] * 3
+    rig.put(hashes("fills dram", 1))
+    call = rig.start_put(hashes("new", 1))
+    for _ in range(6):
+        rig.settle()
+        rig.tick(FRUITLESS_PAUSE_S)
+    assert list(rig.answer(call).outcomes) == [STORED]
+    assert rig.planner.story.counters["nvme_full"] == 1
+    dropped = [n for n in rig.notices if n.reason == "coldest, nvme takes nothing"]
+    assert [name for notice in dropped for name in notice.prefix_hashes] == ends[:1], (
+        "the coldest, and no more"
+    )
+    assert [rig.where(name) for name in beginnings + ends[1:]] == [{"nvme"}] * 3 + [{"dram"}] * 2

@@ -1,0 +1,275 @@
+"""Prefetching: when it begins, that demand comes first, how it is taken back, what is counted."""
+
+from collections import Counter
+
+import pytest
+
+from kvtier.appliance.config import Settings
+from kvtier.appliance.core import events as ev
+from kvtier.policies.registry import PolicyChoice
+from kvtier.tiers.base import Cause
+from kvtier.tiers.block import Tier, Urgency
+
+from ..rig import CLIENT, GEOMETRY, Rig, hashes
+
+ANNOUNCED = PolicyChoice(prefetch="announced")
+TURNS = PolicyChoice(prefetch="turns")
+BLOCK = GEOMETRY.block_bytes
+
+
+def cold(
+    num_blocks: int = 2, policies: PolicyChoice = ANNOUNCED, **options: object
+) -> tuple[Rig, list[bytes]]:
+    """Return a rig and a chain of session `s` that is in nvme only."""
+    settings = {"dram_blocks": 8, "max_prefetched_fraction": 1.0, **options}
+    rig = Rig(policies=policies, **settings)  # type: ignore[arg-type]
+    chain = hashes("a", num_blocks)
+    rig.put(chain, session_id="s")
+    rig.cool(chain)
+    return rig, chain
+
+
+def say(rig: Rig, urgency: Urgency, back_in_s: float = float("inf")) -> None:
+    rig.do(ev.SessionUpdated(CLIENT, "s", urgency, back_at=rig.now + back_in_s))
+
+
+def counted(rig: Rig) -> Counter[str]:
+    """Return the outcomes of prefetches, in blocks."""
+    counters = rig.planner.story.counters
+    names = ("begun", "used", "late", "wasted", "cancelled")
+    return Counter({n: counters[f"prefetch_{n}"] for n in names if counters.get(f"prefetch_{n}")})
+
+
+def ticks(rig: Rig, seconds: float) -> None:
+    """Let time pass as the daemon does: a tick at every deadline, a step of 50 ms at least."""
+    end = rig.now + seconds
+    while rig.now < end:
+        due = rig.planner.next_deadline()
+        rig.tick(min(max(0.05, (due if due is not None else end) - rig.now), end - rig.now))
+
+
+def test_back_in_30_s_means_there_in_30_s() -> None:
+    rig, chain = cold()
+    say(rig, Urgency.WAITING, 30.0)
+    ticks(rig, 15.0)
+    assert not rig.copies, "half the time is too early"
+    ticks(rig, 13.0)
+    assert [copy.urgency for copy in rig.copies] == [Urgency.WAITING] * 2
+    assert [{item.label.group for item in copy.items} for copy in rig.copies] == [{0}, {1}]
+    rig.settle()
+    assert all("dram" in rig.where(name) for name in chain)
+    assert rig.answer(rig.acquire(chain, session_id="s")).last
+    assert counted(rig) == {"begun": 2, "used": 2}
+    assert rig.planner.story.counters["prefetch_used_bytes"] == 2 * BLOCK
+    assert "said it would be back in 30 s" in str(rig.planner.story.words(chain[0]))
+
+
+def test_by_default_who_announced_it_comes_up_and_nobody_else() -> None:
+    policies = Settings.load(env={}).policy.choice()
+    assert policies.prefetch == "announced"
+    rig, _ = cold(policies=policies)
+    say(rig, Urgency.WAITING)
+    ticks(rig, 100.0)
+    assert not rig.copies
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    assert rig.copies
+
+
+def test_without_a_policy_nothing_comes_up_unasked() -> None:
+    rig, _ = cold(policies=PolicyChoice())
+    say(rig, Urgency.WAITING, 5.0)
+    ticks(rig, 20.0)
+    assert not rig.copies
+
+
+def test_asked_for_while_on_its_way_is_late_and_goes_first() -> None:
+    rig, chain = cold()
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    assert len(rig.copies) == 2
+    instructions = rig.do(
+        ev.AcquireRequested(rig.call(), CLIENT, "", rig.namespace_id, chain, "s", Urgency.PREFILL)
+    )
+    hastened = [i for i in instructions if isinstance(i, ev.HastenCopy)]
+    assert [(i.copy, i.urgency) for i in hastened] == [(copy.copy, Urgency.PREFILL) for copy in rig.copies]
+    assert len(rig.copies) == 2, "nothing is loaded twice"
+    rig.settle()
+    assert counted(rig) == {"begun": 2, "late": 2}
+
+
+def test_nothing_begins_while_somebody_waits_for_a_load() -> None:
+    rig, _ = cold(dram_blocks=16, nvme_blocks=16)
+    other = hashes("b", 2)
+    rig.put(other)
+    rig.cool(other)
+    say(rig, Urgency.WAITING, 1.0)
+    call = rig.acquire(other)
+    demand = list(rig.copies)
+    ticks(rig, 1.0)
+    assert rig.copies == demand
+    for copy in demand:
+        assert counted(rig) == {}
+        rig.finish(copy)
+    assert rig.answer(call).last
+    assert counted(rig) == {"begun": 2}
+
+
+def test_the_window_passes_and_the_blocks_go_first() -> None:
+    """A wrong guess is counted, and leaves before blocks that have been idle for longer."""
+    rig, chain = cold(dram_blocks=4)
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    rig.settle()
+    old = hashes("old", 2)
+    rig.put(old)
+    ticks(rig, 10.0)
+    assert counted(rig) == {"begun": 2, "wasted": 2}
+    rig.acquire(old)  # the most recent use, but that is not why the others go
+    rig.put(hashes("new", 2))
+    assert [("dram" in rig.where(name)) for name in [*chain, *old]] == [False, False, True, True]
+    assert rig.planner.story.counters["prefetch_wasted_bytes"] == 2 * BLOCK
+
+
+def test_inside_the_window_others_go_first() -> None:
+    rig, chain = cold(dram_blocks=4)
+    younger = hashes("younger", 2)
+    rig.put(younger)
+    rig.cool(younger)
+    say(rig, Urgency.WAITING, 2.0)
+    ticks(rig, 2.0)
+    rig.settle()
+    assert all("dram" in rig.where(name) for name in chain)
+    ticks(rig, 0.1)
+    call = rig.acquire(younger)
+    rig.settle()
+    rig.release(call)
+    rig.put(hashes("new", 2))
+    assert all("dram" in rig.where(name) for name in chain)
+    assert not any("dram" in rig.where(name) for name in younger)
+
+
+def test_a_session_that_ends_takes_its_prefetches_back() -> None:
+    rig, _ = cold()
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    queued = [copy.copy for copy in rig.copies]
+    instructions = rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", False))
+    assert [i.copy for i in instructions if isinstance(i, ev.CancelCopy)] == queued
+    for copy in list(rig.copies):
+        rig.finish(copy, Cause.CANCELLED)
+    assert counted(rig) == {"begun": 2, "cancelled": 2}
+    assert "prefetch_wasted_bytes" not in rig.planner.story.counters
+
+
+def test_requests_that_wait_for_room_get_it() -> None:
+    rig, _ = cold(dram_blocks=2)
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    queued = [copy.copy for copy in rig.copies]
+    assert queued
+    call = rig.start_put(hashes("new", 2))
+    cancelled = [i.copy for i in rig.instructions if isinstance(i, ev.CancelCopy)]
+    assert cancelled == queued
+    for copy in [copy for copy in rig.copies if copy.copy in queued]:
+        rig.finish(copy, Cause.CANCELLED)
+    rig.settle()
+    assert set(rig.answer(call).outcomes) == {ev.PutOutcome.STORED}
+
+
+def test_whoever_wants_a_block_whose_copy_is_being_cancelled_gets_it_all_the_same() -> None:
+    """Joining that copy would shorten the prefix for no reason."""
+    rig, chain = cold()
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    rig.do(ev.SessionEnded(rig.call(), CLIENT, "s", False))
+    call = rig.acquire(chain)
+    for copy in list(rig.copies):
+        rig.finish(copy, Cause.CANCELLED)
+    rig.settle()
+    assert (rig.answer(call).last, rig.answer(call).num_blocks) == (True, 2)
+
+
+def test_bytes_not_used_yet_are_bounded() -> None:
+    rig, _ = cold(6, dram_blocks=8, nvme_blocks=8, max_prefetched_fraction=0.25)
+    say(rig, Urgency.WAITING, 1.0)
+    ticks(rig, 1.0)
+    assert counted(rig)["begun"] == 2
+    rig.settle()
+    ticks(rig, 0.2)
+    assert counted(rig)["begun"] == 2
+
+
+def test_the_share_of_the_bandwidth_is_bounded() -> None:
+    rig, _ = cold(6, nvme_blocks=8, prefetch_bandwidth_fraction=0.5, dram_blocks=8)
+    rig.do(ev.EdgeMeasured(Tier.NVME, Tier.DRAM, 2.0 * BLOCK, 1e-3))  # two blocks a second, one of them ours
+    say(rig, Urgency.WAITING, 20.0)
+    ticks(rig, 22.0)
+    began = counted(rig)["begun"]
+    assert 0 < began <= 8
+
+
+def test_a_session_that_arrives_brings_its_blocks_up_before_it_asks() -> None:
+    rig, chain = cold(policies=PolicyChoice())
+    say(rig, Urgency.WAITING)
+    say(rig, Urgency.QUEUED)
+    assert [copy.urgency for copy in rig.copies] == [Urgency.QUEUED] * 2
+    rig.settle()
+    assert rig.answer(rig.acquire(chain, session_id="s")).last
+    assert counted(rig) == {"begun": 2, "used": 2}
+
+
+def test_what_a_client_asks_for_is_counted_too() -> None:
+    rig, chain = cold()
+    call = rig.call()
+    rig.do(ev.PrefetchRequested(call, CLIENT, rig.namespace_id, chain))
+    assert (rig.answer(call).num_blocks, rig.answer(call).num_promoted) == (2, 2)
+    rig.settle()
+    ticks(rig, 61.0)
+    assert counted(rig) == {"begun": 2, "wasted": 2}
+    rig.acquire(chain)
+    assert rig.planner.story.counters["prefetch_used_after_window"] == 2
+
+
+def test_a_failed_copy_is_no_waste() -> None:
+    rig, chain = cold()
+    rig.do(ev.PrefetchRequested(rig.call(), CLIENT, rig.namespace_id, chain))
+    for copy in list(rig.copies):
+        rig.finish(copy, Cause.TIER_OFFLINE)
+    assert counted(rig) == {"begun": 2, "cancelled": 2}
+
+
+@pytest.mark.parametrize("session_id", ["agent", ""])
+def test_habits_are_learned_with_and_without_session_ids(session_id: str) -> None:
+    """A chain that is asked for every 40 s, and pushed out in between, is there by itself after a while."""
+    rig = Rig(dram_blocks=6, nvme_blocks=8, policies=TURNS, max_prefetched_fraction=0.8)
+    chain = hashes("a", 2)
+    rig.put(chain, session_id=session_id)
+    rig.cool(chain)
+    for turn in range(25):
+        ticks(rig, 20.0)
+        filler = hashes(f"filler {turn}", 5)
+        rig.put(filler)
+        rig.cool(filler)
+        while rig.now % 40:
+            ticks(rig, 40 - rig.now % 40)
+            rig.settle()
+        call = rig.acquire(chain, session_id=session_id)
+        rig.settle()
+        rig.release(call)
+    outcomes = counted(rig)
+    assert outcomes["used"] >= 2 * 12
+    assert outcomes["wasted"] <= 0.3 * outcomes["begun"]
+
+
+def test_no_share_of_the_bandwidth_is_no_prefetch_and_no_end_of_the_daemon() -> None:
+    rig, _ = cold(prefetch_bandwidth_fraction=0.0)
+    say(rig, Urgency.WAITING, 5.0)
+    ticks(rig, 4.0)
+    assert not rig.copies
+    due = rig.planner.next_deadline()
+    assert due is None or due > rig.now, "nobody is woken up for what may not begin"
+    say(rig, Urgency.QUEUED)
+    assert not rig.copies
+    ticks(rig, 60.0)
+    assert counted(rig) == {}

@@ -1,0 +1,156 @@
+"""What an administrator evicts by hand: from memory, and out of the cold store."""
+
+from typing import Any
+
+import pytest
+
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.requests.evicting import PATIENCE_S
+from kvtier.tiers.block import Tier, Urgency
+from kvtier.tiers.cold.log import SegmentLog, SegmentState
+
+from ..rig import CLIENT, Rig, hashes
+
+
+def evict(rig: Rig, tier: Tier, num_bytes: int = 0) -> Any:
+    """Evict, let all that follows happen, return the answer."""
+    call = rig.call()
+    rig.do(ev.EvictRequested(call, tier, num_bytes))
+    rig.tick()
+    rig.settle()
+    return rig.answer(call)
+
+
+def archive(rig: Rig, chain: list[bytes]) -> None:
+    """Have a chain in dram and in nvme."""
+    rig.put(chain, session_id="archive")
+    rig.do(ev.SessionEnded(rig.call(), CLIENT, "archive", True))
+    for _ in range(4):
+        rig.tick()
+        rig.settle()
+    assert all(rig.where(name) == {"dram", "nvme"} for name in chain)
+
+
+def states(rig: Rig) -> set[SegmentState]:
+    """Return in which states the segments are."""
+    log = rig.planner.rooms[Tier.NVME]
+    assert isinstance(log, SegmentLog)
+    return {segment.state for segment in log.segments}
+
+
+def test_the_cold_store_is_emptied_and_its_segments_are_free() -> None:
+    rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8)
+    chain = hashes("a", 6)
+    rig.put(chain)
+    rig.cool(chain)
+    answer = evict(rig, Tier.NVME)
+    assert (answer.num_blocks, answer.num_readable, answer.num_kept) == (6, 0, {})
+    assert answer.num_bytes == 6 * 2 * (16 << 10)
+    assert rig.planner.catalog.num_blocks == 0
+    assert states(rig) == {SegmentState.FREE}  # what is in one is found again by a restart
+
+
+def test_what_memory_has_stays_readable_and_is_written_again_when_its_room_is_wanted() -> None:
+    rig = Rig(dram_blocks=4, nvme_blocks=4, num_segments=4)
+    chain = hashes("a", 4)
+    archive(rig, chain)
+    answer = evict(rig, Tier.NVME)
+    assert (answer.num_blocks, answer.num_readable, answer.num_kept) == (4, 4, {})
+    assert [rig.where(name) for name in chain] == [{"dram"}] * 4
+    assert states(rig) == {SegmentState.FREE}
+    rig.put(hashes("b", 4))
+    assert [rig.where(name) for name in chain] == [{"nvme"}] * 4
+    assert rig.found(chain) == 4
+
+
+def test_what_must_stay_stays_with_what_it_continues_and_is_said_by_reason() -> None:
+    rig = Rig(dram_blocks=16, nvme_blocks=4, num_segments=8)
+    pinned, decoded, free = hashes("pinned", 3), hashes("decoded", 2), hashes("free", 2)
+    continued = hashes("continued", 3)
+    for chain in (pinned, decoded, free, continued[:2]):
+        rig.put(chain)
+        rig.cool(chain)
+    rig.put(continued[2:], continued[1])  # in dram only, where the others are not
+    rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, pinned[:2], Tier.NVME, 60.0))
+    rig.settle()
+    rig.put(decoded, session_id="d")
+    rig.do(ev.SessionUpdated(CLIENT, "d", Urgency.DECODING))
+    answer = evict(rig, Tier.NVME)
+    assert answer.num_kept == {
+        "pinned": 2,
+        "of decoding sessions or puts": 2,
+        "needed by blocks that continue them": 2,
+    }
+    assert answer.num_blocks == 3
+    assert [rig.found(chain) for chain in (pinned, decoded, free, continued)] == [2, 2, 0, 3]
+    assert all("nvme" in rig.where(name) for name in pinned[:2] + decoded + continued[:2])
+    assert evict(rig, Tier.NVME).num_blocks == 0
+
+
+def test_some_of_it_is_the_oldest_segments() -> None:
+    rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8)
+    old, new = hashes("old", 2), hashes("new", 4)
+    for chain in (old, new):
+        rig.put(chain)
+        rig.cool(chain)
+    answer = evict(rig, Tier.NVME, 1)
+    assert answer.num_blocks == 2
+    assert (rig.found(old), rig.found(new)) == (0, 4)
+    assert SegmentState.FREE in states(rig)
+
+
+def test_a_chain_loses_its_end_with_the_segment_that_holds_its_beginning() -> None:
+    rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8)
+    chain = hashes("a", 6)
+    for start in (0, 2, 4):  # a segment each, the beginning in the oldest
+        rig.put(chain[start : start + 2], chain[start - 1] if start else b"")
+        rig.cool(chain[: start + 2])
+    answer = evict(rig, Tier.NVME, 1)
+    assert answer.num_blocks == 6
+    assert rig.planner.catalog.num_blocks == 0
+
+
+def test_what_memory_keeps_is_said_by_reason() -> None:
+    rig = Rig(dram_blocks=8, nvme_blocks=0)
+    held, pinned, free = hashes("held", 2), hashes("pinned", 1), hashes("free", 1)
+    for chain in (held, pinned, free):
+        rig.put(chain)
+    lease = rig.acquire(held[1:])
+    rig.do(ev.PinRequested(rig.call(), CLIENT, "", rig.namespace_id, pinned, Tier.DRAM, 60.0))
+    answer = evict(rig, Tier.DRAM)
+    assert (answer.num_blocks, answer.num_readable) == (1, 0)
+    assert answer.num_kept == {
+        "read or written now": 1,
+        "needed by blocks that continue them": 1,
+        "pinned": 1,
+    }
+    rig.release(lease)
+    assert evict(rig, Tier.DRAM, 1).num_kept == {}
+
+
+def test_a_store_that_frees_nothing_says_so_instead_of_keeping_the_caller() -> None:
+    rig = Rig(dram_blocks=16, nvme_blocks=2, num_segments=8)
+    chain = hashes("a", 2)
+    rig.put(chain)
+    rig.cool(chain)
+    rig.acquire(chain)  # its loads read the segment, and never end
+    call = rig.call()
+    rig.do(ev.EvictRequested(call, Tier.NVME, 0))
+    assert call not in rig.answers
+    assert rig.planner.next_deadline() is not None
+    rig.tick(PATIENCE_S)
+    assert rig.answer(call).reason == "TIER_FULL"
+    assert "cannot be freed" in rig.answer(call).message
+    rig.settle()
+    assert evict(rig, Tier.NVME).num_readable == 2
+
+
+@pytest.mark.parametrize("tier", [Tier.HBM, Tier.NVME])
+def test_a_tier_that_is_not_there_is_refused(tier: Tier) -> None:
+    assert evict(Rig(nvme_blocks=0), tier).reason == "BAD_TIER"
+
+
+def test_a_tier_that_went_offline_is_refused() -> None:
+    rig = Rig()
+    rig.do(ev.TierLost(Tier.NVME, True, "gone"))
+    assert evict(rig, Tier.NVME).reason == "BAD_TIER"
