@@ -1,4 +1,4 @@
-"""The contract of a tier: a room that keeps the books and an engine that moves the bytes.
+"""The contract of a tier: a room that accounts for places and an engine that moves bytes.
 
 The two halves are separate objects on purpose. The *room* is pure bookkeeping (which places are free); the
 planner owns it, so that placement is a deterministic decision and the simulator runs the very same
@@ -56,15 +56,15 @@ class ColdStoreError(Exception):
 
 
 class Encryption(NamedTuple):
-    """How a payload is encrypted, as its record's header says: what must go along with it where it is copied
-    as it stands."""
+    """Key and envelope of an encrypted payload, from its record's header: copied along where the payload is
+    copied as stored."""
 
     key: int  # id, never 0
     envelope: bytes
 
 
 class CopyOutcome(NamedTuple):
-    """How one copy ended: with the payload's checksum, or with a cause."""
+    """Result of one copy: the payload's checksum, or a cause."""
 
     cause: Cause | None
     checksum: bytes = b""  # xxh3-128 of the raw payload, when the copy took or verified it
@@ -72,15 +72,16 @@ class CopyOutcome(NamedTuple):
 
 
 def landed(checksums: Sequence[bytes]) -> list[CopyOutcome]:
-    """Return the outcomes of copies that ended well; made in C, because a batch has hundreds."""
+    """Return the outcomes of successful copies, by their checksums; made in C, because a batch has
+    hundreds."""
     rows = zip(repeat(None), checksums, repeat(None), strict=False)
     return list(map(partial(tuple.__new__, CopyOutcome), rows))
 
 
 @dataclass(slots=True)
 class RoomStatistics:
-    """Books of a room, in bytes. `free + reserved + used + condemned == capacity` is the owner's to
-    keep; a room itself knows free and taken."""
+    """Bytes of a room by use. The planner keeps `free + reserved + used + condemned == capacity`; a room
+    itself knows free and taken."""
 
     capacity_bytes: int
     free_bytes: int
@@ -89,20 +90,20 @@ class RoomStatistics:
 
 
 class Room(Protocol):
-    """Which places of a tier are free. Pure, deterministic, no I/O."""
+    """Allocates the places of a tier. Pure, deterministic, no I/O."""
 
     def reserve(self, domain: int, num_bytes: int) -> int | None:
         """Take a place for a fragment of `num_bytes` of isolation domain `domain`; None when there is
-        none. Mutates the books; amortised O(1)."""
+        none. Amortised O(1)."""
         ...
 
     def release(self, place: int, num_bytes: int) -> None:
-        """Give `place`, reserved for `num_bytes`, back. Nobody reads or writes it any more: the caller
-        promises that."""
+        """Free `place`, reserved for `num_bytes`. The caller promises that it is neither read nor written any
+        more."""
         ...
 
     def settle(self, place: int) -> None:
-        """Say that the copy into `place` ended, well or not."""
+        """Mark the copy into `place` as ended, successful or not."""
         ...
 
     def can_hold(self, num_bytes: int) -> bool:
@@ -110,11 +111,11 @@ class Room(Protocol):
         ...
 
     def statistics(self) -> RoomStatistics:
-        """Return the books as they stand."""
+        """Return the present numbers."""
         ...
 
     def check_integrity(self) -> list[str]:
-        """Audit the books; return the problems in words, empty when there are none."""
+        """Return inconsistencies in words; empty when there are none."""
         ...
 
 
@@ -127,13 +128,13 @@ class MemoryRoom(Room, Protocol):
         ...
 
     def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
-        """Give many places back: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
+        """Free many places: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
         ...
 
 
 @dataclass(slots=True)
 class EngineStatistics:
-    """What an engine did since it was opened."""
+    """Counters of an engine since it was opened."""
 
     backend: str
     num_reads: int = 0
@@ -167,7 +168,7 @@ class Engine(Protocol):
         ...
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """`publish` for many fragments of one domain."""
+        """Make many fragments of one domain readable: `publish` for each place and label."""
         ...
 
     def retract(self, place: int) -> None:
@@ -179,7 +180,7 @@ class Engine(Protocol):
         ...
 
     def check_integrity(self) -> list[str]:
-        """Audit the engine's own state; return problems in words."""
+        """Return inconsistencies of the engine's own state, in words; empty when there are none."""
         ...
 
     def close(self) -> None:
@@ -188,7 +189,7 @@ class Engine(Protocol):
 
 
 class MemoryEngine(Engine, Protocol):
-    """A tier whose places are addressable by this process: copies from and to it need no bounce."""
+    """Engine of a tier with places in this process's address space: copies from and to it need no bounce."""
 
     def view(self, place: int, length: int) -> Buffer:
         """Return the `length` bytes at `place`, writable, without copying. Valid until `close`."""

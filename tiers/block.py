@@ -1,4 +1,4 @@
-"""What the daemon's rooms call things: the types that clients share (v1/types.py), and fragment labels.
+"""Types of blocks and fragments: those that clients share (v1/types.py), and fragment labels.
 
 Imports neither protobuf nor numpy, so that the planner and the policies, which are pure, can use the same
 types as the code that moves bytes.
@@ -22,7 +22,7 @@ __all__ = [
     "tenant_of",
 ]
 
-NO_PLACE = -1  # a place is a non-negative number whose meaning belongs to its tier
+NO_PLACE = -1  # a place is a non-negative number that only its tier interprets
 #: Stands in place of an urgency for blocks that were last used without a session, or before the start.
 NO_SESSION: Final = len(Urgency)
 
@@ -35,7 +35,7 @@ def tenant_of(domain: str) -> str:
 
 @dataclass(slots=True, unsafe_hash=True)
 class FragmentLabel:
-    """Who a fragment is: what every record and slot header says, and what every read compares.
+    """Identity of a fragment: stored in every record and slot header, and compared by every read.
 
     Not changed after its checksum was set. Not `frozen`, because that triples the cost of making one, and
     one is made for every fragment that moves.
@@ -49,6 +49,6 @@ class FragmentLabel:
     group: int  # layer group
     raw_length: int  # bytes before encoding
     checksum: bytes = b""  # xxh3-128 of the raw payload, 16 bytes; empty until it was taken, at put
-    codec_id: int = 0  # of its record in the cold store, and
-    stored_length: int = 0  # the bytes that takes there; 0: as it is, raw_length
-    is_spent: bool = False  # the payload was decoded from a lossy record: it loses nothing more
+    codec_id: int = 0  # of its record in the cold store
+    stored_length: int = 0  # bytes of that record's payload; 0: not encoded, raw_length
+    is_spent: bool = False  # decoded from a lossy record: only exact codecs from then on

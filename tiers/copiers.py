@@ -1,4 +1,4 @@
-"""HostCopier: copies of one edge between host memory, staging extents and the cold store.
+"""Copies of one edge between host memory, staging extents and the cold store.
 
 A batch is cut into a few tasks for a shared pool of threads rather than one task per fragment: handing over
 a task and hearing of its end costs 55 us, as much as copying half a megabyte.
@@ -13,14 +13,14 @@ from functools import partial
 
 from ..v1.threads import lower_thread_priority
 from .base import Cause, CopyItem, CopyOutcome
-from .edges import Readable, Run, Viewable, Writable, edge
+from .edges import ReadableSource, Run, Viewable, WritableTarget, edge
 
 TASK_BYTES = 2 << 20  # least a task should carry, unless the batch is smaller
 
 
 def make_pool(num_threads: int, name: str = "kvtier-copy", in_background: bool = False) -> ThreadPoolExecutor:
-    """Return threads for the copiers of a daemon to share. What waits for them is bounded by the mover. Those
-    `in_background` make way for an engine beside the daemon: nobody waits for what they copy.
+    """Return threads for the copiers of a daemon to share. The mover bounds their queue. Threads
+    `in_background` run at lower priority than an engine beside the daemon: no request waits for their copies.
 
     All of them run when this returns. The executor alone would start each with the first work it gets, the
     event loop waiting for every one: with busy processors that took 80 ms of a first load's 200.
@@ -45,8 +45,8 @@ class HostCopier:
 
     def __init__(
         self,
-        source: Viewable | Readable,
-        target: Viewable | Writable,
+        source: Viewable | ReadableSource,
+        target: Viewable | WritableTarget,
         pool: ThreadPoolExecutor,
         num_tasks: int = 2,
     ) -> None:
@@ -57,7 +57,7 @@ class HostCopier:
 
     def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
         """Begin copying `items`; outcomes come in their order."""
-        batch = _Batch(items, self._run)
+        batch = _BatchCopy(items, self._run)
         for task in _cut(items, self._num_tasks):
             try:
                 self._pool.submit(batch.work, task)
@@ -70,7 +70,7 @@ class HostCopier:
         return self._run(items)
 
 
-class _Batch:
+class _BatchCopy:
     """Outcomes of one batch, filled in by several tasks; the last one completes the future."""
 
     def __init__(self, items: Sequence[CopyItem], run: Run) -> None:

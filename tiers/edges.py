@@ -1,6 +1,6 @@
-"""Edges: how a list of fragments gets from one tier of the host to another.
+"""Edges: copies of a list of fragments from one tier of the host to another.
 
-Edges differ only in who can show its bytes: a source that has `view` (memory, staging) is written to the
+Edges differ only in which end is memory: a source that has `view` (memory, staging) is written to the
 target from where it lies; one that has not (nvme) reads straight into the target's own pages. So no edge
 needs a bounce buffer, and a new tier needs no new edge. An engine that offers batches gets the batch.
 """
@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, cast
 from .base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
 from .block import FragmentLabel
 
-Transfer: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, who, and the bytes or where they go
+Transfer: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, label, and the bytes or where they go
 TransferAll: TypeAlias = Callable[[list[Transfer]], list[CopyOutcome]]
 Run: TypeAlias = Callable[[Sequence[CopyItem]], list[CopyOutcome]]
 Verify: TypeAlias = Callable[..., int]  # (place, label, expected generation) -> generation
@@ -21,7 +21,7 @@ Verify: TypeAlias = Callable[..., int]  # (place, label, expected generation) ->
 class Viewable(Protocol):
     """Memory in this process: a memory tier, or a client's staging extent.
 
-    One with `is_linear` has byte offsets for places. One whose places are recycled also has
+    With `is_linear`, places are byte offsets. Where places are recycled, there is also
     `verify(place, label, generation=None) -> generation`.
     """
 
@@ -38,23 +38,24 @@ class RunWritable(Protocol):
         ...
 
     def write_run(self, first_place: int, labels: Sequence[FragmentLabel], payload: Buffer) -> list[bytes]:
-        """Store them, return their checksums; raises CopyError."""
+        """Store payloads that lie back to back from `first_place` on; return their checksums. Raises
+        CopyError."""
         ...
 
     def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
-        """Store one."""
+        """Store `payload`; return its checksum. Raises CopyError."""
         ...
 
 
-class Readable(Protocol):
+class ReadableSource(Protocol):
     """A source that must be read. May also have `read_batch(list[Transfer]) -> list[CopyOutcome]`."""
 
     def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
-        """Fill `into`; raises CopyError."""
+        """Fill `into` with the payload at `place`. Raises CopyError."""
         ...
 
 
-class Writable(Protocol):
+class WritableTarget(Protocol):
     """A target that takes payloads. May also have `write_batch(list[Transfer]) -> list[CopyOutcome]`."""
 
     def write(self, place: int, label: FragmentLabel, payload: Buffer) -> bytes:
@@ -63,7 +64,7 @@ class Writable(Protocol):
 
 
 def cause_of(error: Exception) -> Cause:
-    """Return the cause of an operating error; raises it again when it is a programmer's."""
+    """Return the cause of an operating error; raises any other error again."""
     if isinstance(error, CopyError):
         return error.cause
     if isinstance(error, MemoryError):
@@ -73,12 +74,12 @@ def cause_of(error: Exception) -> Cause:
     raise error
 
 
-def edge(source: Viewable | Readable, target: Viewable | Writable) -> Run:
+def edge(source: Viewable | ReadableSource, target: Viewable | WritableTarget) -> Run:
     """Return the function that copies items over this edge: push what lies in memory, pull what does not."""
     if getattr(source, "is_linear", False) and hasattr(target, "write_run"):
         return lambda items: _push_runs(cast(Viewable, source), cast(RunWritable, target), items)
     if hasattr(source, "view"):
-        writable = cast(Writable, target)
+        writable = cast(WritableTarget, target)
         write = getattr(target, "write_batch", None) or _each(writable.write)
         verify = getattr(source, "verify", None)
         return lambda items: _push(cast(Viewable, source), verify, write, items)
@@ -88,7 +89,7 @@ def edge(source: Viewable | Readable, target: Viewable | Writable) -> Run:
 
 
 def _each(transfer: Callable[[int, FragmentLabel, Buffer], bytes | None]) -> TransferAll:
-    """Make a batch call of a call for one place."""
+    """Return a batch function that calls `transfer` for each place."""
 
     def transfer_each(transfers: list[Transfer]) -> list[CopyOutcome]:
         outcomes = []
@@ -104,7 +105,7 @@ def _each(transfer: Callable[[int, FragmentLabel, Buffer], bytes | None]) -> Tra
 
 
 def _push_runs(source: Viewable, target: RunWritable, items: Sequence[CopyItem]) -> list[CopyOutcome]:
-    """Write items from a source whose places are offsets, neighbours together."""
+    """Write items from a source with byte offsets for places, neighbours together."""
     outcomes: list[CopyOutcome] = []
     while len(outcomes) < len(items):
         start = len(outcomes)
@@ -129,7 +130,7 @@ def _push(
     write: TransferAll,
     items: Sequence[CopyItem],
 ) -> list[CopyOutcome]:
-    """Write each item from where it lies in the source, whose identity is compared before and after."""
+    """Write each item from where it lies in the source; the identity there is compared before and after."""
     outcomes = [CopyOutcome(Cause.CANCELLED)] * len(items)
     opened: list[tuple[int, int]] = []  # position in the batch, generation in the source
     transfers: list[Transfer] = []

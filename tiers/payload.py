@@ -1,4 +1,4 @@
-"""The three things that are done to every byte: copy it, hash it, or both in one pass.
+"""Copies, hashes, or copies and hashes payloads in one pass.
 
 All release the GIL where that pays. numpy does the copying because `copyto` runs libc's memcpy without
 the GIL at 0.7 us a call; ctypes costs half a microsecond more. Below 32 KiB a plain slice assignment is

@@ -18,7 +18,7 @@ from ...tiers.base import ColdStoreError, CopyError, Engine, Room
 from ...tiers.block import Tier
 from ...tiers.cold.engine import ColdStore
 from ...tiers.cold.log import SegmentLog
-from ...tiers.cold.recovery import Recovered
+from ...tiers.cold.recovery import RecoveredStore
 from ...tiers.copiers import HostCopier, make_pool
 from ...tiers.edges import Viewable
 from ...tiers.encryption.master_keys import load_master_keys
@@ -58,7 +58,7 @@ class Assembly:
     memory_threads: ThreadPoolExecutor
     indexes: Indexes
     store: ColdStore | None = None
-    recovered: Recovered | None = None
+    recovered: RecoveredStore | None = None
     profiles: Profiles = field(default_factory=dict)
     learned: bytes = b""  # what the policies of the last owner of the cold store knew
     written: bytes = b""  # how much it had written

@@ -18,8 +18,8 @@ from ...tiers.block import NamespaceIdentity
 from ...tiers.codecs.base import Shape, shape_of
 from ...tiers.codecs.streaming import (
     CHECKSUM_BYTES,
-    Choice,
     Encoded,
+    StreamChoice,
     StreamEncoder,
     decode_fragment,
     is_brief,
@@ -38,7 +38,7 @@ class EncodedFragment(NamedTuple):
     """A fragment about to be sent: encoded, or as it is in its slot."""
 
     part: ReadyFragment
-    choice: Choice
+    choice: StreamChoice
     encoded: Encoded | None
 
 
@@ -84,7 +84,7 @@ class GetEncoder:
     async def _encode_apart(
         self,
         part: ReadyFragment,
-        choice: Choice,
+        choice: StreamChoice,
         shape: Shape,
         before: "asyncio.Task[EncodedFragment] | None",
     ) -> EncodedFragment:
@@ -92,7 +92,7 @@ class GetEncoder:
             await asyncio.wait([before])  # one at a time: a get is one thread's work
         return EncodedFragment(part, choice, await asyncio.to_thread(self._encoded, part, choice, shape))
 
-    def _encoded(self, part: ReadyFragment, choice: Choice, shape: Shape) -> Encoded | None:
+    def _encoded(self, part: ReadyFragment, choice: StreamChoice, shape: Shape) -> Encoded | None:
         if choice.codec is None:
             return None
         return self._encoder.encode(choice.codec, shape, self._view(part), self._checksum(part))

@@ -28,7 +28,7 @@ from ..memory.buffers import Blocks, copy_bytes
 
 if TYPE_CHECKING:
     from ...tiers.codecs.base import Shape
-    from ...tiers.codecs.streaming import Choice, Encoded, StreamEncoder
+    from ...tiers.codecs.streaming import Encoded, StreamChoice, StreamEncoder
 
 _MAX_AHEAD = 2  # fragments encoded, or being encoded, before they are sent
 _MAX_CODED_BYTES = 1 << 31  # of one fragment: beyond it nothing is believed
@@ -146,11 +146,11 @@ class CodedWriter:
             yield from self._messages_of(payload, encoded)
             meter.sent(choice, len(payload))
 
-    def _travelling(self, blocks: Blocks) -> "Iterator[tuple[memoryview, Choice, Encoded | None]]":
+    def _travelling(self, blocks: Blocks) -> "Iterator[tuple[memoryview, StreamChoice, Encoded | None]]":
         """Yield fragments in order, encoded where that pays."""
         streaming = _streaming()
         assert streaming is not None, "there is an encoder"
-        ahead: deque[Future[tuple[memoryview, Choice, Encoded | None]]] = deque()
+        ahead: deque[Future[tuple[memoryview, StreamChoice, Encoded | None]]] = deque()
         with ExitStack() as stack:
             thread: ThreadPoolExecutor | None = None
             for group, payload in self._fragments(blocks):
@@ -194,8 +194,8 @@ class CodedWriter:
             yield kvcache_pb2.PutRequest(chunk=bytes(travelling[start : start + self._chunk_bytes]))
 
     def _encoded(
-        self, shape: "Shape", payload: memoryview, choice: "Choice"
-    ) -> "tuple[memoryview, Choice, Encoded | None]":
+        self, shape: "Shape", payload: memoryview, choice: "StreamChoice"
+    ) -> "tuple[memoryview, StreamChoice, Encoded | None]":
         codec = choice.codec
         return payload, choice, None if codec is None else self._encoder.encode(codec, shape, payload)
 

@@ -15,7 +15,7 @@ from kvtier.tiers.codecs.base import PROFILED_ID
 from kvtier.tiers.cold.footer import Footer
 from kvtier.tiers.cold.log import record_bytes
 from kvtier.tiers.cold.record import ENTRY
-from kvtier.tiers.cold.recovery import Found, Recovered, assemble
+from kvtier.tiers.cold.recovery import ExaminedSegment, RecoveredStore, assemble
 from kvtier.v1.shm import PAGE_BYTES, extent_of, slot_of
 
 from .oracle import Contents, checksum_of
@@ -276,7 +276,7 @@ class VirtualColdStore:
         """What recovery asks of a record that no footer vouches for."""
         return record.is_whole
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredStore:
         """Return what is still there, through the production `assemble`. Ends all other segments' lives."""
         self._barred.clear()
         found = []
@@ -298,7 +298,9 @@ class VirtualColdStore:
                 segment.order = self._orders
             segment.is_sealed = segment.has_footer = True
             found.append((segment.order, number))
-        footers = [Found(number, self._footer(number), False, Counter()) for _, number in sorted(found)]
+        footers = [
+            ExaminedSegment(number, self._footer(number), False, Counter()) for _, number in sorted(found)
+        ]
         return assemble(footers, list(self.namespaces.values()), lambda tenant: (self._keys[tenant], 0))
 
     def _footer(self, number: int) -> Footer:

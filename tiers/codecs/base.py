@@ -1,13 +1,13 @@
-"""The contract of a codec: how the payload of one fragment is written smaller, and read back.
+"""The contract of a codec: encodes the payload of one fragment to fewer bytes, and decodes it.
 
-A codec is a pure function of bytes and *shape*: it is told what the numbers mean (layers, K and V, tokens,
+A codec is a pure function of bytes and *shape*: it knows what the numbers mean (layers, K and V, tokens,
 heads) and nothing else. It keeps no state between fragments, because fragments are read in any order, after
 any restart, by another process, and on another device. What it learned beforehand (an exponent table, bits
 per head) is a value it was made with, and is named in the record.
 
 How large the result can be is known before a byte is encoded (`stored_bound`): the planner reserves room
-for it, and the planner cannot look at bytes. A codec whose result depends on the data declares the size it
-usually keeps and raises DoesNotFit beyond it; the fragment is then stored as it is. Reserving the raw size
+for it, and the planner cannot look at bytes. A codec with a result that depends on the data declares the size
+it usually keeps and raises DoesNotFit beyond it; the fragment is then stored as it is. Reserving the raw size
 and giving the rest back was rejected: in a log the rest is a hole.
 
 Encoded bytes come from disk and from the network: a decoder believes no length in them, writes nowhere but
@@ -31,8 +31,8 @@ class CodecError(Exception):
 
 
 class CodecMissing(CodecError):
-    """These bytes are right as far as anybody can tell, but what their codec needs (a profile or a
-    library) is not here. They can be read when it is back."""
+    """A profile or a library that these bytes need is missing; as far as known they are whole, and can be
+    read when it is back."""
 
 
 class DoesNotFit(Exception):
@@ -40,7 +40,7 @@ class DoesNotFit(Exception):
 
 
 class Shape(NamedTuple):
-    """What the bytes of one fragment mean: [layer, plane, token, head, dim], row-major."""
+    """Axes of the values of one fragment: [layer, plane, token, head, dim], row-major."""
 
     num_layers: int
     num_planes: int  # K and V; 1 for a joint latent
@@ -83,7 +83,7 @@ def shape_of(geometry: Geometry, group: int) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """What a decoded value may differ by. `is_exact`: not by a bit, NaN payloads included.
+    """Bound of the error of a decoded value. `is_exact`: no bit differs, NaN payloads included.
 
     Otherwise |decoded - raw| <= max_relative * (largest |raw| of the value's scale group) + max_absolute, for
     finite values; what is not finite makes the fragment be stored as it is.
@@ -105,16 +105,16 @@ class Codec(Protocol):
     exactness: Exactness
 
     def parameters(self) -> bytes:
-        """Return what a reader needs to make this codec again, at most 32 bytes: they stand in the record.
-        Tables that are larger live in a profile, whose digest stands here."""
+        """Return the bytes, at most 32, from which a reader makes this codec again: they stand in the record.
+        Larger tables live in a profile; its digest is returned then."""
         ...
 
     def accepts(self, shape: Shape) -> bool:
-        """Whether it can encode payloads of this shape at all."""
+        """Whether this codec can encode payloads of this shape at all."""
         ...
 
     def stored_bound(self, shape: Shape) -> int:
-        """Return how long `into` should be for `encode`. Depends on the shape only."""
+        """Return the bytes that `into` should have for `encode`. Depends on the shape only."""
         ...
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
@@ -124,6 +124,7 @@ class Codec(Protocol):
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
         """Fill `into` (shape.raw_bytes long) from what `encode` wrote, whatever may follow it: a place is
-        as long as its bound. Raises CodecError for bytes that nothing encodes to; `into` is then undefined.
+        as long as its bound. Raises CodecError for bytes that `encode` never writes; `into` is then
+        undefined.
         """
         ...

@@ -1,4 +1,4 @@
-"""Needs: how much room encoded fragments really take, so that no more is reserved for the next ones.
+"""Measured sizes of encoded fragments, so that no more room is reserved for the next ones.
 
 A codec's own idea of its reserve fits KV of any model; one model's layers differ little from block to
 block, and a few hundredths of a disk are worth remembering. For each layer group of each namespace the
@@ -21,7 +21,7 @@ UNFIT_STEPS = 2
 
 
 class Need(NamedTuple):
-    """Whose need it is."""
+    """Fragments with one reserve: of one codec, namespace and layer group."""
 
     codec_id: int
     namespace_digest: bytes
@@ -29,22 +29,22 @@ class Need(NamedTuple):
 
 
 class Needs:
-    """Thread-safe."""
+    """Counts sizes of encoded fragments, as shares of their raw size. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[Need, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
         self._lock = threading.Lock()
 
     def fitted(self, need: Need, length: int, raw_bytes: int) -> None:
-        """A fragment of `raw_bytes` took `length`."""
+        """Count a fragment of `raw_bytes` that took `length` bytes."""
         self._count(need, -(-length * STEPS // raw_bytes))
 
     def unfit(self, need: Need, given: int, raw_bytes: int) -> None:
-        """A fragment did not fit into the `given` bytes."""
+        """Count a fragment of `raw_bytes` that did not fit into the `given` bytes."""
         self._count(need, given * STEPS // raw_bytes + UNFIT_STEPS)
 
     def reserves(self) -> dict[Need, float]:
-        """Return the share of the raw size to reserve, for whom enough was counted."""
+        """Return the shares of the raw size to reserve, where enough fragments were counted."""
         with self._lock:
             counts = {need: counted.copy() for need, counted in self._counts.items()}
         return {

@@ -1,14 +1,14 @@
-"""RecordCodecs: what the cold store needs to write and read encoded records.
+"""Encodes and decodes payloads of records for the cold store.
 
-A record says which codec wrote it; what the bytes mean, the namespace says. Bringing the two together is
-all this does, and counting: how much each codec saved and what that cost is what `auto` decides by.
+A record names its codec; its namespace gives the shape of the payload. RecordCodecs brings the two together,
+and counts what each codec saved and what that cost: `auto` decides by it.
 
-A record is as long as was reserved for it, padding included: its place was decided before anybody looked at
-its bytes.
+A record is as long as was reserved for it, padding included: its place was decided before its bytes were
+read.
 
 Only namespaces that name a profile have lossy records, and those name it too. Which profiles there are is
-told from outside (`adopt`) and may change while records are read; a record whose profile is gone cannot be
-read, which is a miss, and can be again when the profile is back.
+set from outside (`adopt`) and may change while records are read; a record without its profile cannot be read,
+which is a miss, until the profile is back.
 """
 
 import logging
@@ -29,19 +29,19 @@ from .registry import codec_of_record
 
 log = logging.getLogger(__name__)
 
-MAX_KNOWN = 4096  # pairs of namespace and layer group whose shape is remembered
+MAX_KNOWN = 4096  # cached shapes, by namespace and layer group
 
 
 @dataclass(slots=True)
 class CodecStatistics:
-    """What one codec did since the store was opened, in both directions."""
+    """Counters of one codec since the store was opened, in both directions."""
 
     name: str
     num_encoded: int = 0
     num_unfit: int = 0  # too long once encoded, stored as they are
     num_decoded: int = 0
-    num_refused: int = 0  # records that nothing encodes to
-    num_unreadable: int = 0  # records whose profile or library is missing
+    num_refused: int = 0  # records that the codec does not write
+    num_unreadable: int = 0  # records without their profile or library
     encoded_raw_bytes: int = 0
     encoded_stored_bytes: int = 0  # what was reserved for them
     decoded_raw_bytes: int = 0
@@ -51,7 +51,7 @@ class CodecStatistics:
 
 
 class RecordCodecs:
-    """Thread-safe. `namespaces` is looked at with every record and may grow."""
+    """Codecs of one store's records. Thread-safe. `namespaces` is read with every record and may grow."""
 
     def __init__(self, namespaces: Mapping[bytes, NamespaceIdentity]) -> None:
         self._namespaces = namespaces
@@ -65,7 +65,7 @@ class RecordCodecs:
         self._lock = threading.Lock()
 
     def adopt(self, profiles: Mapping[bytes, Profile]) -> None:
-        """Know these profiles, by digest, and no others."""
+        """Replace the known profiles by these, by digest."""
         known = self.profiled
         self.profiled = {
             digest: known.get(digest) or Profiled(profile) for digest, profile in profiles.items()
@@ -78,14 +78,14 @@ class RecordCodecs:
         return not identity.profile_digest or identity.profile_digest in self.profiled
 
     def parameters(self, label: FragmentLabel) -> bytes:
-        """Return what stands in the header of a record of this fragment, whether or not its codec can be used
-        just now: records are copied as they are. Raises CodecError."""
+        """Return the codec parameters in the header of this fragment's record, whether or not its codec can
+        be used now: records are copied as stored. Raises CodecError."""
         if label.codec_id == PROFILED_ID:
             return self._profile_digest(label)
         return self._codec_to_write(label).parameters()
 
     def shape(self, label: FragmentLabel) -> Shape:
-        """Return what the bytes of a fragment mean. Raises CodecError for one the store was not told of."""
+        """Return the shape of a fragment. Raises CodecError for an unknown namespace or layer group."""
         return self._shape(label.namespace_digest, label.group)
 
     def codec_to_write(self, label: FragmentLabel) -> Codec:
@@ -93,8 +93,8 @@ class RecordCodecs:
         return self._codec_to_write(label)
 
     def is_exact(self, codec_id: int, parameters: bytes) -> bool:
-        """Whether records of this codec decode to what was put; not, as far as anybody knows, where its
-        profile is missing. Raises CodecError."""
+        """Whether records of this codec decode to what was put; False where a profile is missing. Raises
+        CodecError."""
         try:
             return self._codec(codec_id, parameters).exactness.is_exact
         except CodecMissing:
@@ -162,7 +162,7 @@ class RecordCodecs:
                 books.decoded_stored_bytes += len(stored) if is_decoded else 0
 
     def statistics(self) -> list[CodecStatistics]:
-        """Return a copy of the books, one per codec that was used."""
+        """Return a copy of the counters, one per codec that was used."""
         with self._lock:
             return [replace(books) for _, books in sorted(self._books.items())]
 

@@ -1,4 +1,4 @@
-"""The codecs there are: by name for policies, by number for records.
+"""Registry of codecs: by name for settings, by number for records.
 
 A number is never reused for another meaning: records outlive the program. A name is what administrators
 write.
@@ -29,20 +29,20 @@ _BY_ID: Final[dict[int, Callable[[], Codec]]] = {
     Lz4.codec_id: Lz4,
     Zstd.codec_id: Zstd,
 }
-#: Codecs whose records this version reads.
+#: Numbers of codecs in records that this version reads.
 KNOWN_CODECS: Final = frozenset({*_BY_ID, Profiled.codec_id})
 
 
 def codec_named(name: str) -> Codec:
-    """Return the codec an administrator named. Raises CodecError, naming those there are."""
+    """Return the exact codec of a name. Raises CodecError, listing the names there are."""
     if name not in BY_NAME:
         raise CodecError(f"there is no codec {name!r}; there are {', '.join(BY_NAME)}")
     return BY_NAME[name]()
 
 
 def codec_of_record(codec_id: int, parameters: bytes) -> Codec:
-    """Return the codec that reads a record. Raises CodecError when this version cannot, or not without a
-    profile, which is for RecordCodecs to find."""
+    """Return the exact codec that reads a record. Raises CodecError for a number or parameters that this
+    version does not know; RecordCodecs handles records of profiles."""
     if codec_id not in _BY_ID:
         raise CodecError(f"codec {codec_id} is not one of this version's")
     if parameters:

@@ -1,17 +1,16 @@
-"""Streaming: fragments written smaller for the way over a network, by whichever end sends them.
+"""Encodes fragments for transfer over a network, and decodes them.
 
     sender: which codec pays here? -> encode -> chunks, with the hash of the raw payload
     reader: chunks -> decode -> compare the hash -> believe
 
 Both ends use this module, a client through one import (clients/operations/coded.py), so that there is one
-rule. Only exact codecs are spoken over a wire: what a profile shortened rests shortened, and travels as it
-decodes.
+rule. Only exact codecs are used over a network: a record of a profile is decoded before it is sent.
 
-When it pays, each sender finds out for each connection by doing both in turns (contest.py). Asking the other
-end for its speed was rejected: a number that a peer states would have to be doubted, and what the peer's
-work costs shows in how soon it takes the next bytes.
+Each sender measures for each connection whether encoding pays, by sending raw and encoded in turns
+(contest.py). Asking the other end for its speed was rejected: a stated number cannot be trusted, and the cost
+of the peer's work shows in how soon it takes the next bytes.
 
-A fragment that takes less than handing it to a thread is encoded and decoded where it is met (`is_brief`).
+A fragment that takes less time than handing it to a thread is encoded and decoded at once (`is_brief`).
 """
 
 import importlib.util
@@ -24,12 +23,12 @@ import numpy as np
 
 from ..base import Buffer
 from .base import Codec, CodecError, DoesNotFit, Shape
-from .contest import Contest
+from .contest import EncodingContest
 from .registry import BY_NAME, codec_named
 
 #: What each codec needs beside numpy. A client that has none of it reads and writes raw fragments.
 _NEEDS: Final = {"exponents": "numba", "planes": "zstandard", "lz4": "lz4", "zstd": "zstandard"}
-#: Where nobody named a codec: the first one that knows the values, if it pays.
+#: Candidates of `auto`: the first one that accepts the values, if it pays.
 CANDIDATES: Final = ("exponents", "planes")
 CHECKSUM_BYTES: Final = 16
 _BRIEF: Final = frozenset({codec_named("exponents").codec_id})  # 8 GB/s and more
@@ -37,7 +36,7 @@ _BRIEF_BYTES: Final = 1 << 20
 
 
 class Encoded(NamedTuple):
-    """One fragment as it travels. `checksum` is the xxh3-128 of the raw payload."""
+    """One encoded fragment. `checksum` is the xxh3-128 of the raw payload."""
 
     codec_id: int
     stored: bytes
@@ -58,7 +57,7 @@ def name_of(codec_id: int) -> str:
     for name, make in BY_NAME.items():
         if make().codec_id == codec_id:
             return name
-    raise CodecError(f"codec {codec_id} is not one that travels")
+    raise CodecError(f"codec {codec_id} is not one that is sent")
 
 
 def decode_fragment(codec_id: int, shape: Shape, stored: Buffer, into: Buffer, checksum: bytes) -> bool:
@@ -89,16 +88,16 @@ def is_brief(codec_id: int, shape: Shape, *, encodes: bool) -> bool:
     )
 
 
-class Choice(NamedTuple):
-    """How a fragment is to travel, and whose question that answers."""
+class StreamChoice(NamedTuple):
+    """The codec to send a fragment with, and the comparison that its duration counts for."""
 
-    codec: Codec | None  # None: as it is
-    contest: Contest | None = None
+    codec: Codec | None  # None: raw
+    contest: EncodingContest | None = None
 
-    def went(self, raw_bytes: int, seconds: float) -> None:
-        """The fragment was sent; it kept its sender for so long."""
+    def count_sent(self, raw_bytes: int, seconds: float) -> None:
+        """Count a fragment that was sent, and the seconds that sending took."""
         if self.contest is not None:
-            self.contest.went(self.codec is not None, raw_bytes, seconds)
+            self.contest.sent(self.codec is not None, raw_bytes, seconds)
 
 
 class StreamEncoder:
@@ -111,21 +110,21 @@ class StreamEncoder:
         self.codec_ids = frozenset(codec_ids)
         usable = [codec_named(name_of(one)) for one in usable_codecs() if one in self.codec_ids]
         self._codecs: dict[str, Codec] = {codec.name: codec for codec in usable}
-        self._contests: dict[int, Contest] = {}  # by codec
+        self._contests: dict[int, EncodingContest] = {}  # by codec
 
-    def choose(self, shape: Shape, codec_name: str) -> Choice:
-        """Return how a fragment of this shape is to travel. `codec_name`: what the policy says, `auto` to go
-        by what was found to cost least."""
+    def choose(self, shape: Shape, codec_name: str) -> StreamChoice:
+        """Return how to send a fragment of this shape. `codec_name`: the policy's, or `auto` for what was
+        measured to cost least."""
         names = CANDIDATES if codec_name == "auto" else (codec_name,)
         known = [self._codecs[name] for name in names if name in self._codecs]
         codec = next((one for one in known if one.accepts(shape)), None)
         if codec is None or codec_name != "auto":
-            return Choice(codec)
-        contest = self._contests.setdefault(codec.codec_id, Contest())
-        return Choice(codec if contest.is_coded else None, contest)
+            return StreamChoice(codec)
+        contest = self._contests.setdefault(codec.codec_id, EncodingContest())
+        return StreamChoice(codec if contest.is_coded else None, contest)
 
     def encode(self, codec: Codec, shape: Shape, payload: Buffer, checksum: bytes = b"") -> Encoded | None:
-        """Return a fragment encoded; None when it does not fit and is to travel as it is. `payload` must not
+        """Return a fragment encoded; None when it does not fit and is to be sent raw. `payload` must not
         change meanwhile. `checksum`: of the payload, where it is known. Releases the GIL."""
         import xxhash
 
@@ -139,18 +138,18 @@ class StreamEncoder:
 
 
 class SendMeter:
-    """One stream's account of how long its fragments keep it."""
+    """Measures the seconds that each fragment of one stream takes to send."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._before = clock()
 
     def begin(self) -> None:
-        """There is something to send again; what passed until now was waiting for it."""
+        """Start the clock: the stream waited for something to send until now."""
         self._before = self._clock()
 
-    def sent(self, choice: Choice, raw_bytes: int) -> None:
-        """The transport took the last of a fragment, and would take more."""
+    def sent(self, choice: StreamChoice, raw_bytes: int) -> None:
+        """Count a fragment: the transport took the last of it, and would take more."""
         now = self._clock()
-        choice.went(raw_bytes, now - self._before)
+        choice.count_sent(raw_bytes, now - self._before)
         self._before = now

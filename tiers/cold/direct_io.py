@@ -4,8 +4,8 @@
 library, move bytes between a segment file and the warm pool's own pages, and flush one record alone with
 RWF_DSYNC. io_uring from Python was rejected: its binding holds the GIL while it waits.
 
-`DirectIo` is a class so that tests can hand the store one whose N-th call fails, and so that a file system
-without O_DIRECT can be served by `BufferedIo`.
+`DirectIo` is a class so that tests can hand the store one that fails at the N-th call, and so that a file
+system without O_DIRECT can be served by `BufferedIo`.
 """
 
 import ctypes

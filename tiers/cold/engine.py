@@ -1,9 +1,9 @@
-"""ColdStore: the engine of the `nvme` tier. Append-only segment files, direct I/O, self-describing records.
+"""The engine of the `nvme` tier: append-only segment files, direct I/O, self-describing records.
 
 The room (SegmentLog, owned by the planner) says where a record goes and when a segment is sealed or freed;
-this class moves the bytes, proves on every read that they are the right ones, and remembers across
-restarts what was sealed. Nothing on the disk is ever trusted: a header, a footer or a manifest that does
-not check out makes the cache smaller and a counter larger.
+ColdStore moves the bytes, verifies them on every read, and keeps across restarts which segments were sealed.
+Nothing on the disk is ever trusted: a header, a footer or a manifest that does not check out makes the cache
+smaller and a counter larger.
 
 Durability says what an acknowledged write survives, besides the death of the process, which it always
 does: `none`, power loss may take anything; `segment`, sealed segments survive power loss; `record`, every
@@ -38,7 +38,7 @@ from .manifest import Kind, namespace_event, segment_event
 from .opening import Durability, OpenedDirectory, open_directory
 from .record import ENTRY
 from .record_io import header_of, stored_bytes
-from .recovery import Found, Recovered, SegmentFile, assemble, count_unreadable, examine
+from .recovery import ExaminedSegment, RecoveredStore, SegmentFile, assemble, count_unreadable, examine
 from .sealing import SegmentSealer
 from .segment_files import open_segment_files, segment_path
 from .segment_io import SegmentTransfers, TransferItem
@@ -101,7 +101,7 @@ class ColdStore:
 
     @property
     def codecs(self) -> RecordCodecs:
-        """What encodes and decodes the records, and counts it."""
+        """The codecs of the store's records, with their counters."""
         return self._transfers.codecs
 
     @classmethod
@@ -163,8 +163,8 @@ class ColdStore:
     def read_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
         """Fill each item's view (at least label.raw_length bytes; a longer one is overwritten up to the
         next page) and verify it. Outcomes in the order of `items`; never raises for what the disk does.
-        A view whose outcome has a cause is undefined. `as_stored`: leave encoded and encrypted what is; views
-        are label.stored_length long then, and outcomes say how it is encrypted."""
+        A view is undefined if its outcome has a cause. `as_stored`: leave encoded and encrypted what is;
+        views are label.stored_length long then, and outcomes say how it is encrypted."""
         outcomes = [CopyOutcome(Cause.TIER_OFFLINE)] * len(items)
         with self._busy() as is_open:
             if is_open:
@@ -174,35 +174,35 @@ class ColdStore:
         return outcomes
 
     def whereabouts(self, place: int) -> tuple[Path, int, int]:
-        """Return the file of a record, which life of its segment that is, and where in it the record begins,
-        in bytes: for who reads it in another way, and then asks `confirm`."""
+        """Return a record's file, its segment's epoch, and the record's offset in bytes: for reading it in
+        another way (a device's), to be followed by `confirm`."""
         number = segment_of(place)
         return segment_path(self.directory, number), self._segments[number].epoch, offset_of(place)
 
     def confirm(self, place: int, label: FragmentLabel, page: Buffer) -> CopyOutcome:
-        """Return the checksum that the payload has to have which was read with the header in `page`, when
-        that is still the record asked for."""
+        """Return the checksum to expect of the payload that was read with the header in `page`; a cause when
+        that is not the record of `label` any more."""
         number = segment_of(place)
         where = (number, self._segments[number].epoch, offset_of(place) // PAGE_BYTES)
         header = header_of(page, label, where, self.codecs)
         return CopyOutcome(header) if isinstance(header, Cause) else CopyOutcome(None, header.checksum)
 
     def publish(self, place: int, label: FragmentLabel) -> None:
-        """Nothing to do: clients never read the cold store themselves."""
+        """Do nothing: clients never read the cold store themselves."""
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """Nothing to do either."""
+        """Do nothing: clients never read the cold store themselves."""
 
     def retract(self, place: int) -> None:
-        """Nothing to do: a place is not reused before its segment was freed."""
+        """Do nothing: a place is not reused before its segment was freed."""
 
     # ------------------------------------------------------------------------------- life of segments
 
     def seal(self, number: int) -> bool:
-        """Write the footer of a segment whose copies have all ended, and tell the manifest.
+        """Write the footer of a segment without open copies, and append that to the manifest.
 
-        False when that failed: the segment is then suspect, still serves its records in this life, and
-        is scanned after a restart. Never raises.
+        Returns False when that failed: the segment is then suspect, still serves its records in this life,
+        and is scanned after a restart. Never raises.
         """
         segment = self._segments[number]
         with self._busy() as is_open:
@@ -235,7 +235,7 @@ class ColdStore:
             self._sealer.write_tombstone(number, segment.epoch, segment.fd)
 
     def store_namespace(self, identity: NamespaceIdentity) -> None:
-        """Remember a namespace, before any of its records. Idempotent. Raises CopyError."""
+        """Store a namespace in the manifest, before any of its records. Idempotent. Raises CopyError."""
         with self._busy() as is_open:
             if not is_open:
                 raise CopyError(Cause.TIER_OFFLINE, "the cold store is closed")
@@ -252,7 +252,7 @@ class ColdStore:
         return self.keyring.key_id(tenant) != PLAIN
 
     def tenants_with_keys(self) -> set[str]:
-        """Return whose records can be read with a key."""
+        """Return the tenants with a key."""
         return self.keyring.tenants()
 
     def erase_tenant(self, tenant: str) -> bool:
@@ -272,8 +272,8 @@ class ColdStore:
         self.keyring.admit(tenant)
 
     def resize(self, num_segments: int) -> None:
-        """Have the files of `num_segments` segments. Those beyond stay until they are given back. Raises
-        ColdStoreError, naming the fix, when the disk has no room for them; nothing changes then."""
+        """Set the number of segment files to `num_segments`. Those beyond stay until they are given back.
+        Raises ColdStoreError, naming the fix, when the disk has no room for them; nothing changes then."""
         with self._busy() as is_open:
             if not is_open:
                 raise ColdStoreError("the cold store is closed")
@@ -299,7 +299,7 @@ class ColdStore:
             except OSError as error:
                 log.warning("segment %d: its file stays until the next start (%s)", number, error.strerror)
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredStore:
         """Return everything a former owner sealed, or wrote completely before it died. Segments found
         unsealed are sealed, those with nothing whole in them are freed. Damage is counted, never raised.
         Runs once, before the first transfer."""
@@ -360,7 +360,7 @@ class ColdStore:
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _settle_found(self, number: int, item: Found) -> None:
+    def _settle_found(self, number: int, item: ExaminedSegment) -> None:
         """Make the store agree with what recovery found in a segment."""
         segment = self._segments[number]
         footer = item.footer

@@ -47,7 +47,7 @@ class Footer(NamedTuple):
 
 
 class FooterHead(NamedTuple):
-    """Contents of the head page: what says how much more to read."""
+    """Contents of the head page: it says how much more to read."""
 
     owner_epoch: int
     num_namespaces: int
@@ -56,6 +56,7 @@ class FooterHead(NamedTuple):
 
     @property
     def body_bytes(self) -> int:
+        """Bytes of the digests and entries behind the head page."""
         return self.num_namespaces * HASH_BYTES + self.num_records * ENTRY_BYTES
 
 
@@ -89,7 +90,7 @@ def pack_footer(footer: Footer) -> bytes:
 
 
 def pack_tombstone(segment: int, epoch: int) -> bytes:
-    """Return the head page of a segment whose life `epoch` is over."""
+    """Return the head page, PAGE_BYTES, of a segment that was freed after its life `epoch`."""
     head = _HEAD.pack(TOMBSTONE, VERSION, 0, 0, segment, 0, epoch, 0, 0, bytes(16))
     return (head + _CRC.pack(google_crc32c.value(head))).ljust(PAGE_BYTES, b"\0")
 
@@ -138,7 +139,7 @@ def unpack_footer(
 
 
 def pages_of(entries: Entries) -> npt.NDArray[np.int64]:
-    """Return the pages each record takes, header included."""
+    """Return the pages (n,) int64 that each of `entries` (n,) takes, header included."""
     pages: npt.NDArray[np.int64] = (
         1 + (entries["stored_length"].astype(np.int64) + PAGE_BYTES - 1) // PAGE_BYTES
     )
@@ -146,7 +147,7 @@ def pages_of(entries: Entries) -> npt.NDArray[np.int64]:
 
 
 def check_entries(entries: Entries, num_namespaces: int, data_pages: int) -> None:
-    """Raise FooterError unless the entries are in page order, apart, inside, and make sense."""
+    """Raise FooterError unless `entries` (n,) are in page order, do not overlap, and lie in the segment."""
     limit = data_pages * PAGE_BYTES
     stored, raw = entries["stored_length"], entries["raw_length"]
     if not ((stored > 0) & (stored <= limit) & (raw > 0) & (raw < 1 << 44)).all():

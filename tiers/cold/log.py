@@ -1,4 +1,4 @@
-"""SegmentLog: the room of the cold store. Append-only segments, all books in plain lists.
+"""The room of the cold store: append-only segments, accounted for in plain lists.
 
 Records are appended to the open segment and never overwritten; space comes back a whole segment at a
 time. That removes in-place-update races and fragmentation, and keeps the device's write
@@ -24,7 +24,7 @@ from ..base import RoomStatistics
 
 
 class SegmentState(Enum):
-    """Where a segment is in its life."""
+    """State of a segment in its life."""
 
     FREE = "free"
     OPEN = "open"
@@ -36,7 +36,7 @@ class SegmentState(Enum):
 
 @dataclass(slots=True)
 class Segment:
-    """Books of one segment. Bytes are of records, header and padding included."""
+    """Counters of one segment. Bytes are of records, header and padding included."""
 
     state: SegmentState = SegmentState.FREE
     next_page: int = 0
@@ -52,7 +52,7 @@ def record_bytes(length: int) -> int:
 
 
 class SegmentLog:
-    """Books of `num_segments` segments of `segment_bytes` each.
+    """Allocates places in `num_segments` segments of `segment_bytes` each.
 
     `footer_bytes` at the end of every segment are kept for its footer. Records copied forward during
     reclaim (`forward=True`) go to an open segment of their own, and the last free segment is kept for
@@ -73,7 +73,7 @@ class SegmentLog:
 
     @property
     def num_free(self) -> int:
-        """Number of segments nobody has touched since they were freed."""
+        """Number of segments that were not touched since they were freed."""
         return len(self._free)
 
     def can_hold(self, num_bytes: int) -> bool:
@@ -120,7 +120,7 @@ class SegmentLog:
         return place
 
     def settle(self, place: int) -> None:
-        """Say that the copy into `place` ended, well or not. A failed one must also be released."""
+        """Mark the copy into `place` as ended, successful or not. A failed one must also be released."""
         segment = self.segments[extent_of(place)]
         assert segment.num_landing > 0
         segment.num_landing -= 1
@@ -172,7 +172,7 @@ class SegmentLog:
         (self._free if number < self.num_segments else self._leaving_free).append(number)
 
     def resize(self, num_segments: int) -> None:
-        """Have `num_segments` segments. The files of those that are new must be there already. Afterwards
+        """Set the number of segments. The files of those that are new must be there already. Afterwards
         segments may be ready to seal."""
         assert num_segments >= 2
         self.num_segments = num_segments
@@ -227,7 +227,7 @@ class SegmentLog:
         )
 
     def statistics(self) -> RoomStatistics:
-        """Return the books; dead records and holes count as wasted."""
+        """Return the present numbers; dead records and holes count as wasted."""
         capacity = self.num_segments * self.segment_bytes
         empty = (SegmentState.FREE, SegmentState.GONE)
         taken = sum(s.state not in empty for s in self.segments) * self.segment_bytes

@@ -53,7 +53,7 @@ class IncompatibleFormat(Exception):
 
 
 class ManifestDamaged(Exception):
-    """Nothing in this file can be believed."""
+    """A manifest file without a valid prologue and snapshot."""
 
 
 class Life(NamedTuple):
@@ -65,7 +65,7 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class ManifestState:
-    """What the events add up to. `lives` is in order of opening, sealed ones in order of sealing."""
+    """State that the events add up to. `lives` is in order of opening, sealed ones in order of sealing."""
 
     segment_bytes: int = 0
     num_segments: int = 0
@@ -168,7 +168,7 @@ def parse_manifest(data: bytes) -> ManifestState:
 
 
 def parse_identity(canonical: bytes) -> NamespaceIdentity:
-    """Return the identity whose `canonical()` these bytes are. Raises ValueError."""
+    """Return the identity with these bytes as its `canonical()`. Raises ValueError."""
     fields: dict[str, bytes] = {}
     rest = canonical
     while rest:

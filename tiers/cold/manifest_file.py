@@ -1,6 +1,6 @@
 """The manifest on disk: reading the two files, appending events, beginning a new file.
 
-Every owner begins with a new file, so nobody ever appends behind a torn tail; the number of that file is
+Every owner begins with a new file, so nothing is ever appended behind a torn tail; the number of that file is
 the owner's epoch, larger than that of any owner before. After a failed flush the file is never trusted
 again: the next event goes into a new one, written from the state in memory.
 """

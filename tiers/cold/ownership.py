@@ -1,4 +1,4 @@
-"""One owner per directory, and what is done with a directory that is not ours to touch.
+"""The lock of a store's directory, and the setting aside of one in a format we do not know.
 
 The lock is an flock on a file inside: it follows the inode, so a second path to the same directory (a
 bind mount, a link) meets the same lock, and it goes with the process however that dies. A pid file was
@@ -51,7 +51,7 @@ class DirectoryLock:
         os.pwrite(self._fd, text.encode(), 0)
 
     def still_ours(self) -> bool:
-        """Whether the lock file at the path is the one we hold: false when somebody replaced it."""
+        """Whether the lock file at the path is the one we hold: false when it was replaced."""
         try:
             status = os.stat(self._path, follow_symlinks=False)
         except OSError:
@@ -59,7 +59,7 @@ class DirectoryLock:
         return self._fd >= 0 and (status.st_dev, status.st_ino) == self._identity
 
     def release(self) -> None:
-        """Give the directory back. Idempotent. The file stays: removing it would race with the next owner."""
+        """Release the lock. Idempotent. The file stays: removing it would race with the next owner."""
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
             os.close(self._fd)

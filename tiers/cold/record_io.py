@@ -1,8 +1,8 @@
-"""How one record becomes buffers of a system call, and how what was read is believed.
+"""Lays out the buffers of one record for a system call, and verifies what was read.
 
 An aligned payload is written from, and read into, where it is: the call's buffers are a header page, the
-payload's whole pages, and a page of scratch for its end, because what stands behind a payload in its slot
-may belong to somebody else. Anything unaligned, shorter than a page or encoded takes a detour through
+payload's whole pages, and a page of scratch for its end, because the bytes behind a payload in its slot
+may belong to another fragment. Anything unaligned, shorter than a page or encoded takes a detour through
 scratch. So does what is encrypted on its way out: its slot is read meanwhile, and must not change. What comes
 in encrypted is decrypted where it is to stay.
 """
@@ -26,7 +26,7 @@ _ZEROS = bytes(PAGE_BYTES)
 
 
 class Opener(NamedTuple):
-    """What makes payloads of what lies on the device. Without `envelopes` nothing can be decrypted."""
+    """Decrypts and decodes payloads of records. Without `envelopes` nothing can be decrypted."""
 
     namespaces: Mapping[bytes, NamespaceIdentity]
     codecs: RecordCodecs
@@ -84,7 +84,7 @@ def stage_encoded(
 
 
 def stage_write(scratch: Scratch, payload: Buffer, *, private: bool, apart: bool = False) -> StagedWrite:
-    """Lay out a record of `payload`. `private`: from a copy that nobody else can change; `apart`: what is
+    """Lay out a record of `payload`. `private`: from a copy that nothing else can change; `apart`: what is
     written will be encrypted, and is not in the place of `payload`."""
     length = len(payload)
     whole = length - length % PAGE_BYTES
@@ -137,7 +137,7 @@ def finish_read(
     *,
     as_stored: bool,
 ) -> CopyOutcome:
-    """Decide whether `into` now holds the fragment asked for; return why not, or its payload's checksum.
+    """Verify that `into` now holds the fragment of `label`; return its payload's checksum, or a cause.
 
     `where` is (segment, epoch, page). Does the copy, the decrypting and the decoding that staging left over.
     The checksum of what a lossy codec wrote is that of what it decodes to, whatever the label says.
@@ -156,7 +156,7 @@ def finish_read(
 def header_of(
     page: Buffer, label: FragmentLabel, where: tuple[int, int, int], codecs: RecordCodecs
 ) -> RecordHeader | Cause:
-    """Return the header in `page` when it is that of the record asked for, or why it is not."""
+    """Return the header in `page` when it is that of the record of `label`, or the cause why it is not."""
     try:
         header = unpack_header(page)
     except RecordError:
@@ -178,7 +178,7 @@ def _is_expected(checksum: bytes, header: RecordHeader, label: FragmentLabel, co
 
 
 def _as_it_stands(header: RecordHeader, stored: Buffer) -> CopyOutcome:
-    """Believe a payload that is to be neither decrypted nor decoded by the hash of what was written."""
+    """Verify a payload by the hash of what was written, neither decrypted nor decoded."""
     if header.codec or header.key:
         is_whole = xxhash.xxh3_64_intdigest(stored) == header.stored_hash
     else:
@@ -191,8 +191,8 @@ def _as_it_stands(header: RecordHeader, stored: Buffer) -> CopyOutcome:
 def _open(
     header: RecordHeader, stored: Buffer, into: Buffer, label: FragmentLabel, opener: Opener
 ) -> tuple[Cause | None, bytes]:
-    """Fill `into` from what was stored, decrypted and decoded where it has to be; believe it when the hashes
-    of both are right. What was encrypted needs no hash of its own: its tag says more."""
+    """Fill `into` from what was stored, decrypted and decoded where it has to be; succeed when the hashes
+    of both match. What was encrypted needs no hash of its own: its tag says more."""
     checksum = header.checksum
     if header.key:
         try:

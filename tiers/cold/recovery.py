@@ -1,4 +1,4 @@
-"""What a segment still holds after a restart: from its footer, or else from its headers.
+"""Recovery: the records of segments after a restart, from footers or else from headers.
 
 Footers are read for sealed segments, a few large reads each. A segment without a footer, because the
 daemon died before sealing it, or with a damaged one, is read through and its records are believed one by
@@ -54,7 +54,7 @@ WINDOW_BYTES = 32 << 20  # read at a time when a segment is scanned
 #: One record found at recovery.
 RECORD = np.dtype(
     [
-        ("namespace_index", "<u4"),  # in Recovered.namespaces
+        ("namespace_index", "<u4"),  # in RecoveredStore.namespaces
         ("prefix_hash", "V32"),
         ("parent_hash", "V32"),
         ("has_parent", "?"),
@@ -90,7 +90,7 @@ _FIRST_WORD = np.dtype(
 
 
 class _Known(NamedTuple):
-    """What is known of a namespace: its number in the result, and which of its records count."""
+    """A namespace's number in the result, and which of its records count."""
 
     number: int
     key: int
@@ -102,8 +102,8 @@ _KNOWN = np.dtype([("number", "<i8"), ("key", "<u4"), ("erased_before", "<u8")])
 
 
 @dataclass(slots=True)
-class RecoveredSegment:
-    """What SegmentLog.adopt wants to know."""
+class SegmentSummary:
+    """A segment for SegmentLog.adopt."""
 
     number: int
     next_page: int
@@ -112,7 +112,7 @@ class RecoveredSegment:
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredStore:
     """The cold store's contents at start.
 
     `records` has dtype RECORD, shape (num_records,); `segments` are in order of sealing; `reasons` counts
@@ -121,7 +121,7 @@ class Recovered:
 
     namespaces: list[NamespaceIdentity]
     records: npt.NDArray[np.void]
-    segments: list[RecoveredSegment]
+    segments: list[SegmentSummary]
     reasons: Counter[str] = field(default_factory=Counter)
 
 
@@ -138,8 +138,8 @@ class SegmentFile:
 
 
 @dataclass(slots=True)
-class Found:
-    """What one segment holds. `footer` is None when its life is over or nothing in it is whole."""
+class ExaminedSegment:
+    """Contents of one segment. `footer` is None when its life is over or nothing in it is whole."""
 
     number: int
     footer: Footer | None
@@ -147,20 +147,20 @@ class Found:
     reasons: Counter[str]
 
 
-def examine(file: SegmentFile, *, sealed: bool) -> Found:
+def examine(file: SegmentFile, *, sealed: bool) -> ExaminedSegment:
     """Read one segment. Never raises for what is on the disk."""
     reasons: Counter[str] = Counter()
     try:
         footer = read_footer(file)
         if footer is None or not len(footer.entries):
-            return Found(file.number, None, False, reasons)
-        return Found(file.number, footer, False, reasons)
+            return ExaminedSegment(file.number, None, False, reasons)
+        return ExaminedSegment(file.number, footer, False, reasons)
     except FooterError:
         reasons["footer_damaged" if sealed else "segment_unsealed"] += 1
     except CopyError:
         reasons["footer_unreadable"] += 1
     footer = scan(file, reasons)
-    return Found(file.number, footer if len(footer.entries) else None, True, reasons)
+    return ExaminedSegment(file.number, footer if len(footer.entries) else None, True, reasons)
 
 
 def read_footer(file: SegmentFile) -> Footer | None:
@@ -259,12 +259,12 @@ def _with_namespace(entry: bytes, index: int) -> bytes:
 
 
 def assemble(
-    found: list[Found],
+    found: list[ExaminedSegment],
     namespaces: list[NamespaceIdentity],
     trust: Callable[[str], tuple[int, int]] = lambda tenant: (PLAIN, 0),
-) -> Recovered:
+) -> RecoveredStore:
     """Put the segments' entries together, in the order of `found`; of several records of one fragment only
-    the newest is kept. `trust` says which key a tenant has, and from which sequence number on its records
+    the newest is kept. `trust` returns a tenant's key id, and the sequence number from which on its records
     count."""
     reasons: Counter[str] = Counter()
     known = {one.digest: _Known(index, *trust(tenant_of(one.domain))) for index, one in enumerate(namespaces)}
@@ -292,13 +292,13 @@ def assemble(
         live = keep[start:end]
         next_page = int(footer.entries["page"][-1]) + int(pages[-1])
         live_bytes = int(pages[live].sum()) * PAGE_BYTES
-        segments.append(RecoveredSegment(footer.segment, next_page, int(live.sum()), live_bytes))
+        segments.append(SegmentSummary(footer.segment, next_page, int(live.sum()), live_bytes))
     if not keep.all():
         records = records[keep]
-    return Recovered(namespaces, records, segments, +reasons)
+    return RecoveredStore(namespaces, records, segments, +reasons)
 
 
-def count_unreadable(recovered: Recovered, can_read: Callable[[NamespaceIdentity], bool]) -> None:
+def count_unreadable(recovered: RecoveredStore, can_read: Callable[[NamespaceIdentity], bool]) -> None:
     """Add to `recovered.reasons` the records that are kept although their profile is missing, and warn."""
     is_profiled = recovered.records["codec"] == PROFILED_ID
     for index, namespace in enumerate(recovered.namespaces):

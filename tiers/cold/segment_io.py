@@ -1,8 +1,7 @@
 """Transfers: runs of records to and from the segment files of one cold store, one system call each.
 
-The half of the cold store that touches payloads. It writes headers, encodes, proves on every read that the
-bytes are the right ones, encrypts where there is a key for it, and knows nothing of recovery, sealing or who
-may call.
+The half of the cold store that touches payloads: writes headers, encodes, encrypts where there is a key, and
+verifies every read. It knows nothing of recovery, sealing or access rights.
 """
 
 import secrets
@@ -37,13 +36,15 @@ from .record_io import (
 )
 from .segment_life import SegmentLife
 
-TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, who, bytes
+TransferItem: TypeAlias = tuple[int, FragmentLabel, Buffer]  # place, label, payload or where it goes
 
 _COUNTER_BITS = 40  # of a sequence number; the owner epoch stands above them
 
 
 class SegmentTransfers:
-    """Thread-safe. `segments` is the store's own list, `lock` guards everything below a segment's life.
+    """Writes and reads runs of records. Thread-safe.
+
+    `segments` is the store's own list, `lock` guards everything below a segment's life.
 
     `sync_each`: a record is on the device before it counts as written.
     """
@@ -126,8 +127,8 @@ class SegmentTransfers:
     def _stage(
         self, label: FragmentLabel, payload: Buffer, as_stored: bool, encryption: Encryption | None
     ) -> tuple[StagedWrite, bytes]:
-        """Lay out one record; return it with the checksum of what will be read from it, which of one that is
-        encrypted already nobody here knows."""
+        """Lay out one record; return it with the checksum of what will be read from it: empty for one that
+        is encrypted already, because it is not known here."""
         assert len(payload) == (stored_bytes(label) if as_stored else label.raw_length)
         if encryption is not None:
             return stage_write(self._scratch, payload, private=False), b""
@@ -137,10 +138,10 @@ class SegmentTransfers:
             staged = stage_write(self._scratch, payload, private=not label.checksum, apart=is_apart)
             return staged, label.checksum or xxhash.xxh3_128_digest(staged.plain)
         if not label.checksum:
-            payload = memoryview(bytes(payload))  # nobody changes this one while it is hashed and encoded
+            payload = memoryview(bytes(payload))  # a copy that cannot change while it is hashed and encoded
         parameters = self.codecs.parameters(label)
         if label.is_spent and not self.codecs.is_exact(label.codec_id, parameters):
-            raise DoesNotFit  # the planner asks for an exact codec; whoever does not loses no bit twice here
+            raise DoesNotFit  # never lossy twice; the planner asks for an exact codec
         staged = stage_encoded(self._scratch, label, payload, self.codecs)
         if self.codecs.is_exact(label.codec_id, parameters):
             return staged, label.checksum or xxhash.xxh3_128_digest(payload)

@@ -1,4 +1,4 @@
-"""One segment's present life, as the engine of the cold store knows it, and the audit of all of them."""
+"""State of one segment in its present life, for the engine of the cold store, and the audit of all."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from .footer import FooterError, check_entries
 from .manifest import Life
 from .record import ENTRY
 
-NO_FILE = -1  # descriptor of a segment whose file was given back
+NO_FILE = -1  # descriptor of a segment without a file: it was given back
 
 
 @dataclass(slots=True)
 class SegmentLife:
-    """`epoch` is 0 while the segment is free."""
+    """State of one segment; `epoch` is 0 while it is free."""
 
     fd: int
     epoch: int = 0

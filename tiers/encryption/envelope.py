@@ -1,4 +1,4 @@
-"""Envelopes: how the payload of one record is encrypted, and what its header must say to get it back.
+"""Encryption of the payload of one record, and the envelope in its header that decrypts it.
 
 AES-256-GCM. Under one key no nonce may ever meet two payloads, or both are as good as plain. So that this
 holds by construction and not by care:
@@ -12,12 +12,12 @@ file, a restored manifest or a copy of the whole directory, has another salt and
 be done is to run a snapshot of a machine's *memory* twice.
 
 Encrypted is the payload as it is stored, encoded where it has a codec, and behind it the checksum of the raw
-payload, which would otherwise let anybody with the device try out guesses. Associated data is the identity of
+payload, which would otherwise let a thief of the device check guesses. Associated data is the identity of
 the record, which is what a fragment asks for; not its place. So a record is copied forward as it stands, with
 its envelope: nothing is encrypted a second time, and no key is needed.
 
-Decrypting happens in place, in the slot the payload goes to. Until the tag was compared nobody sees the slot,
-and when it does not fit nobody ever does.
+Decrypting happens in place, in the slot the payload goes to. The slot is not published before
+the tag was compared, and never when it does not match.
 
 Rejected: a random nonce of 96 bits under the data key (a busy store writes 2**32 records in a day, where
 chance ends), segment epoch and page (a record that is tried again would meet its nonce), the sequence number
@@ -45,7 +45,7 @@ assert ENVELOPE_BYTES == 64
 
 
 class Envelope(NamedTuple):
-    """What a header says of an encrypted payload, beside the id of the key."""
+    """Fields of a header that decrypt its payload, beside the id of the key."""
 
     salt: bytes
     counter: int
@@ -58,7 +58,7 @@ class Envelope(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Envelope":
-        """Return the envelope that `pack` packed."""
+        """Return the envelope of the bytes that `pack` returned."""
         return cls(*_PACKED.unpack(packed))
 
 
@@ -115,7 +115,7 @@ class Envelopes:
         return checksum
 
     def forget(self, tenant: str) -> None:
-        """Drop what was derived from a tenant's key."""
+        """Drop the record keys that were derived from a tenant's key."""
         with self._lock:
             for known in [known for known in self._record_keys if known[0] == tenant]:
                 del self._record_keys[known]
@@ -142,5 +142,5 @@ def _nonce(counter: int) -> bytes:
 
 
 def _bound(key_id: int, identity: bytes) -> bytes:
-    """Return what a payload is bound to."""
+    """Return the associated data of a payload: id of the key and identity of the record."""
     return key_id.to_bytes(4, "big") + identity

@@ -16,8 +16,8 @@ The mark of what was erased is for records from before there was encryption: no 
 destroyed, but they must not come back either. It is read and obeyed even while encryption is switched off.
 
 Rejected: keys derived from the master key and the tenant's name, because nothing could be destroyed then;
-keys in the manifest, whose older half stays readable on purpose; wrapping anew under a master key whose
-predecessor is missing, though a running daemon could: who swapped the file by mistake would not be told.
+keys in the manifest, because its older half stays readable on purpose; wrapping anew under a master key while
+the one before is missing, though a running daemon could: a file swapped by mistake would go unnoticed.
 """
 
 import json
@@ -59,7 +59,7 @@ class MasterKeyUse(NamedTuple):
 
 
 class Keyring:
-    """The key file of one cold store. Thread-safe. Whoever owns the directory owns it.
+    """The key file of one cold store. Thread-safe. The owner of the directory owns it.
 
     Without `master_keys` nothing can be encrypted or decrypted; what was erased is known all the same.
     Raises KeyringError: the file is damaged, or a master key is missing that it was made with.
@@ -86,7 +86,7 @@ class Keyring:
         return key.id if key is not None else PLAIN
 
     def tenants(self) -> set[str]:
-        """Return who has a key."""
+        """Return the tenants that have a key."""
         return set(self._keys)
 
     def key(self, tenant: str, key_id: int) -> DataKey | None:
@@ -113,14 +113,14 @@ class Keyring:
         return key
 
     def trust(self, tenant: str) -> tuple[int, int]:
-        """Return which records of a tenant are to be believed at recovery: plain ones and those of this key,
+        """Return (key id, sequence number): recovery accepts a tenant's plain records and those of this key,
         from this sequence number on."""
         return self.key_id(tenant), self._erased.get(tenant, 0)
 
     def erase(self, tenant: str, before: int) -> bool:
         """Destroy a tenant's key, durably when this returns; what has a sequence number lower than `before`
         stays gone whatever it was encrypted with. Returns whether there was a key. There will be another one
-        after `admit`: until then somebody may still hold plain bytes from before.
+        after `admit`: until then plain bytes from before may still be on their way.
 
         Raises CopyError; the key is then still there, or gone after a restart. Trying again is right.
         """
@@ -193,10 +193,10 @@ class Keyring:
             else:
                 found[tenant] = DataKey(entry["id"], opened[1])
         if closed:
-            raise KeyringError(self._why_closed(closed, wrapped, masters))
+            raise KeyringError(self._missing_keys_text(closed, wrapped, masters))
         return found
 
-    def _why_closed(
+    def _missing_keys_text(
         self, tenants: list[str], wrapped: Mapping[str, dict[str, Any]], masters: MasterKeys
     ) -> str:
         named = ", ".join(tenant or "common:" for tenant in sorted(tenants)[:MAX_NAMED])

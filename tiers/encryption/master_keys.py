@@ -57,7 +57,7 @@ class MasterKeys:
         return f"MasterKeys({', '.join(self.ids)})"
 
     def wrap(self, secret: bytes, bound: bytes) -> bytes:
-        """Return `secret` encrypted with the key in force; only who says `bound` again gets it back. Nonces
+        """Return `secret` encrypted with the key in force; unwrapping needs the same `bound`. Nonces
         are random: one master key wraps far fewer than the 2**32 secrets that NIST SP 800-38D allows."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         wrapped: bytes = self._ciphers[self.current_id].encrypt(nonce, secret, bound)
@@ -77,17 +77,17 @@ class MasterKeys:
 
 
 def key_id(key: bytes) -> str:
-    """Return what a master key is called."""
+    """Return the id of a master key, 8 hex digits."""
     return hashlib.sha256(b"kvtier master key" + key).hexdigest()[:8]
 
 
 def read_master_keys(
     path: Path, *, group_may_read: bool = False, owner_uid: int | None = None
 ) -> list[bytes]:
-    """Return the keys of a file, the one in force first. Somebody else than `owner_uid` (this process's user,
-    unless given) must not be able to read it; with `group_may_read` its group may.
+    """Return the keys of a file, the one in force first. Only the user `owner_uid` (this process's
+    unless given) may be able to read it; with `group_may_read` its group, too.
 
-    Raises KeyringError: it is missing, somebody else could read it, or it holds something else.
+    Raises KeyringError: it is missing, others could read it, or it holds something else.
     """
     owner_uid = os.geteuid() if owner_uid is None else owner_uid
     try:
@@ -153,7 +153,7 @@ def load_master_keys(path: Path, *, group_may_read: bool = False) -> MasterKeys:
 
 
 def known_ids(keys: Sequence[bytes]) -> tuple[str, ...]:
-    """Return what some keys are called, without anything that could encrypt."""
+    """Return the ids of keys, without anything that could encrypt."""
     return tuple(map(key_id, keys))
 
 

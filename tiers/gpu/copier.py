@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..base import Cause, CopyError, CopyItem, CopyOutcome, landed
 from ..block import FragmentLabel, Tier
-from ..memory.headers import Identities
+from ..memory.headers import LabelColumns
 from ..memory.places import I64, column_of, extents_of
 from ..payload import checksum
 from .device.contract import Addresses, DeviceError, DeviceFault, Event, Pieces, Stream
@@ -52,7 +52,7 @@ class End(Protocol):
         """Return the generation of what is published there under `label`. Raises CopyError."""
         ...
 
-    def generations_of(self, places: I64, identities: Identities) -> NDArray[np.uint64] | None:
+    def generations_of(self, places: I64, labels: LabelColumns) -> NDArray[np.uint64] | None:
         """Return the generations of what is published at `places`, (n,) uint64, if that is what the labels
         say; None: `verify` says what is wrong, if anything is."""
         ...
@@ -93,7 +93,7 @@ class _Columns:
     def __init__(self, items: Sequence[CopyItem]) -> None:
         self.read, self.written, labels = zip(*items, strict=True)
         self.sources, self.targets = column_of(self.read), column_of(self.written)
-        self.identities = Identities(labels)
+        self.identities = LabelColumns(labels)
 
 
 class DeviceCopier:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...v1.shm import CHECKSUM_BYTES, extent_of, place_of
 from ..base import Buffer, Cause, CopyError, EngineStatistics
 from ..block import FragmentLabel, Tier
-from ..memory.headers import Identities
+from ..memory.headers import LabelColumns
 from ..memory.places import addresses, column_of
 from ..memory.slots import SlotPool
 from ..payload import checksum
@@ -154,12 +154,12 @@ class HbmEngine:
             )
         return found[0]
 
-    def generations_of(self, places: NDArray[np.int64], identities: Identities) -> NDArray[np.uint64] | None:
+    def generations_of(self, places: NDArray[np.int64], labels: LabelColumns) -> NDArray[np.uint64] | None:
         """See ExtentEngine.generations_of."""
         held = list(map(self._published.get, places.tolist()))
         if not all(
             one is not None and (one[1] is label or _is_same(one[1], label))
-            for one, label in zip(held, identities.labels, strict=True)
+            for one, label in zip(held, labels.labels, strict=True)
         ):
             return None
         return np.array([one[0] for one in held if one is not None], np.uint64)

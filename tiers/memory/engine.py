@@ -1,11 +1,11 @@
-"""ExtentEngine: the engine of a memory tier. Sealed extents, slot headers, the shared index.
+"""The engine of a memory tier: sealed extents, slot headers, the shared index.
 
 One class serves `dram` and the host-memory `hbm` tier; they differ in `tier` and in the numbers of
 their extents, which are unique in one daemon so that clients map them by number alone.
 
 Workers call `write`, `read`, `view` and `verify`; the event loop calls `publish` and `retract`, once per
-fragment. The room is the planner's; what the engine asks it (where is this place, whose is this extent) does
-not change while a place is taken, so no lock is shared with the event loop.
+fragment. The room is the planner's; what the engine reads from it (the slot of a place, the domain of an
+extent) does not change while a place is taken, so no lock is shared with the event loop.
 """
 
 import itertools
@@ -19,8 +19,8 @@ from ...v1.shm import CHECKSUM_BYTES, extent_of, place_of, slot_of, tag_of
 from ..base import Buffer, Cause, CopyError, CopyItem, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..payload import copy, copy_and_checksum, copy_and_checksum_many
-from .extent import Extent, ExtentReport
-from .headers import Identities
+from .extent import ExtentReport, SlotExtent
+from .headers import LabelColumns
 from .index import Indexes, IndexWriter
 from .memfd import SharedMemoryError
 from .places import by_extent, slots_of
@@ -54,13 +54,13 @@ class ExtentEngine:
         self._indexes = indexes
         self._huge_pages = huge_pages
         self._numa_nodes = tuple(numa_nodes)
-        self._extents: dict[int, Extent] = {}  # by number; those made so far and not given back
+        self._extents: dict[int, SlotExtent] = {}  # by number; those made so far and not given back
         self._given_back: set[int] = set()
         self._index_of_extent: dict[int, IndexWriter] = {}
         self._published: dict[int, int] = {}  # place -> tag
         self._generations = itertools.count(2, 2)  # never repeats: a recycled slot cannot look as before
         self._lock = threading.Lock()  # extents being made, statistics
-        #: Told an extent's number before it is unmapped: whoever registered it with a device.
+        #: Called with an extent's number before it is unmapped, to unregister it from devices.
         self.before_unmap: Callable[[int], None] = lambda number: None
         self._prefaulting = threading.Lock()
         self._stop = threading.Event()
@@ -137,7 +137,7 @@ class ExtentEngine:
         return digests
 
     def run_length(self, items: Sequence[CopyItem], start: int) -> int:
-        """Return how many items from `start` on lie back to back in the source (whose places are offsets)
+        """Return how many items from `start` on lie back to back in the source (its places are offsets)
         and fill neighbouring slots here to the last byte: what `write_run` can take at once."""
         place, label = items[start].target, items[start].label
         source, length = items[start].source, label.raw_length
@@ -185,10 +185,10 @@ class ExtentEngine:
             raise CopyError(Cause.WRONG_IDENTITY, f"slot {place:#x} was recycled during the copy")
         return found
 
-    def generations_of(self, places: NDArray[np.int64], identities: Identities) -> NDArray[np.uint64] | None:
-        """Return the generations of the fragments at `places`, (n,) uint64; None where it is not certain that
-        each is what its label says: `verify` says of which, and counts it."""
-        words, slots = identities.words, slots_of(places)
+    def generations_of(self, places: NDArray[np.int64], labels: LabelColumns) -> NDArray[np.uint64] | None:
+        """Return the generations (n,) uint64 of the fragments at `places` (n,) int64. None where it is not
+        certain that each is that of its label: `verify` finds which is not, and counts it."""
+        words, slots = labels.words, slots_of(places)
         if words is None:
             return None
         generations = np.empty(len(places), np.uint64)
@@ -218,7 +218,7 @@ class ExtentEngine:
             index.insert(tag, place_of(self.first_extent + number, slot))
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """The same as `publish` for each, with everything looked up once per extent."""
+        """Publish many fragments: `publish` for each, with everything looked up once per extent."""
         published, generations = self._published, self._generations
         number = -1
         for place, label in zip(places, labels, strict=True):
@@ -299,7 +299,7 @@ class ExtentEngine:
             extent.close()
 
     def reports(self) -> list[ExtentReport]:
-        """Say what the extents made so far got from the host."""
+        """Return the memory that each extent made so far got from the host."""
         return [extent.report() for _, extent in sorted(self._extents.items())]
 
     def statistics(self) -> EngineStatistics:
@@ -345,7 +345,7 @@ class ExtentEngine:
 
     # ------------------------------------------------------------------------------------------ private
 
-    def _extent(self, number: int) -> Extent:
+    def _extent(self, number: int) -> SlotExtent:
         """Return extent `number` of this tier, made now if need be. Raises CopyError."""
         extent = self._extents.get(number)
         if extent is not None:
@@ -357,11 +357,11 @@ class ExtentEngine:
         except SharedMemoryError as error:
             raise CopyError(Cause.NO_SPACE, str(error)) from error
 
-    def _make(self, number: int) -> Extent:
+    def _make(self, number: int) -> SlotExtent:
         with self._lock:
             extent = self._extents.get(number)
             if extent is None:
-                extent = Extent(
+                extent = SlotExtent(
                     f"kvtier-{self.tier.label}-{self.first_extent + number}",
                     self._room.extent_bytes,
                     huge_pages=self._huge_pages,

@@ -1,4 +1,4 @@
-"""Extent: one memfd of slots and their headers, ours to write, everybody else's to read.
+"""One memfd of slots and their headers, written by the daemon and read by others.
 
 Created in two steps, because a gigabyte of fresh pages takes seconds and an event loop has none:
 the constructor reserves addresses (microseconds) and seals; `prefault` makes the pages, from any thread,
@@ -24,7 +24,7 @@ _STEP_BYTES = 32 << 20  # prefaulted between two looks at `stop`
 
 @dataclass(frozen=True, slots=True)
 class ExtentReport:
-    """What an extent got from the host, for `doctor`."""
+    """Memory that an extent got from the host, for `doctor`."""
 
     huge_pages: bool
     locked: bool
@@ -32,7 +32,7 @@ class ExtentReport:
     prefaulted: bool
 
 
-class Extent:
+class SlotExtent:
     """`extent_bytes` of data, then one header per possible slot.
 
     `data` is a writable view of the slots; `descriptor` may be given to any client of the extent's domain.
@@ -75,11 +75,11 @@ class Extent:
         self._locked = memfd.lock(self._mapping)
 
     def report(self) -> ExtentReport:
-        """Say what the host gave."""
+        """Return what the host gave: huge pages, locked memory, nodes."""
         return ExtentReport(self._huge, self._locked, self._numa_nodes, self._prefaulted)
 
     def close(self) -> None:
-        """Unmap and close. Memory that somebody still has a view of goes when that view goes."""
+        """Unmap and close. Memory with a view left is freed with that view."""
         if self.descriptor < 0:
             return
         os.close(self.descriptor)
@@ -100,7 +100,7 @@ def _map(name: str, num_bytes: int, huge_pages: bool) -> tuple[int, mmap.mmap, b
         try:
             descriptor = memfd.create(name, num_bytes, huge=True)
             return descriptor, mmap.mmap(descriptor, num_bytes), True
-        except OSError:  # somebody else took them between the question and the answer
+        except OSError:  # another process took them between the question and the answer
             if descriptor >= 0:
                 os.close(descriptor)
     descriptor = -1

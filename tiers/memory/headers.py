@@ -1,4 +1,4 @@
-"""SlotHeaders: the headers of one extent, written so that a reader in another process is never fooled.
+"""The slot headers of one extent, written so that a reader in another process always sees a valid state.
 
 A header changes only while its generation is odd, and a generation is stored through a view of 8-byte
 words, that is by one aligned store: readers see the old one or the new one. struct and memoryview are
@@ -38,12 +38,12 @@ _columns_of = attrgetter("namespace_id", "group", "raw_length", "prefix_hash", "
 
 
 def _one_or_column(values: tuple[int, ...]) -> "np.uint64 | npt.NDArray[np.uint64]":
-    """Return the one value that all are, as in most batches; else a column."""
+    """Return one uint64 if all values are equal, as in most batches; else a column (n,) uint64."""
     first = values[0]
     return np.uint64(first) if values.count(first) == len(values) else np.array(values, np.uint64)
 
 
-class Identities:
+class LabelColumns:
     """The labels of a batch in columns, for comparing all of them at once with what is in their slots."""
 
     def __init__(self, labels: Sequence[FragmentLabel]) -> None:
@@ -55,8 +55,8 @@ class Identities:
 
     @cached_property
     def words(self) -> npt.NDArray[np.uint64] | None:
-        """What the headers of filled slots say, (n, 8); None where a label has no checksum yet, and cannot be
-        compared as a whole."""
+        """The headers' identity words of these labels, (n, 8) uint64; None where a label has no checksum yet,
+        and cannot be compared as a whole."""
         hashes, checksums, count = b"".join(self._hashes), b"".join(self.checksums), len(self.labels)
         if len(hashes) != count * HASH_BYTES or len(checksums) != count * CHECKSUM_BYTES:
             return None
@@ -121,8 +121,8 @@ class SlotHeaders:
     def generations_of(
         self, slots: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.uint64] | None:
-        """Return the generations of slots, (n,) uint64; None unless each is filled with the fragment that its
-        row of `words` (`Identities.words`) names."""
+        """Return the generations (n,) uint64 of `slots` (n,) int64; None unless each is filled with the
+        fragment of its row of `words`, (n, 8) uint64 (`LabelColumns.words`) names."""
         rows = np.frombuffer(self._words, np.uint64).reshape(-1, _WORDS)[slots]
         generations: npt.NDArray[np.uint64] = rows[:, 0]
         is_right = not (generations & np.uint64(1)).any() and np.array_equal(rows[:, _IDENTITY], words)
@@ -133,6 +133,6 @@ class SlotHeaders:
         return np.frombuffer(self._bytes, SLOT_HEADER)
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Release the views of the memory."""
         self._words.release()
         self._bytes.release()

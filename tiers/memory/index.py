@@ -1,4 +1,4 @@
-"""IndexWriter: the shared table from which clients of one isolation domain find fragments by themselves.
+"""The shared index: a table in which clients of one isolation domain find fragments by themselves.
 
 Open addressing over a sealed memfd (layout in v1/shm.py). An entry is (tag, place); one tag may have
 several, because a fragment can be in `hbm` and in `dram`, and because tags can meet. The table is a
@@ -61,7 +61,7 @@ class IndexWriter:
             word = (position & mask) << 1
             there = words[word]
             if there <= TOMBSTONE_TAG:
-                # Place before tag: whoever sees the tag sees its place.
+                # Place before tag: a reader that sees the tag sees its place.
                 words[word + 1] = place
                 words[word] = tag
                 self.num_entries += 1

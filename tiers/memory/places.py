@@ -18,24 +18,25 @@ _SLOT_MASK = np.int64((1 << _SLOT_BITS) - 1)
 
 
 def column_of(places: "Sequence[int] | I64") -> I64:
-    """Return places as a column, (n,) int64. By way of an array, which costs a third of numpy's own way."""
+    """Return places as a column (n,) int64. By way of an array, which costs a third of numpy's own way."""
     if isinstance(places, np.ndarray):
         return places
     return np.frombuffer(array("q", places), np.int64)
 
 
 def slots_of(places: I64) -> I64:
-    """Return the slot of each place in its extent, (n,)."""
+    """Return the slots (n,) int64 of `places` (n,) int64 in their extents."""
     return places & _SLOT_MASK
 
 
 def extents_of(places: I64) -> I64:
-    """Return the extent of each place, (n,)."""
+    """Return the extents (n,) int64 of `places` (n,) int64."""
     return places >> _SLOT_BITS
 
 
 def by_extent(places: I64) -> Iterator[tuple[int, "slice | I64"]]:
-    """Yield each extent with what picks its places out of a column, in their order."""
+    """Yield (extent, index): `index`, a slice or (m,) int64, selects its places from `places` (n,) int64, in
+    order."""
     if not len(places):
         return
     numbers = extents_of(places)
@@ -51,8 +52,8 @@ def by_extent(places: I64) -> Iterator[tuple[int, "slice | I64"]]:
 def addresses(
     places: I64, start_of: Callable[[int], int], slot_bytes_of: Callable[[int], int]
 ) -> NDArray[np.uint64]:
-    """Return where the slots at `places` begin, (n,) uint64, given where an extent of a number begins and the
-    size of its slots."""
+    """Return the addresses (n,) uint64 of the slots at `places` (n,) int64. `start_of` and `slot_bytes_of`
+    return an extent's address and the size of its slots, in bytes."""
     if not len(places):
         return np.empty(0, np.uint64)
     numbers = extents_of(places)

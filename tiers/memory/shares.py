@@ -1,4 +1,4 @@
-"""Shares: how much of a memory tier a group of isolation domains may take together.
+"""Limits of what a group of isolation domains may take of a memory tier together.
 
 Counted in extents, because an extent is bound to one domain for its whole life: what a domain took it never
 gives back to others, so a limit on bytes in use would come too late.

@@ -1,4 +1,4 @@
-"""SlotPool: the room of a memory tier. Extents cut into equal slots, all books in plain lists.
+"""The room of a memory tier: extents cut into equal slots, accounted for in plain lists.
 
 An extent is bound to one isolation domain for its whole life (a client's mapping of it cannot be
 revoked) and to one slot size while any of its slots is taken. Fragments of one namespace are all about the
@@ -23,6 +23,8 @@ _UNBOUND = -1
 
 @dataclass(slots=True)
 class _Extent:
+    """One extent: its domain, the size of its slots, which are free and which taken."""
+
     domain: int = _UNBOUND
     slot_bytes: int = 0  # 0 while the extent is empty and uncut
     free: list[int] = field(default_factory=list)
@@ -30,7 +32,7 @@ class _Extent:
 
 
 class SlotPool:
-    """Books of `num_extents` extents of `extent_bytes` data bytes each.
+    """Allocates slots in `num_extents` extents of `extent_bytes` data bytes each.
 
     Mutated by `reserve`, `release`, `grow` and `retire` only. `check_integrity` proves that every slot is
     either free or taken and that the byte counts follow.
@@ -46,7 +48,7 @@ class SlotPool:
         self._gone: set[int] = set()
         self._uncut_unbound = list(range(num_extents - 1, -1, -1))
         self._uncut_of_domain: dict[int, list[int]] = {}
-        self._share_of: dict[int, Share] = {}  # by domain; who is not in it has no limit
+        self._share_of: dict[int, Share] = {}  # by domain; others have no limit
         # Extents with a free slot, per (domain, slot_bytes). A dict is used as an ordered set.
         self._open: dict[tuple[int, int], dict[int, None]] = {}
         self._taken_bytes = 0
@@ -93,7 +95,7 @@ class SlotPool:
         return places
 
     def release(self, place: int, num_bytes: int) -> None:
-        """Give a slot back. An extent that becomes empty may be cut anew, for the same domain."""
+        """Free a slot. An extent that becomes empty may be cut anew, for the same domain."""
         number, slot = extent_of(place), slot_of(place)
         extent = self._extents[number]
         reserved_bytes = extent.taken.pop(slot, None)
@@ -108,7 +110,7 @@ class SlotPool:
         self._make_available(number)
 
     def release_many(self, places: Sequence[int], sizes: Sequence[int]) -> None:
-        """Give many slots back: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
+        """Free many slots: place `i` was reserved for `sizes[i % len(sizes)]` bytes."""
         if len(set(sizes)) > 1:
             for index, place in enumerate(places):
                 self.release(place, sizes[index % len(sizes)])
@@ -128,7 +130,7 @@ class SlotPool:
             self._release_equal(number, slots, sizes[0])
 
     def grow(self, num_extents: int) -> None:
-        """Have `num_extents` extents again or for the first time: those that were leaving stay, the rest is
+        """Set a larger number of extents: those that were leaving stay, the rest is
         new, under new numbers."""
         assert num_extents >= self.num_extents
         while self.num_extents < num_extents and self.leaving:
@@ -144,7 +146,7 @@ class SlotPool:
             self.num_extents += 1
 
     def retire(self, numbers: Sequence[int]) -> None:
-        """Let these extents leave: nothing new comes in. What is in them stays until it is released."""
+        """Retire these extents: nothing new comes in. What is in them stays until it is released."""
         for number in numbers:
             extent = self._extents[number]
             assert number not in self.leaving
@@ -193,7 +195,7 @@ class SlotPool:
         return len(self._extents[number].taken)
 
     def settle(self, place: int) -> None:
-        """Nothing to do: a slot does not care whether its bytes have landed."""
+        """Do nothing: a slot is the same before and after its copy."""
 
     def offset_of(self, place: int) -> int:
         """Return the byte offset of a taken slot in its extent."""
@@ -215,8 +217,8 @@ class SlotPool:
         return None if domain == _UNBOUND else domain
 
     def statistics(self) -> RoomStatistics:
-        """Return the books; slots of uncut extents count as free in full. What is in leaving extents counts
-        as taken, but not to the capacity: it has to find room elsewhere."""
+        """Return the present numbers; slots of uncut extents count as free in full. What is in leaving
+        extents counts as taken, but not to the capacity: it has to find room elsewhere."""
         capacity = self.num_extents * self.extent_bytes
         taken = staying = self._taken_bytes
         for number in self.leaving:

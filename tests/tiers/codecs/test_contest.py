@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from kvtier.tiers.codecs.contest import MAX_HOLD, RUN_BYTES, SETTLE_BYTES, Contest
+from kvtier.tiers.codecs.contest import MAX_HOLD, RUN_BYTES, SETTLE_BYTES, EncodingContest
 
 FRAGMENT_BYTES = 512 << 10
 CALL_BYTES = 64 << 20
 
 
 def send(
-    contest: Contest,
+    contest: EncodingContest,
     num_bytes: int,
     seconds: Callable[[bool, int], float],
     fragment_bytes: int = FRAGMENT_BYTES,
@@ -24,7 +24,7 @@ def send(
     for start in range(0, num_bytes, fragment_bytes):
         is_coded = contest.is_coded
         num_coded += is_coded
-        contest.went(is_coded, fragment_bytes, seconds(is_coded, start % CALL_BYTES))
+        contest.sent(is_coded, fragment_bytes, seconds(is_coded, start % CALL_BYTES))
     return num_coded * fragment_bytes / num_bytes
 
 
@@ -40,7 +40,7 @@ def test_what_costs_less_wins(gain: float, pays: bool, noise: float, fragment_by
     run_bytes = max(RUN_BYTES, 2 * fragment_bytes)
     for seed in range(8):
         rng = random.Random(seed)
-        contest = Contest()
+        contest = EncodingContest()
         factor = 1.0
 
         def seconds(is_coded: bool, before_bytes: int, rng: random.Random = rng) -> float:
@@ -63,7 +63,7 @@ def test_what_costs_less_wins(gain: float, pays: bool, noise: float, fragment_by
 @pytest.mark.parametrize(("cost", "pays"), [(0.8, True), (1.3, False)])
 def test_who_has_the_beginning_of_every_call_has_no_advantage(cost: float, pays: bool) -> None:
     """Empty buffers take the first megabytes at once; calls as long as four runs put the same turn there."""
-    contest = Contest()
+    contest = EncodingContest()
 
     def seconds(is_coded: bool, before_bytes: int) -> float:
         if before_bytes < 16 << 20:
@@ -76,7 +76,7 @@ def test_who_has_the_beginning_of_every_call_has_no_advantage(cost: float, pays:
 
 def test_what_buffers_still_hold_is_not_the_next_ones_work() -> None:
     """A transport that takes megabytes before it makes anybody wait."""
-    contest = Contest()
+    contest = EncodingContest()
     held: list[bool] = []
 
     def seconds(is_coded: bool, before_bytes: int) -> float:
@@ -88,7 +88,7 @@ def test_what_buffers_still_hold_is_not_the_next_ones_work() -> None:
 
 
 def test_asking_costs_little_and_a_change_is_noticed() -> None:
-    contest = Contest()
+    contest = EncodingContest()
     dear = {True: 2.0, False: 1.0}
 
     def seconds(is_coded: bool, before_bytes: int) -> float:
@@ -103,13 +103,13 @@ def test_asking_costs_little_and_a_change_is_noticed() -> None:
 
 def test_what_set_off_before_its_run_does_not_count() -> None:
     """Fragments encoded ahead arrive when the turn is another's."""
-    contest = Contest()
+    contest = EncodingContest()
     for _ in range(1 << 12):
-        contest.went(not contest.is_coded, FRAGMENT_BYTES, 1.0)
+        contest.sent(not contest.is_coded, FRAGMENT_BYTES, 1.0)
     assert not contest.is_coded
-    contest.went(False, RUN_BYTES, 1.0)
-    contest.went(False, RUN_BYTES, 1.0)  # the first run; the duel begins, as it is
+    contest.sent(False, RUN_BYTES, 1.0)
+    contest.sent(False, RUN_BYTES, 1.0)  # the first run; the duel begins, as it is
     assert not contest.is_coded
-    contest.went(False, RUN_BYTES, 1.0)
-    contest.went(False, RUN_BYTES, 1.0)
+    contest.sent(False, RUN_BYTES, 1.0)
+    contest.sent(False, RUN_BYTES, 1.0)
     assert contest.is_coded

@@ -8,11 +8,11 @@ import pytest
 
 from kvtier.tiers.codecs import streaming
 from kvtier.tiers.codecs.base import CodecError, Shape
-from kvtier.tiers.codecs.contest import Contest
+from kvtier.tiers.codecs.contest import EncodingContest
 from kvtier.tiers.codecs.registry import codec_named
 from kvtier.tiers.codecs.streaming import (
-    Choice,
     SendMeter,
+    StreamChoice,
     StreamEncoder,
     decode_fragment,
     is_brief,
@@ -25,11 +25,11 @@ SHAPE = Shape(2, 2, 64, 4, 64, "bfloat16")
 PAYLOAD = values_like_kv(SHAPE, 1).data
 
 
-def sent_at(encoder: StreamEncoder, coded_gain: float) -> Choice:
+def sent_at(encoder: StreamEncoder, coded_gain: float) -> StreamChoice:
     """Send a gigabyte over a connection where encoding gains so much; return how the next fragment goes."""
     for _ in range(4096):
         choice = encoder.choose(SHAPE, "auto")
-        choice.went(1 << 20, 1e-3 / (coded_gain if choice.codec is not None else 1.0))
+        choice.count_sent(1 << 20, 1e-3 / (coded_gain if choice.codec is not None else 1.0))
     return encoder.choose(SHAPE, "auto")
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_encoded_at_first_and_what_is_never_encoded_is_no_question() 
     assert encoder.choose(SHAPE, "auto").contest is not None
     assert encoder.choose(SHAPE, "identity").contest is None
     assert encoder.choose(SHAPE, "planes").contest is None
-    assert StreamEncoder([]).choose(SHAPE, "auto") == Choice(None)
+    assert StreamEncoder([]).choose(SHAPE, "auto") == StreamChoice(None)
 
 
 def test_values_that_exponents_does_not_know_are_a_question_of_their_own() -> None:
@@ -58,7 +58,7 @@ def test_values_that_exponents_does_not_know_are_a_question_of_their_own() -> No
     assert first.contest is not encoder.choose(SHAPE, "auto").contest
     for _ in range(4096):
         choice = encoder.choose(halves, "auto")
-        choice.went(1 << 20, 1e-3 / (1.4 if choice.codec is not None else 1.0))
+        choice.count_sent(1 << 20, 1e-3 / (1.4 if choice.codec is not None else 1.0))
     codec = encoder.choose(halves, "auto").codec
     assert codec is not None
     assert codec.name == "planes"
@@ -68,7 +68,9 @@ def test_a_meter_leaves_out_what_was_waited_for() -> None:
     now = [0.0]
     found: list[tuple[int, float]] = []
     meter = SendMeter(lambda: now[0])
-    choice = Choice(None, cast(Contest, SimpleNamespace(went=lambda _, num, s: found.append((num, s)))))
+    choice = StreamChoice(
+        None, cast(EncodingContest, SimpleNamespace(sent=lambda _, num, s: found.append((num, s))))
+    )
     now[0] = 5.0
     meter.begin()
     now[0] = 5.5
@@ -138,7 +140,7 @@ def test_noise_travels_as_it_is() -> None:
 def test_only_exact_codecs_have_a_number_that_travels() -> None:
     assert 5 not in usable_codecs()
     assert 0 not in usable_codecs()
-    with pytest.raises(CodecError, match="not one that travels"):
+    with pytest.raises(CodecError, match="not one that is sent"):
         name_of(5)
     into = memoryview(bytearray(SHAPE.raw_bytes))
     assert not decode_fragment(5, SHAPE, PAYLOAD, into, b"")

@@ -20,7 +20,7 @@ from kvtier.tiers.cold.direct_io import DirectIo
 from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.cold.opening import Durability
-from kvtier.tiers.cold.recovery import Recovered
+from kvtier.tiers.cold.recovery import RecoveredStore
 from kvtier.tiers.encryption.master_keys import MasterKeys
 from kvtier.v1.shm import PAGE_BYTES
 
@@ -69,7 +69,7 @@ class Cold:
 
     store: ColdStore
     room: SegmentLog
-    recovered: Recovered
+    recovered: RecoveredStore
     accepted: dict[int, tuple[FragmentLabel, bytes]] = field(default_factory=dict)
 
     def put(self, numbers: Sequence[int], length: int = 9000, *, namespace: int = 0) -> list[CopyOutcome]:
@@ -151,7 +151,7 @@ def adopt(store: ColdStore, num_segments: int = NUM_SEGMENTS) -> Cold:
 
 
 def labels_of(
-    recovered: Recovered, namespaces: Sequence[NamespaceIdentity] = NAMESPACES
+    recovered: RecoveredStore, namespaces: Sequence[NamespaceIdentity] = NAMESPACES
 ) -> dict[int, FragmentLabel]:
     """Return what was recovered as place -> label, namespace_id as this module numbers them."""
     ids = {identity.digest: index + 1 for index, identity in enumerate(namespaces)}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvtier.tiers.memory import memfd
-from kvtier.tiers.memory.extent import Extent
+from kvtier.tiers.memory.extent import SlotExtent
 from kvtier.tiers.memory.index import IndexWriter
 from kvtier.tiers.memory.staging import StagingExtent
 from tests.tiers.cold.attacker import ATTACKS, FORGED
@@ -52,8 +52,8 @@ def attack(descriptor: int, user: int, names: list[str]) -> dict[str, str]:
 
 
 @pytest.fixture
-def extent() -> Iterator[Extent]:
-    made = Extent("test", SIZE)
+def extent() -> Iterator[SlotExtent]:
+    made = SlotExtent("test", SIZE)
     made.data[:8] = b"original"
     yield made
     made.close()
@@ -74,7 +74,7 @@ def test_attacks_work_on_memory_that_is_not_sealed(user: int) -> None:
 
 
 @users
-def test_extent_withstands(extent: Extent, user: int) -> None:
+def test_extent_withstands(extent: SlotExtent, user: int) -> None:
     size = os.fstat(extent.descriptor).st_size
     # The daemon's own memory is out of reach for another user; from the same user only PR_SET_DUMPABLE, which
     # is the daemon's to set, protects it.
@@ -96,7 +96,7 @@ def test_index_withstands(user: int) -> None:
     index.close()
 
 
-def test_daemon_still_writes_and_reads_files_into_a_sealed_extent(extent: Extent, tmp_path: Path) -> None:
+def test_daemon_still_writes_and_reads_files_into_a_sealed_extent(extent: SlotExtent, tmp_path: Path) -> None:
     extent.data[8:16] = b"and more"
     path = tmp_path / "record"
     path.write_bytes(b"from a file")

@@ -14,7 +14,7 @@ from kvtier.tiers.block import FragmentLabel, Tier
 from kvtier.tiers.gpu.copier import End
 from kvtier.tiers.gpu.device.contract import Pieces, Stream
 from kvtier.tiers.gpu.device.flights import Flight, Flights, Touched
-from kvtier.tiers.memory.headers import Identities
+from kvtier.tiers.memory.headers import LabelColumns
 from kvtier.tiers.memory.places import column_of
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.hot import EXTENT_BYTES, LENGTH, Hot, opened
@@ -74,7 +74,10 @@ def test_generations_are_those_of_one_look_each(kinds: list[tuple[int, str]], is
         end: End = hot.hot if is_hot else hot.pinned
         _, rows = asked(hot, kinds, is_hot=is_hot)
         expected = [scalar(end, place, label) for place, label in rows]
-        places, identities = column_of([place for place, _ in rows]), Identities([label for _, label in rows])
+        places, identities = (
+            column_of([place for place, _ in rows]),
+            LabelColumns([label for _, label in rows]),
+        )
         found = end.generations_of(places, identities)
         if found is not None:
             assert found.tolist() == expected
@@ -90,7 +93,7 @@ def test_one_wrong_label_among_right_ones_is_found(kind: str, is_hot: bool) -> N
         _, rows = asked(hot, [(0, "nothing"), (1, kind), (2, "nothing")], is_hot=is_hot)
         expected = [scalar(end, place, label) for place, label in rows]
         found = end.generations_of(
-            column_of([place for place, _ in rows]), Identities([row[1] for row in rows])
+            column_of([place for place, _ in rows]), LabelColumns([row[1] for row in rows])
         )
         assert (None if found is None else found.tolist()) in (None, expected)
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from kvtier.tiers.memory import memfd
-from kvtier.tiers.memory.extent import Extent
+from kvtier.tiers.memory.extent import SlotExtent
 from kvtier.v1.shm import extent_file_bytes
 
 SIZE = 4 << 20
@@ -27,7 +27,7 @@ def count_descriptors() -> int:
 
 
 def test_layout_and_prefault() -> None:
-    extent = Extent("test", SIZE)
+    extent = SlotExtent("test", SIZE)
     assert os.fstat(extent.descriptor).st_size == extent_file_bytes(SIZE)
     assert len(extent.data) == SIZE
     assert len(extent.headers.table()) == extent.num_slots == SIZE // (16 << 10)
@@ -44,7 +44,7 @@ def test_layout_and_prefault() -> None:
 
 
 def test_prefault_stops_when_told() -> None:
-    extent = Extent("test", SIZE)
+    extent = SlotExtent("test", SIZE)
     stop = threading.Event()
     stop.set()
     extent.prefault(stop)
@@ -55,11 +55,11 @@ def test_prefault_stops_when_told() -> None:
 def test_huge_pages_are_used_where_the_host_has_them() -> None:
     needed = extent_file_bytes(SIZE) // (2 << 20)
     has_them = memfd.free_huge_pages() >= needed
-    extent = Extent("test", SIZE, huge_pages=True)
+    extent = SlotExtent("test", SIZE, huge_pages=True)
     assert extent.report().huge_pages == has_them
     extent.data[:4] = b"fine"
     extent.close()
-    extent = Extent("test", SIZE, huge_pages=False)
+    extent = SlotExtent("test", SIZE, huge_pages=False)
     assert not extent.report().huge_pages
     extent.close()
 
@@ -70,7 +70,7 @@ def test_huge_pages_that_are_taken_meanwhile_fall_back(monkeypatch: pytest.Monke
         pytest.skip("this host has huge pages")
     monkeypatch.setattr(memfd, "free_huge_pages", lambda: 1000)
     num_descriptors = count_descriptors()
-    extent = Extent("test", SIZE)
+    extent = SlotExtent("test", SIZE)
     assert not extent.report().huge_pages
     extent.close()
     assert count_descriptors() == num_descriptors
@@ -78,7 +78,7 @@ def test_huge_pages_that_are_taken_meanwhile_fall_back(monkeypatch: pytest.Monke
 
 def test_numa_nodes() -> None:
     try:
-        extent = Extent("test", SIZE, numa_nodes=[0])
+        extent = SlotExtent("test", SIZE, numa_nodes=[0])
     except memfd.SharedMemoryError as refused:
         pytest.skip(f"this host does not let us choose: {refused}")
     assert extent.report().numa_nodes == (0,)
@@ -93,12 +93,12 @@ def test_numa_nodes() -> None:
 def test_a_numa_node_that_is_not_there_is_refused(node: int) -> None:
     num_descriptors = count_descriptors()
     with pytest.raises(memfd.SharedMemoryError, match=r"numa_nodes|/sys/devices/system/node"):
-        Extent("test", SIZE, numa_nodes=[node])
+        SlotExtent("test", SIZE, numa_nodes=[node])
     assert count_descriptors() == num_descriptors
 
 
 def test_closing_under_a_view_is_said_and_harmless(caplog: pytest.LogCaptureFixture) -> None:
-    extent = Extent("test", SIZE)
+    extent = SlotExtent("test", SIZE)
     view = extent.data[10:20]
     with caplog.at_level(logging.WARNING):
         extent.close()

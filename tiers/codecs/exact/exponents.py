@@ -48,7 +48,7 @@ class Exponents:
         self._reserve = reserve
 
     def parameters(self) -> bytes:
-        """Nothing: the record describes itself."""
+        """Return b"": the record describes itself."""
         return b""
 
     def accepts(self, shape: Shape) -> bool:

@@ -2,7 +2,7 @@
 
 On floating-point KV they gain little (lz4 nothing, zstd a fifth at a tenth of the speed of `exponents`),
 and are here for what is not floating point: quantised caches with long runs, states of other models, bytes
-whose layout kvtier was not told.
+of a layout that kvtier does not know.
 """
 
 import lz4.block
@@ -25,7 +25,7 @@ class Lz4:
         self._reserve = reserve
 
     def parameters(self) -> bytes:
-        """Nothing: the record describes itself."""
+        """Return b"": the record describes itself."""
         return b""
 
     def accepts(self, shape: Shape) -> bool:
@@ -68,7 +68,7 @@ class Zstd:
         self._reserve = reserve
 
     def parameters(self) -> bytes:
-        """Nothing: the frame describes itself."""
+        """Return b"": the frame describes itself."""
         return b""
 
     def accepts(self, shape: Shape) -> bool:

@@ -6,18 +6,18 @@ from ..base import EXACT, CodecError, DoesNotFit, Shape
 
 
 class Identity:
-    """Implements Codec."""
+    """Implements Codec without encoding anything."""
 
     codec_id = 0
     name = "identity"
     exactness = EXACT
 
     def parameters(self) -> bytes:
-        """Nothing."""
+        """Return b"": there is nothing to know."""
         return b""
 
     def accepts(self, shape: Shape) -> bool:
-        """Everything."""
+        """Return True: the values do not matter."""
         del shape
         return True
 
@@ -26,14 +26,14 @@ class Identity:
         return shape.raw_bytes
 
     def encode(self, shape: Shape, payload: Buffer, into: Buffer) -> int:
-        """Copy. Raises DoesNotFit."""
+        """Copy `payload` to `into`; return its length. Raises DoesNotFit."""
         if len(into) < shape.raw_bytes:
             raise DoesNotFit
         copy(into[: shape.raw_bytes], payload)
         return shape.raw_bytes
 
     def decode(self, shape: Shape, stored: Buffer, into: Buffer) -> None:
-        """Copy. Raises CodecError when there are too few bytes."""
+        """Copy `stored` to `into`. Raises CodecError when there are too few bytes."""
         if len(stored) < shape.raw_bytes:
             raise CodecError(f"identity: {len(stored)} of {shape.raw_bytes} bytes")
         copy(into, stored[: shape.raw_bytes])

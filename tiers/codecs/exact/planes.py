@@ -3,8 +3,8 @@ compiler.
 
 The bits of a value are rotated by one, so that the sign goes to the bottom and the exponent fills the top
 byte; the top bytes of all values are one zstd frame, with the search for repetitions all but switched off:
-there are none in KV, and what is left of zstd is a fast Huffman coder whose tables follow the data every
-128 KiB. The other bytes are noise and stand behind it unchanged. Types of one byte are all top byte.
+there are none in KV, and what is left of zstd is a fast Huffman coder with new tables every 128 KiB. The
+other bytes are noise and stand behind it unchanged. Types of one byte are all top byte.
 
     | u32 length of the frame | frame | other bytes |
 
@@ -65,7 +65,7 @@ class Planes:
         self._own = threading.local()  # zstd's contexts serve one thread at a time
 
     def parameters(self) -> bytes:
-        """Nothing: the record describes itself."""
+        """Return b"": the record describes itself."""
         return b""
 
     def accepts(self, shape: Shape) -> bool:

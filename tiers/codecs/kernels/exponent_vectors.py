@@ -14,7 +14,7 @@ blocks of a list, where 64 bytes at a time would be too much.
 
 Rejected: the same with scatters and gathers of single exceptions (no faster than branches); numba's own
 vectoriser (it finds the planes, but nothing for the exceptions); C (there is no compiler where kvtier is
-installed); stores past the cache (what is written is read next: by the device, or by who wanted it); asking
+installed); stores past the cache (what is written is read next, by the device or the reader); asking
 for lines ahead when unpacking, too (one or two per cent; a tenth when packing).
 """
 

@@ -248,7 +248,7 @@ def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target
 
 @compiled
 def unpack(source: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, values: Any) -> Any:
-    """Undo `pack`: fill `values`. Returns ALL_RIGHT, or the first part whose number of exceptions is not what
+    """Undo `pack`: fill `values`. Returns ALL_RIGHT, or the first part with another number of exceptions than
     the head says, BEYOND when all that it says would not end within `source`, OTHER_SHAPE for another number
     of parts, ASKEW when `source` does not begin at a multiple of 8. Reads nothing beyond it whatever the head
     says; `source` is at least `exceptions_at` long.

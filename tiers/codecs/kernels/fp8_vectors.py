@@ -3,7 +3,7 @@
 A scale that is a power of two only moves exponents, so the code of a value is its word, moved and rounded:
 
     word            s eeeeeeee fffffff
-    its distance    r = magnitude - (base << 7)        base: the exponent whose code would be 0
+    its distance    r = magnitude - (base << 7)        base: the exponent with code 0
     code            r >> 4, rounded, s on top          (e4m3; 5 for e5m2)
 
 Below the smallest normal the leading one appears and goes down as far as the exponent is too small: the same

@@ -1,8 +1,8 @@
 """Entropy coding with static tables: range asymmetric numeral systems, eight states in turn.
 
-A symbol's table is that of its column: columns whose values spread alike share one. The states take turns,
-symbol by symbol, so that a processor has eight multiplications under way instead of one; the words they give
-off share one stream, which is written backwards and read forwards.
+A symbol's table is that of its column: columns with values that spread alike share one. The states take
+turns, symbol by symbol, so that a processor has eight multiplications under way instead of one; the words
+they give off share one stream, which is written backwards and read forwards.
 
 Source: Duda, arXiv 1311.2540; the interleaving is Giesen's, arXiv 1402.3392. Rejected: Huffman codes, which
 cannot spend less than a bit on the many columns that are nearly always zero; adaptive tables, which are

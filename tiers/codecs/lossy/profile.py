@@ -3,8 +3,8 @@
     profile = model + geometry + rules (layer, plane, heads -> coder) + tables + what calibration measured
 
 A namespace that names a profile agrees to it; nothing else is ever lossy. The digest covers everything a
-decoder needs, so a record that carries it can be read by whoever has the profile and by nobody else, and a
-profile is never edited: changed, it is another one.
+decoder needs, so a record that carries it can be read with the profile and not without it, and a profile is
+never edited: changed, it is another one.
 
 Rules cover every head of every layer exactly once, spelled out: defaults with exceptions are shorter to
 write and longer to read, and two spellings of one thing would have two digests. The digest is of the
@@ -41,9 +41,10 @@ class Rule:
     """How some heads of one layer's K or V are written. Raises ProfileError when fields contradict.
 
     `int`: `bits` a value, with a scale and an offset for each channel over `group_tokens` tokens
-    (axis channel: keys, whose outliers stay in their channel) or for each token (axis token: values); KIVI,
-    arXiv 2402.02750. `fp8_*`: one scale a head and `group_tokens` tokens. `transform`: coefficients in the
-    basis of `table`, in steps of `step`, entropy-coded; heads of one rule share a basis. `exact`: as it is.
+    (axis channel: keys, because their outliers stay in their channel) or for each token (axis token: values);
+    KIVI, arXiv 2402.02750. `fp8_*`: one scale a head and `group_tokens` tokens. `transform`: coefficients in
+    the basis of `table`, in steps of `step`, entropy-coded; heads of one rule share a basis. `exact`: as it
+    is.
     """
 
     layer: int
@@ -55,7 +56,7 @@ class Rule:
     axis: Axis = "token"
     group_tokens: int = 0  # 0: all tokens of a block
     step: float = 0.0
-    reserve_bits: float = 0.0  # room for a coded value of `transform`, whose length depends on the data
+    reserve_bits: float = 0.0  # room for a coded value of `transform`, which has a varying length
     table: int = -1  # index in the profile's tables
 
     def __post_init__(self) -> None:

@@ -8,8 +8,8 @@ are in kernels/quantised.py and kernels/fp8.py. Lengths follow from the shape, s
 bytes to be lied about; what can be wrong with them is a scale that is not finite.
 
 Rejected: a Hadamard rotation before it (a fifth less error at four bits for models without outliers, at a
-sixth of the speed; `transform` is the better rotation for who pays one); outliers kept aside (their list has
-no fixed length); scales of scales (a hundredth of a bit).
+sixth of the speed; `transform` is the better rotation where one is paid for); outliers kept aside (their list
+has no fixed length); scales of scales (a hundredth of a bit).
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ token, so this is for the coldest of what is kept; `quantised` is ten times as f
 
 Keys come here after rotary embedding, because that is what runtimes hand over: undoing it needs positions
 and the model's rope parameters. The basis is fitted on what comes, so it is a worse one for keys, by as much
-as their angles spread; how much that is, is measured by whoever calibrates.
+as their angles spread; calibration measures how much that is.
 
 Nothing is clipped: what has no symbol is an escape with its value in full, so the bound holds for all.
 """
@@ -34,7 +34,7 @@ _MAX_ESCAPES_SHARE = 8  # of the values, one in so many
 
 
 class TransformSegment:
-    """Implements SegmentCoder; the only one whose length depends on the data."""
+    """Implements SegmentCoder; the only one with a length that depends on the data."""
 
     is_fixed = False
 
@@ -114,7 +114,7 @@ class TransformSegment:
     def _values(self, steps: NDArray[np.float32], is_far: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return the values of whole steps [token, coefficient]: the same bits wherever this is done."""
         table = self._table
-        sums = steps @ table.decoding  # exact: integers whose sums stay below 2^24
+        sums = steps @ table.decoding  # exact: sums of these integers stay below 2^24
         if is_far.any():
             sums[is_far] = steps[is_far].astype(np.float64) @ table.inverse.astype(np.float64)
         sums *= self._step / np.float32(1 << table.shift)

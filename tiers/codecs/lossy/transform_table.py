@@ -40,7 +40,7 @@ class TransformTable:
     def __post_init__(self) -> None:
         largest_sum = LARGEST_VALUE * int(np.abs(self.inverse.astype(np.int64)).sum(axis=0).max())
         if largest_sum >= _EXACT or not 0 <= self.shift <= 24:
-            raise ProfileError(f"a basis whose sums reach {largest_sum}; fit it again with a smaller shift")
+            raise ProfileError(f"a basis with sums up to {largest_sum}; fit it again with a smaller shift")
         if int(self.classes.max()) >= len(self.frequencies) or not np.isfinite(self.mean).all():
             raise ProfileError("a transform's table with classes or means that are not there; fit it again")
         sums = self.frequencies.sum(axis=1, dtype=np.int64)

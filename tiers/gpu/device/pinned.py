@@ -24,7 +24,7 @@ from ....v1.shm import extent_of, place_of
 from ...base import Cause, CopyError
 from ...block import FragmentLabel, Tier
 from ...memory.engine import ExtentEngine
-from ...memory.headers import Identities
+from ...memory.headers import LabelColumns
 from ...memory.places import addresses, column_of
 from ...memory.slots import SlotPool
 from .contract import Addresses, Device, DeviceError, DeviceFault
@@ -69,9 +69,9 @@ class Pinned:
         """See ExtentEngine.verify."""
         return self.engine.verify(place, label, generation)
 
-    def generations_of(self, places: NDArray[np.int64], identities: Identities) -> NDArray[np.uint64] | None:
+    def generations_of(self, places: NDArray[np.int64], labels: LabelColumns) -> NDArray[np.uint64] | None:
         """See ExtentEngine.generations_of."""
-        return self.engine.generations_of(places, identities)
+        return self.engine.generations_of(places, labels)
 
     def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:
         """Return `address_of` of each, (n,) uint64. Raises CopyError."""

@@ -22,7 +22,7 @@ from kvtier.appliance.core.planner import Planner
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.cold.log import SegmentLog
-from kvtier.tiers.cold.recovery import RECORD, Recovered, RecoveredSegment
+from kvtier.tiers.cold.recovery import RECORD, RecoveredStore, SegmentSummary
 from kvtier.tiers.memory.slots import SlotPool
 
 MANY = settings(max_examples=150)
@@ -365,8 +365,8 @@ def test_records_found_at_start_count_like_those_that_landed(data: st.DataObject
     rooms: dict[Tier, Room] = {Tier.DRAM: SlotPool(1, 1 << 20), Tier.NVME: SegmentLog(4, 1 << 20, 4096)}
     planner = Planner(PlannerOptions(), rooms)
     found = np.array(data.draw(st.permutations(records)), RECORD)
-    segments = [RecoveredSegment(number, 64, count, 8192 * count) for number, count in live.items()]
-    planner.adopt(Recovered([scalar.namespace.identity], found, segments), 0.0)
+    segments = [SegmentSummary(number, 64, count, 8192 * count) for number, count in live.items()]
+    planner.adopt(RecoveredStore([scalar.namespace.identity], found, segments), 0.0)
     bulk = World(num_groups)
     bulk.catalog, bulk.transitions = planner.catalog, planner.core.transitions
     bulk.namespace = planner.catalog.namespaces[1]

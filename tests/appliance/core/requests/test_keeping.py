@@ -10,7 +10,7 @@ from kvtier.appliance.core.results import PutOutcome
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import NamespaceIdentity, Tier, Urgency
 from kvtier.tiers.cold.log import SegmentLog
-from kvtier.tiers.cold.recovery import RECORD, Recovered, RecoveredSegment
+from kvtier.tiers.cold.recovery import RECORD, RecoveredStore, SegmentSummary
 from kvtier.v1.shm import place_of
 
 from ..rig import CLIENT, GEOMETRY, RECORD_BYTES, STORED, Rig, hashes
@@ -178,7 +178,7 @@ def test_a_drain_leaves_everything_in_the_cold_store() -> None:
     assert any(isinstance(i, ev.SealSegment) for i in rig.planner.close_cold_store())
 
 
-def recovered(chain: list[bytes], missing: set[tuple[int, int]]) -> tuple[Recovered, NamespaceIdentity]:
+def recovered(chain: list[bytes], missing: set[tuple[int, int]]) -> tuple[RecoveredStore, NamespaceIdentity]:
     """Return what a cold store would report of a chain, without some (position, group)."""
     identity = NamespaceIdentity(b"m" * 16, GEOMETRY)
     rows: list[tuple[object, ...]] = []
@@ -192,8 +192,8 @@ def recovered(chain: list[bytes], missing: set[tuple[int, int]]) -> tuple[Recove
                      place_of(0, len(rows) * pages), GEOMETRY.fragment_bytes[group],
                      GEOMETRY.fragment_bytes[group], b"\7" * 16, 0, False)
                 )  # fmt: skip
-    segment = RecoveredSegment(0, len(rows) * pages, len(rows), len(rows) * RECORD_BYTES)
-    return Recovered([identity], np.array(rows, RECORD), [segment], Counter()), identity
+    segment = SegmentSummary(0, len(rows) * pages, len(rows), len(rows) * RECORD_BYTES)
+    return RecoveredStore([identity], np.array(rows, RECORD), [segment], Counter()), identity
 
 
 def adopt(chain: list[bytes], missing: set[tuple[int, int]]) -> Rig:
