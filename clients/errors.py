@@ -33,6 +33,7 @@ from ..v1.unreachable import (
 __all__ = [
     "BAD_CREDENTIALS",
     "BAD_TARGET",
+    "CLIENT_REASONS",
     "CONNECTION_LOST",
     "DETAIL_KEY",
     "NOT_RUNNING",
@@ -57,6 +58,35 @@ __all__ = [
 DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDetail
 #: Reasons that hold for every call of this process until files, groups or the policy change.
 REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, BAD_TARGET, "NOT_AUTHENTICATED", "NO_TENANT"))
+#: Reasons that only a client gives, with a daemon that works: condition and recovery. docs/api.md prints it.
+CLIENT_REASONS: dict[str, tuple[str, str]] = {
+    "STAGING_FULL": (
+        "the client's staging extent has no room for a buffer or for the pieces of a put",
+        "release staging buffers, or raise Limits.staging_bytes",
+    ),
+    "VIEWS_IN_USE": (
+        "arrays or tensors that read the daemon's memory are still referenced when their lease ends",
+        "the lease has ended: discard them; copy what is kept (`Fragment.copy()`) before the lease ends",
+    ),
+    "NOT_ARRIVED": (
+        "a fragment of a lease is read before it is in memory",
+        "iterate over the lease, or call `wait()`",
+    ),
+    "NO_ADDRESS_SPACE": (
+        "this process cannot map an extent of shared memory",
+        "raise `ulimit -v` or vm.max_map_count; treat as a miss",
+    ),
+    "GIVEN_UP": ("another task of this process has ended the call", "treat as a miss"),
+    "VERSION_MISMATCH": (
+        "the daemon's shared index has a layout that this client does not know",
+        "install the same version of kvtier on both sides",
+    ),
+    "BAD_OPTION": ("an option of a runtime's plug-in is malformed or unknown", "fix the named option"),
+    "UNSUPPORTED_RUNTIME": (
+        "a runtime's plug-in does not know the installed version of the runtime",
+        "install a version that the message names",
+    ),
+}
 
 
 class Unavailable(KvtierError):

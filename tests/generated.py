@@ -27,6 +27,8 @@ from kvtier.appliance.observability.alerts import alerts_yaml
 from kvtier.appliance.observability.dashboard import dashboard_json
 from kvtier.appliance.observability.exposition import reference_markdown as metrics_markdown
 from kvtier.appliance.security.rights import matrix_markdown
+from kvtier.clients.errors import CLIENT_REASONS
+from kvtier.v1.unreachable import REASONS as UNREACHABLE
 from kvtier.v1.unreachable import reason_table_markdown
 
 from .sync_source import sync_modules
@@ -95,7 +97,7 @@ stateDiagram-v2
 
 def api_reference() -> Iterator[tuple[Path, bytes]]:
     """Yield docs/api.md: every call with its comment from the .proto files, and the error table."""
-    sources = "`proto/kvtier/v1/*.proto`, `appliance/errors.py` and `proto/kvtier/v1/unreachable.py`"
+    sources = "`proto/kvtier/v1/*.proto`, `appliance/errors.py`, `v1/unreachable.py` and `clients/errors.py`"
     parts = [f"# API reference\n\nGenerated from {sources} by `make docs`.\n"]
     for path in sorted(PROTO.glob("kvtier/v1/*.proto")):
         for service, body in re.findall(r"service (\w+) \{\n(.*?)\n\}", path.read_text(), re.S):
@@ -105,10 +107,10 @@ def api_reference() -> Iterator[tuple[Path, bytes]]:
                 parts.append(f"\n`{signature}`\n\n{words}\n")
     parts.append("\n## Errors\n\nA miss is an answer, not an error. Errors carry `ErrorInfo` (gRPC) or an ")
     parts.append("`ErrorDetail` (local channel) with the reason.\n\n" + error_table_markdown())
-    parts.append(
-        "\nReasons that a client finds by itself, over either transport; the command line says the same:\n\n"
-    )
-    parts.append(reason_table_markdown() + "\n")
+    parts.append("\nReasons why a daemon cannot be reached, found by the client and the command line:\n\n")
+    parts.append(reason_table_markdown(UNREACHABLE))
+    parts.append("\nReasons that only a client gives, about what its own process holds or was given:\n\n")
+    parts.append(reason_table_markdown(CLIENT_REASONS) + "\n")
     yield ROOT / "docs" / "api.md", "".join(parts).encode()
 
 

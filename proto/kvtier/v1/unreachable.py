@@ -3,7 +3,7 @@
 Read by `diagnosis.py` (Unix sockets, calls) and `port_diagnosis.py` (TCP). Imports neither.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 NOT_RUNNING = "NOT_RUNNING"
@@ -76,8 +76,10 @@ class Diagnosis(NamedTuple):
     message: str
 
 
-def reason_table_markdown(reasons: Iterable[str] = REASONS) -> str:
-    """Return REASONS as the Markdown table of docs/api.md."""
+def reason_table_markdown(reasons: Mapping[str, tuple[str, str]]) -> str:
+    """Return reasons, with condition and recovery, as a Markdown table of docs/api.md."""
     lines = ["| reason | condition | recovery |", "|---|---|---|"]
-    lines += [f"| `{reason}` | {REASONS[reason][0]} | {REASONS[reason][1]} |" for reason in reasons]
+    lines += [
+        f"| `{reason}` | {condition} | {recovery} |" for reason, (condition, recovery) in reasons.items()
+    ]
     return "\n".join(lines) + "\n"
