@@ -4,7 +4,7 @@
     ├── CallerError                 the call is wrong: sent again as it is, it fails again
     ├── UnknownError                the call names something the daemon does not know (any more)
     ├── BusyError                   no room or no time: retry as told, or do without
-    ├── AccessError                 the caller did not prove who it is, or may not do this
+    ├── AccessError                 the caller proved no identity, or may not do this
     ├── UnavailableError            the daemon is leaving
     └── BugError                    the daemon itself is wrong
     StartError                      the daemon cannot start; the message names the setting to change
@@ -65,7 +65,7 @@ class BusyError(ApplianceError):
 
 
 class AccessError(ApplianceError):
-    """The caller did not prove who it is, or may not do this."""
+    """The caller proved no identity, or may not do this."""
 
 
 class UnavailableError(ApplianceError):
@@ -116,7 +116,7 @@ REASONS: dict[str, ErrorReason] = {
     "NOT_ENCRYPTED": ErrorReason(
         _PRECONDITION,
         CallerError,
-        "a tenant is to be erased whose records are not encrypted: no key can be destroyed",
+        "a tenant with records that are not encrypted is to be erased: no key can be destroyed",
         "set encryption.master_key and restart; what was stored before stays on the device until overwritten",
     ),
     "BAD_SPAN": ErrorReason(
@@ -165,7 +165,7 @@ REASONS: dict[str, ErrorReason] = {
     "BAD_PAGES": ErrorReason(
         _INVALID,
         CallerError,
-        "registered pages that cannot be what they are said to be, or a page or event nobody registered",
+        "registered pages that cannot be what they are said to be, or a page or event that is not registered",
         "fix the named field",
     ),
     "NO_DEVICE": ErrorReason(
@@ -205,7 +205,7 @@ REASONS: dict[str, ErrorReason] = {
     "NOT_AUTHENTICATED": ErrorReason(
         grpc.StatusCode.UNAUTHENTICATED,
         AccessError,
-        "the caller proved no identity: a token nobody knows, TLS below 1.3, a way around the socket",
+        "the caller proved no identity: an unknown token, TLS below 1.3, a way around the socket",
         "fix the credentials; do not retry",
     ),
     "NO_TENANT": ErrorReason(

@@ -1,7 +1,7 @@
 """Extension of griffe: what a comment says about a field becomes the field's text in the reference.
 
 Fields of our value objects are explained behind them (`load_s: float  # estimated time ...`) or above them
-(`#: ...`), where whoever reads the class sees it. griffe reads docstrings only.
+(`#: ...`), beside the field in the class. griffe reads docstrings only.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""`make demo`: a real transformer whose past keys and values go through kvtier, and a daemon that dies twice.
+"""`make demo`: a real transformer with its past keys and values in kvtier, and a daemon that is killed twice.
 
 Three readers talk, in turns, about one long text they share. Every turn is answered twice: without kvtier,
 prefilling all of the prompt, and with it; both answers must be the same, bit for bit. Exit code 1 when any is

@@ -1,4 +1,4 @@
-"""Installs a list of requirements whose torch is meant for the CPU, without gigabytes of CUDA libraries.
+"""Installs a list of requirements with torch for the CPU, without gigabytes of CUDA libraries.
 
     .venv/bin/python -m examples.torch_cpu requirements-demo.txt --system python3       (`make demo` does it)
 
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Install; return 0. Exits with pip's status when it fails."""
     parser = argparse.ArgumentParser(prog="python -m examples.torch_cpu", description=__doc__)
     parser.add_argument("file", type=Path, help="requirements, one of them torch==VERSION")
-    parser.add_argument("--system", metavar="PYTHON", help="interpreter whose torch may be used")
+    parser.add_argument("--system", metavar="PYTHON", help="interpreter with a torch that may be used")
     parser.add_argument("--no-deps", action="store_true", help="the file is complete; passed to pip")
     parser.add_argument("--index", default=CPU_INDEX, help="of builds for the CPU, default: %(default)s")
     args = parser.parse_args(arguments)

@@ -182,8 +182,9 @@ class MasterKeySecret(SecretName):
 
 
 class Http(_Model):
-    """Metrics, readiness and the page; read-only. With tenants they are for anyone whom the NetworkPolicy
-    lets in, or for the tokens of `policy.observe.readers`; without that policy for those tokens only."""
+    """Metrics, readiness and the page; read-only. With tenants they are for all callers that the
+    NetworkPolicy admits, or for the tokens of `policy.observe.readers`; without that policy for those tokens
+    only."""
 
     port: Port = 9464
     """Port of pod and Service."""
@@ -198,7 +199,7 @@ class Security(_Model):
     """Group id. Runtime pods that do not run as root need it in `supplementalGroups` to open the socket."""
     prepare_folders: bool = True
     """Let an init container give the host folders to runAsGroup: it is root, without any capability, and runs
-    chgrp and chmod. false: who owns the nodes does that, e.g. by tmpfiles.d."""
+    chgrp and chmod. false: set the group on the nodes yourself, e.g. by tmpfiles.d."""
     seccomp_profile: Kubernetes = {"type": "RuntimeDefault"}
     """Seccomp profile, as in a pod."""
     se_linux_options: Kubernetes = {}
@@ -207,17 +208,17 @@ class Security(_Model):
 
 
 class Probes(_Model):
-    """When Kubernetes looks, and when it has had enough."""
+    """Periods and limits of the startup and liveness probes."""
 
     startup_period_seconds: Positive = 5
-    """Time between two looks while the cold store is recovered."""
+    """Seconds between two probes while the cold store is recovered."""
     startup_failure_threshold: Positive = 60
-    """Looks until the pod is restarted."""
+    """Failed startup probes after which the pod is restarted."""
     period_seconds: Positive = 10
-    """Time between two looks afterwards."""
+    """Seconds between two probes afterwards."""
     liveness_failure_threshold: Positive = 6
-    """Failed looks until the pod is restarted. Only a daemon whose planner failed, or that is stuck,
-    fails."""
+    """Failed liveness probes after which the pod is restarted. The probe fails only for a daemon with a
+    failed planner or a blocked event loop."""
 
 
 class Drain(_Model):
@@ -228,16 +229,16 @@ class Drain(_Model):
 
 
 class Selectors(_Model):
-    """Who reaches which port, as `from` of a NetworkPolicy."""
+    """Pods that reach the ports, as `from` of a NetworkPolicy."""
 
     enabled: bool = True
-    """Make a NetworkPolicy. It governs TCP only: the Unix socket is governed by who may mount its folder."""
+    """Make a NetworkPolicy. It governs TCP only: access to the Unix socket needs a mount of its folder."""
     metrics_from: list[Kubernetes] = [
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     ]
-    """Who reads metrics and the page."""
+    """Pods that read metrics and the page."""
     callers_from: list[Kubernetes] = [{"namespaceSelector": {"matchLabels": {"kvtier.io/caller": "true"}}}]
-    """Who calls gRPC, when it is enabled."""
+    """Pods that call gRPC, when it is enabled."""
     egress: list[Kubernetes] = []
     """Egress rules. The daemon connects nowhere by itself; `policy.observe.traces: otlp` does."""
 
@@ -288,7 +289,7 @@ class ServiceAccount(_Model):
 
 
 class ChartValues(NodeShape):
-    """Everything somebody who installs the chart may choose."""
+    """All values of the chart."""
 
     name_override: str = ""
     """Instead of the chart's name."""

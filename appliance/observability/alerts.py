@@ -44,7 +44,7 @@ ALERTS = (
         "sum by (instance, tier) (increase(kvtier_corrupt_fragments_total[1h])) > 3",
         "0m",
         "warning",
-        "Fragments failed verification in {{ $labels.tier }} and were dropped; nobody has read them.",
+        "Fragments failed verification in {{ $labels.tier }} and were dropped; they were never returned.",
         "Check the device's health (`smartctl`, `nvme smart-log`); replace it if the count grows.",
     ),
     Alert(

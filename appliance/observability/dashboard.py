@@ -1,6 +1,6 @@
 """The Grafana dashboard that comes with kvtier, as a table of panels.
 
-Grafana's own JSON says every default of every panel and nobody reads it; so the panels are said here, and the
+Grafana's own JSON spells out every default of every panel; so the panels are declared here, and the
 JSON (helm/kvtier/files/dashboard.json) is generated (`make docs`). Every expression is parsed and checked
 against the table of metrics by tests/appliance/observability/test_dashboard.py.
 """
@@ -78,7 +78,7 @@ ROWS: tuple[tuple[str, Sequence[Panel]], ...] = (
                 "sum by (source, target) (kvtier_copies_in_flight{@})")]),
         Panel("Prefetched blocks", "What became of them.", "short",
               [("{{outcome}}", _rate("kvtier_prefetch_blocks_total", "outcome"))], stacked=True),
-        Panel("Failed copies", "Each is a miss for somebody, never a wrong byte.", "short",
+        Panel("Failed copies", "Each is a miss, never a wrong byte.", "short",
               [("{{source}} → {{target}}", f"sum by (source, target) ({FAILED})")]),
         Panel("Corrupt fragments", "Dropped when they failed verification.", "short",
               [("{{tier}}", _rate("kvtier_corrupt_fragments_total", "tier"))]),
@@ -102,7 +102,7 @@ ROWS: tuple[tuple[str, Sequence[Panel]], ...] = (
               [("{{instance}}", _quantile("kvtier_loop_late_seconds", "instance"))]),
         Panel("Sessions", "By urgency.", "short",
               [("{{urgency}}", "sum by (urgency) (kvtier_sessions{@})")], stacked=True),
-        Panel("Leases, pins, waiting", "What is held, and who waits for room.", "short",
+        Panel("Leases, pins, waiting", "What is held, and requests that wait for room.", "short",
               [("leases", "sum(kvtier_leases{@})"), ("pins", "sum(kvtier_pins{@})"),
                ("waiting", "sum(kvtier_waiting_requests{@})")]),
     )),

@@ -124,7 +124,7 @@ def build(tag: str, base: list[str]) -> None:
     """Build the Dockerfile under `tag`.
 
     In two calls, because a mount leaves its empty target behind in the image: folders that pip needs are
-    mounted into the first stage only, whose layers the second call finds cached.
+    mounted into the first stage only; the second call finds its layers cached.
     """
     # Docker's format: OCI's has no HEALTHCHECK.
     common = ["buildah", "bud", "--quiet", "--layers", "--format", "docker", *ISOLATION, "--network", "host"]

@@ -2,8 +2,8 @@
 
     python -m examples.vllm.chat
 
-Whoever comes back finds his history overwritten by the other two: vLLM alone would read it again from the
-beginning. With kvtier it comes back from the appliance. Each question is asked a second time under a salt
+A reader that comes back finds its history overwritten by the other two: vLLM alone would compute it from
+the beginning. With kvtier it comes back from the appliance. Each question is asked a second time under a salt
 of its own, which nothing stored can serve: that is what the reader would have waited without any cache.
 """
 

@@ -73,7 +73,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, prompt: str, num_new: int = 16, salt: str = "") -> Completion:
-        """Complete a prompt. With a `salt` that nobody used yet, nothing stored can serve it."""
+        """Complete a prompt. With a new `salt`, nothing stored can serve it."""
         body: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": num_new, "temperature": 0}
         body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         if salt:

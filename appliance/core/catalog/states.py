@@ -18,7 +18,7 @@ class State(IntEnum):
 
 STATE_MEANING = {
     State.ABSENT: "not in this tier",
-    State.ARRIVING: "has a place; its bytes are promised or on their way; nobody may read it",
+    State.ARRIVING: "has a place; its bytes are promised or on their way; it cannot be read",
     State.RESIDENT: "complete, checksummed, readable",
     State.CONDEMNED: "must not be read any more, but a copy or reader still touches the place",
 }

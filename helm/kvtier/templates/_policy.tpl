@@ -18,7 +18,7 @@ Of (root, shape).
 
 {{- $observe := default dict $policy.observe -}}
 {{- $_ := set $observe "http" (printf "%s:%d" $values.listenHost (int $values.http.port)) -}}
-{{- /* With tenants nobody reads unless named; here the NetworkPolicy says who gets to the port at all. */ -}}
+{{- /* With tenants only named readers are admitted; here the NetworkPolicy limits access to the port. */ -}}
 {{- if and $policy.tenants $values.networkPolicy.enabled (not $observe.readers) }}{{- $_ := set $observe "readers" "anyone" }}{{- end -}}
 {{- $_ := set $policy "observe" $observe -}}
 
@@ -33,7 +33,7 @@ Of (root, shape).
 {{- with $values.masterKey.secretName -}}
 {{- $_ := set $policy "encryption" (dict "master_key" (printf "/etc/kvtier-master-key/%s" $values.masterKey.key) "group_may_read" true) -}}
 {{- end -}}
-{{- /* Runtimes' containers often run as root, and root is an administrator where nobody is named: name ourselves. */ -}}
+{{- /* Runtimes' containers often run as root, and root is an administrator where none is named: name ourselves. */ -}}
 {{- $admin := default dict $access.admin -}}
 {{- $uids := list (int64 $values.security.runAsUser) -}}
 {{- range default list $admin.uids }}{{- $uids = append $uids (int64 .) }}{{- end -}}

@@ -29,7 +29,7 @@ Combinations that no schema can refuse. Each sentence says what to write instead
 {{- $ways := compact (list .coldStore.hostPath.path .coldStore.volumeClaim.storageClassName .coldStore.existingClaim) -}}
 {{- if not (or .nodeSelector (dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "" .affinity)) }}{{- $problems = append $problems "no nodes are chosen, and the daemon takes memory of every node that it runs on: set nodeSelector. Nodes with NVIDIA GPUs: --set-string 'nodeSelector.nvidia\\.com/gpu\\.present=true'; every Linux node: --set-string 'nodeSelector.kubernetes\\.io/os=linux'" }}{{- end -}}
 {{- if hasKey $policy "listen" }}{{- $problems = append $problems "policy.listen is the chart's: set socket.hostPath, and grpc.enabled for TCP" }}{{- end -}}
-{{- if hasKey (default dict $policy.observe) "http" }}{{- $problems = append $problems "policy.observe.http is the chart's: set http.port, and networkPolicy.metricsFrom for who may read it" }}{{- end -}}
+{{- if hasKey (default dict $policy.observe) "http" }}{{- $problems = append $problems "policy.observe.http is the chart's: set http.port, and networkPolicy.metricsFrom for its readers" }}{{- end -}}
 {{- if dig "access" "tls" "" $policy }}{{- $problems = append $problems "policy.access.tls is the chart's: put tls.crt, tls.key and ca.crt into a Secret and set tls.secretName" }}{{- end -}}
 {{- if dig "access" "tokens" "" $policy }}{{- $problems = append $problems "policy.access.tokens is the chart's: put the file into a Secret and set tokens.secretName" }}{{- end -}}
 {{- if $policy.encryption }}{{- $problems = append $problems "policy.encryption is the chart's: put the file of master keys into a Secret and set masterKey.secretName" }}{{- end -}}

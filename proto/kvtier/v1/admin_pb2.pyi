@@ -298,7 +298,7 @@ Global___CodecSpeed: _TypeAlias = CodecSpeed  # noqa: Y015
 
 @_typing.final
 class MasterKeyStatus(_message.Message):
-    """One line of the file of master keys, in the order of the file. Ids are hashes of keys that nobody can guess."""
+    """One line of the file of master keys, in the order of the file. Ids are hashes of random keys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -550,9 +550,9 @@ class Exit(_message.Message):
     prefix_hash: _builtins.bytes
     """of one of them"""
     price: _builtins.float
-    """absent: nobody was priced"""
+    """absent: no block was priced"""
     next_price: _builtins.float
-    """absent: nobody else could go"""
+    """absent: no other block could be evicted"""
     next_hash: _builtins.bytes
     """of the block that would have been next"""
     def __init__(
@@ -1079,7 +1079,7 @@ class TenantStatus(_message.Message):
     HAS_KEY_FIELD_NUMBER: _builtins.int
     MASTER_KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """tenant:NAME, group:NAME, public:, or common: for what belongs to nobody in particular"""
+    """tenant:NAME, group:NAME, public:, or common: for what belongs to no tenant"""
     bandwidth_share: _builtins.float
     """weight against others that wait at the same urgency"""
     nvme_bytes: _builtins.int

@@ -121,7 +121,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect.
+        """Why blocks of one session, or one block, are where they are: evictions by tier, with the block that was next. No effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,7 +165,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """Who there is, and what each takes. No effect.
+        """Lists tenants, and what each uses. No effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

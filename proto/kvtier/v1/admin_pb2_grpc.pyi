@@ -38,7 +38,7 @@ class AdminServiceStub:
     GetStory: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]
     """Everything remembered about one block or session, oldest first, with the reasons. No effect."""
     Explain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]
-    """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect."""
+    """Why blocks of one session, or one block, are where they are: evictions by tier, with the block that was next. No effect."""
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]
     """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]
@@ -54,7 +54,7 @@ class AdminServiceStub:
     command line say stays stronger. Lasts until the file is read again; a restart reads the file.
     """
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]
-    """Who there is, and what each takes. No effect."""
+    """Lists tenants, and what each uses. No effect."""
     EraseTenant: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EraseTenantRequest, _admin_pb2.EraseTenantResponse]
     """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
     rest where there is a cold store. Idempotent, and without remedy.
@@ -72,7 +72,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetStory: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStoryRequest, _admin_pb2.GetStoryResponse]  # type: ignore[assignment]
     """Everything remembered about one block or session, oldest first, with the reasons. No effect."""
     Explain: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]  # type: ignore[assignment]
-    """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect."""
+    """Why blocks of one session, or one block, are where they are: evictions by tier, with the block that was next. No effect."""
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSnapshotRequest, _admin_pb2.GetSnapshotResponse]  # type: ignore[assignment]
     """Everything that `kvtier top` and the page draw, as JSON; docs/web-api.md has its shape. No effect."""
     Evict: _aio.UnaryUnaryMultiCallable[_admin_pb2.EvictRequest, _admin_pb2.EvictResponse]  # type: ignore[assignment]
@@ -88,7 +88,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     command line say stays stronger. Lasts until the file is read again; a restart reads the file.
     """
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTenantsRequest, _admin_pb2.ListTenantsResponse]  # type: ignore[assignment]
-    """Who there is, and what each takes. No effect."""
+    """Lists tenants, and what each uses. No effect."""
     EraseTenant: _aio.UnaryUnaryMultiCallable[_admin_pb2.EraseTenantRequest, _admin_pb2.EraseTenantResponse]  # type: ignore[assignment]
     """Destroys a tenant's key and forgets its blocks: nothing it ever stored can be read again. Needs encryption at
     rest where there is a cold store. Idempotent, and without remedy.
@@ -127,7 +127,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ExplainResponse, _abc.Awaitable[_admin_pb2.ExplainResponse]]:
-        """Why blocks of one session, or one block, are where they are: who left which tier, and over whom. No effect."""
+        """Why blocks of one session, or one block, are where they are: evictions by tier, with the block that was next. No effect."""
 
     @_abc_1.abstractmethod
     def GetSnapshot(
@@ -179,7 +179,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListTenantsResponse, _abc.Awaitable[_admin_pb2.ListTenantsResponse]]:
-        """Who there is, and what each takes. No effect."""
+        """Lists tenants, and what each uses. No effect."""
 
     @_abc_1.abstractmethod
     def EraseTenant(

@@ -117,7 +117,7 @@ class RegisterPagesRequest(_message.Message):
     EVENT_HANDLES_FIELD_NUMBER: _builtins.int
     NUM_EVENT_SETS_FIELD_NUMBER: _builtins.int
     namespace_id: _builtins.int
-    """whose geometry the pages have; gets and puts may name others of that geometry"""
+    """the pages have its geometry; gets and puts may name others of that geometry"""
     device_uuid: _builtins.str
     num_pages: _builtins.int
     page_tokens: _builtins.int

@@ -43,7 +43,7 @@ class _PutOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PutOutcome
     PUT_OUTCOME_DEDUPLICATED: _PutOutcome.ValueType  # 3
     """was stored before; the bytes are not needed"""
     PUT_OUTCOME_IN_PROGRESS: _PutOutcome.ValueType  # 4
-    """somebody else is writing the same block"""
+    """another client is writing the same block"""
     PUT_OUTCOME_NO_ROOM: _PutOutcome.ValueType  # 5
     """not stored: nothing could be evicted in time"""
     PUT_OUTCOME_PARENT_MISSING: _PutOutcome.ValueType  # 6
@@ -64,7 +64,7 @@ PUT_OUTCOME_STORED: PutOutcome.ValueType  # 2
 PUT_OUTCOME_DEDUPLICATED: PutOutcome.ValueType  # 3
 """was stored before; the bytes are not needed"""
 PUT_OUTCOME_IN_PROGRESS: PutOutcome.ValueType  # 4
-"""somebody else is writing the same block"""
+"""another client is writing the same block"""
 PUT_OUTCOME_NO_ROOM: PutOutcome.ValueType  # 5
 """not stored: nothing could be evicted in time"""
 PUT_OUTCOME_PARENT_MISSING: PutOutcome.ValueType  # 6

@@ -140,7 +140,7 @@ class KVCacheServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetServerInfo(self, request, context):
-        """Who is there and what it can do. No effect. Call it once.
+        """Describes the daemon: version, limits, tiers. No effect. Call it once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -233,7 +233,7 @@ class KVCacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Keeps blocks in `floor` or faster until the TTL passes or Unpin, whoever lives or dies.
+        """Keeps blocks in `floor` or faster until the TTL passes or Unpin, also when the client ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

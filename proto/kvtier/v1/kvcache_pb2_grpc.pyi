@@ -41,7 +41,7 @@ class KVCacheServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KVCacheServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.GetServerInfoRequest, _kvcache_pb2.GetServerInfoResponse]
-    """Who is there and what it can do. No effect. Call it once."""
+    """Describes the daemon: version, limits, tiers. No effect. Call it once."""
     OpenClient: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.OpenClientRequest, _kvcache_pb2.OpenClientResponse]
     """Makes the caller known and gives it an id; everything it holds (leases, reservations, staging) goes
     back when it closes, dies, or lets `ttl` pass without KeepAlive. Idempotent by request id.
@@ -81,7 +81,7 @@ class KVCacheServiceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.AbortRequest, _kvcache_pb2.AbortResponse]
     """Gives a reservation back. Idempotent."""
     Pin: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.PinRequest, _kvcache_pb2.PinResponse]
-    """Keeps blocks in `floor` or faster until the TTL passes or Unpin, whoever lives or dies."""
+    """Keeps blocks in `floor` or faster until the TTL passes or Unpin, also when the client ends."""
     Unpin: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.UnpinRequest, _kvcache_pb2.UnpinResponse]
     """Idempotent."""
     Prefetch: _grpc.UnaryUnaryMultiCallable[_kvcache_pb2.PrefetchRequest, _kvcache_pb2.PrefetchResponse]
@@ -101,7 +101,7 @@ class KVCacheServiceStub:
 class KVCacheServiceAsyncStub(KVCacheServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.GetServerInfoRequest, _kvcache_pb2.GetServerInfoResponse]  # type: ignore[assignment]
-    """Who is there and what it can do. No effect. Call it once."""
+    """Describes the daemon: version, limits, tiers. No effect. Call it once."""
     OpenClient: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.OpenClientRequest, _kvcache_pb2.OpenClientResponse]  # type: ignore[assignment]
     """Makes the caller known and gives it an id; everything it holds (leases, reservations, staging) goes
     back when it closes, dies, or lets `ttl` pass without KeepAlive. Idempotent by request id.
@@ -141,7 +141,7 @@ class KVCacheServiceAsyncStub(KVCacheServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.AbortRequest, _kvcache_pb2.AbortResponse]  # type: ignore[assignment]
     """Gives a reservation back. Idempotent."""
     Pin: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.PinRequest, _kvcache_pb2.PinResponse]  # type: ignore[assignment]
-    """Keeps blocks in `floor` or faster until the TTL passes or Unpin, whoever lives or dies."""
+    """Keeps blocks in `floor` or faster until the TTL passes or Unpin, also when the client ends."""
     Unpin: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.UnpinRequest, _kvcache_pb2.UnpinResponse]  # type: ignore[assignment]
     """Idempotent."""
     Prefetch: _aio.UnaryUnaryMultiCallable[_kvcache_pb2.PrefetchRequest, _kvcache_pb2.PrefetchResponse]  # type: ignore[assignment]
@@ -164,7 +164,7 @@ class KVCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvcache_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvcache_pb2.GetServerInfoResponse, _abc.Awaitable[_kvcache_pb2.GetServerInfoResponse]]:
-        """Who is there and what it can do. No effect. Call it once."""
+        """Describes the daemon: version, limits, tiers. No effect. Call it once."""
 
     @_abc_1.abstractmethod
     def OpenClient(
@@ -276,7 +276,7 @@ class KVCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kvcache_pb2.PinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvcache_pb2.PinResponse, _abc.Awaitable[_kvcache_pb2.PinResponse]]:
-        """Keeps blocks in `floor` or faster until the TTL passes or Unpin, whoever lives or dies."""
+        """Keeps blocks in `floor` or faster until the TTL passes or Unpin, also when the client ends."""
 
     @_abc_1.abstractmethod
     def Unpin(
