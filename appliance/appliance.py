@@ -18,6 +18,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ..tiers.base import Engine
@@ -113,20 +114,30 @@ class StorePort(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TierBackends:
+    """The tiers as the shell drives them: engines, routes of copies, and the cold store's housekeeping.
+
+    `max_in_flight` bounds the batches of copies per edge; `store` is None without nvme.
+    """
+
+    engines: Mapping[Tier, Engine]
+    routes: Mapping[Edge, Route]
+    max_in_flight: Mapping[Edge, int]
+    store: StorePort | None
+
+
 class Appliance:
     """Drives one planner over real tiers. Owned by the running event loop.
 
-    `engines` are the tiers' engines, `routes`, `max_in_flight` and `shares` what the mover goes by. `clock`
-    must be the loop's own in production; tests inject another.
+    `shares` are the tenants' shares of bandwidth. `clock` must be the loop's own in production; tests inject
+    another.
     """
 
     def __init__(
         self,
         planner: PlannerPort,
-        engines: Mapping[Tier, Engine],
-        routes: Mapping[Edge, Route],
-        max_in_flight: Mapping[Edge, int],
-        store: StorePort | None,
+        backends: TierBackends,
         events: EventLog,
         clock: Callable[[], float] | None = None,
         shares: BandwidthShares | None = None,
@@ -134,9 +145,15 @@ class Appliance:
         self._loop = asyncio.get_running_loop()
         self.clock = clock or self._loop.time
         self.planner = planner
-        self.engines = engines
+        self.engines = backends.engines
         self.events = events
-        self.mover = Mover(routes, self.step, max_in_flight=max_in_flight, clock=self.clock, shares=shares)
+        self.mover = Mover(
+            backends.routes,
+            self.step,
+            max_in_flight=backends.max_in_flight,
+            clock=self.clock,
+            shares=shares,
+        )
         self.counters: Counter[str] = Counter()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         #: Hears of every event before the planner does; None while nobody wants to know.
@@ -144,7 +161,7 @@ class Appliance:
         #: Hear of every step before its instructions are carried out: (event, instructions, when it began).
         #: Of one that is done in two halves they hear twice.
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
-        self._store = store
+        self._store = backends.store
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
         self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="kvtier-store")
         self.num_store_tasks = 0  # calls of the store that have not ended

@@ -29,6 +29,7 @@ from ...tiers.memory.index import Indexes
 from ...tiers.memory.memfd import SharedMemoryError
 from ...tiers.memory.slots import SlotPool
 from ...v1.shm import MIN_SLOT_BYTES
+from ..appliance import TierBackends
 from ..compression.profiles import Profiles, read_profiles
 from ..config import EncryptionSettings, NvmeTier, Settings, Switch
 from ..errors import StartError
@@ -75,6 +76,11 @@ class Assembly:
         engine = self.engines[Tier.DRAM]
         assert isinstance(engine, ExtentEngine)
         return engine
+
+    @property
+    def backends(self) -> TierBackends:
+        """What the appliance drives the tiers by."""
+        return TierBackends(self.engines, self.routes, self.max_in_flight, self.store)
 
     @property
     def shared_tiers(self) -> tuple[Tier, ...]:

@@ -13,48 +13,50 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...tiers.block import Tier
 from ...tiers.gpu.device.contract import Device
 from ...v1.addresses import socket_path
-from ..appliance import Appliance
-from ..compression.codec_choice import CodecSelection
 from ..compression.profiles import read_profiles_again
 from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
-from ..core.planner import Planner
 from ..core.results import CountResult
 from ..errors import StartError
 from ..event_log import MAX_BLOCK_EVENTS, EventLog
 from ..gpu.page_service import DirectDevice, DirectPath
 from ..observability.daemon_view import DRAINING, READY, DaemonView
 from ..observability.observability import Observability
-from ..persisted.codec_speeds import SpeedFile
 from ..persisted.learned_file import LearnedFile
 from ..persisted.writes_file import WritesFile
 from ..preflight.table import require
 from ..security.callers import CallRates
 from ..security.client_registry import ClientRegistry
-from ..security.key_rotation import KeyRotation
 from ..security.principals import Authenticator
 from ..server.access_log import AccessLog
 from ..server.admin_service import AdminService, DrainResult
-from ..server.cache_service import CacheService
-from ..server.grpc_server import GrpcServer
+from ..server.cache_service import CacheService, ServerFacts
+from ..server.grpc_server import EventsService, GrpcServer
+from ..server.intent_service import IntentService
 from ..server.listeners import Listeners
-from ..server.local_server import LocalOptions, LocalServer
+from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, ByteStreams, PutBuffers
-from ..transfer.fair_queue import BandwidthShares
-from .assembly import MAX_COPIES_PER_EDGE, Assembly, assemble
+from .assembly import Assembly, assemble
 from .policy_watch import watch
 from .reload import Reload
+from .wiring import (
+    build_appliance,
+    build_codec_selection,
+    build_planner,
+    build_rotation,
+    cold_path,
+    local_options,
+    local_path,
+)
 
 log = logging.getLogger(__name__)
 
-LOCAL_SUFFIX = ".local"  # the local channel's socket stands beside the gRPC one
 CLOSE_GRACE_S = 1.0  # for calls in progress when everything else is done
 SWEEP_INTERVAL_S = 5.0
 
@@ -67,59 +69,25 @@ class Daemon:
         settings = loaded.settings
         self.settings = settings
         self.assembly = assembly
-        try:
-            self.planner = Planner(
-                settings.planner_options(),
-                assembly.rooms,
-                policies=settings.policy.choice(),
-                shared=assembly.shared_tiers,
-                secret=secrets.token_bytes(32),
-                on_policy_failed=partial(log.error, "%s; %s"),
-            )
-        except ValueError as problem:  # as build in policies/registry.py says
-            raise StartError(f"policy: {problem}") from problem
+        self.planner = build_planner(settings, assembly)
         self.events = EventLog(MAX_BLOCK_EVENTS)
-        self.appliance = Appliance(
-            self.planner,
-            assembly.engines,
-            assembly.routes,
-            assembly.max_in_flight,
-            assembly.store,
-            self.events,
-            shares=BandwidthShares(lambda number: self.planner.catalog.namespaces[number].identity.domain),
-        )
-        self.appliance.mover.shares.adopt(bandwidth_shares_of(settings.tenants))
+        self.appliance = build_appliance(settings, self.planner, assembly, self.events)
         self.accesses = AccessLog(self.appliance, self.planner, MAX_BLOCK_EVENTS)
         if assembly.hot is not None:
             soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
             assembly.hot.when_lost(lambda reason: soon(lose, Tier.HBM, reason))
         self._recall(assembly.learned)
-        nvme = settings.tiers.nvme
-        cold_path = nvme.path if nvme is not None else None
-        self.learned = LearnedFile(cold_path, self._what_was_learned)
+        self.learned = LearnedFile(cold_path(settings), self._what_was_learned)
         budget = self.planner.write_budget
-        self.writes = WritesFile(cold_path, budget, self.appliance.clock, time.time)
+        self.writes = WritesFile(cold_path(settings), budget, self.appliance.clock, time.time)
         self.writes.restore(assembly.written)
         if assembly.recovered is not None:
             self.planner.adopt(assembly.recovered, self.appliance.clock())
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
-        self.rotation: KeyRotation | None = None  # while what is stored is encrypted
-        if assembly.store is not None and assembly.store.is_encrypted:
-            self.rotation = KeyRotation(self.appliance, assembly.store, settings.encryption)
-        self.reload.rotation = self.rotation
-        self.codec_selection: CodecSelection | None = None  # while there is a cold store
-        if assembly.store is not None:
-            self.codec_selection = CodecSelection(
-                settings.compression,
-                self.appliance,
-                assembly.store.codecs,
-                lambda: {ns.identity.geometry.dtype for ns in self.planner.catalog.namespaces.values()},
-                self.appliance.mover.statistics,
-                min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
-                SpeedFile(nvme.path if nvme is not None else None),
-            )
+        self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly)
+        self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly)
         self._wire_services(settings, epoch)
         self.leaving = asyncio.Event()
         self._drained: DrainResult | None = None
@@ -130,34 +98,39 @@ class Daemon:
 
     def _wire_services(self, settings: Settings, epoch: int) -> None:
         """Wire what serves: who may call, the two transports, and what is seen of it all."""
-        limits, assembly = settings.limits, self.assembly
-        self.clients = ClientRegistry(self.appliance, limits.max_clients)
-        paths = [path for path in map(socket_path, settings.listen) if path is not None]
-        local_path = Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
-        self.access, self.rates = (
-            Authenticator(settings.access, settings.tenants),
-            CallRates(settings.tenants),
-        )
+        self.clients = ClientRegistry(self.appliance, settings.limits.max_clients)
+        self.access = Authenticator(settings.access, settings.tenants)
+        self.rates = CallRates(settings.tenants)
         self.put_buffers = PutBuffers(MAX_STREAM_PUT_BYTES)
+        path, extent_bytes = local_path(settings), settings.tiers.dram.extent_bytes
         self.service = CacheService(
             self.appliance,
             self.planner,
             self.clients,
             settings.planner_options(),
-            epoch=epoch,
-            extent_bytes=settings.tiers.dram.extent_bytes,
-            remote_routes=assembly.staging_routes(self.put_buffers),
-            local_socket_path=str(local_path or ""),
+            ServerFacts(epoch, extent_bytes, str(path or "")),
+            self.assembly.staging_routes(self.put_buffers),
         )
-        self.service.profiles = assembly.profiles
+        self.service.profiles = self.assembly.profiles
         self.service.compression = settings.compression
         self.local: LocalServer | None = None
-        if local_path is not None:
-            local = local_options(settings)
-            self.local = LocalServer(
-                self.service, local_path, assembly.staging_routes, local, self.access, self.rates
-            )
+        if path is not None:
+            routes, options = self.assembly.staging_routes, local_options(settings)
+            self.local = LocalServer(self.service, path, routes, options, self.access, self.rates)
         self.direct: DirectPath | None = None  # while there is a device
+        self._wire_observability(settings)
+        self.listeners = Listeners(settings.listen, self.access, settings.access.tls, settings.socket_mode)
+        self.grpc = GrpcServer(
+            self._handlers(),
+            self.listeners,
+            self.rates,
+            self.service.call_latencies,
+            self.appliance.clock,
+            with_reflection=settings.reflection,
+        )
+
+    def _wire_observability(self, settings: Settings) -> None:
+        """Build what reads the daemon, and let it report changes of state."""
         view = DaemonView(
             self.service,
             self.events,
@@ -166,27 +139,26 @@ class Daemon:
             lambda: self.reload.status,
         )
         view.rotation = self.rotation
-        self.observability = Observability(view, settings.observe, self.access)
-        self.listeners = Listeners(settings.listen, self.access, settings.access.tls, settings.socket_mode)
-        self.grpc = GrpcServer(
-            self.service,
-            ByteStreams(self.service, self.put_buffers),
-            AdminService(
-                self.service,
-                self.drain,
-                self.counters,
-                self.observability,
-                self.reload,
-                lambda: self.codec_selection.speeds if self.codec_selection else {},
-            ),
-            self.events,
-            self.accesses,
-            self.listeners,
-            self.rates,
-            with_reflection=settings.reflection,
-        )
-        self._reports: set[asyncio.Task[None]] = set()
         view.state_listeners.append(self._report)
+        self._reports: set[asyncio.Task[None]] = set()
+        self.observability = Observability(view, settings.observe, self.access)
+
+    def _handlers(self) -> Mapping[str, Sequence[object]]:
+        """Return the objects that answer the calls of each gRPC service."""
+        admin = AdminService(
+            self.service,
+            self.drain,
+            self.counters,
+            self.observability,
+            self.reload,
+            lambda: self.codec_selection.speeds if self.codec_selection else {},
+        )
+        streams = ByteStreams(self.service, self.put_buffers)
+        return {
+            "KVCacheService": (self.service, IntentService(self.service), streams),
+            "AdminService": (admin,),
+            "EventsService": (EventsService(self.events, self.accesses, self.service),),
+        }
 
     @classmethod
     async def start(
@@ -367,12 +339,6 @@ class Daemon:
         """Forget remote clients that fell silent. (What they held went with their ttl, in the planner.)"""
         self.clients.expire()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
-
-
-def local_options(settings: Settings) -> LocalOptions:
-    """Return the bounds of the local channel."""
-    limits = settings.limits
-    return LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
 
 
 def embedded_settings(listen: str, directory: Path | None = None) -> Settings:

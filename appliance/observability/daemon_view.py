@@ -45,7 +45,7 @@ class DaemonView:
         self.planner = service.planner
         self.clock = service.appliance.clock
         self.events = events
-        self.epoch = service.epoch
+        self.epoch = service.facts.epoch
         self.started_at = self.clock()
         self.reloads = reloads
         self.counters = counters

@@ -1,4 +1,4 @@
-"""Where metrics are read. One function per metric: from the view to (label values, value)."""
+"""Reads the values of metrics. One function per metric: from the view to (label values, value)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,35 +34,43 @@ def tier(key: str) -> Callable[[DaemonView], Pairs]:
 
 
 def build_info(view: DaemonView) -> Pairs:
+    """Return 1, labelled with the version."""
     return [((__version__,), 1)]
 
 
 def uptime(view: DaemonView) -> Pairs:
+    """Return seconds since the start."""
     return [((), view.uptime_s())]
 
 
 def ready(view: DaemonView) -> Pairs:
+    """Return 1 while the daemon serves and makes progress, else 0."""
     return [((), view.state() == READY)]
 
 
 def generation(view: DaemonView) -> Pairs:
+    """Return the number of the policy in force."""
     return [((), view.reloads().generation)]
 
 
 def reloads(view: DaemonView) -> Pairs:
+    """Return how many policies were applied and refused."""
     status = view.reloads()
     return [(("applied",), status.num_applied), (("refused",), status.num_refused)]
 
 
 def loop_late(view: DaemonView) -> Histograms:
+    """Return the histogram of how late the event loop ran its timers."""
     return [((), view.loop_late)]
 
 
 def rpc_seconds(view: DaemonView) -> Histograms:
+    """Return the histograms of calls, by method, transport and code."""
     return sorted(view.call_latencies.histograms.items())
 
 
 def refusals(view: DaemonView) -> Pairs:
+    """Return how many calls were refused, by reason."""
     counters = view.counters()
     return [
         ((name.removeprefix(REFUSED).upper(),), count)
@@ -75,6 +83,7 @@ def refusals(view: DaemonView) -> Pairs:
 
 
 def tier_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the bytes of each tier by state: resident, reserved, condemned."""
     states = {"resident": "used_bytes", "reserved": "reserved_bytes", "condemned": "condemned_bytes"}
     for tier, books in view.statistics()["tiers"].items():
         for state, key in states.items():
@@ -82,6 +91,7 @@ def tier_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
 
 
 def urgency_bytes(view: DaemonView) -> Pairs:
+    """Return the bytes of each tier by urgency."""
     return [
         ((tier.label, name), num_bytes)
         for tier, classes in view.census.take().items()
@@ -100,14 +110,17 @@ def writes(key: str) -> Callable[[DaemonView], Pairs]:
 
 
 def tier_offline(view: DaemonView) -> Pairs:
+    """Return 1 for each tier that was lost, else 0."""
     return [((tier.label,), tier in view.planner.core.offline) for tier in view.planner.rooms]
 
 
 def evicted(view: DaemonView) -> Pairs:
+    """Return how many blocks left each tier, by reason."""
     return [((tier.label, reason), n) for (tier, reason), n in sorted(view.events.num_removed.items())]
 
 
 def corrupt(view: DaemonView) -> Pairs:
+    """Return how many fragments of each tier failed verification."""
     return _by_tier(view, "condemned")
 
 
@@ -120,36 +133,44 @@ def _by_tier(view: DaemonView, word: str) -> Pairs:
 
 
 def asked(view: DaemonView) -> Pairs:
+    """Return how many blocks lookups asked for."""
     return [((), view.telemetry.total.num_asked)]
 
 
 def lookup_blocks(view: DaemonView) -> Pairs:
+    """Return the blocks of lookups by where they were found, missed or declined."""
     total = view.telemetry.total
     found = [((tier.label,), total.found[tier]) for tier in (Tier.HBM, Tier.DRAM, Tier.NVME)]
     return [*found, (("missed",), total.num_missed), (("declined",), total.num_declined)]
 
 
 def read_bytes(view: DaemonView) -> Pairs:
+    """Return the bytes that clients read."""
     return [((), view.telemetry.total.read_bytes)]
 
 
 def stored_blocks(view: DaemonView) -> Pairs:
+    """Return how many blocks were stored."""
     return [((), view.telemetry.total.num_stored)]
 
 
 def stored_bytes(view: DaemonView) -> Pairs:
+    """Return the bytes that were stored."""
     return [((), view.telemetry.total.stored_bytes)]
 
 
 def saved(view: DaemonView) -> Pairs:
+    """Return the seconds of prefill that hits saved."""
     return [((), view.telemetry.total.saved_s)]
 
 
 def prefetch_begun(view: DaemonView) -> Pairs:
+    """Return how many blocks were prefetched."""
     return [((), view.planner.story.counters.get("prefetch_begun", 0))]
 
 
 def prefetch_blocks(view: DaemonView) -> Pairs:
+    """Return how many prefetched blocks were used, late, wasted or cancelled."""
     counters = view.planner.story.counters
     return [((outcome,), counters.get(f"prefetch_{outcome}", 0)) for outcome in PREFETCH_OUTCOMES]
 
@@ -158,12 +179,14 @@ def prefetch_blocks(view: DaemonView) -> Pairs:
 
 
 def copies(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield how many fragments each edge copied, and how many failed."""
     for edge in view.edges():
         yield (edge.source, edge.target, "landed"), edge.num_copies
         yield (edge.source, edge.target, "failed"), edge.num_failed
 
 
 def copy_seconds(view: DaemonView) -> Histograms:
+    """Return the histogram of copy times of each edge."""
     return [((edge.source, edge.target), edge.seconds) for edge in view.edges()]
 
 
@@ -175,7 +198,7 @@ copy_bytes = _edges(lambda edge: edge.num_bytes)
 
 
 def tenant_copy_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Nobody but an administrator names a tenant here: a domain that a client made up is `other:`."""
+    """Yield the bytes each tenant moved on each edge. A domain that no policy names is `other:`."""
     named = view.tenants()
     for edge in view.edges():
         found: Counter[str] = Counter()
@@ -186,15 +209,18 @@ def tenant_copy_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float
 
 
 def nvme_failures(view: DaemonView) -> Pairs:
+    """Return how often a record was not read or written, by cause."""
     return [((cause.value,), number) for cause, number in view.nvme_failures().items()]
 
 
 def master_key_wraps(view: DaemonView) -> Pairs:
+    """Return how many data keys each master key wraps."""
     uses = view.rotation.uses() if view.rotation is not None else []
     return [((use.id,), use.num_wrapped) for use in uses]
 
 
 def master_key_file_refused(view: DaemonView) -> Pairs:
+    """Return 1 while the file of master keys is refused, else 0."""
     return [((), view.rotation is not None and view.rotation.last_error != "")]
 
 
@@ -205,6 +231,7 @@ edge_latency = _edges(lambda edge: edge.latency_s)
 
 
 def codec_fragments(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield how many fragments each codec encoded, decoded and refused."""
     for codec in view.codecs():
         yield (codec.name, "encoded"), codec.num_encoded
         yield (codec.name, "unfit"), codec.num_unfit
@@ -214,12 +241,14 @@ def codec_fragments(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]
 
 
 def codec_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the bytes each codec was given and made."""
     for codec in view.codecs():
         yield (codec.name, "raw"), codec.encoded_raw_bytes
         yield (codec.name, "stored"), codec.encoded_stored_bytes
 
 
 def codec_seconds(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the seconds each codec took."""
     for codec in view.codecs():
         yield (codec.name, "encode"), codec.encode_s
         yield (codec.name, "decode"), codec.decode_s
@@ -229,12 +258,15 @@ def codec_seconds(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
 
 
 def sessions(view: DaemonView) -> Pairs:
+    """Return the number of sessions of each urgency."""
     return [((urgency,), count) for urgency, count in holdings.by_urgency(view.planner).items()]
 
 
 def clients(view: DaemonView) -> Pairs:
+    """Return the number of clients."""
     return [((), view.num_clients())]
 
 
 def leases_expired(view: DaemonView) -> Pairs:
+    """Return how many leases ended at their deadline."""
     return [((), view.planner.story.counters.get("leases_expired", 0))]

@@ -52,12 +52,13 @@ class AdminService:
         self._started_at = service.appliance.clock()
 
     def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
+        """Return version, tiers, edges, counters, policy, keys and write budget."""
         service = self._service
         books = service.planner.statistics()
         engines = service.appliance.engines
         return pb.GetStatusResponse(
             version=__version__,
-            epoch=service.epoch,
+            epoch=service.facts.epoch,
             uptime_s=service.appliance.clock() - self._started_at,
             draining=service.draining,
             tiers=[
@@ -98,6 +99,7 @@ class AdminService:
         return None if writes is None else pb.WriteStatus(**writes)
 
     def get_policy(self, caller: Caller, request: pb.GetPolicyRequest) -> pb.GetPolicyResponse:
+        """Return the status of the policy in force and the value and source of each setting."""
         rows = self._reload.loaded.rows()
         values = [
             pb.PolicyValue(key=key, json=json.dumps(value), source=source) for key, value, source in rows
@@ -105,6 +107,7 @@ class AdminService:
         return pb.GetPolicyResponse(status=self._policy_status(), values=values)
 
     async def apply_policy(self, caller: Caller, request: pb.ApplyPolicyRequest) -> pb.ApplyPolicyResponse:
+        """Replace the policy, or with `dry_run` only return the changes. Raises ApplianceError."""
         text = request.yaml if request.HasField("yaml") else None
         applied = await self._reload.apply(
             text, request.name, is_dry_run=request.dry_run, generation=request.generation
@@ -138,6 +141,7 @@ class AdminService:
         return pb.EncryptionStatus(master_keys=keys, last_error=rotation.last_error)
 
     def inspect(self, caller: Caller, request: pb.InspectRequest) -> pb.InspectResponse:
+        """Return everything known about a block, session, lease or segment, as JSON."""
         inspection = self._service.planner.inspection
         what = request.WhichOneof("what")
         if what == "block":
@@ -158,6 +162,7 @@ class AdminService:
         return pb.InspectResponse(json=json.dumps(found, sort_keys=True))
 
     def get_story(self, caller: Caller, request: pb.GetStoryRequest) -> pb.GetStoryResponse:
+        """Return what happened to a block or session, oldest first."""
         inspection = self._service.planner.inspection
         what = request.WhichOneof("what")
         if what == "block":
@@ -175,6 +180,7 @@ class AdminService:
         )
 
     def explain(self, caller: Caller, request: pb.ExplainRequest) -> pb.ExplainResponse:
+        """Return where the blocks of a name or session are, and why others left."""
         what = request.WhichOneof("what")
         if what == "block":
             found = self._observability.explain_block(request.block.namespace_id, _name(request.block))
@@ -187,9 +193,11 @@ class AdminService:
         return found.message(self._started_at, self._service.appliance.clock())
 
     def get_snapshot(self, caller: Caller, request: pb.GetSnapshotRequest) -> pb.GetSnapshotResponse:
+        """Return the state of the appliance, names included, as JSON."""
         return pb.GetSnapshotResponse(json=json.dumps(self._observability.snapshot(request.num_samples)))
 
     async def evict(self, caller: Caller, request: pb.EvictRequest) -> pb.EvictResponse:
+        """Evict blocks from a tier; returns how many left, and how many stay and why."""
         tier = checks.tier("tier", request.tier)
         if tier not in self._service.appliance.engines:
             tiers = ", ".join(one.label for one in sorted(self._service.appliance.engines))
@@ -210,18 +218,22 @@ class AdminService:
         )
 
     async def drain(self, caller: Caller, request: pb.DrainRequest) -> pb.DrainResponse:
+        """Accept nothing new, flush and seal; with `exit` the process ends."""
         drained = await self._drain(request.grace_ms / 1000, request.exit)
         return pb.DrainResponse(
             num_leases_ended=drained.num_leases_ended, num_blocks_flushed=drained.num_blocks_flushed
         )
 
     def list_tenants(self, caller: Caller, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
+        """Return each tenant with what it moved and keeps."""
         return self._tenants.list()
 
     async def erase_tenant(self, caller: Caller, request: pb.EraseTenantRequest) -> pb.EraseTenantResponse:
+        """Make everything unreadable that a tenant stored. Raises ApplianceError."""
         return await self._tenants.erase(request.name)
 
     def check_integrity(self, caller: Caller, request: pb.CheckIntegrityRequest) -> pb.CheckIntegrityResponse:
+        """Return what is wrong in the planner's and the shell's bookkeeping; empty when nothing is."""
         service = self._service
         problems = [*service.planner.check_integrity(), *service.appliance.check_integrity()]
         return pb.CheckIntegrityResponse(problems=problems)

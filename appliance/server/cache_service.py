@@ -11,6 +11,7 @@ where it would have to trust.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ... import __version__
@@ -33,12 +34,21 @@ from ..security.callers import Caller
 from ..security.client_registry import MAX_CLIENT_TTL_S, ClientRegistry, ConnectedClient
 from ..transfer.lanes import Route
 from .call_latency import CallLatencies
+from .responses import respond
 from .stream_codecs import stream_codecs
 
 DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
 
-R = TypeVar("R")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What clients learn of the daemon. `extent_bytes`: data bytes of every extent of all memory tiers."""
+
+    epoch: int
+    extent_bytes: int
+    local_socket_path: str = ""  # empty without a local channel
 
 
 class CacheService:
@@ -50,20 +60,15 @@ class CacheService:
         planner: Planner,
         clients: ClientRegistry,
         options: PlannerOptions,
-        *,
-        epoch: int,
-        extent_bytes: int,
+        facts: ServerFacts,
         remote_routes: Mapping[Tier, Route],
-        local_socket_path: str = "",
     ) -> None:
         self.appliance = appliance
         self.planner = planner
         self.clients = clients
         self.options = options
-        self.epoch = epoch
-        self._extent_bytes = extent_bytes
+        self.facts = facts
         self._remote_routes = remote_routes  # from the buffers of streamed puts
-        self.local_socket_path = local_socket_path
         self.call_latencies = CallLatencies()
         self.profiles: Profiles = {}  # that a namespace may name
         self.compression = CompressionSettings()  # of streams
@@ -73,11 +78,12 @@ class CacheService:
     # --------------------------------------------------------------------------- who is who
 
     def get_server_info(self, caller: Caller, request: pb.GetServerInfoRequest) -> pb.GetServerInfoResponse:
+        """Return version, epoch and limits of this daemon."""
         return pb.GetServerInfoResponse(
             version=__version__,
             api_versions=["v1"],
-            epoch=self.epoch,
-            local_socket_path=self.local_socket_path,
+            epoch=self.facts.epoch,
+            local_socket_path=self.facts.local_socket_path,
             max_blocks_per_request=self.options.max_blocks_per_request,
             max_message_bytes=MAX_PAYLOAD_BYTES,
             max_lease_ttl_ms=round(self.options.lease_ttl_max_s * 1000),
@@ -97,6 +103,7 @@ class CacheService:
         return pb.OpenClientResponse(client_id=client.id, ttl_ms=round(client.ttl_s * 1000))
 
     def close_client(self, caller: Caller, request: pb.CloseClientRequest) -> pb.CloseClientResponse:
+        """End a client; what it holds is released. Idempotent."""
         client = self.clients.get(request.client_id)
         if client is not None and not client.local and client.owner == caller.principal.name:
             self.clients.close(client.id, "closed")
@@ -105,12 +112,13 @@ class CacheService:
     def register_namespace(
         self, caller: Caller, request: pb.RegisterNamespaceRequest
     ) -> "pb.RegisterNamespaceResponse | asyncio.Future[pb.RegisterNamespaceResponse]":
+        """Return the number of a namespace, which is made where it is new. Raises ApplianceError."""
         identity = checks.identity(request.identity, self._domain(caller, request.identity.domain))
         check_profile(identity, self.profiles)
         prefill = checks.prefill_speed(request.prefill) if request.HasField("prefill") else None
         answer = self.appliance.ask(lambda call: events.NamespaceRegistered(call, identity, prefill))
 
-        def respond(result: events.NamespaceResult) -> pb.RegisterNamespaceResponse:
+        def registered(result: events.NamespaceResult) -> pb.RegisterNamespaceResponse:
             self.namespaces[result.namespace_id] = identity
             return pb.RegisterNamespaceResponse(
                 namespace_id=result.namespace_id,
@@ -122,12 +130,13 @@ class CacheService:
                 takes_first_chunks=True,
             )
 
-        return self._then(answer, events.NamespaceResult, respond)
+        return respond(answer, events.NamespaceResult, registered)
 
     # -------------------------------------------------------------------------------- reading
 
     def lookup(self, caller: Caller, request: pb.LookupRequest) -> pb.LookupResponse:
-        hashes = self._chain(request.prefix_hashes)
+        """Return how much of a chain is stored, and where. Changes nothing."""
+        hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         found = self.planner.lookup(request.namespace_id, hashes)
         if isinstance(found, events.Refusal):
@@ -153,7 +162,7 @@ class CacheService:
         `device_reader` the lease is that client's, and if it `reads_hbm` what it is given may lie in any
         memory tier."""
         client = device_reader or self.client_of(caller, request.client_id)
-        hashes = self._chain(request.prefix_hashes)
+        hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
         session_id = caller.session("session_id", request.session_id)
@@ -163,7 +172,7 @@ class CacheService:
             raise error(
                 "BAD_REQUEST", f"first_block {request.first_block} is not one of {len(hashes)} blocks"
             )
-        deadline_at = self._deadline(caller, request.deadline_ms, DEFAULT_DEADLINE_S)
+        deadline_at = self.deadline(caller, request.deadline_ms, DEFAULT_DEADLINE_S)
         ttl_s = checks.ttl_s(request.ttl_ms, self.options.lease_ttl_max_s)
         retention, urgency = checks.retention(request.retention), caller.urgency(request.urgency)
         replies = self.appliance.ask_many(
@@ -225,29 +234,32 @@ class CacheService:
     def release(
         self, caller: Caller, request: pb.ReleaseRequest
     ) -> "pb.ReleaseResponse | asyncio.Future[pb.ReleaseResponse]":
+        """End leases; returns how many were not known."""
         client = self.client_of(caller, request.client_id)
         lease_ids = self._lease_ids(request.lease_ids)
         answer = self.appliance.ask(lambda call: events.ReleaseRequested(call, client.id, lease_ids))
-        return self._then(
+        return respond(
             answer, events.ReleaseResult, lambda result: pb.ReleaseResponse(num_unknown=result.num_unknown)
         )
 
     def keep_alive(
         self, caller: Caller, request: pb.KeepAliveRequest
     ) -> "pb.KeepAliveResponse | asyncio.Future[pb.KeepAliveResponse]":
+        """Extend leases; returns those that had expired."""
         client = self.client_of(caller, request.client_id)
         lease_ids = self._lease_ids(request.lease_ids)
         ttl_s = checks.ttl_s(request.ttl_ms, self.options.lease_ttl_max_s)
         answer = self.appliance.ask(lambda call: events.KeptAlive(call, client.id, lease_ids, ttl_s))
-        return self._then(
+        return respond(
             answer,
             events.KeepAliveResult,
             lambda result: pb.KeepAliveResponse(expired_lease_ids=result.expired),
         )
 
     def touch(self, caller: Caller, request: pb.TouchRequest) -> pb.TouchResponse:
+        """Count blocks as used that a client read without a call."""
         client = self.client_of(caller, request.client_id)
-        hashes = self._chain(request.prefix_hashes)
+        hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         session_id = caller.session("session_id", request.session_id)
         self.appliance.step(events.Touched(client.id, request.namespace_id, hashes, session_id))
@@ -258,10 +270,11 @@ class CacheService:
     def reserve(
         self, caller: Caller, request: pb.ReserveRequest
     ) -> "pb.ReserveResponse | asyncio.Future[pb.ReserveResponse]":
+        """Reserve room for new blocks; returns the outcome of each."""
         client = self.client_of(caller, request.client_id)
         event = self.reservation(caller, client, request)
         answer = self.appliance.ask(event)
-        return self._then(
+        return respond(
             answer,
             events.ReserveResult,
             lambda result: pb.ReserveResponse(reservation_id=result.reservation_id, outcomes=result.outcomes),
@@ -270,6 +283,7 @@ class CacheService:
     def commit(
         self, caller: Caller, request: pb.CommitRequest
     ) -> "pb.CommitResponse | asyncio.Future[pb.CommitResponse]":
+        """Store the blocks of a reservation, or of `reserve` in this call; returns their outcomes."""
         client = self.client_of(caller, request.client_id)
         checks.text("request_id", request.request_id)
         spans = checks.spans(request.spans, client.staging_bytes)
@@ -288,15 +302,13 @@ class CacheService:
                 call, client.id, request.request_id, request.reservation_id, spans, build and build(call)
             )
         )
-        return self._then(
-            answer, events.PutResult, lambda result: pb.CommitResponse(outcomes=result.outcomes)
-        )
+        return respond(answer, events.PutResult, lambda result: pb.CommitResponse(outcomes=result.outcomes))
 
     def reservation(
         self, caller: Caller, client: ConnectedClient, request: pb.ReserveRequest
     ) -> Callable[[int], events.ReserveRequested]:
         """Check a reserve request; return what makes its event from a call number."""
-        hashes = self._chain(request.prefix_hashes)
+        hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
         checks.text("request_id", request.request_id)
         session_id = caller.session("session_id", request.session_id)
@@ -322,94 +334,10 @@ class CacheService:
         )
 
     def abort(self, caller: Caller, request: pb.AbortRequest) -> pb.AbortResponse:
+        """Give up a reservation. Idempotent."""
         client = self.client_of(caller, request.client_id)
         self.appliance.step(events.AbortRequested(client.id, request.reservation_id))
         return pb.AbortResponse()
-
-    # -------------------------------------------------------------------------------- intent
-
-    def pin(
-        self, caller: Caller, request: pb.PinRequest
-    ) -> "pb.PinResponse | asyncio.Future[pb.PinResponse]":
-        client = self.client_of(caller, request.client_id)
-        hashes = self._chain(request.prefix_hashes)
-        self.identity_of(caller, request.namespace_id)
-        checks.text("request_id", request.request_id)
-        floor = checks.tier("floor", request.floor, Tier.DRAM)
-        ttl_s = checks.ttl_s(request.ttl_ms, self.options.pin_ttl_max_s) or self.options.lease_ttl_max_s
-        answer = self.appliance.ask(
-            lambda call: events.PinRequested(
-                call, client.id, request.request_id, request.namespace_id, hashes, floor, ttl_s
-            )
-        )
-        return self._then(
-            answer,
-            events.PinResult,
-            lambda result: pb.PinResponse(pin_id=result.pin_id, num_blocks=result.num_blocks),
-        )
-
-    def unpin(self, caller: Caller, request: pb.UnpinRequest) -> pb.UnpinResponse:
-        if self.planner.pins.domain_of(request.pin_id) == caller.domain:
-            self.appliance.step(events.UnpinRequested(request.pin_id))
-        return pb.UnpinResponse()
-
-    def prefetch(
-        self, caller: Caller, request: pb.PrefetchRequest
-    ) -> "pb.PrefetchResponse | asyncio.Future[pb.PrefetchResponse]":
-        client = self.client_of(caller, request.client_id)
-        hashes = self._chain(request.prefix_hashes)
-        self.identity_of(caller, request.namespace_id)
-        target = checks.tier("target", request.target, Tier.DRAM)
-        if target not in (Tier.HBM, Tier.DRAM):
-            raise error("BAD_REQUEST", f"blocks are prefetched into hbm or dram, not {target.label}")
-        deadline_at = self._deadline(Caller(), request.deadline_ms, float("inf"))
-        answer = self.appliance.ask(
-            lambda call: events.PrefetchRequested(
-                call, client.id, request.namespace_id, hashes, target, deadline_at
-            )
-        )
-        return self._then(
-            answer,
-            events.PrefetchResult,
-            lambda result: pb.PrefetchResponse(
-                num_blocks=result.num_blocks, num_promoted=result.num_promoted
-            ),
-        )
-
-    def update_session(self, caller: Caller, request: pb.UpdateSessionRequest) -> pb.UpdateSessionResponse:
-        client = self.client_of(caller, request.client_id)
-        session_id = caller.known_session("session_id", request.session_id)
-        deadline_at = self._deadline(Caller(), request.deadline_ms, float("inf"))
-        created = self.planner.inspection.session(session_id) is None
-        back_at = self._deadline(Caller(), request.back_in_ms, float("inf"))
-        urgency = caller.urgency(request.urgency)
-        num_decoded = request.num_decoded_tokens
-        self.appliance.step(
-            events.SessionUpdated(client.id, session_id, urgency, deadline_at, back_at, num_decoded)
-        )
-        return pb.UpdateSessionResponse(created=created)
-
-    def fork_session(
-        self, caller: Caller, request: pb.ForkSessionRequest
-    ) -> "pb.ForkSessionResponse | asyncio.Future[pb.ForkSessionResponse]":
-        client = self.client_of(caller, request.client_id)
-        old = caller.known_session("session_id", request.session_id)
-        new = caller.known_session("new_session_id", request.new_session_id)
-        answer = self.appliance.ask(lambda call: events.SessionForked(call, client.id, old, new))
-        return self._then(
-            answer, events.CountResult, lambda result: pb.ForkSessionResponse(num_blocks=result.count)
-        )
-
-    def end_session(
-        self, caller: Caller, request: pb.EndSessionRequest
-    ) -> "pb.EndSessionResponse | asyncio.Future[pb.EndSessionResponse]":
-        client = self.client_of(caller, request.client_id)
-        session_id = caller.known_session("session_id", request.session_id)
-        archive = request.archive
-        answer = self.appliance.ask(lambda call: events.SessionEnded(call, client.id, session_id, archive))
-        return self._then(
-            answer, events.CountResult, lambda result: pb.EndSessionResponse(num_archived=result.count)
-        )
 
     # ------------------------------------------------------------------------------- common parts
 
@@ -418,11 +346,6 @@ class CacheService:
         engine = self.appliance.engines[tier]
         assert isinstance(engine, ExtentEngine)
         return engine
-
-    @property
-    def extent_bytes(self) -> int:
-        """Data bytes of every extent: one number for all memory tiers, as clients learn only one."""
-        return self._extent_bytes
 
     def domain_number(self, name: str) -> int:
         """Return the number by which rooms and engines know an isolation domain."""
@@ -454,7 +377,7 @@ class CacheService:
             raise error("BAD_NAMESPACE", "isolation domains need the local channel; leave `domain` empty")
         return caller.domain
 
-    def _chain(self, packed: bytes) -> list[bytes]:
+    def chain(self, packed: bytes) -> list[bytes]:
         return checks.chain(packed, self.options.max_blocks_per_request)
 
     def _lease_ids(self, lease_ids: Sequence[int]) -> list[int]:
@@ -463,38 +386,9 @@ class CacheService:
             raise error("BAD_REQUEST", f"{len(lease_ids)} leases in one call, limit {limit}; split the call")
         return list(lease_ids)
 
-    def _deadline(self, caller: Caller, deadline_ms: int, default_s: float) -> float:
+    def deadline(self, caller: Caller, deadline_ms: int, default_s: float) -> float:
         """Return the deadline of a call on the appliance's clock: the caller's, at the latest the RPC's."""
         now = self.appliance.clock()
         if deadline_ms:
             return min(now + deadline_ms / 1000, caller.deadline_at)
         return min(now + default_s, caller.deadline_at)
-
-    def _then(
-        self,
-        answer: "events.Result | asyncio.Future[events.Result]",
-        kind: type[T],
-        respond: Callable[[T], R],
-    ) -> "R | asyncio.Future[R]":
-        """Turn an answer of the planner, now or later, into a response. Raises refusals, now or later."""
-
-        def convert(result: events.Result) -> R:
-            if isinstance(result, events.Refusal):
-                raise from_refusal(result)
-            assert isinstance(result, kind)
-            return respond(result)
-
-        if not isinstance(answer, asyncio.Future):
-            return convert(answer)
-        later: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-
-        def arrived(future: "asyncio.Future[events.Result]") -> None:
-            if later.done():  # its caller is gone
-                return
-            try:
-                later.set_result(convert(future.result()))
-            except Exception as problem:
-                later.set_exception(problem)
-
-        answer.add_done_callback(arrived)
-        return later

@@ -26,10 +26,9 @@ from ..event_log import EventLog
 from ..security.callers import Caller, CallRates
 from ..security.rights import Right, right_of
 from .access_log import AccessLog, BlockAccess
-from .admin_service import AdminService
 from .cache_service import CacheService
+from .call_latency import CallLatencies
 from .listeners import Listeners
-from .streams import ByteStreams
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +68,12 @@ class EventsService:
     async def watch(
         self, caller: Caller, request: events_pb2.WatchRequest
     ) -> AsyncIterator[events_pb2.WatchResponse]:
+        """Yield block events after `after_sequence`, of one namespace or all."""
         async for event in self._events.watch(request.after_sequence):
             if request.namespace_id in (0, event.namespace_id):
                 yield events_pb2.WatchResponse(
                     sequence=event.sequence,
-                    epoch=self._service.epoch,
+                    epoch=self._service.facts.epoch,
                     kind=events_pb2.BlockEventKind.ValueType(event.change.value),
                     namespace_id=event.namespace_id,
                     tier=tier_to_wire(event.tier),
@@ -84,6 +84,7 @@ class EventsService:
     async def watch_accesses(
         self, caller: Caller, request: events_pb2.WatchAccessesRequest
     ) -> AsyncIterator[events_pb2.WatchAccessesResponse]:
+        """Yield requests of clients as they happen, after one empty message that says it began."""
         watcher = self._accesses.join()
         try:
             yield events_pb2.WatchAccessesResponse()  # whoever reads this knows that nothing is missed
@@ -116,33 +117,29 @@ class EventsService:
 
 
 class GrpcServer:
-    """One grpc.aio server for all services at `addresses`."""
+    """One grpc.aio server for all services at `addresses`.
+
+    `handlers`: for each service of the .proto the objects whose methods answer its calls, by method name.
+    """
 
     def __init__(
         self,
-        service: CacheService,
-        streams: ByteStreams,
-        admin: AdminService,
-        events: EventLog,
-        accesses: AccessLog,
+        handlers: Mapping[str, Sequence[object]],
         listeners: Listeners,
         rates: CallRates,
+        call_latencies: CallLatencies,
+        clock: Callable[[], float],
         *,
         with_reflection: bool,
     ) -> None:
-        self._clock = service.appliance.clock
-        self._call_latencies = service.call_latencies
+        self._clock = clock
+        self._call_latencies = call_latencies
         self._listeners = listeners
         self._rates = rates
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
             options=list(OPTIONS.items()),
         )
-        handlers: Mapping[str, Sequence[object]] = {
-            "KVCacheService": (service, streams),
-            "AdminService": (admin,),
-            "EventsService": (EventsService(events, accesses, service),),
-        }
         for descriptor in SERVICES:
             self._serve(descriptor, handlers[descriptor.name])
         self._is_leaving = False

@@ -35,6 +35,7 @@ from ..security.principals import Authenticator
 from ..security.rights import limited_calls
 from ..transfer.lanes import Route
 from .cache_service import CacheService
+from .intent_service import IntentService
 from .local_connection import LocalConnection
 from .ports import PagesPort
 
@@ -84,6 +85,7 @@ class LocalServer:
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: PagesPort | None = None
         self._socket: socket.socket | None = None
+        intents = IntentService(service)
         self._calls: dict[Method, tuple[Callable[[bytes], Message], Handler]] = {
             Method.REGISTER_NAMESPACE: (pb.RegisterNamespaceRequest.FromString, service.register_namespace),
             Method.LOOKUP: (pb.LookupRequest.FromString, service.lookup),
@@ -93,12 +95,12 @@ class LocalServer:
             Method.RESERVE: (pb.ReserveRequest.FromString, service.reserve),
             Method.COMMIT: (pb.CommitRequest.FromString, service.commit),
             Method.ABORT: (pb.AbortRequest.FromString, service.abort),
-            Method.PIN: (pb.PinRequest.FromString, service.pin),
-            Method.UNPIN: (pb.UnpinRequest.FromString, service.unpin),
-            Method.PREFETCH: (pb.PrefetchRequest.FromString, service.prefetch),
-            Method.UPDATE_SESSION: (pb.UpdateSessionRequest.FromString, service.update_session),
-            Method.FORK_SESSION: (pb.ForkSessionRequest.FromString, service.fork_session),
-            Method.END_SESSION: (pb.EndSessionRequest.FromString, service.end_session),
+            Method.PIN: (pb.PinRequest.FromString, intents.pin),
+            Method.UNPIN: (pb.UnpinRequest.FromString, intents.unpin),
+            Method.PREFETCH: (pb.PrefetchRequest.FromString, intents.prefetch),
+            Method.UPDATE_SESSION: (pb.UpdateSessionRequest.FromString, intents.update_session),
+            Method.FORK_SESSION: (pb.ForkSessionRequest.FromString, intents.fork_session),
+            Method.END_SESSION: (pb.EndSessionRequest.FromString, intents.end_session),
         }
 
     def serve_pages(self, direct: PagesPort) -> None:
@@ -297,9 +299,9 @@ class LocalServer:
         connection.caller.client = client
         response = local_pb2.AttachResponse(
             client_id=client.id,
-            epoch=service.epoch,
+            epoch=service.facts.epoch,
             staging_bytes=staging_bytes,
-            extent_bytes=service.extent_bytes,
+            extent_bytes=service.facts.extent_bytes,
             version=__version__,
             max_blocks_per_request=service.options.max_blocks_per_request,
             is_traced=service.call_latencies.is_traced,

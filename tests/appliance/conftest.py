@@ -39,6 +39,6 @@ def served(tmp_path: Path) -> Iterator[DaemonThread]:
 @pytest.fixture
 def raw(served: DaemonThread) -> Iterator[RawClient]:
     """An attached client of it."""
-    with RawClient(served.daemon.service.local_socket_path) as client:
+    with RawClient(served.daemon.service.facts.local_socket_path) as client:
         client.attach()
         yield client

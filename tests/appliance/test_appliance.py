@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance
+from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance, TierBackends
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.event_log import EventLog
 from kvtier.appliance.transfer.lanes import Edge, Route
@@ -116,10 +116,12 @@ def build(planner: ScriptedPlanner, recorder: Recorder) -> Appliance:
     route = Route(recorder)
     appliance = Appliance(
         planner,
-        {Tier.DRAM: typing.cast(typing.Any, recorder)},
-        {SPILL: route},
-        {SPILL: 2, STAGING: 2},
-        recorder,
+        TierBackends(
+            {Tier.DRAM: typing.cast(typing.Any, recorder)},
+            {SPILL: route},
+            {SPILL: 2, STAGING: 2},
+            recorder,
+        ),
         EventLog(16),
     )
     appliance.mover.attach(1, {Tier.DRAM: Route(recorder, recorder.inline)})

@@ -259,7 +259,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Settings, "planner_options", lambda self: options)
     monkeypatch.setattr(daemon, "MAX_STREAM_PUT_BYTES", 1 << 20)
     settings = small_settings(tmp_path, limits={"max_clients": 2})
-    with DaemonThread(settings) as served, RawClient(served.daemon.service.local_socket_path) as raw:
+    with DaemonThread(settings) as served, RawClient(served.daemon.service.facts.local_socket_path) as raw:
         raw.attach()
         raw.register()
         yield World(served, raw)
@@ -415,7 +415,7 @@ def test_admin_refuses(
 def test_a_draining_daemon_takes_nothing_new(world: World) -> None:
     world.served.wait(world.served.daemon.drain(0.1))
     assert reason_of(commit(world.raw, (0, 16384)))[0] == "DRAINING"
-    with RawClient(world.served.daemon.service.local_socket_path) as late:
+    with RawClient(world.served.daemon.service.facts.local_socket_path) as late:
         assert reason_of(late.attach)[0] == "DRAINING"
     assert reason_of(lambda: world.rpc(opened))[0] == "DRAINING"
     lookup(world.raw)()  # what is there may still be read

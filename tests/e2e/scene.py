@@ -108,7 +108,7 @@ class Scene:
 
     @property
     def local_path(self) -> str:
-        return self.daemon.service.local_socket_path
+        return self.daemon.service.facts.local_socket_path
 
     def client(self, kind: str, ttl_ms: int = 0) -> Transport:
         """Return a new client over `local` or `grpc`."""

@@ -38,7 +38,7 @@ def payload(number: int) -> bytes:
 
 
 def connected(served: DaemonThread) -> RawClient:
-    client = RawClient(served.daemon.service.local_socket_path)
+    client = RawClient(served.daemon.service.facts.local_socket_path)
     client.attach()
     return client
 

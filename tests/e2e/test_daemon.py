@@ -61,7 +61,7 @@ def test_what_does_not_fit_dram_comes_back_from_disk_even_after_a_restart(tmp_pa
     chains = {f"c{n}": os.urandom(16 * BLOCK_BYTES) for n in range(24)}
     with (
         DaemonThread(settings) as served,
-        RawClient(served.daemon.service.local_socket_path) as client,
+        RawClient(served.daemon.service.facts.local_socket_path) as client,
     ):
         client.attach()
         namespace = client.register(heads=HEADS)
@@ -79,7 +79,7 @@ def test_what_does_not_fit_dram_comes_back_from_disk_even_after_a_restart(tmp_pa
         assert states == {"free", "sealed"}, "the next start needs no scan"
     with (
         DaemonThread(settings) as served,
-        RawClient(served.daemon.service.local_socket_path) as client,
+        RawClient(served.daemon.service.facts.local_socket_path) as client,
     ):
         client.attach()
         namespace = client.register(heads=HEADS)
@@ -90,13 +90,13 @@ def test_what_does_not_fit_dram_comes_back_from_disk_even_after_a_restart(tmp_pa
 def test_a_stream_reports_fragments_as_they_arrive_in_layer_order(tmp_path: Path) -> None:
     settings = small_settings(tmp_path, nvme=True)
     data = os.urandom(16 * BLOCK_BYTES)
-    with DaemonThread(settings) as served, RawClient(served.daemon.service.local_socket_path) as client:
+    with DaemonThread(settings) as served, RawClient(served.daemon.service.facts.local_socket_path) as client:
         client.attach()
         client.put(client.register(heads=HEADS), chain(16), data)
         served.wait(served.daemon.drain(60.0))
     with (
         DaemonThread(settings) as served,
-        RawClient(served.daemon.service.local_socket_path) as client,
+        RawClient(served.daemon.service.facts.local_socket_path) as client,
     ):
         client.attach()
         namespace = client.register(heads=HEADS)
@@ -175,7 +175,7 @@ def test_a_cancelled_acquire_keeps_nothing(tmp_path: Path) -> None:
 
     with (
         DaemonThread(small_settings(tmp_path)) as served,
-        RawClient(served.daemon.service.local_socket_path) as raw,
+        RawClient(served.daemon.service.facts.local_socket_path) as raw,
     ):
         raw.attach()
         raw.put(raw.register(heads=HEADS), chain(4), bytes(4 * BLOCK_BYTES))
@@ -231,7 +231,7 @@ def test_watchers_see_blocks_come_and_health_goes_down_with_a_drain(tmp_path: Pa
 
     with (
         DaemonThread(small_settings(tmp_path)) as served,
-        RawClient(served.daemon.service.local_socket_path) as raw,
+        RawClient(served.daemon.service.facts.local_socket_path) as raw,
     ):
         raw.attach()
         raw.put(raw.register(heads=HEADS), chain(3), bytes(3 * BLOCK_BYTES))

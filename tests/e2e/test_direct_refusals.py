@@ -88,7 +88,7 @@ def registration(**changes: object) -> direct_pb2.RegisterPagesRequest:
 )
 def test_a_hostile_registration_is_refused(served: Served, changes: dict[str, object], reason: str) -> None:
     num_free = len(served.device._free_streams)
-    with RawClient(served.daemon.service.local_socket_path) as client:
+    with RawClient(served.daemon.service.facts.local_socket_path) as client:
         client.attach()
         request = registration(**{"namespace_id": client.register().namespace_id} | changes)
         with pytest.raises(Refused) as refused:

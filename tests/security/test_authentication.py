@@ -127,7 +127,7 @@ def test_large_messages_and_many_calls_pass_the_gate(tmp_path: Path) -> None:
 def test_a_local_connection_is_in_its_users_domain_whatever_it_says(tmp_path: Path) -> None:
     tenants = {"acme": {"uids": [os.getuid()]}, "bolt": {"uids": [OTHER_UID]}}
     with DaemonThread(small_settings(tmp_path, tenants=tenants)) as served:
-        path = served.daemon.service.local_socket_path
+        path = served.daemon.service.facts.local_socket_path
         for wanted, domain in (("", "tenant:acme"), ("bolt", "tenant:acme/bolt")):
             with RawClient(path) as client:
                 client.attach(wanted)

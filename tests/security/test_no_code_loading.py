@@ -183,7 +183,7 @@ def test_a_working_daemon_unpickles_nothing(tmp_path: Path) -> None:
     try:
         data = os.urandom(4 * 16_384)
         with DaemonThread(small_settings(tmp_path, nvme=True)) as served:
-            with RawClient(served.daemon.service.local_socket_path) as client:
+            with RawClient(served.daemon.service.facts.local_socket_path) as client:
                 client.attach()
                 client.put(client.register(), chain(4), data)
             served.wait(served.daemon.drain(60.0))

@@ -119,7 +119,7 @@ def finished(shown: Shown, kept: InMemorySpanExporter) -> list[Any]:
 def test_nothing_planted_is_found_in_log_metric_snapshot_or_trace(start: Start, capture: list[str]) -> None:
     shown = start()
     kept = trace(shown)
-    plant(shown.target, shown.daemon.service.local_socket_path)
+    plant(shown.target, shown.daemon.service.facts.local_socket_path)
     logging.getLogger("kvtier.test").warning("the keeper keeps")
     assert_clean("the log", "\n".join(capture))
     assert_clean("the metrics", shown.get("/metrics"))

@@ -37,7 +37,7 @@ def settings_of(
 
 def converse(served: DaemonThread) -> bytes:
     """Put and take 150 times, more than a batch of observations; return what was learned of it."""
-    with RawClient(served.daemon.service.local_socket_path) as client:
+    with RawClient(served.daemon.service.facts.local_socket_path) as client:
         client.attach()
         namespace = client.register(heads=HEADS)
         for number in range(150):

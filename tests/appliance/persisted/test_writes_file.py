@@ -93,7 +93,7 @@ def test_who_exceeds_the_budget_is_told_once(tmp_path: Path, caplog: pytest.LogC
 def test_a_daemon_keeps_it(tmp_path: Path) -> None:
     settings = small_settings(tmp_path, nvme=True, write="idle")
     with DaemonThread(settings) as served:
-        with RawClient(served.daemon.service.local_socket_path) as client:
+        with RawClient(served.daemon.service.facts.local_socket_path) as client:
             client.attach()
             namespace = client.register(heads=HEADS)
             client.put(namespace, chain(8, "a"), b"\5" * (8 * BLOCK_BYTES))

@@ -22,7 +22,7 @@ def test_a_peer_that_is_gone_without_a_word_is_found_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(grpc.aio, "server", server)
     service: Any = type("Anything", (), {"__getattr__": lambda self, name: self})()
     with pytest.raises(Made) as made:
-        grpc_server.GrpcServer(*[service] * 7, with_reflection=False)
+        grpc_server.GrpcServer(*[service] * 5, with_reflection=False)
     options = made.value.args[0]
     assert options["grpc.keepalive_permit_without_calls"] == 1, "also of a client that only keeps a lease"
     assert options["grpc.http2.max_pings_without_data"] == 0, "a stream of events may wait for hours"

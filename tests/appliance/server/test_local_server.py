@@ -31,7 +31,7 @@ from ..raw_client import RawClient, Refused, chain
 
 
 def path_of(served: DaemonThread) -> str:
-    return served.daemon.service.local_socket_path
+    return served.daemon.service.facts.local_socket_path
 
 
 def ends(served: DaemonThread) -> dict[str, int]:

@@ -1,0 +1,87 @@
+"""Builds the parts of a daemon from its settings and its assembled tiers, for `Daemon`."""
+
+import logging
+import os
+import secrets
+from functools import partial
+from pathlib import Path
+
+from ...v1.addresses import socket_path
+from ..appliance import Appliance
+from ..compression.codec_choice import CodecSelection
+from ..config import Settings, bandwidth_shares_of
+from ..core.planner import Planner
+from ..errors import StartError
+from ..event_log import EventLog
+from ..persisted.codec_speeds import SpeedFile
+from ..security.key_rotation import KeyRotation
+from ..server.local_server import LocalOptions
+from ..transfer.fair_queue import BandwidthShares
+from .assembly import MAX_COPIES_PER_EDGE, Assembly
+
+log = logging.getLogger(__name__)
+
+LOCAL_SUFFIX = ".local"  # the local channel's socket stands beside the gRPC one
+
+
+def build_planner(settings: Settings, assembly: Assembly) -> Planner:
+    """Return a planner over the assembly's rooms. Raises StartError for policies that cannot be built."""
+    try:
+        return Planner(
+            settings.planner_options(),
+            assembly.rooms,
+            policies=settings.policy.choice(),
+            shared=assembly.shared_tiers,
+            secret=secrets.token_bytes(32),
+            on_policy_failed=partial(log.error, "%s; %s"),
+        )
+    except ValueError as problem:  # as build in policies/registry.py says
+        raise StartError(f"policy: {problem}") from problem
+
+
+def build_appliance(settings: Settings, planner: Planner, assembly: Assembly, events: EventLog) -> Appliance:
+    """Return the appliance that drives `planner` over the assembly's tiers, with the tenants' shares."""
+    shares = BandwidthShares(lambda number: planner.catalog.namespaces[number].identity.domain)
+    shares.adopt(bandwidth_shares_of(settings.tenants))
+    return Appliance(planner, assembly.backends, events, shares=shares)
+
+
+def build_rotation(settings: Settings, appliance: Appliance, assembly: Assembly) -> KeyRotation | None:
+    """Return what rotates master keys; None where nothing stored is encrypted."""
+    if assembly.store is None or not assembly.store.is_encrypted:
+        return None
+    return KeyRotation(appliance, assembly.store, settings.encryption)
+
+
+def build_codec_selection(
+    settings: Settings, appliance: Appliance, planner: Planner, assembly: Assembly
+) -> CodecSelection | None:
+    """Return what measures and chooses codecs of the cold store; None without one."""
+    if assembly.store is None:
+        return None
+    return CodecSelection(
+        settings.compression,
+        appliance,
+        assembly.store.codecs,
+        lambda: {namespace.identity.geometry.dtype for namespace in planner.catalog.namespaces.values()},
+        appliance.mover.statistics,
+        min(os.cpu_count() or 1, MAX_COPIES_PER_EDGE),
+        SpeedFile(cold_path(settings)),
+    )
+
+
+def cold_path(settings: Settings) -> Path | None:
+    """Return the directory of the cold store; None without one."""
+    return settings.tiers.nvme.path if settings.tiers.nvme is not None else None
+
+
+def local_path(settings: Settings) -> Path | None:
+    """Return the path of the local channel's socket; None where gRPC listens at no Unix socket."""
+    paths = [path for path in map(socket_path, settings.listen) if path is not None]
+    return Path(f"{paths[0]}{LOCAL_SUFFIX}") if paths else None
+
+
+def local_options(settings: Settings) -> LocalOptions:
+    """Return the bounds of the local channel."""
+    limits = settings.limits
+    return LocalOptions(limits.staging_per_client_bytes, limits.max_clients, settings.socket_mode)
