@@ -1,4 +1,4 @@
-"""Appliance: the planner's hands. Start reading the daemon here.
+"""Appliance: executes what the planner decides. Start reading the daemon here.
 
     calls, completions, deaths, the clock ──event──> planner.handle ──instructions──> execute, in order
            ▲                                                                               │
@@ -8,7 +8,7 @@ Everything that decides is in the planner, which is pure; everything that acts i
 The two meet in `step`, on one event loop, so neither needs a lock. An event that arises while a step is
 executing (a copy so short that it ended at once) waits until the step is done.
 
-A planner that raised has books that cannot be trusted any more, and wrong bytes are worse than none:
+A planner that raised has state that cannot be trusted any more, and wrong bytes are worse than none:
 `failed` completes, and the process ends.
 """
 
@@ -66,7 +66,10 @@ T = TypeVar("T")
 
 
 class PlannerPort(Protocol):
-    """What the shell needs of the planner to run it. (The services also ask it; asking changes nothing.)"""
+    """What the shell needs of the planner to run it.
+
+    (The services also ask it; asking changes nothing.)
+    """
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened; return what to do, in order."""
@@ -156,10 +159,10 @@ class Appliance:
         )
         self.counters: Counter[str] = Counter()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        #: Hears of every event before the planner does; None while nobody wants to know.
+        #: Called with every event before the planner is; None while no access log is watched.
         self.tap: Callable[[Event, float], None] | None = None
-        #: Hear of every step before its instructions are carried out: (event, instructions, when it began).
-        #: Of one that is done in two halves they hear twice.
+        #: Called with every step before its instructions are carried out: (event, instructions, when it
+        #: began); twice with one that is done in two halves.
         self.observers: list[Callable[[Event, list[Instruction], float], None]] = []
         self._store = backends.store
         # One thread: what is done to segments and namespaces is done in the order it was asked for.
@@ -170,7 +173,7 @@ class Appliance:
         self._num_namespaces_storing = 0
         self._pending: deque[Event] = deque()
         self._stepping = False
-        self._half_done: tuple[Event, float] | None = None  # a step whose second half is due, when it began
+        self._half_done: tuple[Event, float] | None = None  # the step with a second half due, its begin
         self._is_finish_due = False
         self._numbers = itertools.count(1)
         self._sinks: dict[int, Callable[[Result], None]] = {}
@@ -212,7 +215,7 @@ class Appliance:
         """Take in what is pending, unless that is going on; `to_the_end`: and the second half of the last."""
         if self._stepping:
             return
-        if self.failed.done():  # its books are not to be trusted any more
+        if self.failed.done():  # its state is not to be trusted any more
             self._pending.clear()
             return
         self._stepping = True
@@ -234,8 +237,10 @@ class Appliance:
         self._arm_timer()
 
     def _take_in(self, event: Event) -> None:
-        """One step. What landed is answered first; what follows from it for everybody else has time until the
-        answers are sent, or another event comes."""
+        """Run one step: the answers of what landed first.
+
+        What else follows from it waits until the answers are sent, or another event comes.
+        """
         self._finish_half()
         now = self.clock()
         if self.tap is not None:
@@ -256,8 +261,11 @@ class Appliance:
         self.execute(instructions)
 
     def ask(self, build: Callable[[int], Event]) -> "Result | asyncio.Future[Result]":
-        """Step with the event that `build` makes of a call number. The result itself when the planner
-        answered at once, which is the common case and costs neither future nor task; else a future of it."""
+        """Step with the event that `build` makes of a call number.
+
+        The result itself when the planner answered at once, which is the common case and costs neither future
+        nor task; else a future of it.
+        """
         call = next(self._numbers)
         answers: list[Result] = []
         self._sinks[call] = answers.append
@@ -278,7 +286,7 @@ class Appliance:
         return replies
 
     def abandon(self, replies: Replies[T]) -> None:
-        """Say that nobody listens to `replies` any more. Idempotent."""
+        """Drop `replies`: their acquire is abandoned in the planner. Idempotent."""
         if not replies.ended:
             replies.ended = True
             self._sinks.pop(replies.call, None)
@@ -339,8 +347,10 @@ class Appliance:
         await asyncio.wrap_future(self._store_thread.submit(self._store.resize, num_segments))
 
     async def keep_store(self, call: Callable[[], T]) -> T:
-        """Run a blocking call of the cold store in its thread, after what it was asked before. Raises what
-        the call raises."""
+        """Run a blocking call of the cold store in its thread, after what it was asked before.
+
+        Raises what the call raises.
+        """
         return await asyncio.wrap_future(self._store_thread.submit(call))
 
     def _store_namespace(self, instruction: StoreNamespace) -> None:
@@ -361,7 +371,7 @@ class Appliance:
     ) -> None:
         """Run a blocking call of the store in its thread, `then` the rest on the loop.
 
-        A store that cannot keep its own books is given up as a whole: what it holds may not be what it says.
+        A store that cannot keep its metadata is given up as a whole: what it holds may not be what it says.
         Whatever waited for it then fails by itself, which is how the planner learns of each copy.
         """
 
@@ -450,7 +460,10 @@ class Appliance:
         self.events.close()
 
     def check_integrity(self) -> list[str]:
-        """Audit the shell's own books and every engine. (The planner's are its own.)"""
+        """Return what is wrong in the shell's own state and every engine.
+
+        (The planner's are its own.)
+        """
         problems = [*self.mover.check_integrity(), *self.events.check_integrity()]
         if self._pending:
             problems.append(f"{len(self._pending)} events wait outside of a step")

@@ -1,4 +1,4 @@
-"""EventLog: the last block events, numbered, for whoever watches.
+"""EventLog: the last block events, numbered, for watchers.
 
 A ring, not a queue per watcher: a slow watcher cannot make the daemon hold more memory, it only finds
 that the ring has moved on. That is a gap in the sequence, and the contract of Watch says what a gap
@@ -65,8 +65,10 @@ class EventLog:
             watcher.set()
 
     def after(self, sequence: int) -> list[BlockEvent]:
-        """Return the remembered events later than `sequence`, oldest first. The first one is later than
-        `sequence + 1` when some were forgotten."""
+        """Return the remembered events later than `sequence`, oldest first.
+
+        The first one is later than `sequence + 1` when some were forgotten.
+        """
         num_wanted = self._last_sequence - sequence
         if num_wanted <= 0:
             return []

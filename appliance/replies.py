@@ -1,4 +1,4 @@
-"""Replies: the answers of a call that has several, between the planner and who listens.
+"""Replies: the queue of answers of a call that has several, between the planner and the transport.
 
 A queue of its own instead of asyncio.Queue: most of what is answered is there when the call returns, and is
 taken without waiting, a task or a future.
@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 
 class Replies(Generic[T]):
-    """The answers to a call that has several, each converted when it came: what it names (a slot, a
-    generation) is certain only then. Iterate, or `take` what is already there."""
+    """The answers to a call that has several: iterate, or `take` what is already there.
+
+    Each is converted when it comes: what it names (a slot, a generation) is certain only then.
+    """
 
     def __init__(self, call: int, convert: Callable[[AcquireResult], T]) -> None:
         self.call = call

@@ -10,10 +10,10 @@ from what fragments were seen to need. Looked at again every quarter of a minute
 what is written does not change form with every burst. Speeds are kept beside the cold store
 (codec_speeds.py): a daemon that starts again stores its first block as it stored its last.
 
-A namespace that names a profile is stored by it wherever `auto` would decide: whoever calibrated wants the
-room, and what is left to read is a quarter. A codec that is named by a rule is meant, and exact.
+A namespace that names a profile is stored by it wherever `auto` would decide: a calibrated profile is meant
+to save room, and what is left to read is a quarter. A codec that is named by a rule is meant, and exact.
 
-Encoding is nobody's wait: spills go in the background. It is left out of the sum on purpose.
+No request waits for encoding: spills go in the background. It is left out of the sum on purpose.
 """
 
 import asyncio
@@ -184,8 +184,8 @@ class CodecSelection:
         for edge in self._edges():
             is_decoded_here = (edge.source, edge.target) == (Tier.NVME.label, Tier.DRAM.label)
             if is_decoded_here and edge.bandwidth_bytes_per_s and edge.num_bytes:
-                books = self._codecs.statistics()
-                saved = sum(b.decoded_raw_bytes - b.decoded_stored_bytes for b in books)
+                statistics = self._codecs.statistics()
+                saved = sum(b.decoded_raw_bytes - b.decoded_stored_bytes for b in statistics)
                 return edge.bandwidth_bytes_per_s * max(0.0, 1 - saved / edge.num_bytes) or 1.0
         return DEFAULT_BANDWIDTH_BYTES_PER_S
 
@@ -201,13 +201,13 @@ class CodecSelection:
                 log.info("codec %s decodes %s at %.1f GB/s", name, dtype, speed / 1e9)
         if new:
             await self._keep()
-        for books in self._codecs.statistics():
-            if books.decoded_raw_bytes >= MIN_DECODED_BYTES and books.decode_s > 0:
+        for statistics in self._codecs.statistics():
+            if statistics.decoded_raw_bytes >= MIN_DECODED_BYTES and statistics.decode_s > 0:
                 for dtype in dtypes:
-                    self._speeds[dtype, books.name] = books.decoded_raw_bytes / books.decode_s
+                    self._speeds[dtype, statistics.name] = statistics.decoded_raw_bytes / statistics.decode_s
 
     async def _keep(self) -> None:
-        """Write the speeds down. Who is cancelled meanwhile waits: the directory may soon be another's."""
+        """Write the speeds; a cancelled call still waits, as the directory may soon be another daemon's."""
         writing = asyncio.ensure_future(asyncio.to_thread(self._kept.write, dict(self._speeds)))
         try:
             await asyncio.shield(writing)

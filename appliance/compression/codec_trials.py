@@ -31,8 +31,10 @@ COMMAND = (sys.executable, "-P", "-m", "kvtier.appliance.compression.codec_trial
 
 
 async def compile_apart(trials: Sequence[tuple[str, str]]) -> None:
-    """Let another process compile what `decode_speed` needs for these names and dtypes. Cancelling it ends
-    that process."""
+    """Let another process compile what `decode_speed` needs for these names and dtypes.
+
+    Cancelling it ends that process.
+    """
     words = [word for name, dtype in trials if _accepts(name, dtype) for word in (name, dtype)]
     if words:
         await run_apart((*COMMAND, *words))
@@ -51,8 +53,8 @@ async def run_apart(command: Sequence[str]) -> None:
         )
     )
     try:
-        # Who is cancelled while the process starts ends it below, like any other time: asyncio, left to it,
-        # kills what it started with a complaint.
+        # A call cancelled while the process starts ends it below, like at any other time: asyncio, left to
+        # it, kills what it started with a complaint.
         process = await asyncio.shield(starting)
         await process.wait()
     except OSError as problem:
@@ -71,9 +73,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def decode_speed(name: str, dtype: str) -> float:
-    """Return the bytes of payload a second that one thread decodes of values like KV; 0 when it cannot, when
-    its library is not installed (the checks before the start say so), or when they do not fit. Compiles what
-    has to be."""
+    """Return the bytes of payload that one thread decodes in a second, of values like KV.
+
+    0 when it cannot: its library is not installed (the checks before the start say so), or the values do not
+    fit. Compiles what has to be.
+    """
     if not _accepts(name, dtype):
         return 0.0
     codec, shape = codec_named(name), Shape(*TRIAL_SHAPE, dtype)

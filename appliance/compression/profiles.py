@@ -22,8 +22,10 @@ Profiles = Mapping[bytes, Profile]  # by digest
 
 
 def read_profiles(settings: CompressionSettings) -> Profiles:
-    """Return the profiles of the directory in the settings, none without one. Raises StartError, naming what
-    to change."""
+    """Return the profiles of the directory in the settings, none without one.
+
+    Raises StartError, naming what to change.
+    """
     found: dict[bytes, Profile] = {}
     for path in _files(settings.profiles):
         try:

@@ -1,7 +1,7 @@
 """Assembly: from settings to tiers. Rooms for the planner, engines and routes for the shell.
 
-Everything that may take seconds or fail for reasons of the host happens here, before anybody is served:
-opening the cold store and recovering it, mapping the first extents. It blocks; run it in a thread.
+Everything that may take seconds or fail for reasons of the host happens here, before the first call is
+served: opening the cold store and recovering it, mapping the first extents. It blocks; run it in a thread.
 
 Threads: copies between memories, reads from the cold store and writes to it each have their own, so that
 no load waits for a thread that a spill holds.
@@ -111,7 +111,7 @@ class Assembly:
         log.info("memory in place after %.1f s", time.monotonic() - began_at)
 
     def close(self) -> None:
-        """End the threads, close what nobody closed. Idempotent."""
+        """End the threads, close what is still open. Idempotent."""
         for engine in self.engines.values():
             engine.close()
         for pool in self.pools:
@@ -122,8 +122,10 @@ class Assembly:
 def assemble(
     settings: Settings, epoch: int, device: Device | None = None, peers: Sequence[Device] = ()
 ) -> Assembly:
-    """Build the tiers that `settings` ask for; hbm in the memory of `device`, when one is given, with `peers`
-    beside it. Blocks. Raises StartError, naming the setting to change."""
+    """Build the tiers that `settings` ask for. Blocks. Raises StartError, naming the setting to change.
+
+    hbm is in the memory of `device`, when one is given, with `peers` beside it.
+    """
     tiers = settings.tiers
     memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
     num_places = sum(part.num_extents * part.extent_bytes // MIN_SLOT_BYTES for part in memory.values())
@@ -177,8 +179,10 @@ def _open_memory(
 
 
 def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
-    """Put the hot tier on a device. It stands before dram, which it has pinned: what is closed goes in this
-    order."""
+    """Put the hot tier on a device.
+
+    It stands before dram, which it has pinned: what is closed goes in this order.
+    """
     dram_room = assembly.rooms[Tier.DRAM]
     assert isinstance(dram_room, SlotPool)
     assembly.hot = hot = HotTier(device, room, assembly.dram, dram_room)

@@ -2,7 +2,7 @@
 
     assemble tiers -> adopt what the cold store recovered -> serve -> (signal) drain -> stop
 
-Draining keeps the order that lets everybody leave well: report NOT_SERVING, take nothing new, write what is
+Draining keeps an order that loses nothing: report NOT_SERVING, take nothing new, write what is
 dirty to the cold store, seal it, then close connections and end. A second signal skips the waiting.
 """
 
@@ -97,7 +97,7 @@ class Daemon:
         self._selecting_codecs: asyncio.Task[None] | None = None
 
     def _wire_services(self, settings: Settings, epoch: int) -> None:
-        """Wire what serves: who may call, the two transports, and what is seen of it all."""
+        """Build what serves: authentication, the two transports, and what reads the daemon."""
         self.clients = ClientRegistry(self.appliance, settings.limits.max_clients)
         self.access = Authenticator(settings.access, settings.tenants)
         self.rates = CallRates(settings.tenants)
@@ -164,9 +164,11 @@ class Daemon:
     async def start(
         cls, source: Settings | Loaded, device: Device | None = None, peers: Sequence[Device] = ()
     ) -> "Daemon":
-        """Assemble, recover, listen. Raises StartError, naming what to change. Settings that say where they
-        are from are read again when that changes. With a `device`, hbm is in its memory, and runtimes on
-        `peers` are served, too."""
+        """Assemble, recover, listen.
+
+        Raises StartError, naming what to change. Settings that say where they are from are read again when
+        that changes. With a `device`, hbm is in its memory, and runtimes on `peers` are served, too.
+        """
         loaded = Loaded(source) if isinstance(source, Settings) else source
         settings, origin = loaded.settings, loaded.origin
         epoch = secrets.randbits(63) | 1
@@ -183,7 +185,7 @@ class Daemon:
             if assembly.hot is not None:
                 daemon.serve_pages(assembly.hot.direct)
             if daemon.local is not None:
-                daemon.local.start()  # last: whoever can connect here finds everything there
+                daemon.local.start()  # last: a client that connects here finds everything there
         except StartError:
             await daemon.stop()
             raise
@@ -336,14 +338,19 @@ class Daemon:
             self.appliance.step(ColdEdgeOpened(self.assembly.straight_codecs))
 
     def _sweep(self) -> None:
-        """Forget remote clients that fell silent. (What they held went with their ttl, in the planner.)"""
+        """Forget remote clients that fell silent.
+
+        (What they held went with their ttl, in the planner.)
+        """
         self.clients.expire()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_INTERVAL_S, self._sweep)
 
 
 def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
-    """Return small settings for tests, demos and a daemon inside another process: hbm 64 MiB, dram
-    256 MiB, and with a `directory` nvme 1 GiB in it."""
+    """Return small settings for tests, demos and a daemon inside another process.
+
+    hbm 64 MiB, dram 256 MiB, and with a `directory` nvme 1 GiB in it.
+    """
     tiers: dict[str, object] = {
         "hbm": {"capacity": "64MiB", "extent": "16MiB"},
         "dram": {"capacity": "256MiB", "extent": "16MiB"},

@@ -6,7 +6,7 @@ once a second, from a thread: a ConfigMap arrives a minute after it was changed 
 it watches inodes, and every one of these ways exchanges the inode, so all folders on the way would have to be
 watched as well, and it tells nothing on network file systems.
 
-A file is read when it stood still for one look: whoever writes in place may be in the middle of it.
+A file is read when it stood still for one look: an editor that writes in place may be in the middle of it.
 """
 
 import asyncio

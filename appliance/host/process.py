@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 10.0  # for a signal; Drain names its own
 EXIT_FAILED, EXIT_CANNOT_START = 70, 78  # sysexits: EX_SOFTWARE, EX_CONFIG
-#: Of KV: how quick codecs are for them is known soon after the start, before anybody stores a block.
+#: Of KV: how quick codecs are for them is known soon after the start, before a block is stored.
 USUAL_DTYPES = frozenset({"bfloat16", "float16"})
 #: What the ready line counts in: a model that many know, in bfloat16. A token's K and V in all its layers.
 MODEL_NAME = "Llama 3.1 8B"
@@ -53,8 +53,10 @@ def run(source: Settings | Loaded) -> int:
 
 
 async def serve(source: Settings | Loaded) -> int:
-    """Run a daemon until it is told to leave; return the process's exit code. Prints one line when it is
-    ready."""
+    """Run a daemon until a signal or a drain ends it; return the process's exit code.
+
+    Prints one line when it is ready.
+    """
     heard = Signals(asyncio.ensure_future(Daemon.start(source)))
     try:
         daemon = await heard.starting
@@ -84,8 +86,7 @@ async def serve(source: Settings | Loaded) -> int:
 
 
 def holding(tiers: Tiers) -> str:
-    """Return how much the tiers hold, in tokens of a known model, and how to hold more where that was not
-    chosen."""
+    """Return how many tokens of a known model the tiers hold, and how to hold more by default."""
     held = []
     for name, tier in (("hbm", tiers.hbm), ("dram", tiers.dram), ("nvme", tiers.nvme)):
         if tier is not None:
@@ -100,8 +101,8 @@ def holding(tiers: Tiers) -> str:
 class Signals:
     """SIGTERM and SIGINT drain the daemon, and end it at once when repeated; SIGHUP reads the policy again.
 
-    Heard from the first moment: a signal's default is to kill. Who ends a daemon that is starting is
-    obeyed when it has started, since it may have acknowledged puts by then.
+    Handled from the first moment: a signal's default is to kill. A signal to end that comes during the start
+    is obeyed when it has started, since it may have acknowledged puts by then.
     """
 
     def __init__(self, starting: "asyncio.Future[Daemon]") -> None:
@@ -116,7 +117,7 @@ class Signals:
         self._loop.add_signal_handler(signal.SIGHUP, self._read_policy_again)
 
     def obey(self, daemon: Daemon) -> None:
-        """The daemon has started: what it was told meanwhile is done now."""
+        """Apply the signals that came during the start."""
         self._daemon = daemon
         if self.num_endings:
             self._drain(daemon)
@@ -152,8 +153,11 @@ class Signals:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what messages were freed of. A megabyte is a message of a stream: its pages went back to
-    the kernel and came anew with every one, a third of what a streamed put took."""
+    """Let glibc keep the memory of freed messages.
+
+    A megabyte is a message of a stream: its pages went back to the kernel and came anew with every one, a
+    third of what a streamed put took.
+    """
     with contextlib.suppress(AttributeError):  # another libc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
@@ -161,8 +165,11 @@ def _keep_freed_memory() -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Allow this process as many open files as it may have. Extents, segments and clients are descriptors;
-    the usual soft limit, 1024, protects programs that call select(), and 64 GiB of nvme are beyond it."""
+    """Allow this process as many open files as it may have.
+
+    Extents, segments and clients are descriptors; the usual soft limit, 1024, protects programs that call
+    select(), and 64 GiB of nvme are beyond it.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -172,8 +179,8 @@ def tame_garbage_collector() -> None:
 
     The catalog's objects have no cycles, yet with the default thresholds the collector walked them every
     second put: 0.6 of the 1.5 ms that a put of 64 blocks took. What is here now is exempt, young objects
-    are looked at in portions of a millisecond, and the oldest generation, whose walk would stop everybody,
-    is left alone.
+    are looked at in portions of a millisecond, and the oldest generation, which takes long to walk and
+    stops every thread, is left alone.
     """
     gc.collect()
     gc.freeze()

@@ -7,8 +7,9 @@ than what is pinned in it, policies that cannot be built, memory or disk that is
 changed, the last good policy stays in force, and why is in the log, in the status and in the metrics. After
 the event nothing can fail; a tier that shrinks does so step by step (core/capacity/resizing.py).
 
-A policy has a generation, counted from 1 at the start. Who applies one may name the generation it was made
-for, and is refused when another was applied meanwhile: two administrators do not undo each other unseen.
+A policy has a generation, counted from 1 at the start. A caller that applies one may name the generation it
+was made for, and is refused when another was applied meanwhile: two administrators do not undo each other
+unseen.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ MAX_LOGGED_LIST = 60  # characters
 class Reload:
     """Owned by the event loop. One change at a time, in the order in which they were asked for.
 
-    `parts` hear of every new policy after the planner; they must not fail. `prefault` makes the memory of new
-    extents; it blocks.
+    `parts` are called with every new policy after the planner; they must not fail. `prefault` makes the
+    memory of new extents; it blocks.
     """
 
     def __init__(
@@ -71,14 +72,18 @@ class Reload:
         self._file_text = loaded.text  # as read last
 
     async def file_changed(self) -> None:
-        """The policy file looks different: read it, unless what is in it was read already. (At SIGHUP, say;
-        another policy may have been applied since.)"""
+        """Read the policy file after a change, unless its text was read already.
+
+        (At SIGHUP, say; another policy may have been applied since.)
+        """
         if await asyncio.to_thread(self.origin.read) != self._file_text:
             await self.from_file()
 
     async def from_file(self) -> AppliedPolicy | None:
-        """Read the policy file again, and the master keys. Never raises: a policy that is refused is logged;
-        None is returned."""
+        """Read the policy file again, and the master keys.
+
+        Never raises: a policy that is refused is logged; None is returned.
+        """
         if self.origin.path is None and self.rotation is not None:
             await self.rotation.file_changed()
             return None
@@ -168,8 +173,10 @@ class Reload:
         return AppliedPolicy(status.generation, found)
 
     def _names_new_code(self, text: str | None, name: str) -> bool:
-        """Whether a policy allows other modules than those of the start. Asked before it is checked, because
-        checking a policy's name imports its module. Raises SettingsError."""
+        """Whether a policy allows other modules than those of the start.
+
+        Asked before it is checked, because checking a policy's name imports its module. Raises SettingsError.
+        """
         section = self.origin.gather(text, name).values.get("policy")
         modules = section.get("allowed_modules") if isinstance(section, dict) else None
         return (modules or []) != self.loaded.settings.policy.allowed_modules

@@ -1,6 +1,6 @@
 """Metrics, snapshot, telemetry, health and traces of the daemon. Reads everything, decides nothing.
 
-    telemetry   requests, hits and savings, in total and by session      (told of every step)
+    telemetry   requests, hits and savings, in total and by session      (called at every step)
     census      bytes of each tier by urgency                            (on demand)
     health      whether planner, copies and store make progress: readiness
     sampler     a few numbers a second, as far back as five minutes

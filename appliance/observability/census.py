@@ -1,7 +1,7 @@
 """Census: the bytes of a tier by the urgency of the session that used them last.
 
-Counted when somebody asks, in vectors over the catalog's columns, instead of kept: a change of urgency
-touches thousands of rows, and books for that would cost every request for a picture that is looked at
+Counted on demand, in vectors over the catalog's columns, instead of kept: a change of urgency
+touches thousands of rows, and counters for that would cost every request for a picture that is looked at
 now and then.
 A million blocks take some 20 ms of a core (`python -m bench.sight`), and requests wait meanwhile. So what was
 counted is used again for FRESH_S, or two hundred times as long as counting took.
@@ -67,8 +67,9 @@ def only_in_memory(catalog: Catalog) -> tuple[int, int]:
 
 
 def bytes_by_urgency(catalog: Catalog, tier: Tier) -> dict[str, int]:
-    """Return the readable bytes of a tier by class, a key for each of CLASSES. They sum to its used bytes,
-    exactly.
+    """Return the readable bytes of a tier by class, a key for each of CLASSES.
+
+    They sum to its used bytes, exactly.
 
     Blocks that are complete are counted by (namespace, class) and multiplied; of the others, and where
     fragments are encoded, each fragment is looked at.

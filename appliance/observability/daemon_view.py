@@ -1,7 +1,7 @@
-"""DaemonView: everything there is to see, in one place, for those who show it.
+"""DaemonView: everything that snapshot, metrics and readiness read, in one place.
 
 Reads the planner, the mover, the event log and the clients, and keeps what none of them keeps: telemetry,
-call times, samples. Whoever shows something (snapshot, metrics, readiness) is handed these and nothing else.
+call times, samples. What shows the daemon's state gets this and nothing else.
 """
 
 import asyncio
@@ -29,8 +29,11 @@ READY, STALLED, DRAINING, FAILED = "serving", "stalled", "draining", "failed"
 
 
 class DaemonView:
-    """Owned by the event loop. `choice`, `counters` and `reloads` are the daemon's: which policies it runs,
-    what it counted, how its policy changed."""
+    """What can be read of a daemon. Owned by the event loop.
+
+    `choice`, `counters` and `reloads` are the daemon's: its policies, its counters, and how its policy
+    changed.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class DaemonView:
         self.census = Census(self.planner.catalog, self.planner.rooms, self.clock)
         self.sampler = Sampler(self._look)
         self.health = Health()
-        #: Hear of the state when it has changed, a second late at most.
+        #: Called with the state after it has changed, a second late at most.
         self.state_listeners: list[Callable[[str], None]] = []
         self.rotation: KeyRotation | None = None  # while something is encrypted
         self._told = READY
@@ -76,7 +79,7 @@ class DaemonView:
         self.open()
 
     def look_after(self) -> None:
-        """See whether everything goes on; tell the heralds when that has changed."""
+        """Check that everything makes progress; call the state listeners when the state has changed."""
         now = self.clock()
         self.health.look(health_checks(self.appliance, now), now)
         if (state := self.state()) != self._told:
@@ -106,8 +109,10 @@ class DaemonView:
         return self.planner.statistics()
 
     def writes(self) -> dict[str, Any] | None:
-        """Return what is written to the cold store and what is not there, by the names of WriteStatus; None
-        without one."""
+        """Return what was written to the cold store and what is missing there; None without one.
+
+        Keys are the names of WriteStatus.
+        """
         planner = self.planner
         if Tier.NVME not in planner.rooms:
             return None

@@ -1,9 +1,9 @@
-"""Health: whether what must go on goes on.
+"""Health: whether planner, copies and cold store make progress.
 
-A daemon that answers is not yet one that works: if the timer behind evictions died, or a device swallowed a
-copy, calls would still be answered, only ever worse. So every organ is watched the same way: has it work to
-do, and has it done any since the last look? One that had work for longer than its patience and did none is
-stalled, and the daemon is not ready until it moves again. It stays alive: a restart cures no hung device.
+A daemon that answers is not yet one that works: if the timer behind evictions stopped, or a device lost a
+copy, calls would still be answered, only ever worse. So each is checked the same way: has it work, and has
+it done any since the last check? One that had work for longer than its patience and did none is stalled, and
+the daemon is not ready until it makes progress. It is not restarted: that cures no hung device.
 
 The look is taken on the event loop, once a second. A loop that stands still answers no probe at all, which
 is what their timeouts are for; a thread that watches the loop was rejected for that reason.
@@ -21,7 +21,7 @@ STORE_PATIENCE_S = 60.0  # sealing waits for the device, and comes after making 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """Something that must go on: whether it has work, and a count that grows when it does some."""
+    """One thing that must make progress: whether it has work, and a count that grows when it does some."""
 
     name: str
     has_work: bool
@@ -30,27 +30,27 @@ class HealthCheck:
 
 
 class Health:
-    """Remembers since when each organ has done nothing though it had work."""
+    """Remembers since when each check found work and no progress."""
 
     def __init__(self) -> None:
         self.stalled: tuple[str, ...] = ()
         self._idle_since: dict[str, tuple[int, float]] = {}  # num_done and when that was first seen
 
-    def look(self, health_checks: Iterable[HealthCheck], now: float) -> None:
-        """Take in how the organs are at `now` (seconds, any origin)."""
+    def look(self, checks: Iterable[HealthCheck], now: float) -> None:
+        """Update `stalled` from the checks at `now` (seconds, any origin)."""
         stalled, seen = [], {}
-        for organ in health_checks:
-            if not organ.has_work:
+        for check in checks:
+            if not check.has_work:
                 continue
-            num_done, since = self._idle_since.get(organ.name, (organ.num_done, now))
-            seen[organ.name] = (organ.num_done, since if num_done == organ.num_done else now)
-            if now - seen[organ.name][1] >= organ.patience_s:
-                stalled.append(organ.name)
+            num_done, since = self._idle_since.get(check.name, (check.num_done, now))
+            seen[check.name] = (check.num_done, since if num_done == check.num_done else now)
+            if now - seen[check.name][1] >= check.patience_s:
+                stalled.append(check.name)
         self.stalled, self._idle_since = tuple(stalled), seen
 
 
 def health_checks(appliance: Appliance, now: float) -> Iterator[HealthCheck]:
-    """Yield what must go on in an appliance: the planner's clock, every edge, the store's books."""
+    """Yield the checks of an appliance: the planner's clock, every edge, the cold store's tasks."""
     deadline = appliance.planner.next_deadline()
     is_due = deadline is not None and deadline <= now
     yield HealthCheck("planner", is_due, appliance.num_ticks, PLANNER_PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Holdings: which sessions there are, what they hold and where, for people who look.
+"""Holdings: the sessions active last, what they hold and where.
 
 A session may hold thousands of blocks and there may be thousands of sessions, so only the ones active last
 are looked at, in vectors, and at most MAX_BLOCKS blocks in all.

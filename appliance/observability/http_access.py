@@ -1,9 +1,9 @@
-"""Readers: who is told what over HTTP.
+"""HttpAccess: what is served over HTTP, and to which readers.
 
-    /healthz, /readyz     whoever asks: a word, for those who restart and route
-    everything else       `observe.readers`: whoever gets here, or who brings one of the tokens named there
+    /healthz, /readyz     every caller: one word, for supervisors and routers
+    everything else       `observe.readers`: every caller, or those with one of the tokens named there
 
-With tenants nobody is a reader until named: sums over all of them tell each what the others do. An
+With tenants there is no reader until one is named: sums over all of them tell each what the others do. An
 administrator's token is not taken: it could do more than look, and HTTP carries it in the clear. So a reader
 has a token that is good for nothing else. It comes as `Authorization: Bearer TOKEN`, as Prometheus sends it,
 or as the password of HTTP's basic scheme, for which a browser asks by itself. Cookies and a page to sign in
@@ -34,12 +34,12 @@ class HttpAccess:
 
     @property
     def is_anyone(self) -> bool:
-        """Whether everything is told to whoever asks."""
+        """Whether every caller is a reader."""
         return self._settings.is_for_anyone(self._access.has_tenants)
 
     @property
     def has_no_reader(self) -> bool:
-        """Whether only readiness is told."""
+        """Whether only readiness is served."""
         return not self.is_anyone and not self._settings.reader_tokens
 
     def refusal(self, path: str, authorization: str) -> str:

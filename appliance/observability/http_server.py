@@ -5,8 +5,8 @@ and uvicorn with starlette were rejected: eight and five packages for six read-o
 planner's loop. Everything is bounded: connections, size of a request, the time it may take to come, and what
 a slow reader makes us keep.
 
-Nobody says who they are here, unless `refusal` (readers.py) asks for it. So the listener is for this host
-unless told otherwise, nothing can be changed through it, and a request that names another host than an
+Callers have no identity here, unless `refusal` (http_access.py) asks for one. So the listener is for this
+host by default, nothing can be changed through it, and a request that names another host than an
 address of ours is refused: a page from elsewhere could otherwise read us through the visitor's browser (DNS
 rebinding).
 """
@@ -66,8 +66,11 @@ class BadRequest(ValueError):
 
 
 class HttpServer:
-    """Serves `paths` at `host`:`port`. `refusal` says of a path and an Authorization header why the request
-    is refused, nothing when it is not; `challenge` is what a client is told then. Owned by the event loop."""
+    """Serves `paths` at `host`:`port`.
+
+    `refusal` says of a path and an Authorization header why the request is refused, nothing when it is not;
+    `challenge` is what a client gets then. Owned by the event loop.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class HttpServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def hang_up(self) -> None:
-        """Close every connection: who comes again is asked again."""
+        """Close every connection: a reader that comes again is checked again."""
         for task in list(self._connections):
             task.cancel()
 

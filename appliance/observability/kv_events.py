@@ -92,7 +92,7 @@ class KvEvents:
         self._context.term()
 
     def stepped(self, event: Event, instructions: Sequence[Any], now: float) -> None:
-        """Gather what a step told about blocks; what gathers in one turn of the loop is one batch."""
+        """Gather the block events of a step; what gathers in one turn of the loop is one batch."""
         for instruction in instructions:
             if type(instruction) is Notify:
                 if not self._gathered:
@@ -204,6 +204,6 @@ def _attach(socket: Any, endpoint: str) -> None:
 
 
 def _keep_private(endpoint: str) -> None:
-    """Let nobody but this user connect to a socket that is a file, whatever the umask."""
+    """Let only this user connect to a socket that is a file, whatever the umask."""
     if is_private(endpoint):
         os.chmod(endpoint.removeprefix("ipc://"), 0o600)

@@ -1,8 +1,8 @@
 """Metric: one row of the table in metrics_table.py, and how it becomes a family of Prometheus's.
 
-Read at scrape time from books that are kept anyway, so that no request pays for a metric; durations are the
-one exception (histogram.py). prometheus_client writes the format; its counters were rejected as a second set
-of books that could disagree with the first.
+Read at scrape time from counters that are kept anyway, so that no request pays for a metric; durations are
+the one exception (histogram.py). prometheus_client writes the format; its counters were rejected as a second
+set of counters that could disagree with the first.
 """
 
 from collections.abc import Callable, Iterable

@@ -27,7 +27,9 @@ def number(key: str) -> Callable[[DaemonView], Pairs]:
 
 def tier(key: str) -> Callable[[DaemonView], Pairs]:
     """Return a reader of one of the planner's statistics of each tier."""
-    return lambda view: [((tier.label,), books[key]) for tier, books in view.statistics()["tiers"].items()]
+    return lambda view: [
+        ((tier.label,), statistics[key]) for tier, statistics in view.statistics()["tiers"].items()
+    ]
 
 
 # ------------------------------------------------------------------------------------------ service
@@ -85,9 +87,9 @@ def refusals(view: DaemonView) -> Pairs:
 def tier_bytes(view: DaemonView) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the bytes of each tier by state: resident, reserved, condemned."""
     states = {"resident": "used_bytes", "reserved": "reserved_bytes", "condemned": "condemned_bytes"}
-    for tier, books in view.statistics()["tiers"].items():
+    for tier, statistics in view.statistics()["tiers"].items():
         for state, key in states.items():
-            yield (tier.label, state), books[key]
+            yield (tier.label, state), statistics[key]
 
 
 def urgency_bytes(view: DaemonView) -> Pairs:

@@ -1,4 +1,4 @@
-"""Sight: opens the view and shows what they see, as the settings say. The daemon's one handle on this folder.
+"""Observability: metrics, page, traces and events, as the settings say; the daemon's handle on this folder.
 
 Optional parts (traces, events for routers) are imported when they are wanted: without their extras nothing is
 loaded and nothing is paid.
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Observability:
-    """Made with the daemon; shows from `start` to `stop`."""
+    """What the daemon shows, from `start` to `stop`."""
 
     def __init__(self, view: DaemonView, settings: Observe, access: Authenticator) -> None:
         self.view = view
@@ -40,7 +40,7 @@ class Observability:
         self._settings = settings
 
     async def start(self) -> None:
-        """Open the view and listen. Raises StartError for an address that was asked for and cannot be had."""
+        """Start sampling and listen. Raises StartError for a wanted address that cannot be had."""
         self.view.open()
         self._trace()
         self._publish_events()
@@ -65,7 +65,7 @@ class Observability:
             log.warning(NAME_READERS)
 
     async def stop(self) -> None:
-        """Show nothing any more. Idempotent."""
+        """Stop sampling, and close the listener and what is published. Idempotent."""
         self.view.close()
         if self.kv_events is not None:
             await self.kv_events.stop()
@@ -105,8 +105,7 @@ class Observability:
         self.view.appliance.observers.append(self.kv_events.stepped)
 
     def adopt(self, settings: Observe) -> None:
-        """Let who reads follow the policy, and the tenants there are now: a stream of the page goes on for
-        days."""
+        """Take over the readers of a new policy, and its tenants; a stream of the page may go on for days."""
         self.readers.adopt(settings)
         was_for_anyone, self._is_for_anyone = self._is_for_anyone, self.readers.is_anyone
         if self.http is not None and was_for_anyone and not self._is_for_anyone:
@@ -129,5 +128,5 @@ class Observability:
         return self.why.session(session_id)
 
     def snapshot(self, num_samples: int) -> dict[str, Any]:
-        """Return the appliance now, names included: for administrators."""
+        """Return the state of the appliance, names included: for administrators."""
         return self.snapshots.take(num_samples, with_names=True)

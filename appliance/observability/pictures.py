@@ -2,8 +2,8 @@
 
 matplotlib is an extra (`kvtier[charts]`): a daemon never draws. It is imported when a figure is made, so that
 a command without a picture neither needs it nor waits half a second for it. pyplot is left out: it keeps
-figures in a global table and looks for a screen. Text in SVG stays text, for those who search it or have it
-read aloud.
+figures in a global table and looks for a screen. Text in SVG stays text: it can be searched, and read
+aloud.
 """
 
 import io
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".html", ".png", ".svg")
-#: Okabe and Ito's colours, which people with any colour vision can tell apart; dashes for those who print.
+#: Okabe and Ito's colours, which people with any colour vision can tell apart; dashes for prints.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B6D2E")
 DASHES = ("-", "--", ":", "-.")
 BOUND_COLOUR = "#777777"
@@ -27,8 +27,10 @@ class CannotDraw(ValueError):
 
 
 def check_target(path: Path) -> None:
-    """Raises CannotDraw when `save` could not write a picture to `path`, for before the work. Whether
-    matplotlib is there is not asked: `check_drawing` does that."""
+    """Raises CannotDraw when `save` could not write a picture to `path`, for before the work.
+
+    Whether matplotlib is there is not asked: `check_drawing` does that.
+    """
     if path.suffix not in SUFFIXES:
         raise CannotDraw(f"{path}: a picture ends in {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():

@@ -1,8 +1,8 @@
 """Snapshot: the appliance at one moment as one plain value, for `kvtier top` and the page.
 
 docs/web-api.md says what is in it and keeps its promise: fields are added, never changed. Names (session
-ids, prefix hashes) are in it only for those who may see them: through the admin API always, over HTTP, where
-nobody says who they are, only with `observe.names`. Others see numbers.
+ids, prefix hashes) are in it only for readers that may see them: through the admin API always, over HTTP,
+where callers have no identity, only with `observe.names`. Others see numbers.
 """
 
 import math
@@ -39,12 +39,14 @@ class Snapshots:
         self._view = view
 
     def take(self, num_samples: int, with_names: bool) -> dict[str, Any]:
-        """Return the appliance now, with the last `num_samples` samples of the past. Plain JSON values; no
-        NaN."""
+        """Return the appliance now, with the last `num_samples` samples of the past.
+
+        Plain JSON values; no NaN.
+        """
         view = self._view
         planner = view.planner
-        books = planner.statistics()
-        counters = books["counters"]
+        statistics = planner.statistics()
+        counters = statistics["counters"]
         return {
             "schema": SCHEMA,
             "version": __version__,
@@ -53,14 +55,14 @@ class Snapshots:
             "uptime_s": round(view.uptime_s(), 3),
             "state": view.state(),
             "policy": {"generation": view.reloads().generation, **view.policy_names()},
-            "tiers": self._tiers(books),
+            "tiers": self._tiers(statistics),
             "writes": view.writes(),
             "edges": self._edges(),
             "totals": {**asked(view.telemetry.total), "evicted": sum(view.events.num_removed.values())},
             "prefetch": {
                 **{word: counters.get(f"prefetch_{word}", 0) for word in ("begun", "used", "late", "wasted")},
                 "cancelled": counters.get("prefetch_cancelled", 0),
-                "awaited_bytes": books["awaited_bytes"],
+                "awaited_bytes": statistics["awaited_bytes"],
             },
             "codecs": [
                 {
@@ -75,13 +77,13 @@ class Snapshots:
                 for codec in view.codecs()
             ],
             "counts": {
-                "blocks": books["num_blocks"],
-                "namespaces": books["num_namespaces"],
+                "blocks": statistics["num_blocks"],
+                "namespaces": statistics["num_namespaces"],
                 "clients": view.num_clients(),
-                "sessions": books["num_sessions"],
-                "leases": books["num_leases"],
-                "pins": books["num_pins"],
-                "waiting": books["num_waiting"],
+                "sessions": statistics["num_sessions"],
+                "leases": statistics["num_leases"],
+                "pins": statistics["num_pins"],
+                "waiting": statistics["num_waiting"],
             },
             "sessions": self._sessions(with_names),
             "decisions": [
@@ -91,11 +93,11 @@ class Snapshots:
             "history": view.sampler.series(num_samples),
         }
 
-    def _tiers(self, books: dict[str, Any]) -> list[dict[str, Any]]:
+    def _tiers(self, statistics: dict[str, Any]) -> list[dict[str, Any]]:
         view = self._view
         census = view.census.take()
         tiers = []
-        for tier, numbers in books["tiers"].items():
+        for tier, numbers in statistics["tiers"].items():
             tiers.append(
                 {
                     "tier": tier.label,
@@ -164,18 +166,18 @@ def number_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def asked(books: UsageTotals) -> dict[str, Any]:
-    """Return the books of a session, or of all of them. asked = found + missed + declined."""
+def asked(statistics: UsageTotals) -> dict[str, Any]:
+    """Return the statistics of a session, or of all of them. asked = found + missed + declined."""
     tiers = (Tier.HBM, Tier.DRAM, Tier.NVME)
     return {
-        "asked": books.num_asked,
-        "found": {tier.label: books.found[tier] for tier in tiers},
-        "missed": books.num_missed,
-        "declined": books.num_declined,
-        "hit_ratio": books.hit_ratio,
-        "stored": books.num_stored,
-        "read_bytes": books.read_bytes,
-        "loaded_bytes": books.loaded_bytes,
-        "stored_bytes": books.stored_bytes,
-        "saved_s": round(books.saved_s, 6),
+        "asked": statistics.num_asked,
+        "found": {tier.label: statistics.found[tier] for tier in tiers},
+        "missed": statistics.num_missed,
+        "declined": statistics.num_declined,
+        "hit_ratio": statistics.hit_ratio,
+        "stored": statistics.num_stored,
+        "read_bytes": statistics.read_bytes,
+        "loaded_bytes": statistics.loaded_bytes,
+        "stored_bytes": statistics.stored_bytes,
+        "saved_s": round(statistics.saved_s, 6),
     }

@@ -1,4 +1,4 @@
-"""Telemetry: who asked for which blocks, where they were, and what that saved, in total and by session.
+"""Telemetry: which blocks were asked for, where they were, and what that saved, in total and by session.
 
 Told of every step of the appliance (the event, what the planner answered), so that no service has to remember
 to report and the core does not know of it. An asked block counts where it was when it was asked for:
@@ -10,7 +10,7 @@ Blocks read one-sidedly are asked and found in dram; the client reports them lat
 A runtime may acquire with one client and read with others (vLLM: scheduler and workers): such reads were
 asked for already, and are told by where they end: where an acquire of another client ended lately.
 
-Bounded: the MAX_SESSIONS most recently active sessions have books of their own, the total has all. The names
+Bounded: the MAX_SESSIONS most recently active sessions have totals of their own, the total has all. The names
 of the chain a session used last are kept for as many sessions as MAX_NAMES allow: `kvtier why session` asks
 for blocks that the catalog has forgotten.
 """
@@ -30,7 +30,7 @@ MAX_SESSIONS = 4096
 MAX_OPEN_PUTS = 4096
 MAX_NAMES = 200_000
 MAX_ACQUIRED = 1024
-ALL = ""  # the session of whoever names none
+ALL = ""  # the session of requests that name none
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Telemetry:
             self._look_for_puts(instructions)
 
     def of(self, session_id: str) -> UsageTotals:
-        """Return the books of a session; empty ones when it asked for nothing lately."""
+        """Return the totals of a session; empty ones when it asked for nothing lately."""
         return self._sessions.get(session_id) or UsageTotals()
 
     def chain_of(self, session_id: str) -> tuple[int, list[bytes]]:
@@ -132,27 +132,27 @@ class Telemetry:
 
     def check_integrity(self) -> list[str]:
         """Audit: every asked block is found, missed or declined, in total and by session."""
-        books = {"total": self.total, **self._sessions}
+        totals = {"total": self.total, **self._sessions}
         return [
             f"telemetry of {'a session' if name != 'total' else name}: {b.num_asked} blocks asked, "
             f"{b.num_found} found, {b.num_missed} missed, {b.num_declined} declined"
-            for name, b in books.items()
+            for name, b in totals.items()
             if b.num_asked != b.num_found + b.num_missed + b.num_declined
         ]
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _books(self, session_id: str) -> tuple[UsageTotals, ...]:
+    def _totals(self, session_id: str) -> tuple[UsageTotals, ...]:
         if session_id == ALL:
             return (self.total,)
-        books = self._sessions.get(session_id)
-        if books is None:
-            books = self._sessions[session_id] = UsageTotals()
+        totals = self._sessions.get(session_id)
+        if totals is None:
+            totals = self._sessions[session_id] = UsageTotals()
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         else:
             self._sessions.move_to_end(session_id)
-        return self.total, books
+        return self.total, totals
 
     def _block_bytes(self, namespace_id: int) -> int:
         namespace = self._planner.catalog.namespaces.get(namespace_id)
@@ -178,12 +178,14 @@ class Telemetry:
             if len(self._acquired) > MAX_ACQUIRED:
                 self._acquired.popitem(last=False)
         block_bytes = self._block_bytes(event.namespace_id)
-        for books in self._books(event.session_id):
-            books.ask(given, num_asked, num_stored, block_bytes, saved_s)
+        for totals in self._totals(event.session_id):
+            totals.ask(given, num_asked, num_stored, block_bytes, saved_s)
 
     def _touched(self, event: Touched, _: Sequence[Any]) -> None:
-        """Read one-sidedly: found, in dram. Several chains may be in one report; the price takes them for
-        one."""
+        """Read one-sidedly: found, in dram.
+
+        Several chains may be in one report; the price takes them for one.
+        """
         num, namespace_id = len(event.prefix_hashes), event.namespace_id
         catalog, costs = self._planner.catalog, self._planner.costs
         if namespace_id not in catalog.namespaces or not num:
@@ -196,8 +198,8 @@ class Telemetry:
         position = catalog.position[row] if row >= 0 else 0
         saved_s = costs.recompute_s(namespace_id, position, num)
         tiers = bytes([Tier.DRAM]) * num
-        for books in self._books(event.session_id):
-            books.ask(tiers, num, num, self._block_bytes(namespace_id), saved_s)
+        for totals in self._totals(event.session_id):
+            totals.ask(tiers, num, num, self._block_bytes(namespace_id), saved_s)
 
     def _num_asked_before(self, event: Touched) -> int:
         """Return how many of these reads another client's acquire has asked for."""
@@ -216,18 +218,18 @@ class Telemetry:
         for instruction in instructions:
             reservation = getattr(getattr(instruction, "result", None), "reservation_id", 0)
             if reservation:
-                whose = event.session_id, self._block_bytes(event.namespace_id)
-                self._reservations[reservation] = whose
+                source = event.session_id, self._block_bytes(event.namespace_id)
+                self._reservations[reservation] = source
                 if len(self._reservations) > MAX_OPEN_PUTS:
                     self._reservations.popitem(last=False)
 
     def _committed(self, event: CommitRequested, _: Sequence[Any]) -> None:
-        whose = self._reservations.pop(event.reservation_id, None)
+        source = self._reservations.pop(event.reservation_id, None)
         if event.reserve is not None:
             self._puts_behind(event.reserve)
-            whose = event.reserve.session_id, self._block_bytes(event.reserve.namespace_id)
-        if whose is not None and len(self._puts) < MAX_OPEN_PUTS:
-            self._puts[event.call] = whose
+            source = event.reserve.session_id, self._block_bytes(event.reserve.namespace_id)
+        if source is not None and len(self._puts) < MAX_OPEN_PUTS:
+            self._puts[event.call] = source
 
     def _puts_behind(self, event: ReserveRequested) -> None:
         chain = self._chains.get(event.session_id)
@@ -255,5 +257,5 @@ class Telemetry:
                 session_id, block_bytes = self._puts.pop(instruction.call)
                 if isinstance(instruction.result, PutResult):
                     num_stored = list(instruction.result.outcomes).count(PutOutcome.STORED)
-                    for books in self._books(session_id):
-                        books.put(num_stored, block_bytes)
+                    for totals in self._totals(session_id):
+                        totals.put(num_stored, block_bytes)

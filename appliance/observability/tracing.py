@@ -39,7 +39,7 @@ OPENING: dict[type, str] = {AcquireRequested: "kvtier.get", CommitRequested: "kv
 
 @dataclass(slots=True)
 class _TracedRequest:
-    """A get or a put that has not had its last answer, or whose copies have not ended."""
+    """A get or a put without its last answer, or with copies under way."""
 
     span: trace.Span
     context: Any

@@ -22,7 +22,7 @@ INDEX = "index.html"
 
 
 def paths(view: DaemonView, with_names: bool) -> dict[str, Path]:
-    """Return what is served, by path. `with_names`: whoever can connect may see names."""
+    """Return what is served, by path. `with_names`: every reader may see names."""
     snapshots = Snapshots(view)
     served: dict[str, Path] = {
         "/metrics": lambda query: HttpResponse(exposition(view), CONTENT_TYPE),

@@ -27,7 +27,7 @@ MAX_LINES = 1 << 20  # all that are remembered
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where the blocks are, and who left what, newest first."""
+    """Where the blocks are, and which left a tier and why, newest first."""
 
     num_blocks: Counter[str]
     exits: Sequence[Decision]

@@ -1,11 +1,11 @@
-"""Codec speeds on disk beside the cold store: who starts again knows at once what is worth its time.
+"""Codec speeds on disk beside the cold store: a restarted daemon knows at once what is worth its time.
 
 `codec_speeds.json` in the directory of `tiers.nvme`, for one processor model and one version of kvtier; for
 any other it is as if there were none. A speed that was kept is a beginning: it is measured again in the
 background, and records tell more.
 
 Beside the store, not beside what was compiled: that may be shared by daemons of other users, and numbers
-that decide how bytes are stored are nobody else's to give.
+that decide how bytes are stored must not come from another daemon.
 """
 
 import json

@@ -86,7 +86,7 @@ class LearnedFile:
         self._learned = learned
         self._interval_s = interval_s
         self._kept = b""  # the last one written
-        self._writing = threading.Lock()  # who was given up on may still write when the next one comes
+        self._writing = threading.Lock()  # an abandoned write may still run when the next one comes
         self._closing = asyncio.Event()
         self._clock: asyncio.Task[None] | None = None
 

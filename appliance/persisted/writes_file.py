@@ -1,8 +1,8 @@
 """How much was written to the cold store's device, on disk beside it: a restart is no new day.
 
 `writes.json` in the directory of `tiers.nvme`, kept as learned_file.py keeps what policies learned, every
-KEEP_INTERVAL_S and at the end. Who is killed forgets what was written since: that much more may be written
-that day. A file that is missing or damaged costs a log line, and the budget begins anew.
+KEEP_INTERVAL_S and at the end. A daemon that is killed forgets what was written since: that much more may be
+written that day. A file that is missing or damaged costs a log line, and the budget begins anew.
 """
 
 import json
@@ -45,7 +45,7 @@ class WritesFile(LearnedFile):
         now = self._now()
         try:
             kept = json.loads(data)
-            ago_s = max(0.0, self._wall_clock() - float(kept["at"]))  # or somebody put the clock back
+            ago_s = max(0.0, self._wall_clock() - float(kept["at"]))  # or the clock was set back
             self._budget.restore(kept, now - ago_s)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as problem:
             log.warning("%s.json is not understood (%s); writes count from 0", STEM, type(problem).__name__)
@@ -60,8 +60,10 @@ class WritesFile(LearnedFile):
         return json.dumps(state).encode()
 
     def _warn(self, now: float) -> None:
-        """Say once when more was written than the budget allows. Idle copies wait for it; spills, and puts
-        in mode `through`, do not."""
+        """Say once when more was written than the budget allows.
+
+        Idle copies wait for it; spills, and puts in mode `through`, do not.
+        """
         is_overdrawn = self._budget.is_overdrawn(now)
         if is_overdrawn and not self._was_overdrawn:
             log.warning(

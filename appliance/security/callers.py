@@ -1,4 +1,4 @@
-"""Caller: who makes one call, and what its identity lets it name.
+"""Caller: the identity behind one call, and what it may name.
 
 Over the local channel a connection is a client, and the kernel named its process when it connected; over gRPC
 every call is looked at anew, and requests name the client they are of. Either way what a call may touch
@@ -15,19 +15,22 @@ from ..core.requests.quotas import RateLimit
 from ..errors import error
 from . import request_checks as checks
 from .client_registry import ClientRegistry, ConnectedClient
-from .principals import Principal, Tenancy, tenancy_of
+from .principals import ANONYMOUS, Principal, Tenancy, tenancy_of
 
-NOBODY = Principal("nobody", None)
+UNKNOWN = Principal(ANONYMOUS, None)
 
 
 @dataclass(slots=True)
 class Caller:
-    """Who calls: over the local channel the connection's client, over gRPC none (requests name theirs) with
-    the RPC's deadline."""
+    """The caller of one request.
+
+    Over the local channel it has the connection's client; over gRPC none (requests name theirs), and the
+    deadline of the RPC.
+    """
 
     client: ConnectedClient | None = None
     deadline_at: float = float("inf")
-    principal: Principal = NOBODY
+    principal: Principal = UNKNOWN
 
     @property
     def tenancy(self) -> Tenancy:
@@ -40,8 +43,11 @@ class Caller:
         return self.client.domain if self.client is not None else self.tenancy.domain
 
     def client_in(self, clients: ClientRegistry, client_id: int) -> ConnectedClient:
-        """Return the client of a request. A connection speaks for itself only; over gRPC nobody can speak for
-        a connection, nor for a client that another identity opened. Raises UnknownError."""
+        """Return the client of a request. Raises UnknownError.
+
+        A connection speaks for itself only; a gRPC caller never for a connection, nor for a client that
+        another identity opened.
+        """
         if self.client is not None:
             if client_id not in (0, self.client.id):
                 raise error("UNKNOWN_CLIENT", f"this connection is client {self.client.id}, not {client_id}")
@@ -99,8 +105,10 @@ class CallRates:
 
 
 def domain_in(tenancy: Tenancy, wanted: str) -> str:
-    """Return the isolation domain of a connection that asks for `wanted`: a part of its tenant's, which it
-    can divide and never leave. Raises CallerError."""
+    """Return the isolation domain of a connection that asks for `wanted`. Raises CallerError.
+
+    It is a part of its tenant's, which a connection can divide and never leave.
+    """
     if ":" in wanted:
         raise error("BAD_REQUEST", f"domain {wanted!r} may not have a ':'; write another separator")
     if tenancy.domain and wanted:

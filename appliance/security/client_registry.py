@@ -1,4 +1,4 @@
-"""Clients: who is there, by which way, and what the shell itself keeps for them.
+"""ClientRegistry: the connected clients, their transports, and what the shell itself keeps for them.
 
 A *local* client is a connection of the local channel: it lives as long as the connection and its process,
 and owns a staging extent. A *remote* one opened itself over gRPC and lives as long as it keeps alive. What
@@ -6,7 +6,7 @@ either of them holds (leases, reservations) is the planner's to know; here is on
 not know: names for people, staging, process ids.
 
 A remote client belongs to the identity that opened it (`owner`); ids of remote clients are random all the
-same, because where nobody proves who they are (access.insecure) the id is all that says who is calling.
+same, because without proof of identity (access.insecure) the id is the only credential.
 """
 
 import itertools
@@ -115,8 +115,10 @@ class ClientRegistry:
         domain: str,
         owner: str,
     ) -> ConnectedClient:
-        """Register a client that came over gRPC; `ttl_s` 0 means the default. The same request id of the same
-        owner finds the same client. Raises BusyError."""
+        """Register a client that came over gRPC; `ttl_s` 0 means the default.
+
+        The same request id of the same owner finds the same client. Raises BusyError.
+        """
         known = self._by_request.get((owner, request_id))
         if known is not None and self.get(known.id) is known:
             return known
@@ -139,8 +141,10 @@ class ClientRegistry:
             client.expires_at = self._appliance.clock() + client.ttl_s
 
     def close(self, client_id: int, reason: str) -> None:
-        """Give everything of a client back. Idempotent. Copies in flight keep what they read of its
-        staging extent until they end."""
+        """Give everything of a client back.
+
+        Idempotent. Copies in flight keep what they read of its staging extent until they end.
+        """
         client = self._by_id.pop(client_id, None)
         if client is None:
             return

@@ -4,8 +4,8 @@
 
 The file is read again when it changes, as certificates and tokens are, and with every reload. A file that
 cannot be used changes nothing: the keys read before still hold. A reload is refused for it as a whole,
-because the next start would be, and who reloads is there to mend it; a change that the watch noticed is told
-in the log, in the status and to Prometheus.
+because the next start would be, and the administrator that reloads can mend it; a change that the watch
+noticed is reported in the log, in the status and to Prometheus.
 
 It all happens in the cold store's own thread: a tenant's key may be made or destroyed at the same time.
 """

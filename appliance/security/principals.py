@@ -1,15 +1,15 @@
-"""Access: who is calling, from what was proven, and what that lets them do.
+"""Authenticator: the principal of a caller, from what was proven, and its tenant.
 
     Unix socket   the kernel says the user and group of the process         of_peer
     TLS           the certificate says names, an authority vouches for them  of_certificate
-    token         whoever knows it; goes before both                         of_token
+    token         the name in the token file; goes before both               of_token
     plain TCP     nothing; only with access.insecure                         of_plain_tcp
 
 The answer is a Principal. No field of a request takes part: a caller cannot name its tenant, only be it.
 What every call asks of a principal is the table RIGHTS in rights.py.
 
-Without tenants there is one, the common one: whoever may open the socket uses it, as before there were any.
-With tenants, who belongs to none may touch no block.
+Without tenants there is one, the common one: every process that may open the socket uses it.
+With tenants, a caller that belongs to none may touch no block.
 """
 
 import os
@@ -24,6 +24,7 @@ from ..errors import error
 from .tokens import TokenFile
 
 ROOT = 0
+ANONYMOUS = "anonymous"  # the name of a principal that proved nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ COMMON = Tenancy("", "")
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls, as far as it was proven."""
+    """The proven identity of a caller."""
 
     name: str  # what clients are bound to and messages say: "uid 1000", "dns:rt.acme.svc", "token ops"
     tenancy: Tenancy | None
@@ -53,7 +54,7 @@ class Authenticator:
     def __init__(
         self, settings: AccessSettings, tenants: Mapping[str, Tenant], own_uid: int | None = None
     ) -> None:
-        """Raises StartError when the token file cannot be read. `own_uid`: the daemon's, unless told."""
+        """Raises StartError when the token file cannot be read. `own_uid`: the daemon's by default."""
         admin = settings.admin
         if not admin.all():
             admin = Identities(uids=sorted({ROOT, os.getuid() if own_uid is None else own_uid}))
@@ -77,23 +78,23 @@ class Authenticator:
 
     @property
     def has_tenants(self) -> bool:
-        """Whether there are tenants, who must not see each other."""
+        """Whether the policy names tenants, which must not see each other."""
         return self._has_tenants
 
     def token_name(self, token: str) -> str | None:
-        """Return the name of a token, None when nobody has it."""
+        """Return the name of a token, None for an unknown one."""
         return self._tokens.name_of(token) if self._tokens is not None else None
 
     def of_peer(self, uid: int, gid: int) -> Principal:
-        """Return who a process on this host is."""
+        """Return the principal of a process on this host."""
         identities = (f"uid:{uid}", f"gid:{gid}")
         tenants = [self._tenant_of[identity] for identity in identities if identity in self._tenant_of]
         return self._principal(f"uid {uid}", tenants[:1], not self._admins.isdisjoint(identities))
 
     def of_certificate(self, names: Iterable[str]) -> Principal:
-        """Return who a verified client certificate with these names (dns:..., uri:...) is.
+        """Return the principal of a verified client certificate with these names (dns:..., uri:...).
 
-        One that fits two tenants is neither: which was meant nobody said.
+        One that fits two tenants belongs to neither: it does not say which is meant.
         """
         names = tuple(sorted(names))
         known = self._known.get(names)
@@ -107,7 +108,7 @@ class Authenticator:
         return known
 
     def of_token(self, token: str) -> Principal:
-        """Return whose token this is. Raises AccessError when it is nobody's."""
+        """Return the principal of a token. Raises AccessError for an unknown one."""
         name = self.token_name(token)
         if name is None:
             raise error("NOT_AUTHENTICATED", "the bearer token is not known; ask for a new one, or send none")
@@ -116,8 +117,8 @@ class Authenticator:
         return self._principal(f"token {name}", tenants, identity in self._admins)
 
     def of_plain_tcp(self) -> Principal:
-        """Return who calls over TCP without TLS."""
-        return self._principal("nobody", [], False)
+        """Return the principal of a caller over TCP without TLS, which proves nothing."""
+        return self._principal(ANONYMOUS, [], False)
 
     def _principal(self, name: str, tenants: list[str], is_admin: bool) -> Principal:
         if not self._has_tenants:

@@ -109,8 +109,10 @@ def tier(field: str, value: int, default: Tier | None = None) -> Tier:
 
 
 def spans(given: Sequence[types_pb2.StagingSpan], staging_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset, length) of spans that lie inside the staging extent. Empty ones may stand for blocks
-    that need no bytes."""
+    """Return (offset, length) of spans that lie inside the staging extent.
+
+    Empty ones may stand for blocks that need no bytes.
+    """
     if given and staging_bytes == 0:
         raise error(
             "BAD_SPAN", "this client has no staging extent; attach over the local channel, or use Put"

@@ -1,7 +1,7 @@
 """Rights: what every call asks of its caller. The table that the server obeys and docs/security.md shows.
 
-`role` is who may call at all; `foreign` is what a tenant is told that names what belongs to another one, in
-the same words as for what does not exist: so an answer never says whether it does.
+`role` is the right that a call needs; `foreign` is the answer to a tenant that names what belongs to another
+one: the same as for what does not exist, so that an answer never tells whether it does.
 """
 
 from enum import Enum
@@ -12,9 +12,9 @@ from .principals import Principal, require_admin, tenancy_of
 
 
 class Role(Enum):
-    """Who may make a call."""
+    """The right that a call needs."""
 
-    ANYONE = "whoever got in"
+    ANYONE = "every caller"
     TENANT = "a tenant"
     ADMIN = "an administrator"
 
@@ -90,7 +90,7 @@ def limited_calls() -> frozenset[Method]:
 
 
 def matrix_markdown() -> str:
-    """Return the table as Markdown: every call, and what each kind of caller is told."""
+    """Return the table as Markdown: every call, and the answer to each kind of caller."""
     lines = [
         "| call | no certificate | wrong authority | another tenant's things | tenant | admin, no tenant |",
         "|---|---|---|---|---|---|",

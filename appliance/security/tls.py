@@ -1,4 +1,4 @@
-"""TLS for TCP: the daemon's certificate, who signs its clients', and the names in a client's certificate.
+"""TLS for TCP: the daemon's certificate, the authority of its clients', and the names in a client's.
 
 gRPC does the handshake, asks for a client certificate and verifies it; without `client_ca` it asks for none,
 and the names in one that is shown all the same are worth nothing. It cannot be told the lowest version
@@ -34,8 +34,10 @@ class Certificates:
                 raise StartError(f"access.tls.{setting} holds nothing in PEM format")
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return server credentials that follow the files and insist on a client certificate, if there is an
-        authority for those."""
+        """Return server credentials that follow the files.
+
+        A client certificate is required where an authority for those is set.
+        """
         # None, for "as before", is missing in the stubs' type.
         changed = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._changed)
         return grpc.dynamic_ssl_server_credentials(

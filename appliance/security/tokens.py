@@ -1,4 +1,4 @@
-"""Bearer tokens: a file of names and hashes, and who a token belongs to.
+"""Bearer tokens: a file of names and hashes, and the name of a token.
 
     # name  SHA-256 of the token
     ops     2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b
@@ -68,7 +68,7 @@ class TokenFile:
             raise StartError(f"access.tokens: {path}: {error}") from error
 
     def name_of(self, token: str) -> str | None:
-        """Return whose token this is, None when it is nobody's. Takes as long for any of them."""
+        """Return the name of a token, None for an unknown one. Takes as long for any of them."""
         self._refresh()
         wanted = hash_of(token)
         found = None

@@ -1,10 +1,10 @@
-"""AccessLog: what clients ask for and put, for whoever records it.
+"""AccessLog: what clients ask for and put, for recorders.
 
 It listens at the one place that every request passes, the event on its way into the planner, so nothing is
-missing and no service has to remember to report. While nobody watches it is not called at all. A watcher has
-its own bounded queue: one that is too slow loses accesses and is told how many.
+missing and no service has to remember to report. Without a watcher it is not called at all. A watcher has
+its own bounded queue: one that is too slow loses accesses, and their number is reported.
 
-What a client read one-sidedly it reports later, possibly several chains in one message; they are told apart
+What a client read one-sidedly it reports later, possibly several chains in one message; they are separated
 by the catalog's parents, and a chain read twice within one report counts once.
 """
 
@@ -50,7 +50,7 @@ class SessionReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockAccess:
-    """Blocks of one chain that somebody asked for or put, or a session's word about itself."""
+    """Blocks of one chain that were asked for or put, or what a session reported about itself."""
 
     at_s: float  # seconds on the appliance's clock
     kind: AccessKind
@@ -60,11 +60,11 @@ class BlockAccess:
     prefix_hashes: Sequence[bytes] = ()
     num_found: int = 0  # of ASK: how many were stored, from the first on
     word: SessionReport | None = None  # of SESSION
-    num_lost: int = 0  # accesses that the watcher was too slow to hear of, before this one
+    num_lost: int = 0  # accesses that the watcher was too slow to take, before this one
 
 
 class AccessWatcher:
-    """One who listens: iterate. Ends when the log is closed."""
+    """A bounded queue of accesses: iterate. Ends when the log is closed."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -112,14 +112,14 @@ class AccessLog:
         self._requests: OrderedDict[tuple[int, str], None] = OrderedDict()
 
     def join(self) -> AccessWatcher:
-        """Return somebody who hears of every access from now on, until `leave`."""
+        """Return a watcher of every access from now on, until `leave`."""
         watcher = AccessWatcher(self._capacity)
         self._watchers.add(watcher)
         self._appliance.tap = self.note
         return watcher
 
     def leave(self, watcher: AccessWatcher) -> None:
-        """Nobody listens there any more. Idempotent."""
+        """Remove a watcher. Idempotent."""
         self._watchers.discard(watcher)
         if not self._watchers:
             self._appliance.tap = None

@@ -28,8 +28,11 @@ class DrainResult(NamedTuple):
 
 
 class AdminService:
-    """Handlers of AdminService. `drain` is the daemon's: (grace_s, exit) -> Drained. `codec_speeds` are those
-    of decoding, in bytes a second, by dtype and codec."""
+    """Handlers of AdminService.
+
+    `drain` is the daemon's: (grace_s, exit) -> Drained. `codec_speeds` are those of decoding, in bytes a
+    second, by dtype and codec.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class AdminService:
     def get_status(self, caller: Caller, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
         """Return version, tiers, edges, counters, policy, keys and write budget."""
         service = self._service
-        books = service.planner.statistics()
+        statistics = service.planner.statistics()
         engines = service.appliance.engines
         return pb.GetStatusResponse(
             version=__version__,
@@ -63,7 +66,7 @@ class AdminService:
             draining=service.draining,
             tiers=[
                 pb.TierStatus(tier=tier_to_wire(tier), backend=engines[tier].statistics().backend, **numbers)
-                for tier, numbers in books["tiers"].items()
+                for tier, numbers in statistics["tiers"].items()
             ],
             edges=[
                 pb.EdgeStatus(
@@ -79,12 +82,12 @@ class AdminService:
                 )
                 for edge in service.appliance.mover.statistics()
             ],
-            num_blocks=books["num_blocks"],
-            num_sessions=books["num_sessions"],
-            num_leases=books["num_leases"],
+            num_blocks=statistics["num_blocks"],
+            num_sessions=statistics["num_sessions"],
+            num_leases=statistics["num_leases"],
             num_clients=len(service.clients),
-            num_namespaces=books["num_namespaces"],
-            counters={**books["counters"], **self._counters()},
+            num_namespaces=statistics["num_namespaces"],
+            counters={**statistics["counters"], **self._counters()},
             policy=self._policy_status(),
             encryption=self._encryption_status(),
             codec_speeds=[

@@ -37,7 +37,7 @@ from .call_latency import CallLatencies
 from .responses import respond
 from .stream_codecs import stream_codecs
 
-DEFAULT_DEADLINE_S = 30.0  # of an acquire whose caller named none
+DEFAULT_DEADLINE_S = 30.0  # of an acquire that names none
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class CacheService:
         self.draining = False
         self.namespaces: dict[int, NamespaceIdentity] = {}  # registered in this life
 
-    # --------------------------------------------------------------------------- who is who
+    # --------------------------------------------------------------------------- clients and namespaces
 
     def get_server_info(self, caller: Caller, request: pb.GetServerInfoRequest) -> pb.GetServerInfoResponse:
         """Return version, epoch and limits of this daemon."""
@@ -158,9 +158,11 @@ class CacheService:
         device_reader: ConnectedClient | None = None,
         reads_hbm: bool = False,
     ) -> Replies[T]:
-        """Start an acquire; its results pass through `convert` (self.acquired for most) as they come. With a
-        `device_reader` the lease is that client's, and if it `reads_hbm` what it is given may lie in any
-        memory tier."""
+        """Start an acquire; its results pass through `convert` (self.acquired for most) as they come.
+
+        With a `device_reader` the lease is that client's, and if it `reads_hbm` what it is given may lie in
+        any memory tier.
+        """
         client = device_reader or self.client_of(caller, request.client_id)
         hashes = self.chain(request.prefix_hashes)
         self.identity_of(caller, request.namespace_id)
@@ -371,8 +373,10 @@ class CacheService:
         return caller.client_in(self.clients, client_id)
 
     def _domain(self, caller: Caller, wanted: str) -> str:
-        """A connection's namespaces belong to its domain, whatever they say; over gRPC they belong to the
-        tenant's, which nobody divides there."""
+        """Return the isolation domain of a namespace: the connection's, or over gRPC the tenant's.
+
+        Raises CallerError where gRPC names a domain of its own.
+        """
         if caller.client is None and wanted:
             raise error("BAD_NAMESPACE", "isolation domains need the local channel; leave `domain` empty")
         return caller.domain

@@ -1,4 +1,4 @@
-"""Rpcs: how long each call takes, by method, transport and code.
+"""CallLatencies: the duration of each call, by method, transport and code.
 
 Measured where a transport meets a handler, from the request being decoded to its last answer being handed
 over. The label sets are closed: methods of the .proto, two transports, status codes of gRPC.
@@ -31,7 +31,7 @@ class CallLatencies:
 
     def __init__(self) -> None:
         self.histograms: dict[tuple[str, str, str], Histogram] = {}
-        self.is_traced = False  # whether anybody wants to know the callers' trace contexts
+        self.is_traced = False  # whether callers' trace contexts are kept
 
     def ended(self, method: str, transport: str, code: str, seconds: float) -> None:
         """Count a call that ended."""

@@ -1,7 +1,7 @@
 """The gRPC transport: every method of every service, found by its name, in one loop.
 
 Handlers (service.py, streams.py, admin.py) know nothing of gRPC; here they meet the service descriptors, and
-the caller's identity (doors.py) what the call asks for (rights.py).
+the caller's identity (listeners.py) what the call asks for (rights.py).
 A method of the .proto without a handler fails at start, not at the first call. Generated servicer
 classes were rejected: thirty methods that each say the same two lines.
 """
@@ -87,7 +87,7 @@ class EventsService:
         """Yield requests of clients as they happen, after one empty message that says it began."""
         watcher = self._accesses.join()
         try:
-            yield events_pb2.WatchAccessesResponse()  # whoever reads this knows that nothing is missed
+            yield events_pb2.WatchAccessesResponse()  # a reader of this message misses nothing from here on
             async for access in watcher:
                 yield self._wire_access(access)
         finally:
@@ -119,7 +119,7 @@ class EventsService:
 class GrpcServer:
     """One grpc.aio server for all services at `addresses`.
 
-    `handlers`: for each service of the .proto the objects whose methods answer its calls, by method name.
+    `handlers`: for each service of the .proto the objects with a method for each of its calls.
     """
 
     def __init__(
@@ -165,14 +165,16 @@ class GrpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop_serving(self) -> None:
-        """Report every service as NOT_SERVING from now on; calls are still answered. The process as such
-        ("") is well: who restarts what is not well must let a drain end."""
+        """Report every service as NOT_SERVING from now on; calls are still answered.
+
+        The process as such ("") stays SERVING: a supervisor that restarts it would cut off the drain.
+        """
         self._is_leaving = True
         for descriptor in SERVICES:
             await self._health.set(descriptor.full_name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def report(self, is_ready: bool) -> None:
-        """Say whether runtimes are served well. People and routers are served either way."""
+        """Set the health of KVCacheService. AdminService and EventsService are served either way."""
         if not self._is_leaving:
             answers = health_pb2.HealthCheckResponse
             status = answers.SERVING if is_ready else answers.NOT_SERVING
@@ -229,7 +231,7 @@ class GrpcServer:
         return grpc.unary_unary_rpc_method_handler(timed, takes, gives)
 
     def _caller(self, context: Context, right: Right) -> Caller:
-        """Return who calls. Raises AccessError when that is nobody, or nobody who may."""
+        """Return the caller of a request. Raises AccessError without an identity, or without the right."""
         principal = self._listeners.principal_of(context)
         right.require(principal)
         remaining_s = context.time_remaining()
@@ -246,7 +248,7 @@ def snake_case(name: str) -> str:
 
 
 def _known(problem: Exception, method: MethodDescriptor) -> ApplianceError:
-    """Return an error of the table; whatever is not one is a bug of ours."""
+    """Return `problem` where it is an error of the table, else the error BUG."""
     if isinstance(problem, ApplianceError):
         return problem
     log.error("%s failed", method.full_name, exc_info=problem)

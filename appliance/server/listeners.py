@@ -1,11 +1,11 @@
-"""Doors: the addresses of the gRPC server, and who came in by which.
+"""Listeners: the addresses of the gRPC server, and the caller identity that each gives.
 
-    unix:///path   gate.py tells whose process it is; gRPC itself listens behind it
+    unix:///path   peer_credential_proxy.py reads the peer's user; gRPC itself listens behind it
     host:port      TLS (tls.py) with client certificates, or without an authority for those with a token in
     every call; or plain with access.insecure
 
-A bearer token in the metadata (`authorization: Bearer ...`) says who calls at either door, and goes before
-what the door says; one that nobody knows is refused, never overlooked.
+A bearer token in the metadata (`authorization: Bearer ...`) is an identity at either listener, and goes
+before the listener's own; an unknown one is refused, never overlooked.
 """
 
 from collections.abc import Sequence
@@ -58,12 +58,12 @@ class Listeners:
             self.addresses.append(f"{address.rpartition(':')[0]}:{port}")
 
     def open(self) -> None:
-        """Let callers in by the Unix sockets. Raises StartError."""
+        """Accept connections at the Unix sockets. Raises StartError."""
         for proxy in self._proxies:
             proxy.start()
 
     def set_mode(self, socket_mode: int) -> None:
-        """Let others open the Unix sockets, or no longer."""
+        """Change the permissions of the Unix sockets."""
         for proxy in self._proxies:
             proxy.set_mode(socket_mode)
 
@@ -73,7 +73,7 @@ class Listeners:
             proxy.stop()
 
     def principal_of(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
-        """Return who makes a call. Raises AccessError when what was given proves nobody."""
+        """Return the principal of a call. Raises AccessError without a valid identity."""
         principal = self._at_listener(context)
         for key, value in context.invocation_metadata() or ():
             if key == "authorization":
@@ -91,7 +91,7 @@ class Listeners:
         return principal
 
     def _at_listener(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal | None:
-        """Return the principal of a caller at this door; None: it has to show a token. Raises AccessError."""
+        """Return the principal that the listener gives; None where a token is needed. Raises AccessError."""
         peer = context.peer()
         if peer.startswith("unix"):
             for proxy in self._proxies:

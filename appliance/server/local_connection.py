@@ -125,9 +125,11 @@ class LocalConnection:
     # ------------------------------------------------------------------------------------ out
 
     def reply(self, frame: Frame, message: Message, *, last: bool = True, fds: Sequence[int] = ()) -> None:
-        """Queue an answer to `frame`; `flush` sends it. Descriptors are duplicated: a peer may take its time
-        to read, and whose they are may close them meanwhile, and their numbers become another file's. Raises
-        BusyError when there are none left."""
+        """Queue an answer to `frame`; `flush` sends it. Raises BusyError without free descriptors.
+
+        `fds` are duplicated: the peer may read late, and their owner may close them meanwhile, so that their
+        numbers name other files.
+        """
         flags = Flag.LAST if last else Flag.NONE
         self._queue(frame, flags, message.SerializeToString(), fds)
 

@@ -1,9 +1,9 @@
-"""LocalServer: the local channel. A Unix stream socket beside the gRPC one, and who connects to it.
+"""LocalServer: the local channel. A Unix stream socket beside the gRPC one, and its connections.
 
 Framing is v1/local.py; the calls are those of KVCacheService, plus two that carry file descriptors:
 Attach (the client's own staging extent, its domain's index) and MapExtents (warm extents of that domain,
-never another's). Who may open the socket its mode says; which domain a connection is of, the kernel's word on
-whose process it is. A connection may divide that domain, and never leave it.
+never another's). The socket's mode decides which users may open it; the domain of a connection follows from
+the peer's user, as the kernel reports it. A connection may name parts of that domain, and never leave it.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class LocalServer:
     # ------------------------------------------------------------------------------ the socket
 
     def start(self) -> None:
-        """Listen. Raises StartError when somebody else does, or the path cannot be used."""
+        """Listen. Raises StartError when the path is in use or cannot be used."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             remove_stale_socket(self.path)
@@ -181,8 +181,11 @@ class LocalServer:
     # -------------------------------------------------------------------------------- dispatch
 
     def _answer(self, connection: LocalConnection, frame: Frame) -> None:
-        """Answer one frame, now or later. Whatever goes wrong with a call is its own answer; only what
-        makes the stream itself doubtful closes the connection."""
+        """Answer one frame, now or later.
+
+        Whatever goes wrong with a call is its own answer; only what makes the stream itself doubtful closes
+        the connection.
+        """
         if (frame.method is Method.ATTACH) != (connection.caller.client is None):
             connection.close("attached twice" if frame.method is Method.ATTACH else "call before attach")
             return
@@ -328,8 +331,10 @@ class LocalServer:
 
 
 def rest(listener: socket.socket, accept: Callable[[], None]) -> None:
-    """Accept nobody for a while: as long as somebody waits to be accepted the listener is ready, and to fail
-    at that again and again would be all that this process does."""
+    """Stop accepting for REST_S.
+
+    A listener with a waiting connection stays readable, and failing to accept it would fill the event loop.
+    """
     loop = asyncio.get_running_loop()
     loop.remove_reader(listener)
 

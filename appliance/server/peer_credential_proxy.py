@@ -1,13 +1,13 @@
-"""Gate: the Unix socket in front of gRPC, which says who connects.
+"""PeerCredentialProxy: the Unix socket in front of gRPC, which reads the credentials of each peer.
 
-gRPC for Python takes Unix sockets but does not tell who is at the other end. So the public socket is ours: a
-connection is accepted here, the kernel says whose it is (SO_PEERCRED), and it is joined to a new connection
-into the real server, which stands at a private path. The inner end is bound to an abstract name that nobody
-can guess; gRPC tells that name with every call (`context.peer()`), and `principal_of` knows whose it is.
-Whoever connects to the private path directly has no such name and is nobody.
+gRPC for Python listens at Unix sockets but does not report the peer's user. So the public socket is ours: a
+connection is accepted here, the kernel gives its user and group (SO_PEERCRED), and it is joined to a new
+connection into the real server, which listens at a private path. The inner end is bound to an abstract name
+that cannot be guessed; gRPC reports that name with every call (`context.peer()`), and `principal_of` maps it
+to the user. A connection made to the private path directly has no such name and is refused.
 
-Rejected: a server per tenant behind a socket per tenant (who may open a file is then all that says who
-calls, and every tenant costs a server); tickets fetched over the local channel (grpcurl could not call any
+Rejected: a server per tenant behind a socket per tenant (the permission to open a file is then the only
+identity, and every tenant costs a server); tickets fetched over the local channel (grpcurl could not call any
 more). The price is one copy of what crosses, which is metadata: a client on this host takes its bytes from
 shared memory.
 """
@@ -40,11 +40,11 @@ MAX_CONNECTIONS = 1024
 class PeerCredentialProxy:
     """Listens at `path`; the server behind it listens at `inner`."""
 
-    def __init__(self, path: Path, mode: int, who: "Callable[[int, int], Principal]") -> None:
+    def __init__(self, path: Path, mode: int, principal_of_user: "Callable[[int, int], Principal]") -> None:
         self.path = path
         self.inner = path.with_name(path.name + INNER_SUFFIX)
         self._mode = mode
-        self._who = who
+        self._principal_of_user = principal_of_user
         self._socket: socket.socket | None = None
         self._peers: dict[str, tuple[int, int]] = {}  # user and group, by gRPC's name of a connection
         self._connections: set[_ProxiedConnection] = set()
@@ -53,17 +53,17 @@ class PeerCredentialProxy:
         return len(self._connections)
 
     def principal_of(self, peer: str) -> "Principal | None":
-        """Return who is behind what gRPC calls `peer`; None: it did not come through here."""
+        """Return the principal of gRPC's connection `peer`; None: it did not come through here."""
         known = self._peers.get(peer)
-        return self._who(*known) if known is not None else None
+        return self._principal_of_user(*known) if known is not None else None
 
     def set_mode(self, mode: int) -> None:
-        """Let others open the socket, or no longer."""
+        """Change the permissions of the socket."""
         self._mode = mode
         os.chmod(self.path, mode)
 
     def prepare(self) -> None:
-        """Make sure that nobody listens here, before the inner server does. Raises StartError."""
+        """Remove stale sockets, before the inner server listens. Raises StartError where one is in use."""
         remove_stale_socket(self.path)
         remove_stale_socket(self.inner)
 

@@ -60,8 +60,10 @@ class GetEncoder:
         self._checksum = checksum
 
     async def travel(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[EncodedFragment]:
-        """Yield fragments in order, encoded where that pays; what takes long, a little ahead of who takes
-        them."""
+        """Yield fragments in order, encoded where that pays.
+
+        Long encodings run a little ahead of the reader.
+        """
         ahead: deque[asyncio.Task[EncodedFragment]] = deque()
         try:
             for part in parts:
@@ -99,8 +101,10 @@ class GetEncoder:
 
 
 class PutDecoder:
-    """Puts the fragments of one streamed put where they belong, encoded ones decoded. Raises CallerError for
-    what does not add up; then nothing of the put is stored."""
+    """Puts the fragments of one streamed put where they belong, encoded ones decoded.
+
+    Raises CallerError for what does not add up; then nothing of the put is stored.
+    """
 
     def __init__(self, identity: NamespaceIdentity, num_blocks: int, whole: Buffer) -> None:
         geometry = identity.geometry

@@ -1,6 +1,6 @@
 """Streams: Put and Get for callers without shared memory. Correct and portable; never the fast path.
 
-Both are thin over the calls that everybody else uses. Get acquires like any reader and sends the pinned
+Both use the calls of every other client. Get acquires like any reader and sends the pinned
 slots in chunks, keeping its lease alive; Put gathers the chunks in a buffer of the daemon's own and commits
 it as if it were a client's staging extent. Bytes cross the event loop here, a megabyte at a time; where it
 pays they are fewer (stream_codecs.py).
@@ -44,8 +44,10 @@ class PutBuffers:
         self._numbers = itertools.count(1)
 
     def take(self, num_bytes: int) -> int:
-        """Return the first offset of a new buffer. Raises CallerError when it could never fit, BusyError
-        when it does not fit now."""
+        """Return the first offset of a new buffer.
+
+        Raises CallerError when it could never fit, BusyError when it does not fit now.
+        """
         if num_bytes > self.capacity_bytes:
             raise error("TOO_LARGE", f"a put of {num_bytes} bytes, limit {self.capacity_bytes}; split it")
         if self.taken_bytes + num_bytes > self.capacity_bytes:
@@ -127,8 +129,10 @@ class ByteStreams:
     # ------------------------------------------------------------------------------------- get
 
     async def get(self, caller: Caller, request: pb.GetRequest) -> AsyncIterator[pb.GetResponse]:
-        """Yield the readable prefix in chunks, fragments in the order in which they become readable; the
-        last message carries only the number of blocks that count."""
+        """Yield the readable prefix in chunks, fragments in the order in which they become readable.
+
+        The last message carries only the number of blocks that count.
+        """
         service = self._service
         client = service.client_of(caller, request.acquire.client_id)
         replies = service.start_acquire(caller, request.acquire, lambda result: result)
@@ -190,8 +194,11 @@ class ByteStreams:
         counters[f"stream_{direction}_encoded_bytes"] += encoded_bytes
 
     def _prove_alive(self, client: ConnectedClient, lease_id: int) -> None:
-        """Raise CallerError when the lease has ended. Asked in the same breath as the bytes are taken, and
-        after they were encoded: a slow reader's lease may be over, and then the slot is somebody else's."""
+        """Raise CallerError when the lease has ended.
+
+        Asked in the same breath as the bytes are taken, and after they were encoded: a slow reader's lease
+        may be over, and then the slot holds other bytes.
+        """
         appliance = self._service.appliance
         kept = appliance.ask(lambda call: events.KeptAlive(call, client.id, [lease_id]))
         if isinstance(kept, events.Refusal):  # the client has left meanwhile

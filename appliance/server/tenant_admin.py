@@ -3,7 +3,7 @@
 Erasing has an order that a crash cannot upset. First the key is destroyed, durably: from then on nothing that
 lies on the device can be read, whatever becomes of us. Then the planner forgets the tenant's blocks, in
 memory and in the catalog, and lets nothing land that was on its way. When nothing is on its way any more, the
-tenant may have another key, and the administrator is told.
+tenant may have another key, and the administrator gets an error.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class TenantAdmin:
         """
         tenant = self._domain(name)
         if tenant not in self._known():
-            message = f"nothing is known of {name}; `kvtier tenant list` says who is known"
+            message = f"nothing is known of {name}; `kvtier tenant list` lists what is known"
             raise error("NOTHING_THERE", message)
         store = self._appliance.engines.get(Tier.NVME)
         if isinstance(store, ColdStore) and not store.is_encrypted:
@@ -56,7 +56,7 @@ class TenantAdmin:
         return await asyncio.shield(erasing)
 
     async def _erase(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
-        async with self._turn:  # who is second destroys the key that the first one allowed
+        async with self._turn:  # a second call destroys the key that the first one allowed
             return await self._erase_alone(tenant, store)
 
     async def _erase_alone(self, tenant: str, store: ColdStore | None) -> pb.EraseTenantResponse:
@@ -75,7 +75,7 @@ class TenantAdmin:
         return pb.EraseTenantResponse(num_blocks=result.count, had_key=had_key)
 
     def list(self) -> pb.ListTenantsResponse:
-        """Return who there is, with or without a policy, and what each has moved and keeps."""
+        """Return all tenants, with or without a policy, and what each has moved and keeps."""
         store = self._appliance.engines.get(Tier.NVME)
         shares = self._appliance.mover.shares
         cold: dict[str, int] = {}
@@ -110,14 +110,14 @@ class TenantAdmin:
             raise error(
                 "BAD_REQUEST",
                 f"{name} keeps nothing of its own; what it shares is {domain or COMMON}: "
-                f"`kvtier tenant erase {domain or COMMON}` erases it for all who share it",
+                f"`kvtier tenant erase {domain or COMMON}` erases it for all that share it",
             )
         if not name or "/" in name:
             raise error("BAD_REQUEST", "name a tenant, or group:NAME, public: or common:")
         return name if ":" in name else f"tenant:{name}"
 
     def _known(self) -> set[str]:
-        """Return who has blocks, a key, or a place in the policy."""
+        """Return the tenants that have blocks, a key, or a place in the policy."""
         store = self._appliance.engines.get(Tier.NVME)
         namespaces = self._planner.catalog.namespaces.values()
         known = {tenant_of(namespace.identity.domain) for namespace in namespaces}

@@ -5,7 +5,7 @@ Start-time fair queueing [Goyal, Vin, Cheng 1996], in its form for a server that
 class, each tenant that waits has a *start tag*: the virtual time from which it is due. The smallest goes
 next; the tag of its tenant then moves on by bytes / weight, and the class's virtual time is the tag of what
 was started last. A tenant that had nothing to do begins at the virtual time, not at its old tag: what was not
-used is not saved up. Whoever is alone gets everything.
+used is not saved up. A tenant that is alone gets everything.
 
 How far two waiting tenants can be apart, in bytes per weight: one batch of each [theorem 1 of the paper]. A
 batch costs the logarithm of the number of waiting tenants and of their batches.
@@ -13,8 +13,8 @@ batch costs the logarithm of the number of waiting tenants and of their batches.
 Inside a tenant the order is what it was before there were any: deadline, layer group, arrival.
 
 Rejected: tags for every batch at its arrival, as the paper writes it, because a batch can be hastened or
-cancelled, and its tag is then a debt or a present; deficit round robin, whose latency for a small tenant is a
-whole round of the large ones' quanta.
+cancelled, and its tag is then a debt or a present; deficit round robin, where the latency of a small tenant
+is a whole round of the large ones' quanta.
 """
 
 import heapq
@@ -39,8 +39,10 @@ B = TypeVar("B", bound=Queued)
 
 
 class BandwidthShares:
-    """Which tenant a namespace belongs to, and what share of an edge each tenant has. A share is a weight,
-    1 unless somebody said otherwise; a tenant's domains share one."""
+    """The tenant of each namespace, and the share of an edge that each tenant has.
+
+    A share is a weight, 1 unless the policy sets it; a tenant's domains share one.
+    """
 
     def __init__(self, domain_of: Callable[[int], str] = lambda namespace_id: "") -> None:
         self._domain_of = domain_of
@@ -54,11 +56,11 @@ class BandwidthShares:
 
     @property
     def named(self) -> frozenset[str]:
-        """Who was given a weight, be it 1."""
+        """Tenants that the policy gives a weight, 1 included."""
         return frozenset(self._weights)
 
     def tenant(self, namespace_id: int) -> str:
-        """Return whose a namespace is."""
+        """Return the tenant of a namespace."""
         found = self._tenants.get(namespace_id)
         if found is None:
             found = self._tenants[namespace_id] = tenant_of(self._domain_of(namespace_id))
@@ -74,14 +76,14 @@ class _UrgencyClass(Generic[B]):
     """What waits at one urgency. `turns` has one entry per tenant that waits."""
 
     waiting: dict[str, list[tuple[tuple[int, float, int, int], B]]] = field(default_factory=dict)  # heaps
-    turns: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, when it began to wait, who
+    turns: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, begin of wait, tenant
     tags: dict[str, float] = field(default_factory=dict)  # from which virtual time a tenant is due
     virtual_time: float = 0.0
     num_turns: int = 0
 
 
 class FairQueue(Generic[B]):
-    """Batches that nobody has started. Owned by the event loop; has no clock."""
+    """Batches that have not been started. Owned by the event loop; has no clock."""
 
     def __init__(self, shares: BandwidthShares) -> None:
         self._shares = shares
@@ -142,7 +144,7 @@ class FairQueue(Generic[B]):
         return sorted(taken, key=lambda batch: batch.key)
 
     def check_integrity(self) -> list[str]:
-        """Audit: who waits has exactly one turn, none before the virtual time, and heaps are heaps."""
+        """Return what is wrong: a waiting tenant has one turn, none before the virtual time; heaps hold."""
         problems = []
         for urgency, one in self._classes.items():
             if sorted(tenant for _, _, tenant in one.turns) != sorted(one.waiting):
@@ -162,8 +164,10 @@ def _await_turn(one: _UrgencyClass[B], tenant: str) -> None:
 
 
 def _rest(one: _UrgencyClass[B]) -> None:
-    """A tenant has nothing waiting any more. With the last one everybody begins anew; before that, tags that
-    say no more than the virtual time are dropped once there are many."""
+    """Drop tags after a tenant has nothing waiting any more: all with the last one.
+
+    Before that, tags not beyond the virtual time are dropped once there are many.
+    """
     if not one.waiting:
         one.virtual_time = max(one.tags.values())
         one.tags.clear()

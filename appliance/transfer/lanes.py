@@ -99,7 +99,7 @@ class CopyBatch:
 
 @dataclass(slots=True)
 class EdgeQueue:
-    """Queue and books of one edge."""
+    """The queue of one edge, and its statistics."""
 
     edge: Edge
     max_in_flight: int
@@ -117,8 +117,10 @@ class EdgeQueue:
         self.queue = FairQueue(self.shares)
 
     def enqueue(self, job: QueuedCopy, sequence: Iterator[int], batch_bytes: int = 0) -> None:
-        """Cut a job's items, kept in order, so that all threads of this lane can share them, or into batches
-        of `batch_bytes`, and where the next one is another tenant's."""
+        """Cut a copy's items, kept in order, into batches for all threads of this edge.
+
+        Batches have `batch_bytes`, or an equal share each; they end where the next item is another tenant's.
+        """
         copy, tenant_of = job.copy, self.shares.tenant
         total = sum(item.label.raw_length for item in copy.items)
         share = batch_bytes or min(max(total // self.max_in_flight, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
@@ -154,7 +156,7 @@ class EdgeQueue:
             self.queue.push(batch)
 
     def statistics(self) -> EdgeStatistics:
-        """Return the books of this edge."""
+        """Return the statistics of this edge."""
         return EdgeStatistics(
             self.edge.source_label,
             self.edge.target.label,

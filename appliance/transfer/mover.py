@@ -41,8 +41,11 @@ MAX_TURN_BYTES = 32 << 20  # and two where a fragment is so long; a longer one g
 
 
 class Mover:
-    """Owned by the event loop. `deliver` receives CopyFinished and EdgeMeasured; it is called on the loop,
-    from `start` itself when a copy was short enough to run at once."""
+    """Executes copies between tiers. Owned by the event loop.
+
+    `deliver` receives CopyFinished and EdgeMeasured; it is called on the loop, from `start` itself when a
+    copy was short enough to run at once.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class Mover:
     # ------------------------------------------------------------------------------ instructions
 
     def start(self, copy: Copy) -> None:
-        """Queue `copy`, or run it at once when it is a short one. Ends in one CopyFinished, always; but for
-        one that comes when the mover is stopping, of which nobody hears again."""
+        """Queue `copy`, or run it at once when it is a short one.
+
+        Ends in exactly one CopyFinished; one that comes when the mover is stopping in none.
+        """
         if self._is_stopping:  # an end of it would let the planner begin another one, and so on
             return
         edge = Edge(copy.source, copy.target)
@@ -124,8 +129,11 @@ class Mover:
         self._stagings[client] = routes
 
     def detach(self, client: int) -> None:
-        """Forget a client's staging extent. Its queued copies end as SOURCE_GONE; those in flight hold a
-        view of the extent, which therefore may be closed at once. Idempotent."""
+        """Forget a client's staging extent.
+
+        Its queued copies end as SOURCE_GONE; those in flight hold a view of the extent, which therefore may
+        be closed at once. Idempotent.
+        """
         if self._stagings.pop(client, None) is None:
             return
         for edge, lane in self._lanes.items():
@@ -324,8 +332,10 @@ def num_processors() -> int:
 
 
 def _of_defect(batch: CopyBatch, failure: BaseException) -> list[CopyOutcome]:
-    """An engine raised what it must not; for the planner one more way not to land. What it read from is not
-    to be tried again, unless it was only memory that was short."""
+    """Return the outcome of an engine that raised what it must not: for the planner, a failed copy.
+
+    What it read from is not to be tried again, unless it was only memory that was short.
+    """
     log.error("copy %d: the copier raised", batch.job.copy.copy, exc_info=failure)
     is_short = isinstance(failure, MemoryError) or getattr(failure, "errno", 0) == errno.ENOMEM
     return [CopyOutcome(Cause.NO_SPACE if is_short else Cause.IO_ERROR)] * (batch.stop - batch.start)

@@ -25,7 +25,7 @@ class ThroughputMeter:
         self._window_busy_s = 0.0
 
     def assume(self, bandwidth_bytes_per_s: float, latency_s: float) -> bool:
-        """Take over a measurement of somebody else's, unless there is one; whether there was none."""
+        """Take over a given measurement unless there is one already; returns whether it was taken."""
         if self.bandwidth_bytes_per_s:
             return False
         self.bandwidth_bytes_per_s, self.latency_s = bandwidth_bytes_per_s, latency_s

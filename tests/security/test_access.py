@@ -41,7 +41,7 @@ def test_without_tenants_everybody_is_the_common_one_and_the_daemons_user_is_adm
     assert access.of_peer(DAEMON_UID, 1) == Principal(f"uid {DAEMON_UID}", COMMON, True)
     assert access.of_peer(0, 0).is_admin
     assert access.of_peer(1000, 1000) == Principal("uid 1000", COMMON, False)
-    assert access.of_plain_tcp() == Principal("nobody", COMMON, False)
+    assert access.of_plain_tcp() == Principal("anonymous", COMMON, False)
 
 
 def test_a_process_belongs_to_the_tenant_of_its_user_else_of_its_group() -> None:

@@ -136,7 +136,7 @@ async def _async_info(target: str) -> str:
 # authority and certificate that the caller has, what it calls, and what is said
 MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "wrong authority": ("theirs", "ours", "mutual TLS", "TLS_UNTRUSTED", "leads to no authority"),
-    "another name": ("ours", "", "other name", "TLS_WRONG_NAME", "subjectAltName has 127.0.0.1"),
+    "another name": ("ours", "", "other name", "TLS_WRONG_NAME", "subjectAltName for 127.0.0.1"),
     "the daemon's has expired": ("ours", "", "expired", "TLS_EXPIRED", "out of date"),
     "no client certificate": ("ours", "", "mutual TLS", "TLS_CERTIFICATE_NEEDED", "KVTIER_TLS_KEY"),
     "strange client certificate": ("ours", "theirs", "mutual TLS", "TLS_CERTIFICATE_REFUSED", "client_ca"),

@@ -64,9 +64,11 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 
 def default_target(environment: Mapping[str, str], uid: int | None = None) -> str:
-    """Return where a client looks: KVTIER_TARGET, else the first socket there that root or this user owns, or
-    that lies where only root could have made room for it; one that this user may not open comes after the
-    others. None of them: where this user's daemon would listen. (In /tmp any user may create it first.)"""
+    """Return a client's target: KVTIER_TARGET, else the first usable socket, else this user's.
+
+    A socket is usable that root or this user owns, or that lies where only root could have made room for it;
+    one that this user may not open comes after the others. (In /tmp any user may create it first.)
+    """
     if target := environment.get("KVTIER_TARGET"):
         return target
     uid = os.getuid() if uid is None else uid
@@ -92,7 +94,7 @@ def may(path: Path, mode: int) -> bool:
 
 
 def _made_by_root(folder: Path) -> bool:
-    """Whether nobody but root could have created `folder`; False where this process may not look."""
+    """Whether only root could have created `folder`; False where this process may not look."""
     try:
         statuses = [parent.stat() for parent in folder.parents]
     except OSError:

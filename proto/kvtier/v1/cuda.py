@@ -1,5 +1,6 @@
-"""The calls of the CUDA driver that kvtier makes, through ctypes: one table of prototypes for the daemon and
-for a runtime's process.
+"""The calls of the CUDA driver that kvtier makes, through ctypes: one table of prototypes.
+
+The daemon and a runtime's process use the same one.
 
 ctypes releases the interpreter's lock during a call. cupy's wrappers of `eventQuery`, `eventRecord`,
 `setDevice` and all of `ipc*` keep it (cupy 13.6 and 14.2, cupy_backends/cuda/api/runtime.pyx), and these
@@ -146,8 +147,10 @@ def check(name: str, *arguments: Any) -> None:
 
 
 def device_of(index: int) -> int:
-    """Return the driver's handle of device `index`, counted as CUDA_VISIBLE_DEVICES says. Raises
-    DriverStatus, OSError."""
+    """Return the driver's handle of device `index`, counted as CUDA_VISIBLE_DEVICES says.
+
+    Raises DriverStatus, OSError.
+    """
     handle = c_int()
     check("cuInit", 0)
     check("cuDeviceGet", byref(handle), index)
@@ -163,8 +166,10 @@ def primary_context(device: int) -> int:
 
 
 def device_uuid(device: int) -> str:
-    """Return the UUID of a device, or of the MIG instance that it is, as nvidia-smi prints it behind
-    `GPU-` or `MIG-`: the same in every process. Raises DriverStatus."""
+    """Return the UUID of a device, or of the MIG instance that it is. Raises DriverStatus.
+
+    As nvidia-smi prints it behind `GPU-` or `MIG-`: the same in every process.
+    """
     raw = Uuid()
     check("cuDeviceGetUuid_v2", byref(raw), device)
     return str(UUID(bytes=bytes(raw.bytes)))

@@ -35,9 +35,11 @@ _OTHER_SCHEMES = ("dns", "ipv4", "ipv6", "vsock", "xds")  # what gRPC resolves i
 def diagnose_call(
     code: int, text: str, target: str, environment: Mapping[str, str] = os.environ, timeout_s: float = 1.0
 ) -> Diagnosis | None:
-    """Return why a gRPC call at `target` failed that ended with status `code` and the words `text`, without
-    the daemon's own explanation. None for a status that is no matter of reaching it. May take `timeout_s`,
-    and twice that on TCP."""
+    """Return why a gRPC call at `target` failed; None for a status that is no matter of reaching it.
+
+    It ended with status `code` and the words `text`, without the daemon's own explanation. May take
+    `timeout_s`, and twice that on TCP.
+    """
     if code == _DEADLINE_EXCEEDED:
         return Diagnosis(NO_ANSWER, f"the daemon at {target} does not answer; look at its log ({text})")
     if code == _UNIMPLEMENTED:
@@ -114,8 +116,10 @@ def explain_socket(path: str, problem: OSError) -> Diagnosis:
 
 
 def _denied(path: Path) -> str:
-    """Return which part of the way to `path` is closed to this process, and what opens it. Raises OSError
-    when that changes meanwhile."""
+    """Return which part of the way to `path` is closed to this process, and what opens it.
+
+    Raises OSError when that changes meanwhile.
+    """
     uid = os.geteuid()
     closed = next((folder for folder in reversed(path.parents) if not may(folder, os.X_OK)), None)
     found, wanted = (closed, os.X_OK) if closed else (path, os.W_OK)
@@ -132,8 +136,8 @@ def _denied(path: Path) -> str:
     if not closed:
         fix += (
             f"; or name uid {uid} under `tenants` in the daemon's policy, which gives the socket mode 0666 "
-            "and lets "
-            "in those who are named"
+            "and admits "
+            "only those that are named"
         )
     return f"{start}. A daemon may well be there. Fix: {fix}"
 

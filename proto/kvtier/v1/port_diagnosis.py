@@ -96,8 +96,7 @@ class Port:
             return Diagnosis(
                 TLS_NOT_SPOKEN,
                 f"{self._target} speaks no TLS, and KVTIER_TLS_CA asks for it; unset it in a network where "
-                "everybody "
-                "may listen, or give the daemon access.tls",
+                "every host may listen, or give the daemon access.tls",
             )
         return self._something_else(first)
 
@@ -116,7 +115,7 @@ class Port:
                 TLS_WRONG_NAME,
                 f"the certificate of {self._target} is for other names ({said}); connect by a name it has, "
                 "or sign "
-                f"one whose subjectAltName has {self._host}",
+                f"one with a subjectAltName for {self._host}",
             )
         return Diagnosis(
             TLS_UNTRUSTED,

@@ -1,15 +1,15 @@
-"""Background threads that make way, in the daemon and in a runtime's own process.
+"""Background threads of low priority, in the daemon and in a runtime's own process.
 
 kvtier runs beside an inference engine, and what it does in the background (saving, spilling, copying forward)
-is nobody's wait. A nice value alone does not keep it out of the way: since EEVDF a running thread is
-protected until its slice ends, 3 ms, and an engine whose threads meet at a barrier a thousand times a second
-waits for it that long each time. So these threads ask for SCHED_BATCH, which never preempts by waking up,
-and for a slice so long that whoever wakes up with an ordinary one goes first (`sched_runtime` of
+is not urgent. A nice value alone does not keep it out of the way: since EEVDF a running thread is
+protected until its slice ends, 3 ms, and an engine with threads that meet at a barrier a thousand times a
+second waits for it that long each time. So these threads ask for SCHED_BATCH, which never preempts by waking
+up, and for a slice so long that a thread that wakes up with an ordinary one goes first (`sched_runtime` of
 sched_setattr(2), Linux 6.12; sched(7)).
 
 SCHED_IDLE was rejected: an engine that polls leaves no processor idle, and a starving thread that holds
-the interpreter's lock, or a mutex, holds up everybody who wants it. Here the weight stays that of the nice
-value, so every thread goes on. Older kernels, other systems and forbidden calls: as far as it goes.
+the interpreter's lock, or a mutex, holds up every thread that wants it. Here the weight stays that of the
+nice value, so every thread goes on. Older kernels, other systems and forbidden calls: as far as it goes.
 """
 
 import ctypes
@@ -28,8 +28,10 @@ _NAME_BYTES = 15  # of a thread's name, as the kernel keeps it
 
 
 def lower_thread_priority(name: str, niceness: int = NICENESS) -> None:
-    """Turn the calling thread into a background thread, `niceness` below what it was made with, and show its
-    `name` in top and ps. Never fails: what is not allowed stays as it was."""
+    """Lower the priority of the calling thread by `niceness`, and show `name` for it in top and ps.
+
+    Never fails: what is not allowed stays as it was.
+    """
     thread = threading.get_native_id()
     with suppress(OSError):
         Path(f"/proc/self/task/{thread}/comm").write_text(name[:_NAME_BYTES])
