@@ -99,7 +99,7 @@ def test_speeds_are_measured_for_every_dtype(dtype: str) -> None:
         ("compression: {rules: [{layers: '3-1', codec: planes}]}", "no range of layers"),
         ("compression: {rules: [{dtype: fp64, codec: planes}]}", "known: float32"),
         ("compression: {rules: [{model: XYZ, codec: planes}]}", "model"),
-        ("compression: {rules: [{layers: '3'}]}", "must be given: What to do with them"),
+        ("compression: {rules: [{layers: '3'}]}", "must be given: Codec for these fragments"),
         ("compression: {rules: [{layer: '3', codec: lz4}]}", "did you mean 'layers'"),
     ],
 )
