@@ -12,15 +12,19 @@ all others are stored exactly.
 """
 
 import re
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from ...tiers.block import DTYPE_BYTES, NamespaceIdentity
+from ...tiers.codecs.registry import BY_NAME
 from .fields import Directory, Section, refuse
 
 Edge: TypeAlias = Literal["nvme", "remote"]
-CodecName: TypeAlias = Literal["auto", "identity", "exponents", "planes", "lz4", "zstd"]
+if TYPE_CHECKING:
+    CodecName: TypeAlias = str
+else:  # the names that are registered
+    CodecName = Literal[("auto", *BY_NAME)]
 _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 

@@ -50,6 +50,8 @@ LIMITED_CALLS = limited_calls()
 PAGE_CALLS = frozenset(method for method in Method if method.name.endswith("_PAGES"))
 
 Handler = Callable[[Caller, Any], Any]
+#: Calls with several answers, which are not in the table of the others.
+STREAMED = frozenset({Method.ACQUIRE, Method.GET_PAGES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +87,12 @@ class LocalServer:
         self._attaching: dict[asyncio.Task[None], LocalConnection] = {}
         self._direct: PagesPort | None = None
         self._socket: socket.socket | None = None
-        intents = IntentService(service)
-        self._calls: dict[Method, tuple[Callable[[bytes], Message], Handler]] = {
-            Method.REGISTER_NAMESPACE: (pb.RegisterNamespaceRequest.FromString, service.register_namespace),
-            Method.LOOKUP: (pb.LookupRequest.FromString, service.lookup),
-            Method.RELEASE: (pb.ReleaseRequest.FromString, service.release),
-            Method.KEEP_ALIVE: (pb.KeepAliveRequest.FromString, service.keep_alive),
-            Method.TOUCH: (pb.TouchRequest.FromString, service.touch),
-            Method.RESERVE: (pb.ReserveRequest.FromString, service.reserve),
-            Method.COMMIT: (pb.CommitRequest.FromString, service.commit),
-            Method.ABORT: (pb.AbortRequest.FromString, service.abort),
-            Method.PIN: (pb.PinRequest.FromString, intents.pin),
-            Method.UNPIN: (pb.UnpinRequest.FromString, intents.unpin),
-            Method.PREFETCH: (pb.PrefetchRequest.FromString, intents.prefetch),
-            Method.UPDATE_SESSION: (pb.UpdateSessionRequest.FromString, intents.update_session),
-            Method.FORK_SESSION: (pb.ForkSessionRequest.FromString, intents.fork_session),
-            Method.END_SESSION: (pb.EndSessionRequest.FromString, intents.end_session),
-        }
+        self._calls = _unary_calls(pb, service, IntentService(service))
 
     def serve_pages(self, direct: PagesPort) -> None:
         """Take calls of the direct path, too."""
         self._direct = direct
-        self._calls |= {
-            Method.REGISTER_PAGES: (direct_pb2.RegisterPagesRequest.FromString, direct.register_pages),
-            Method.UNREGISTER_PAGES: (direct_pb2.UnregisterPagesRequest.FromString, direct.unregister_pages),
-            Method.CANCEL_PAGES: (direct_pb2.CancelPagesRequest.FromString, direct.cancel_pages),
-            Method.PUT_PAGES: (direct_pb2.PutPagesRequest.FromString, direct.put_pages),
-        }
+        self._calls |= _unary_calls(direct_pb2, direct)
 
     # ------------------------------------------------------------------------------ the socket
 
@@ -366,3 +347,15 @@ def remove_stale_socket(path: Path) -> None:
 def _bug(frame: Frame) -> ApplianceError:
     log.exception("local channel: %s failed", frame.method.name)
     return error("BUG", f"{frame.method.name} failed inside the daemon; its log says why")
+
+
+def _unary_calls(messages: Any, *services: Any) -> dict[Method, tuple[Callable[[bytes], Message], Handler]]:
+    """Return parser and handler of each call with one answer that has its request in `messages`, by name:
+    `Method.KEEP_ALIVE` is parsed as KeepAliveRequest and handled by `keep_alive` of the service that has it."""
+    calls = {}
+    for method in set(Method) - STREAMED:
+        request = getattr(messages, f"{method.name.title().replace('_', '')}Request", None)
+        if request is not None:
+            (service,) = (one for one in services if hasattr(one, method.name.lower()))
+            calls[method] = (request.FromString, getattr(service, method.name.lower()))
+    return calls

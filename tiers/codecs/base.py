@@ -101,7 +101,8 @@ class Codec(Protocol):
     """Encodes and decodes payloads of one fragment. Immutable, thread-safe; long calls release the GIL."""
 
     codec_id: int  # in the record; never reused for another meaning
-    name: str  # in policies and metrics
+    name: str  # in settings and metrics
+    library: str  # module that it needs beside numpy; empty: none, and nothing is gained by it on a stream
     exactness: Exactness
 
     def parameters(self) -> bytes:

@@ -26,8 +26,6 @@ from .base import Codec, CodecError, DoesNotFit, Shape
 from .contest import EncodingContest
 from .registry import BY_NAME, codec_named
 
-#: What each codec needs beside numpy. A client that has none of it reads and writes raw fragments.
-_NEEDS: Final = {"exponents": "numba", "planes": "zstandard", "lz4": "lz4", "zstd": "zstandard"}
 #: Candidates of `auto`: the first one that accepts the values, if it pays.
 CANDIDATES: Final = ("exponents", "planes")
 CHECKSUM_BYTES: Final = 16
@@ -45,11 +43,13 @@ class Encoded(NamedTuple):
 
 @cache
 def usable_codecs() -> tuple[int, ...]:
-    """Return the numbers of the codecs that can be used here, fastest first; none without xxhash."""
+    """Return the numbers of the codecs with an installed library, preferred ones first; none without xxhash.
+
+    A client without any of them reads and writes raw fragments."""
     if importlib.util.find_spec("xxhash") is None:
         return ()
-    names = [name for name, library in _NEEDS.items() if importlib.util.find_spec(library) is not None]
-    return tuple(codec_named(name).codec_id for name in names)
+    codecs = [make() for make in BY_NAME.values()]
+    return tuple(one.codec_id for one in codecs if one.library and importlib.util.find_spec(one.library))
 
 
 def name_of(codec_id: int) -> str:

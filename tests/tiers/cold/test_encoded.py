@@ -164,6 +164,7 @@ class Rounded:
     """A lossy codec: keeps the upper byte of each value of two bytes."""
 
     codec_id = 60_000
+    library = ""
     name = "rounded"
     exactness = Exactness(is_exact=False, max_relative=1.0)
 

@@ -41,6 +41,7 @@ class Exponents:
 
     codec_id = 1
     name = "exponents"
+    library = "numba"
     exactness = EXACT
 
     def __init__(self, reserve: float = 0.73) -> None:

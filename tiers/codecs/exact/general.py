@@ -18,6 +18,7 @@ class Lz4:
 
     codec_id = 3
     name = "lz4"
+    library = "lz4"
     exactness = EXACT
 
     def __init__(self, reserve: float = 0.75) -> None:
@@ -59,6 +60,7 @@ class Zstd:
 
     codec_id = 4
     name = "zstd"
+    library = "zstandard"
     exactness = EXACT
 
     def __init__(self, level: int = 1, reserve: float = 0.85) -> None:

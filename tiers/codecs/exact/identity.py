@@ -10,6 +10,7 @@ class Identity:
 
     codec_id = 0
     name = "identity"
+    library = ""
     exactness = EXACT
 
     def parameters(self) -> bytes:

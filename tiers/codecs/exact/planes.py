@@ -57,6 +57,7 @@ class Planes:
 
     codec_id = 2
     name = "planes"
+    library = "zstandard"
     exactness = EXACT
 
     def __init__(self, reserve: float | None = None) -> None:

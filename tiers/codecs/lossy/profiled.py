@@ -107,6 +107,7 @@ class Profiled:
 
     codec_id = PROFILED_ID
     name = "profiled"
+    library = "numba"
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
