@@ -350,8 +350,10 @@ def _bug(frame: Frame) -> ApplianceError:
 
 
 def _unary_calls(messages: Any, *services: Any) -> dict[Method, tuple[Callable[[bytes], Message], Handler]]:
-    """Return parser and handler of each call with one answer that has its request in `messages`, by name:
-    `Method.KEEP_ALIVE` is parsed as KeepAliveRequest and handled by `keep_alive` of the service that has it."""
+    """Return parser and handler of each call with one answer that has its request in `messages`, by name.
+
+    `Method.KEEP_ALIVE` is parsed as KeepAliveRequest and handled by `keep_alive` of the service that has it.
+    """
     calls = {}
     for method in set(Method) - STREAMED:
         request = getattr(messages, f"{method.name.title().replace('_', '')}Request", None)
