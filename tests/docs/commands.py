@@ -1,31 +1,52 @@
-"""Commands in pages: reading them out of Markdown, and running a page as a newcomer would.
+"""Commands in pages: reading them out of Markdown, and running a page as its reader would.
 
 A block of `sh` is run, unless the line before it says why not; a block of `text` that follows says what must
 be seen, `…` standing for anything:
 
     <!-- not run: needs Kubernetes -->        <!-- fails: 2 -->      (the status it must end with)
 
-Each page has an empty folder, a socket and a port of its own. A test framework for documents was rejected:
-those that exist compare whole outputs, and ours have times and addresses in them.
+All blocks of a page run in one shell, in order, in namespaces of its own: an empty folder, an empty /run, a
+loopback without other listeners. So addresses are those of the page, and no variable is set that the page
+does not set. A test framework for documents was rejected: those that exist compare whole outputs, and ours
+have times and addresses in them.
 """
 
 import os
 import re
+import selectors
+import shlex
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.ports import free_port
-
 BLOCK = re.compile(r"(?:<!-- (not run|fails): ([^\n]+?) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
-HTTP, GRPC = "127.0.0.1:9464", "127.0.0.1:50051"  # a newcomer has ports of its own instead
+HTTP = "127.0.0.1:9464"  # of metrics and page, as pages write it
 COMMAND_S = 180.0
+#: Enters namespaces; another user than root becomes root in one of users.
+UNSHARE = (
+    "unshare",
+    *(() if os.geteuid() == 0 else ("--user", "--map-root-user")),
+    *("--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
+)
+#: What is done in them before the first block; fd 9 then takes a line for each block that has ended.
+PREPARE = """
+mount -t tmpfs -o mode=755 tmpfs /run
+{python} -c 'import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"lo", 1))'  # SIOCSIFFLAGS: IFF_UP
+exec 9>&1
+set -uE -o pipefail
+"""
+#: Runs one block in the shell itself; its status is that of the first command that failed.
+RUN = """
+page_status=0
+trap 'page_problem=$?; [ $page_status != 0 ] || page_status=$page_problem' ERR
+source {block} </dev/null >{printed} 2>&1
+trap - ERR
+echo $page_status >&9
+"""
 
 
 @dataclass
@@ -66,75 +87,65 @@ def _squeezed(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in text.splitlines())
 
 
-class Newcomer:
-    """Somebody in an empty folder. `close` ends whatever was started.
+def can_isolate() -> bool:
+    """Whether this user may make the namespaces that a page runs in."""
+    try:
+        return subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+class PageSession:
+    """One shell in an empty folder, for all blocks of a page. `close` ends it and all that it started.
 
     `programs` holds the `kvtier` and `python` to run, those of this interpreter unless told otherwise. An
     installed kvtier is then the only one that they find.
     """
 
     def __init__(self, folder: Path, programs: Path | None = None) -> None:
-        self.folder = folder
-        self._socket = folder / "run" / "kvtier.sock"
-        self._ports = {GRPC: f"127.0.0.1:{free_port()}", HTTP: f"127.0.0.1:{free_port()}"}
-        target = f"unix://{self._socket}"
-        self._environment = {
-            "PATH": f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(folder),
-            "COLUMNS": "120",
-            "LANG": "C.UTF-8",
-            **({} if programs else {"PYTHONPATH": os.pathsep.join(sys.path)}),
-            "KVTIER_LISTEN": target,
-            "KVTIER_TARGET": target,
-            "KVTIER_OBSERVE__HTTP": self._ports[HTTP],
-        }
-        self._groups: list[int] = []
+        self._folder = folder
+        self._num_blocks = 0
+        self._shell = subprocess.Popen(
+            [*UNSHARE, "bash", "--norc", "--noprofile"],
+            cwd=folder,
+            env={
+                "PATH": f"{programs or Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                "HOME": str(folder),
+                "COLUMNS": "120",
+                "LANG": "C.UTF-8",
+                **({} if programs else {"PYTHONPATH": os.pathsep.join(sys.path)}),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        self._send(PREPARE.format(python=shlex.quote(sys.executable)))
 
     def run(self, command: Command) -> tuple[int, str]:
-        """Run a block; return its status and all that was printed. Waits for daemons it starts or ends."""
-        text = f"set -euo pipefail\n{self.named(command.text)}"
-        # A file for each block: a daemon goes on writing into that of the block it was started in.
-        printed = self.folder / f"printed-{len(self._groups)}"
-        with printed.open("wb") as out:
-            shell = subprocess.Popen(
-                ["bash", "-c", text],
-                cwd=self.folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-            self._groups.append(shell.pid)
-            status = shell.wait(COMMAND_S)
-        if status == 0 and "kvtier serve" in command.text:
-            self._wait(is_up=True)
-        if status == 0 and "--exit" in command.text:
-            self._wait(is_up=False)
+        """Run a block; return its status and what was printed until it ended. A daemon goes on printing to
+        where the block that started it printed. Raises TimeoutError."""
+        block, printed = (
+            self._folder / f"{name}-{self._num_blocks}.txt" for name in (".page-block", ".page-printed")
+        )
+        self._num_blocks += 1
+        block.write_text(command.text)
+        self._send(RUN.format(block=shlex.quote(str(block)), printed=shlex.quote(str(printed))))
+        assert self._shell.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._shell.stdout, selectors.EVENT_READ)
+            if not selector.select(COMMAND_S):
+                raise TimeoutError(f"no end after {COMMAND_S} s:\n{command.text}\n{printed.read_text()}")
+        line = self._shell.stdout.readline()
+        status = int(line) if line else self._shell.wait()  # a block may end the shell
         return status, printed.read_text()
 
-    def named(self, text: str) -> str:
-        """Return `text` of a page with this newcomer's ports."""
-        for written, own in self._ports.items():
-            text = text.replace(written, own)
-        return text
-
     def close(self) -> None:
-        """End what is left."""
-        for group in self._groups:
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """End the shell and, with its namespace, every process in it."""
+        os.killpg(self._shell.pid, signal.SIGKILL)
+        self._shell.communicate()
 
-    def _wait(self, *, is_up: bool) -> None:
-        deadline_at, pause = time.monotonic() + COMMAND_S, threading.Event()
-        path = f"{self._socket}.local" if is_up else str(self._socket)
-        while _listens(path) != is_up:
-            assert time.monotonic() < deadline_at, f"the daemon is not {'up' if is_up else 'gone'}"
-            pause.wait(0.02)
-
-
-def _listens(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(path) == 0
+    def _send(self, text: str) -> None:
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(text)
+        self._shell.stdin.flush()

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..docs.commands import Newcomer, commands_of, is_seen
+from ..docs.commands import PageSession, commands_of, is_seen
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -100,21 +100,21 @@ def run(page: Path, folder: Path, programs: Path) -> Iterator[str]:
     print(f"\n== {page.stem}")
     room = folder / page.stem
     room.mkdir(mode=0o755)
-    newcomer = Newcomer(room, programs)
+    session = PageSession(room, programs)
     try:
         for command in commands_of(text):
             if command.why_not:
                 continue
-            status, printed = newcomer.run(command)
+            status, printed = session.run(command)
             print("\n$ " + command.text.strip().replace("\n", "\n  "), printed.rstrip(), sep="\n", flush=True)
             last = command.text.strip().splitlines()[-1]
             if status != command.status:
                 yield f"{page.stem}: `{last}` ended with {status}, not {command.status}"
             for line in command.shown:
-                if not is_seen(newcomer.named(line), printed):
+                if not is_seen(line, printed):
                     yield f"{page.stem}: `{last}` did not say {line!r}"
     finally:
-        newcomer.close()
+        session.close()
 
 
 def photograph(out: Path) -> list[str]:
