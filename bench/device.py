@@ -30,7 +30,7 @@ from kvtier.appliance.gpu.hbm_tier import MAX_IN_FLIGHT, HotTier
 from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
 from kvtier.tiers.base import CopyItem
 from kvtier.tiers.block import FragmentLabel, Tier
-from kvtier.tiers.gpu.device.contract import Device, DeviceError, Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError
 from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.memory.engine import ExtentEngine
 from kvtier.tiers.memory.index import Indexes
@@ -76,7 +76,7 @@ class CopyRig:
         for _ in range(ROUNDS):
             is_done = threading.Event()
             began = time.perf_counter()
-            stream.copy(Pieces(*columns))
+            stream.copy(CopyPieces(*columns))
             event = stream.record()
             self.device.when_done(event, partial(_tell, is_done))
             assert is_done.wait(WAIT_S)

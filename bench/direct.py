@@ -13,7 +13,7 @@ import numpy as np
 from kvtier.clients.operations.page_layouts import PagesDescription, describe
 from kvtier.tiers.block import Geometry as DaemonGeometry
 from kvtier.tiers.gpu.pages.layouts import LAYOUT, PageLayout, PageTensor, page_table
-from kvtier.tiers.gpu.pages.pages import Pages
+from kvtier.tiers.gpu.pages.pages import RegisteredPages
 from kvtier.v1.types import Geometry
 
 from .machine import describe as describe_machine
@@ -43,7 +43,7 @@ def described(preset: str, memory: str, geometry: Geometry) -> PagesDescription:
     return describe(preset, [tensor.transpose(order) for tensor in tensors], geometry)
 
 
-def pages_of(description: PagesDescription, geometry: Geometry) -> Pages:
+def pages_of(description: PagesDescription, geometry: Geometry) -> RegisteredPages:
     """Return what the daemon makes of it."""
     d = description
     tensors = tuple(
@@ -64,7 +64,7 @@ def pages_of(description: PagesDescription, geometry: Geometry) -> Pages:
     shape = DaemonGeometry(
         g.num_layers, g.num_kv_heads, g.head_dim, g.block_tokens, g.dtype, g.layout, g.layers_per_group
     )
-    return Pages(page_table(layout, shape, [0]))
+    return RegisteredPages(page_table(layout, shape, [0]))
 
 
 def row(name: str, layout: str, layers_per_group: int) -> tuple[str, ...]:

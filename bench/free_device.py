@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvtier.clients.operations.direct import Exported
 from kvtier.tiers.base import Buffer
-from kvtier.tiers.gpu.device.contract import Device, DeviceError, DeviceMemory, Event, Pieces, Stream
+from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError, DeviceMemory, Event, Stream
 from kvtier.tiers.gpu.device.watcher import Watcher
 
 UUID = "free-device"
@@ -26,7 +26,7 @@ class FreeEvent:
 class FreeStream:
     """A stream that copies nothing."""
 
-    def copy(self, pieces: Pieces) -> None:
+    def copy(self, pieces: CopyPieces) -> None:
         assert len(pieces.sources) == len(pieces.targets) == len(pieces.lengths)
 
     def wait(self, event: Event) -> None:

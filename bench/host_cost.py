@@ -48,7 +48,7 @@ from kvtier.tiers.gpu.device.own_events import OwnEvents
 from kvtier.tiers.gpu.pages.gather import GatherCopier
 from kvtier.tiers.gpu.pages.kernels import PieceCopier
 from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
-from kvtier.tiers.gpu.pages.pages import Pages
+from kvtier.tiers.gpu.pages.pages import RegisteredPages
 
 SIZES = (64 << 10, 1 * MIB, 2 * MIB)
 LAYERS = 32
@@ -94,7 +94,7 @@ def put_rows(total_mib: int, rounds: int) -> list[dict[str, Any]]:
     tensor = PageTensor(0, 0, 0, LAYERS, layer_bytes, num_planes=2, plane_stride=length // 2)
     layout = PageLayout(num_blocks, 16, length, 2048, 256, (tensor,))
     check_layout(layout, geometry, [LAYERS * layer_bytes])
-    pages = Pages(page_table(layout, geometry, [1 << 45]))
+    pages = RegisteredPages(page_table(layout, geometry, [1 << 45]))
     events = OwnEvents(rig.device)
     stream = rig.device.take_stream()
     assert stream is not None

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...tiers.base import CopyError
 from ...tiers.block import Tier
-from ...tiers.gpu.device.contract import DeviceError, DeviceFault, Event, Pieces
+from ...tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault, Event
 from ...tiers.gpu.pages.gather import AddressesOf
 from ...tiers.gpu.pages.kernels import Way
 from ...tiers.memory.places import I64
@@ -228,7 +228,7 @@ class Delivery:
         for group in waiting:
             stream.record(events[group])
 
-    def _pieces(self, ready: "Ready", rows: I64) -> tuple[int, Tier, Pieces]:
+    def _pieces(self, ready: "Ready", rows: I64) -> tuple[int, Tier, CopyPieces]:
         """Return the first layer group, the tier and the copies of rows of one tier. Raises CopyError."""
         groups, tier = ready.groups[rows], Tier(int(ready.tiers[rows[0]]))
         sources = self._slots[tier](ready.places[rows])

@@ -19,7 +19,7 @@ from ...tiers.block import Tier
 from ...tiers.cold.engine import ColdStore
 from ...tiers.cold.mounts import filesystem_of
 from ...tiers.copiers import HostCopier
-from ...tiers.gpu.copier import DeviceCopier, End
+from ...tiers.gpu.copier import DeviceCopier, DeviceEnd
 from ...tiers.gpu.decode import gds
 from ...tiers.gpu.decode.chunks import NUM_CHUNKS
 from ...tiers.gpu.decode.cold_edge import ColdCopier
@@ -112,7 +112,7 @@ class HotTier:
     def routes(self, hashers: ThreadPoolExecutor) -> dict[Edge, Route]:
         """Return the ways between hbm and dram, and inside hbm, for a tier that shrinks. Raises
         StartError."""
-        ends: dict[Tier, End] = {Tier.HBM: self.engine, Tier.DRAM: self.pinned}
+        ends: dict[Tier, DeviceEnd] = {Tier.HBM: self.engine, Tier.DRAM: self.pinned}
         routes = {}
         for edge, is_hashed in (
             (Edge(Tier.DRAM, Tier.HBM), False),

@@ -22,7 +22,15 @@ from itertools import pairwise
 import numpy as np
 
 from ...tiers.block import Tier
-from ...tiers.gpu.device.contract import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from ...tiers.gpu.device.contract import (
+    Addresses,
+    CopyPieces,
+    Device,
+    DeviceError,
+    DeviceFault,
+    Event,
+    Stream,
+)
 from ...tiers.gpu.device.cuda import CudaDevice, num_devices
 from ...tiers.gpu.device.pinned import as_copy_error
 from ...tiers.gpu.hbm import HbmEngine
@@ -134,7 +142,7 @@ def _copy(device: Device, stream: Stream, stops: Sequence[int]) -> None:
     device is shut down."""
     for source, target in pairwise(stops):
         columns = np.array([source], np.uint64), np.array([target], np.uint64)
-        stream.copy(Pieces(*columns, np.array([TRIAL_BYTES], np.int64)))
+        stream.copy(CopyPieces(*columns, np.array([TRIAL_BYTES], np.int64)))
     event = stream.record()
     is_told = threading.Event()
     errors: list[DeviceError] = []

@@ -27,7 +27,7 @@ from ...tiers.gpu.device.own_events import OwnEvents
 from ...tiers.gpu.pages.gather import GatherCopier
 from ...tiers.gpu.pages.kernels import PieceCopier
 from ...tiers.gpu.pages.layouts import PageLayout, PageTensor, page_table
-from ...tiers.gpu.pages.pages import Pages
+from ...tiers.gpu.pages.pages import RegisteredPages
 from ...v1 import direct_pb2
 from ..security.client_registry import ConnectedClient
 
@@ -53,7 +53,7 @@ class Mapping:
     """What a registration took from a device. `give_back` when nothing touches it any more."""
 
     device: Device
-    pages: Pages
+    pages: RegisteredPages
     memories: list[DeviceMemory]
     loads: Stream
     saves: Stream
@@ -173,7 +173,7 @@ def map_pages(
         for step in reversed(undo):
             step()
         raise
-    pages = Pages(page_table(layout, geometry, [memory.address for memory in memories]))
+    pages = RegisteredPages(page_table(layout, geometry, [memory.address for memory in memories]))
     return Mapping(device, pages, memories, streams[0], streams[1], events, sets, handles)
 
 

@@ -22,7 +22,7 @@ from ..values.namespace import Namespace
 from .cache import TieredCache
 from .ledger import Ledger
 from .plan import LayerKind, resume_point, whole_blocks
-from .probe import Shape
+from .probe import CacheShape
 
 States = list[tuple[Any, Any]]  # keys and values of each layer of a kind
 NUM_GROUPS = 4  # layer groups of a block, unless told otherwise
@@ -46,7 +46,7 @@ class Carrier:
     def __init__(
         self,
         client: Client,
-        shape: Shape,
+        shape: CacheShape,
         digest: bytes,
         block_tokens: int,
         align_tokens: int,

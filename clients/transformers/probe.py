@@ -33,14 +33,14 @@ class Unsupported(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CacheShape:
     """What a model keeps of a token, and where."""
 
     kinds: tuple[LayerKind, ...]
     devices: dict[int, Any]  # by layer
 
 
-def shape_of_past(model: Any) -> Shape:
+def shape_of_past(model: Any) -> CacheShape:
     """Return what the model keeps of every token. Runs it over one token. Raises Unsupported."""
     _refuse_by_configuration(model)
     cache = DynamicCache(config=model.config)
@@ -55,7 +55,7 @@ def shape_of_past(model: Any) -> Shape:
             devices[number] = layer.keys.device
     if not members:
         raise Unsupported("it keeps no past in its cache")
-    return Shape(tuple(replace(kind, layers=tuple(layers)) for kind, layers in members.items()), devices)
+    return CacheShape(tuple(replace(kind, layers=tuple(layers)) for kind, layers in members.items()), devices)
 
 
 def _kind(number: int, layer: Any) -> LayerKind:

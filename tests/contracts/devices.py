@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.tiers.gpu.device.contract import Device, DeviceError, Event, Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError, Event
 from kvtier.tiers.gpu.device.cuda import CudaDevice
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.stub_cuda import stubbed_cuda
@@ -49,10 +49,10 @@ class DeviceCase:
         return told[0]
 
 
-def pieces(*parts: tuple[int, int, int]) -> Pieces:
+def pieces(*parts: tuple[int, int, int]) -> CopyPieces:
     """Return columns of (source, target, length)."""
     sources, targets, lengths = zip(*parts, strict=True)
-    return Pieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))
+    return CopyPieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))
 
 
 def stubbed_pair() -> tuple[Device, Device]:

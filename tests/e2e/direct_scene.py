@@ -21,7 +21,7 @@ from kvtier.clients import Client, Geometry, NamespaceIdentity
 from kvtier.clients.options import Timeout
 from kvtier.clients.sync import Pages
 from kvtier.tiers.block import Tier
-from kvtier.tiers.gpu.device.contract import DeviceMemory, Pieces, Stream
+from kvtier.tiers.gpu.device.contract import CopyPieces, DeviceMemory, Stream
 from tests.fakes.gpu.device import FakeDevice
 
 from ..appliance.loops import DaemonThread
@@ -201,7 +201,9 @@ class Runtime:
         stream = self._compute = self._compute or self.device.take_stream()
         assert stream is not None
         columns = ([source.address], [self.exporter.memories[0].address], [self.whole.nbytes])
-        stream.copy(Pieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))
+        stream.copy(
+            CopyPieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True)))
+        )
         stream.record(event)
 
     def close(self) -> None:

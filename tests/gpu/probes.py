@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from kvtier.tiers.gpu.device import driver
-from kvtier.tiers.gpu.device.contract import Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError, DeviceFault, Event, Stream
 from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.gpu.pages import kernels
 from kvtier.v1 import cuda
@@ -134,8 +134,8 @@ def batch(kind: str, count: int) -> None:
     offsets = np.arange(count, dtype=np.uint64) * np.uint64(PIECE_BYTES)
     order = np.random.default_rng(1).permutation(offsets)
     lengths = np.full(count, PIECE_BYTES, np.int64)
-    up = Pieces(np.uint64(pinned[0]) + offsets, np.uint64(memory.address) + order, lengths)
-    down = Pieces(up.targets, np.uint64(pinned[1]) + offsets, lengths)
+    up = CopyPieces(np.uint64(pinned[0]) + offsets, np.uint64(memory.address) + order, lengths)
+    down = CopyPieces(up.targets, np.uint64(pinned[1]) + offsets, lengths)
     submit_s: list[float] = []
     done_s: list[float] = []
     began_at = time.monotonic()
@@ -174,7 +174,7 @@ def sweep(kind: str, write: Callable[[Any], None]) -> bool:
     event, _ = device.export_event()
     inside = both.address, both.address + kernels.MEASURED_BYTES
     ends = {"up": (pinned, inside[0]), "down": (inside[0], pinned), "within": inside}
-    means: dict[str, Callable[[Pieces], None]] = {"batch": stream.copy}
+    means: dict[str, Callable[[CopyPieces], None]] = {"batch": stream.copy}
     if kernel is not None:
         means["kernel"] = partial(kernel.copy, stream)
     rows = []

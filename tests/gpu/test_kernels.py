@@ -20,7 +20,7 @@ from kvtier.tiers.gpu.decode.digest import load_digest
 from kvtier.tiers.gpu.decode.exponents import DeviceExponents, Record
 from kvtier.tiers.gpu.decode.quantised import DeviceQuantised
 from kvtier.tiers.gpu.device import launching
-from kvtier.tiers.gpu.device.contract import Device, DeviceError, Pieces, Stream
+from kvtier.tiers.gpu.device.contract import CopyPieces, Device, DeviceError, Stream
 from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.gpu.pages import kernels
 from kvtier.tiers.gpu.pages.kernels import PieceKernel
@@ -110,7 +110,7 @@ def test_pieces_by_the_kernel(device: Device, length: int) -> None:
     stream = device.take_stream()
     assert stream is not None
     sources = np.uint64(addresses[0]) + np.uint64(2) * offsets
-    kernel.copy(stream, Pieces(sources, shuffled, np.full(COUNT, length)))
+    kernel.copy(stream, CopyPieces(sources, shuffled, np.full(COUNT, length)))
     finish(device, stream)
     for begin, end in zip(2 * offsets, shuffled - np.uint64(addresses[1]), strict=True):
         assert (target[int(end) : int(end) + length] == source[int(begin) : int(begin) + length]).all()
@@ -130,7 +130,7 @@ def test_the_digest_is_the_hosts(device: Device, length: int) -> None:
     stream = device.take_stream()
     assert stream is not None
     columns = ([address], [memory.address], [data.nbytes])
-    stream.copy(Pieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))
+    stream.copy(CopyPieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))
     ticket = digest.digest(stream, [memory.address + i * length for i in range(COUNT)], length)
     finish(device, stream)
     assert ticket is not None

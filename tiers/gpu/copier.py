@@ -6,9 +6,9 @@ own DMA does the rest while no thread of ours does anything. The order of things
     event taken -> order after every flight that touches the same places -> copy -> event recorded -> (told)
     -> identity of the source compared again -> (checksum of the landed copy) -> the future completes
 
-The event is taken before anything is enqueued, so that nothing is ever under way of which nobody will be
-told. The future completes only after the device said so; whoever owns a place gives it back after that and
-not before (I-6). Cancelling the future has no effect, as in HostCopier and for the same reason."""
+The event is taken before anything is enqueued, so that the end of every copy is reported. The future
+completes only after the device said so; the planner gives a place back after that and not before (I-6).
+Cancelling the future has no effect, as in HostCopier and for the same reason."""
 
 import logging
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from ..block import FragmentLabel, Tier
 from ..memory.headers import LabelColumns
 from ..memory.places import I64, column_of, extents_of
 from ..payload import checksum
-from .device.contract import Addresses, DeviceError, DeviceFault, Event, Pieces, Stream
-from .device.flights import Flight, Touched
+from .device.contract import Addresses, CopyPieces, DeviceError, DeviceFault, Event, Stream
+from .device.flights import Flight, TouchedPlaces
 from .device.pinned import Pinned, as_copy_error
 from .hbm import HbmEngine
 
 log = logging.getLogger(__name__)
 
 
-class End(Protocol):
-    """A tier whose places the device addresses: pinned warm memory, or the device's own."""
+class DeviceEnd(Protocol):
+    """A tier with places that the device addresses: pinned host memory, or the device's own."""
 
     @property
     def tier(self) -> Tier:
@@ -58,7 +58,7 @@ class End(Protocol):
         ...
 
 
-class _Batch:
+class _DeviceBatch:
     """One call of `start`: what is asked, what came of it, and which items were begun.
 
     It `is_whole` while nothing is known to be wrong with any of its items: it is looked at in columns then,
@@ -107,8 +107,8 @@ class DeviceCopier:
     def __init__(
         self,
         engine: HbmEngine,
-        source: End,
-        target: End,
+        source: DeviceEnd,
+        target: DeviceEnd,
         enqueuer: Executor,
         *,
         hashers: Executor | None = None,
@@ -133,7 +133,7 @@ class DeviceCopier:
 
     def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
         """Begin copying `items`; outcomes come in their order, on a thread of the device's."""
-        batch = _Batch(items)
+        batch = _DeviceBatch(items)
         try:
             self._enqueuer.submit(self._launch, batch)
         except RuntimeError:  # shut down: the daemon is going
@@ -142,7 +142,7 @@ class DeviceCopier:
 
     # ---------------------------------------------------------------------------------------- on its way
 
-    def _launch(self, batch: _Batch) -> None:
+    def _launch(self, batch: _DeviceBatch) -> None:
         """Enqueue a batch. Every way out of here completes its future, now or when the device has."""
         try:
             pieces = self._open(batch)
@@ -157,11 +157,11 @@ class DeviceCopier:
         except BaseException as bug:  # a programmer's error reaches the caller through the future
             batch.future.set_exception(bug)
 
-    def _open(self, batch: _Batch) -> Pieces | None:
+    def _open(self, batch: _DeviceBatch) -> CopyPieces | None:
         """Compare identities and find addresses; None when no item is left."""
         return self._open_whole(batch) or self._open_each(batch)
 
-    def _open_whole(self, batch: _Batch) -> Pieces | None:
+    def _open_whole(self, batch: _DeviceBatch) -> CopyPieces | None:
         """Do it for all items at once; None, and nothing done, where that is not possible for one of them."""
         if not batch.items:
             return None
@@ -179,7 +179,7 @@ class DeviceCopier:
         extents = extents_of(columns.sources), extents_of(columns.targets)
         return coalesce(sources, targets, columns.identities.lengths, *extents)
 
-    def _open_each(self, batch: _Batch) -> Pieces | None:
+    def _open_each(self, batch: _DeviceBatch) -> CopyPieces | None:
         """Do it item by item: those with which something is wrong end with their cause."""
         sources, targets, opened, generations = [], [], [], []
         for position, item in enumerate(batch.items):
@@ -203,11 +203,14 @@ class DeviceCopier:
             np.array(sources, np.uint64), np.array(targets, np.uint64), columns.identities.lengths, *extents
         )
 
-    def _enqueue(self, batch: _Batch, stream: Stream, event: Event, pieces: Pieces) -> None:
+    def _enqueue(self, batch: _DeviceBatch, stream: Stream, event: Event, pieces: CopyPieces) -> None:
         """From here on the device may touch the places; only `_landed` ends that."""
         device, flights, columns = self._engine.device, self._engine.flights, batch.columns
         assert columns is not None
-        reads, writes = Touched(self._source.tier, columns.read), Touched(self._target.tier, columns.written)
+        reads, writes = (
+            TouchedPlaces(self._source.tier, columns.read),
+            TouchedPlaces(self._target.tier, columns.written),
+        )
         flight = Flight(stream, event, reads, writes)
         refused: DeviceError | None = None
         flights.begin(flight)
@@ -226,7 +229,7 @@ class DeviceCopier:
             raise
 
     def _landed(
-        self, batch: _Batch, flight: Flight, refused: DeviceError | None, error: DeviceError | None
+        self, batch: _DeviceBatch, flight: Flight, refused: DeviceError | None, error: DeviceError | None
     ) -> None:
         """The device is done with a flight, or will never say. On a thread of the device's."""
         self._engine.flights.end(flight)
@@ -241,7 +244,7 @@ class DeviceCopier:
             except RuntimeError:
                 batch.end_all(Cause.CANCELLED)
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: _DeviceBatch) -> None:
         """Take over what landed, after a second look at each source and, if wanted, at each copy."""
         try:
             num_bytes = self._settle_whole(batch)
@@ -255,7 +258,7 @@ class DeviceCopier:
         except BaseException as bug:
             batch.future.set_exception(bug)
 
-    def _settle_whole(self, batch: _Batch) -> int | None:
+    def _settle_whole(self, batch: _DeviceBatch) -> int | None:
         """Settle all items at once and return their bytes; None, and nothing done, where that is not
         possible."""
         columns = batch.columns
@@ -267,7 +270,7 @@ class DeviceCopier:
         batch.outcomes = landed(columns.identities.checksums)
         return int(columns.identities.lengths.sum())
 
-    def _settle_each(self, batch: _Batch) -> int:
+    def _settle_each(self, batch: _DeviceBatch) -> int:
         """Settle item by item; return the bytes that landed."""
         num_bytes = 0
         for position, generation in zip(batch.opened, batch.generations, strict=True):
@@ -285,7 +288,7 @@ class DeviceCopier:
                 batch.outcomes[position] = CopyOutcome(error.cause)
         return num_bytes
 
-    def _fail(self, batch: _Batch, error: DeviceError | None) -> None:
+    def _fail(self, batch: _DeviceBatch, error: DeviceError | None) -> None:
         assert error is not None
         if error.fault is DeviceFault.LOST:
             hot = [item.source for item in batch.begun if self._source.tier is Tier.HBM]
@@ -302,9 +305,9 @@ class DeviceCopier:
 
 def coalesce(
     sources: Addresses, targets: Addresses, lengths: I64, source_extents: I64, target_extents: I64
-) -> Pieces:
-    """Merge neighbours: rows whose bytes follow each other in source *and* target become one piece, but never
-    across extents, which are registered one by one. Columns of equal length, one row or more."""
+) -> CopyPieces:
+    """Return the pieces of copies (n,) with neighbours merged, if adjacent in source *and* target and in one
+    extent each: extents are registered one by one. `sources`, `targets`, `lengths`: (n,), n > 0."""
     if bool((sources[1:] < sources[:-1]).any()):
         order = np.argsort(sources, kind="stable")
         sources, targets, lengths = sources[order], targets[order], lengths[order]
@@ -313,6 +316,6 @@ def coalesce(
     follows = (sources[1:] == sources[:-1] + ends) & (targets[1:] == targets[:-1] + ends)
     follows &= (source_extents[1:] == source_extents[:-1]) & (target_extents[1:] == target_extents[:-1])
     if not follows.any():
-        return Pieces(sources, targets, lengths)
+        return CopyPieces(sources, targets, lengths)
     first = np.flatnonzero(np.concatenate(([True], ~follows)))
-    return Pieces(sources[first], targets[first], np.add.reduceat(lengths, first))
+    return CopyPieces(sources[first], targets[first], np.add.reduceat(lengths, first))

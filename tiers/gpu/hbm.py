@@ -54,14 +54,14 @@ class HbmEngine:
         self.device = device
         self.flights = Flights()
         self.on_lost: Callable[[str], object] | None = None
-        self.before_close: list[Callable[[], None]] = []  # whoever holds something of the device
+        self.before_close: list[Callable[[], None]] = []  # frees resources of the device
         self._room = room
         self._slab = device.allocate(room.num_extents * room.extent_bytes)
         self._num_in_slab = room.num_extents
         self._grown: dict[int, DeviceMemory] = {}  # extent -> its own allocation
-        self._published: dict[int, tuple[int, FragmentLabel]] = {}  # place -> generation, who
+        self._published: dict[int, tuple[int, FragmentLabel]] = {}  # place -> generation, label
         self._generations = itertools.count(2, 2)
-        self._quarantine: set[int] = set()  # places whose copy was never known to have ended
+        self._quarantine: set[int] = set()  # places of copies without a known end
         self._statistics = EngineStatistics(f"device memory ({device.name})")
         self._failures: Counter[Cause] = Counter()
         self._lost = ""
@@ -174,7 +174,7 @@ class HbmEngine:
         self._published[place] = (next(self._generations), label)
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
-        """The same as `publish` for each."""
+        """Publish many fragments: `publish` for each."""
         for place, label in zip(places, labels, strict=True):
             self.publish(place, label)
 
@@ -202,13 +202,13 @@ class HbmEngine:
                 self.on_lost(detail)
 
     def count_reads(self, num_reads: int, num_bytes: int) -> None:
-        """Count fragments that left."""
+        """Add reads of fragments, and their bytes, to the counters."""
         with self._lock:
             self._statistics.num_reads += num_reads
             self._statistics.read_bytes += num_bytes
 
     def count_writes(self, num_writes: int, num_bytes: int) -> None:
-        """Count fragments that came."""
+        """Add writes of fragments, and their bytes, to the counters."""
         with self._lock:
             self._statistics.num_writes += num_writes
             self._statistics.written_bytes += num_bytes
@@ -258,7 +258,7 @@ class HbmEngine:
 
         Must come before the warm tier's: it unpins that tier's memory. What a device does not end in time
         keeps its memory, pinned and mapped, until the process ends: freeing it would let the device write
-        into somebody else's."""
+        into memory of others."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -285,7 +285,7 @@ def _is_same(held: FragmentLabel, asked: FragmentLabel) -> bool:
 
 
 class Fetched:
-    """An HbmEngine as a source that shows its bytes: each view is a copy in host memory, made now."""
+    """An HbmEngine as a source with `view`: each view is a copy in host memory, made now."""
 
     def __init__(self, engine: HbmEngine) -> None:
         self._engine = engine

@@ -23,12 +23,12 @@ import numpy as np
 
 from kvtier.tiers.base import Buffer
 from kvtier.tiers.gpu.device.contract import (
+    CopyPieces,
     Device,
     DeviceError,
     DeviceFault,
     DeviceMemory,
     Event,
-    Pieces,
     Stream,
 )
 from kvtier.tiers.gpu.device.launching import Launch
@@ -210,10 +210,10 @@ class FakeDevice:
             mine.close()
             self._num_free_events += mine.is_pooled
 
-    def enqueue_copy(self, stream: FakeStream, pieces: Pieces) -> None:
+    def enqueue_copy(self, stream: FakeStream, pieces: CopyPieces) -> None:
         """Take over a copy, whose arrays may change afterwards. Refuses what a GPU would trip over."""
         with self._working("enqueue_copy"):
-            own = Pieces(pieces.sources.copy(), pieces.targets.copy(), pieces.lengths.copy())
+            own = CopyPieces(pieces.sources.copy(), pieces.targets.copy(), pieces.lengths.copy())
             if self.memory.names_lost(own):
                 raise DeviceError(DeviceFault.REFUSED, "a peer is lost, and its memory with it")
             problem = self.memory.why_not(own) or self._order.copy(stream.number, own)
@@ -324,9 +324,9 @@ class FakeDevice:
         if is_over:
             self._changed.notify_all()
 
-    def _move(self, pieces: Pieces, piece: int) -> None:
+    def _move(self, pieces: CopyPieces, piece: int) -> None:
         here = slice(piece, piece + 1)
-        one = Pieces(pieces.sources[here], pieces.targets[here], pieces.lengths[here])
+        one = CopyPieces(pieces.sources[here], pieces.targets[here], pieces.lengths[here])
         if self.memory.names_lost(one):
             self._lose("a peer was lost while it was read")
             return

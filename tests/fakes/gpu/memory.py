@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtier.tiers.base import Buffer
-from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault, DeviceMemory
 from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import PAGE_BYTES
 
@@ -155,7 +155,7 @@ class FakeMemory:
                 return region
         return None
 
-    def why_not(self, pieces: Pieces) -> str:
+    def why_not(self, pieces: CopyPieces) -> str:
         """Say in words why `pieces` cannot be copied; empty when they can."""
         for word, starts, is_write in (("source", pieces.sources, False), ("target", pieces.targets, True)):
             starts, ends = bounds_of(starts, pieces.lengths)
@@ -185,7 +185,7 @@ class FakeMemory:
             peer.regions.get(region.address) is region for peer in self.reached
         )
 
-    def names_lost(self, pieces: Pieces) -> bool:
+    def names_lost(self, pieces: CopyPieces) -> bool:
         """Whether `pieces` name memory of a peer that is lost."""
         lost = [region for peer in self.reached if peer.is_lost for region in peer.regions.values()]
         return any(

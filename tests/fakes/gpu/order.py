@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers.gpu.device.contract import Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces
 
 from .memory import Bounds, bounds_of
 
@@ -62,7 +62,7 @@ class OrderAudit:
         self._streams: dict[int, Clock] = {}
         self._open: list[_Touch] = []
 
-    def copy(self, stream: int, pieces: Pieces) -> str:
+    def copy(self, stream: int, pieces: CopyPieces) -> str:
         """Enter a copy; return what is wrong with its order, empty when nothing is."""
         mine = _Touch(
             stream,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtier.tiers.gpu.device.contract import Event, Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces, Event
 from kvtier.tiers.memory import memfd
 from kvtier.v1.shm import PAGE_BYTES
 
@@ -86,7 +86,7 @@ class FakeEvent:
 class Copying:
     """Pieces on their way; `left` are the positions still to be moved, in the order in which they will be."""
 
-    pieces: Pieces
+    pieces: CopyPieces
     left: list[int]
 
 
@@ -124,7 +124,7 @@ class FakeStream:
     number: int
     work: deque[Work] = field(default_factory=deque)
 
-    def copy(self, pieces: Pieces) -> None:
+    def copy(self, pieces: CopyPieces) -> None:
         """See Stream.copy."""
         self.device.enqueue_copy(self, pieces)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.tiers.gpu.device.contract import Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces
 from tests.fakes.gpu.device import FakeDevice
 
 
@@ -19,4 +19,4 @@ class HostLaunch:
         self.seen.append(num_pieces)
         raw = [self.device.peek(address, 8 * num_pieces) for address in (sources, targets, lengths)]
         columns = [np.frombuffer(r, kind) for r, kind in zip(raw, ("u8", "u8", "i8"), strict=True)]
-        stream.copy(Pieces(*columns))
+        stream.copy(CopyPieces(*columns))

@@ -22,7 +22,7 @@ from uuid import UUID
 import numpy as np
 
 from kvtier.tiers.gpu.device import cuda as cuda_device
-from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault, DeviceMemory
 from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.gpu.device.driver import BATCH_PIECES
 from kvtier.v1 import cuda
@@ -255,7 +255,7 @@ class StubDriver:
     def _copy(self, stream: int, targets: Any, sources: Any, sizes: Any) -> None:
         columns = np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(sizes, np.int64)
         assert self._thing(stream).device is self._fake, "another device's context is this thread's"
-        self._thing(stream).copy(Pieces(*columns))
+        self._thing(stream).copy(CopyPieces(*columns))
 
 
 class _Status(Exception):

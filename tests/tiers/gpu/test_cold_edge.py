@@ -23,8 +23,8 @@ from kvtier.tiers.gpu.decode.cold_edge import ColdCopier
 from kvtier.tiers.gpu.decode.cold_trial import quicker_codecs
 from kvtier.tiers.gpu.decode.decoding import load_decoding
 from kvtier.tiers.gpu.decode.gds import Records
-from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory, Pieces
-from kvtier.tiers.gpu.device.flights import NOTHING, Flight, Touched
+from kvtier.tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault, DeviceMemory
+from kvtier.tiers.gpu.device.flights import NOTHING, Flight, TouchedPlaces
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import PAGE_BYTES
@@ -249,10 +249,12 @@ def test_a_slot_that_is_still_read_is_not_written(tmp_path: Path) -> None:
         stream = device.take_stream()
         assert stream is not None
         event = stream.record()
-        reader = Flight(stream, event, Touched(Tier.HBM, [item.target]), NOTHING)
+        reader = Flight(stream, event, TouchedPlaces(Tier.HBM, [item.target]), NOTHING)
         rig.engine.flights.begin(reader)
         columns = ([slot], [elsewhere.address], [item.label.raw_length])
-        stream.copy(Pieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True))))
+        stream.copy(
+            CopyPieces(*(np.array(column, kind) for column, kind in zip(columns, "QQq", strict=True)))
+        )
         stream.record(event)
         device.when_done(event, lambda _: rig.engine.flights.end(reader))
         future = rig.copier.start([item])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvtier.tiers.base import Cause, CopyError, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel, Tier
-from kvtier.tiers.gpu.copier import End
-from kvtier.tiers.gpu.device.contract import Pieces, Stream
-from kvtier.tiers.gpu.device.flights import Flight, Flights, Touched
+from kvtier.tiers.gpu.copier import DeviceEnd
+from kvtier.tiers.gpu.device.contract import CopyPieces, Stream
+from kvtier.tiers.gpu.device.flights import Flight, Flights, TouchedPlaces
 from kvtier.tiers.memory.headers import LabelColumns
 from kvtier.tiers.memory.places import column_of
 from tests.fakes.gpu.device import FakeDevice
@@ -35,7 +35,7 @@ wrong: dict[str, Callable[[FragmentLabel], FragmentLabel]] = {
 }
 
 
-def scalar(end: End, place: int, label: FragmentLabel) -> int | Cause:
+def scalar(end: DeviceEnd, place: int, label: FragmentLabel) -> int | Cause:
     """The generation of one fragment, or why there is none."""
     try:
         return end.verify(place, label)
@@ -71,7 +71,7 @@ good = st.lists(
 @example([(0, "nothing"), (-2, "nothing")], True)
 def test_generations_are_those_of_one_look_each(kinds: list[tuple[int, str]], is_hot: bool) -> None:
     with opened() as hot:
-        end: End = hot.hot if is_hot else hot.pinned
+        end: DeviceEnd = hot.hot if is_hot else hot.pinned
         _, rows = asked(hot, kinds, is_hot=is_hot)
         expected = [scalar(end, place, label) for place, label in rows]
         places, identities = (
@@ -89,7 +89,7 @@ def test_generations_are_those_of_one_look_each(kinds: list[tuple[int, str]], is
 @pytest.mark.parametrize("kind", sorted(wrong))
 def test_one_wrong_label_among_right_ones_is_found(kind: str, is_hot: bool) -> None:
     with opened() as hot:
-        end: End = hot.hot if is_hot else hot.pinned
+        end: DeviceEnd = hot.hot if is_hot else hot.pinned
         _, rows = asked(hot, [(0, "nothing"), (1, kind), (2, "nothing")], is_hot=is_hot)
         expected = [scalar(end, place, label) for place, label in rows]
         found = end.generations_of(
@@ -165,7 +165,7 @@ def test_a_batch_ends_item_by_item(
                 assert there == make_payload(number, LENGTH)
 
 
-def expected_outcome(source: End, item: CopyItem, edge: str, is_lost: bool) -> CopyOutcome:
+def expected_outcome(source: DeviceEnd, item: CopyItem, edge: str, is_lost: bool) -> CopyOutcome:
     """How a copy ends of which nothing changes while it is under way."""
     found = scalar(source, item.source, item.label)
     if isinstance(found, Cause):
@@ -192,12 +192,15 @@ class Ordered:
         """Copy a byte range of its own from each source place to its target place."""
         on = self.streams[stream]
         event = on.record()
-        reads, writes = Touched(source, [a for a, _ in pairs]), Touched(target, [b for _, b in pairs])
+        reads, writes = (
+            TouchedPlaces(source, [a for a, _ in pairs]),
+            TouchedPlaces(target, [b for _, b in pairs]),
+        )
         flight = Flight(on, event, reads, writes)
         self.flights.begin(flight)
         sources = np.array([self.start[source] + LENGTH * place for place in reads.places], np.uint64)
         targets = np.array([self.start[target] + LENGTH * place for place in writes.places], np.uint64)
-        on.copy(Pieces(sources, targets, np.full(len(pairs), 16, np.int64)))
+        on.copy(CopyPieces(sources, targets, np.full(len(pairs), 16, np.int64)))
         on.record(event)
         self.open.append(flight)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import FragmentLabel
 from kvtier.tiers.gpu.copier import coalesce
-from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault
 from kvtier.tiers.gpu.hbm import HbmEngine
 from kvtier.tiers.memory.slots import SlotPool
 from tests.fakes.gpu.device import FakeDevice
@@ -39,7 +39,7 @@ def test_a_batch_of_neighbours_is_few_pieces(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[int] = []
     enqueue = FakeStream.copy
 
-    def count(stream: FakeStream, pieces: Pieces) -> None:
+    def count(stream: FakeStream, pieces: CopyPieces) -> None:
         seen.append(len(pieces.lengths))
         enqueue(stream, pieces)
 
@@ -172,8 +172,8 @@ def test_a_refused_copy_is_waited_for_and_counted_as_failed(monkeypatch: pytest.
         source, label = hot.put(1)
         item = CopyItem(source, hot.hot_place(), label)
 
-        def refuse(stream: FakeStream, pieces: Pieces) -> None:
-            half = Pieces(pieces.sources, pieces.targets, pieces.lengths // 2)
+        def refuse(stream: FakeStream, pieces: CopyPieces) -> None:
+            half = CopyPieces(pieces.sources, pieces.targets, pieces.lengths // 2)
             stream.device.enqueue_copy(stream, half)  # as a driver may that stumbles in the middle
             raise DeviceError(DeviceFault.REFUSED, "test")
 

@@ -15,7 +15,7 @@ from kvtier.tiers.gpu.device.own_events import OwnEvents
 from kvtier.tiers.gpu.pages.gather import GatherCopier
 from kvtier.tiers.gpu.pages.kernels import PieceCopier
 from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
-from kvtier.tiers.gpu.pages.pages import Pages
+from kvtier.tiers.gpu.pages.pages import RegisteredPages
 from kvtier.tiers.payload import checksum
 from tests.fakes.gpu.device import FakeDevice
 from tests.tiers.gpu.hot import Hot, Inline
@@ -77,7 +77,7 @@ def make_scene(hashers: Executor | None = None) -> Scene:
     assert stream is not None
     troubles: list[DeviceError] = []
     gather = GatherCopier(
-        Pages(page_table(layout, GEOMETRY, [memory.address])),
+        RegisteredPages(page_table(layout, GEOMETRY, [memory.address])),
         device,
         stream,
         PieceCopier(),

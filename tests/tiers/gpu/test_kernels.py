@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier.tiers.gpu.device.contract import Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces
 from kvtier.tiers.gpu.pages import kernels
 from kvtier.tiers.gpu.pages.kernels import (
     NAME,
@@ -70,7 +70,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return ctypes.CDLL(str(library)).run_grid
 
 
-def columns_of(pieces: Pieces) -> list[Any]:
+def columns_of(pieces: CopyPieces) -> list[Any]:
     return [ctypes.c_void_p(column.ctypes.data) for column in pieces]
 
 
@@ -91,17 +91,17 @@ def test_every_byte_once_and_no_other(grid: Any, align: int) -> None:
             lengths.append(length)
             expected[at : at + length] = source[start : start + length]
             at += length
-        pieces = Pieces(
+        pieces = CopyPieces(
             np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64)
         )
         grid(*columns_of(pieces), len(lengths), rng.choice((1, 2, 5)), rng.choice((32, 64, 256)))
         assert (target == expected).all(), f"seed {seed}"
 
 
-def pieces_between(device: FakeDevice, number: int, length: int) -> tuple[Pieces, Any, Any]:
+def pieces_between(device: FakeDevice, number: int, length: int) -> tuple[CopyPieces, Any, Any]:
     source, target = device.allocate(number * length), device.allocate(number * length)
     offsets = np.arange(number, dtype=np.uint64) * np.uint64(length)
-    pieces = Pieces(
+    pieces = CopyPieces(
         np.uint64(source.address) + offsets[::-1],
         np.uint64(target.address) + offsets,
         np.full(number, length),
@@ -143,7 +143,7 @@ def test_the_choice_follows_the_mean_piece() -> None:
         assert len(launch.seen) == launches
     nothing = np.zeros(0, np.uint64)
     PieceCopier().copy(stream, pieces_between(device, 4, 16)[0], Way.UP)
-    copier.copy(stream, Pieces(nothing, nothing, nothing.astype(np.int64)), Way.UP)
+    copier.copy(stream, CopyPieces(nothing, nothing, nothing.astype(np.int64)), Way.UP)
     device.run()
     copier.close()
     assert device.check_integrity() == []
@@ -166,7 +166,7 @@ class Slow(FakeDevice):
         self.ways, self.seen, self.largest = ways, set[Way](), 0
         self.is_launching = False
 
-    def enqueue_copy(self, stream: FakeStream, pieces: Pieces) -> None:
+    def enqueue_copy(self, stream: FakeStream, pieces: CopyPieces) -> None:
         kinds = [self.memory.first_touching(int(at[0]), int(at[0]) + 1) for at in pieces[:2]]
         source, target = ("" if kind is None else kind.kind for kind in kinds)
         way = {("host", "device"): Way.UP, ("device", "host"): Way.DOWN}.get((source, target), Way.WITHIN)

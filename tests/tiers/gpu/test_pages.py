@@ -10,10 +10,10 @@ import pytest
 
 from kvtier.clients.errors import InvalidRequest
 from kvtier.clients.operations.page_layouts import PRESETS, describe
-from kvtier.tiers.gpu.device.contract import Pieces
+from kvtier.tiers.gpu.device.contract import CopyPieces
 from kvtier.tiers.gpu.pages import layouts
 from kvtier.tiers.gpu.pages.layouts import LayoutError, PageLayout, PageTensor, check_layout, page_table
-from kvtier.tiers.gpu.pages.pages import PageIdError, Pages
+from kvtier.tiers.gpu.pages.pages import PageIdError, RegisteredPages
 from kvtier.v1.types import Geometry
 
 from . import paged
@@ -34,13 +34,13 @@ def geometry_of(rng: random.Random, preset: str, page_tokens: int) -> Geometry:
     )
 
 
-def run(pieces: Pieces) -> None:
+def run(pieces: CopyPieces) -> None:
     """Copy as a stream would."""
     for source, target, length in zip(*(column.tolist() for column in pieces), strict=True):
         ctypes.memmove(target, source, length)
 
 
-def pages_of(held: paged.Paged) -> Pages:
+def pages_of(held: paged.Paged) -> RegisteredPages:
     """Register as the daemon does; the numbers are checked."""
     geometry = paged.tier_geometry(held.geometry)
     description = describe(held.preset, held.tensors, held.geometry, held.page_tokens)
@@ -48,10 +48,10 @@ def pages_of(held: paged.Paged) -> Pages:
     base = int(held.slab.ctypes.data)
     layout = paged.layout_of(description, base)
     check_layout(layout, geometry, [held.slab.nbytes])
-    return Pages(page_table(layout, geometry, [base]))
+    return RegisteredPages(page_table(layout, geometry, [base]))
 
 
-def draw_ids(rng: random.Random, pages: Pages, num_blocks: int) -> Any:
+def draw_ids(rng: random.Random, pages: RegisteredPages, num_blocks: int) -> Any:
     ids = rng.sample(range(NUM_PAGES), num_blocks * pages.table.pages_per_block)
     packed = np.array(ids, "<u4").tobytes()
     return pages.ids(packed, num_blocks, is_target=True)
@@ -90,7 +90,7 @@ def test_what_is_gathered_is_what_indexing_finds_and_scattering_undoes_it(preset
         assert (held.slab == 0xA5).all(), f"seed {seed}: a scatter left its pages"
 
 
-def pieces_of(pieces: Pieces) -> set[tuple[int, int]]:
+def pieces_of(pieces: CopyPieces) -> set[tuple[int, int]]:
     """Return source and target of every byte: what a copy means, whatever was merged and in which order."""
     columns = (column.tolist() for column in pieces)
     return {(s + i, t + i) for s, t, n in zip(*columns, strict=True) for i in range(n)}
@@ -211,7 +211,7 @@ def test_allocations_and_geometries_are_checked_too() -> None:
 
 
 def test_page_ids_are_checked() -> None:
-    pages = Pages(page_table(LAYOUT, GEOMETRY, [1 << 30]))
+    pages = RegisteredPages(page_table(LAYOUT, GEOMETRY, [1 << 30]))
     with pytest.raises(PageIdError, match="page 16 of 16"):
         pages.ids(np.array([16], "<u4").tobytes(), 1, is_target=False)
     with pytest.raises(PageIdError, match="7 bytes"):

@@ -21,7 +21,7 @@ NUM_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One of them: `view` is the pinned half, whose address for the device is `host`."""
+    """One chunk: `view` is the pinned half, with the address `host` for the device."""
 
     view: Buffer
     host: int
@@ -59,7 +59,7 @@ class Chunks:
         ]
 
     def take(self) -> Chunk | None:
-        """Return a chunk that nobody uses; None: there is none now."""
+        """Return a free chunk; None: there is none now."""
         with self._lock:
             return self._free.pop() if self._free else None
 

@@ -5,7 +5,7 @@
               into the slot -> hashed there
 
 What becomes readable is what was put: the checksum of the slot, taken on the device, is that of the record,
-whose header the host has looked at. So no byte is believed that only a disk, a link or a kernel vouches for.
+and the host has verified its header. So no byte counts as right by a disk, a link or a kernel alone.
 A record that is not encoded and came by the host was hashed there, and needs nothing but the copy.
 
 Everything can be done on the host instead, and is: fragments that the device does not decode or finds no
@@ -13,7 +13,7 @@ scratch for, larger ones than a chunk, and all that it found to be wrong. The ho
 of a kernel costs time and never a record; after the first such fault nothing is decoded there any more.
 
 Rejected: decoding into a chunk and copying from there (a second pass over the bytes, for nothing: a slot is
-nobody's before its copy has landed); hashing samples only (a digest costs the device less than the decoder).
+not read before its copy has landed); hashing samples only (a digest costs the device less than the decoder).
 Never ran on a GPU.
 """
 
@@ -35,11 +35,11 @@ from ...codecs.records import RecordCodecs
 from ...cold.log import record_bytes
 from ...cold.record_io import stored_bytes
 from ...cold.segment_io import TransferItem
-from ..device.contract import Device, DeviceError, DeviceFault, DeviceMemory, Pieces, Stream
-from ..device.flights import NOTHING, Flight, Touched
+from ..device.contract import CopyPieces, Device, DeviceError, DeviceFault, DeviceMemory, Stream
+from ..device.flights import NOTHING, Flight, TouchedPlaces
 from ..hbm import HbmEngine
 from .chunks import Chunk, Chunks
-from .decoding import DeviceDecoding, Findings, Work
+from .decoding import DecodeItem, DeviceDecoding, Findings
 from .exponents import Record
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class _Load:
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class _ColdBatch:
     """One call of `start`."""
 
     items: Sequence[CopyItem]
@@ -139,12 +139,12 @@ class ColdCopier:
 
     def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
         """Begin copying `items`; outcomes come in their order, on a thread of `readers`."""
-        batch = _Batch(items, [CopyOutcome(Cause.CANCELLED)] * len(items))
+        batch = _ColdBatch(items, [CopyOutcome(Cause.CANCELLED)] * len(items))
         batch.future.set_running_or_notify_cancel()
         self._hand(self._readers, batch, self._read)
         return batch.future
 
-    def _hand(self, executor: Executor, batch: _Batch, step: Callable[[_Batch], None]) -> None:
+    def _hand(self, executor: Executor, batch: _ColdBatch, step: Callable[[_ColdBatch], None]) -> None:
         """Go on with a batch on another thread. Every way out completes its future."""
 
         def run() -> None:
@@ -160,7 +160,7 @@ class ColdCopier:
 
     # ---------------------------------------------------------------------------------- a reader's thread
 
-    def _read(self, batch: _Batch) -> None:
+    def _read(self, batch: _ColdBatch) -> None:
         """Bring the records into a chunk, as they are stored."""
         self._lay_out(batch)
         if batch.chunk is None:
@@ -172,7 +172,7 @@ class ColdCopier:
         self._hand(self._enqueuer, batch, self._launch)
         return None
 
-    def _lay_out(self, batch: _Batch) -> None:
+    def _lay_out(self, batch: _ColdBatch) -> None:
         """Give every item that the device can take an area of a chunk; the host does the others."""
         end = 0
         for position, item in enumerate(batch.items):
@@ -206,7 +206,7 @@ class ColdCopier:
             return None
         return _Load(position, area, codec, shape)
 
-    def _read_by_host(self, batch: _Batch, chunk: Chunk) -> None:
+    def _read_by_host(self, batch: _ColdBatch, chunk: Chunk) -> None:
         """Read, and compare the hashes of what is stored."""
         transfers = []
         for load in batch.loads:
@@ -224,7 +224,7 @@ class ColdCopier:
                     batch.on_host.append(load.position)
         batch.loads = good
 
-    def _read_directly(self, batch: _Batch, direct: DirectReads) -> bool:
+    def _read_directly(self, batch: _ColdBatch, direct: DirectReads) -> bool:
         """Let the disk write into the device; False, and never again, when that fails."""
         assert batch.chunk is not None
         try:
@@ -243,7 +243,7 @@ class ColdCopier:
 
     # -------------------------------------------------------------------------------- the enqueuer's thread
 
-    def _launch(self, batch: _Batch) -> None:
+    def _launch(self, batch: _ColdBatch) -> None:
         """Enqueue what brings the loads into their slots, and ask to be told."""
         if not batch.loads:
             return self._hand(self._readers, batch, self._settle)
@@ -257,7 +257,7 @@ class ColdCopier:
             return self._hand(self._readers, batch, self._settle)
         except DeviceError as error:
             return self._broke(batch, error)
-        writes = Touched(Tier.HBM, [batch.items[load.position].target for load in batch.loads])
+        writes = TouchedPlaces(Tier.HBM, [batch.items[load.position].target for load in batch.loads])
         flight = Flight(stream, event, NOTHING, writes)
         findings: Findings | None = None
         refused: DeviceError | None = None
@@ -281,7 +281,7 @@ class ColdCopier:
             self._broke(batch, error)
         return None
 
-    def _enqueue(self, batch: _Batch, targets: Sequence[int]) -> Findings:
+    def _enqueue(self, batch: _ColdBatch, targets: Sequence[int]) -> Findings:
         """Raises DeviceError."""
         chunk, stream = batch.chunk, self._stream
         assert chunk is not None
@@ -300,7 +300,9 @@ class ColdCopier:
             else:
                 copies.append((chunk.host + payload, chunk.device + payload, num_bytes))
             if load.codec is not None or batch.is_direct:
-                works.append(Work(load.codec, load.shape, Record(chunk.device + payload, num_bytes, target)))
+                works.append(
+                    DecodeItem(load.codec, load.shape, Record(chunk.device + payload, num_bytes, target))
+                )
         for columns in (copies, moves):
             if columns:
                 stream.copy(_pieces(columns))
@@ -309,7 +311,7 @@ class ColdCopier:
         assert self.decoding is not None
         return self.decoding.enqueue(stream, works)
 
-    def _broke(self, batch: _Batch, error: DeviceError) -> None:
+    def _broke(self, batch: _ColdBatch, error: DeviceError) -> None:
         """Nothing of a batch is under way, and nothing will be: its slots are as they were."""
         if error.fault is DeviceFault.LOST:
             self._engine.lost(str(error), [batch.items[load.position].target for load in batch.loads])
@@ -322,7 +324,7 @@ class ColdCopier:
 
     def _landed(
         self,
-        batch: _Batch,
+        batch: _ColdBatch,
         flight: Flight,
         findings: Findings | None,
         refused: DeviceError | None,
@@ -340,7 +342,7 @@ class ColdCopier:
 
     # ----------------------------------------------------------------------------- a reader's thread, again
 
-    def _judge(self, findings: Findings, batch: _Batch) -> None:
+    def _judge(self, findings: Findings, batch: _ColdBatch) -> None:
         """Believe what has the checksum that its record says; have the host do the rest again."""
         chunk = batch.chunk
         assert chunk is not None
@@ -365,7 +367,7 @@ class ColdCopier:
         self._engine.count_writes(num_landed, num_bytes)
         self._settle(batch)
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: _ColdBatch) -> None:
         """Do what is left on the host; complete."""
         if batch.chunk is not None:
             self.chunks.give(batch.chunk)
@@ -377,7 +379,7 @@ class ColdCopier:
             log.error("what the device made of a record is not what was put; from now on the host decodes")
         batch.future.set_result(batch.outcomes)
 
-    def _by_host(self, batch: _Batch) -> None:
+    def _by_host(self, batch: _ColdBatch) -> None:
         """Read, decode and verify on the host; then the synchronous way into hbm."""
         for position in batch.on_host:
             source, target, label = batch.items[position]
@@ -400,6 +402,6 @@ class ColdCopier:
             self.decoding.close()
 
 
-def _pieces(rows: Sequence[tuple[int, int, int]]) -> Pieces:
+def _pieces(rows: Sequence[tuple[int, int, int]]) -> CopyPieces:
     sources, targets, lengths = zip(*rows, strict=True)
-    return Pieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))
+    return CopyPieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))

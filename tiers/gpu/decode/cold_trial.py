@@ -25,10 +25,10 @@ from ...codecs.lossy.profile import Profile, uniform_rules
 from ...codecs.lossy.profiled import Profiled
 from ...codecs.trial import trial_payload
 from ...payload import checksum
-from ..device.contract import DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
+from ..device.contract import CopyPieces, DeviceError, DeviceFault, DeviceMemory, Event, Stream
 from .chunks import Chunk
 from .cold_edge import ColdCopier
-from .decoding import DeviceDecoding, Work
+from .decoding import DecodeItem, DeviceDecoding
 from .exponents import Record
 from .gds import OpenFile, Trial, compare
 
@@ -51,7 +51,7 @@ def trial_codecs() -> tuple[Codec, ...]:
 
 
 class ColdTrial:
-    """Both ways with the means of an edge nobody uses yet. Not thread-safe. `close` gives back what it took.
+    """Times both ways with the resources of an edge that is not in use yet. Not thread-safe.
 
     Raises DeviceError when there is nothing to try it with."""
 
@@ -86,7 +86,7 @@ class ColdTrial:
         for into in stored:
             codec.encode(SHAPE, payload, into)
         works = [
-            Work(
+            DecodeItem(
                 codec,
                 SHAPE,
                 Record(encoded.device + i * stored_bytes, stored_bytes, decoded.device + i * SHAPE.raw_bytes),
@@ -134,7 +134,8 @@ class ColdTrial:
                 direct()
                 shape = Shape(1, 1, 1, 1, self._file_bytes // 2, "bfloat16")
                 findings = self._decoding.enqueue(
-                    self._stream, [Work(None, shape, Record(chunk.device, self._file_bytes, chunk.device))]
+                    self._stream,
+                    [DecodeItem(None, shape, Record(chunk.device, self._file_bytes, chunk.device))],
                 )
                 self._wait()
                 came.extend(findings.digests())
@@ -149,7 +150,7 @@ class ColdTrial:
 
     def _copy(self, source: int, target: int, num_bytes: int) -> None:
         columns = np.array([source], np.uint64), np.array([target], np.uint64), np.array([num_bytes])
-        self._stream.copy(Pieces(*columns))
+        self._stream.copy(CopyPieces(*columns))
 
     def _wait(self) -> None:
         """Wait for what the stream was given. Raises DeviceError."""
@@ -171,7 +172,7 @@ class ColdTrial:
 def quicker_codecs(
     copier: ColdCopier, helpers: Executor, disk: tuple[Path, OpenFile] | None = None
 ) -> frozenset[int]:
-    """Return the codecs whose records had better go straight to the device; 0 among them where a `disk`
+    """Return the codecs of which records go faster straight to the device; 0 among them where a `disk`
     (directory, what opens files) is given and GPUDirect Storage is quicker. `helpers` decode for the host.
     Blocks for some tenths of a second. What fails is left out, with a line in the log."""
     if copier.decoding is None:

@@ -22,15 +22,15 @@ from .exponents import DeviceExponents, Record, Ticket
 from .quantised import MAX_FRAGMENTS, DeviceQuantised, QuantisedTicket
 
 
-class Work(NamedTuple):
-    """One fragment: how it is encoded (None: it is not, and lies in its slot), and where."""
+class DecodeItem(NamedTuple):
+    """A fragment to decode: its codec (None: it is raw, and lies in its slot), shape and addresses."""
 
     codec: Codec | None
     shape: Shape
     record: Record
 
 
-class Part(NamedTuple):
+class DecodeCall(NamedTuple):
     """Fragments of one call, by their positions, and the tickets by which the device will say what came of
     them."""
 
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 class Findings:
     """What the device will have found of the works of one `enqueue`."""
 
-    def __init__(self, num_works: int, parts: list[Part]) -> None:
+    def __init__(self, num_works: int, parts: list[DecodeCall]) -> None:
         self._num_works = num_works
         self._parts = parts
 
@@ -84,7 +84,7 @@ class DeviceDecoding:
             return least_bytes is not None and stored_bytes >= least_bytes
         return codec is None
 
-    def enqueue(self, stream: Stream, works: Sequence[Work]) -> Findings:
+    def enqueue(self, stream: Stream, works: Sequence[DecodeItem]) -> Findings:
         """Enqueue everything for `works`, all of which it `takes`. Raises DeviceError; scratch of calls that
         were begun is then not used again."""
         parts = []
@@ -94,7 +94,7 @@ class DeviceDecoding:
                 parts.append(part)
         return Findings(len(works), parts)
 
-    def _calls(self, works: Sequence[Work]) -> Iterator[list[int]]:
+    def _calls(self, works: Sequence[DecodeItem]) -> Iterator[list[int]]:
         """Cut works into calls: one codec, one shape, no more of them than a call takes."""
 
         def kind(position: int) -> tuple[int, Shape]:
@@ -111,7 +111,7 @@ class DeviceDecoding:
             for first in range(0, len(positions), most):
                 yield positions[first : first + most]
 
-    def _call(self, stream: Stream, positions: list[int], works: Sequence[Work]) -> Part | None:
+    def _call(self, stream: Stream, positions: list[int], works: Sequence[DecodeItem]) -> DecodeCall | None:
         if not self._digest.has_scratch:
             return None
         codec, shape, _ = works[positions[0]]
@@ -125,7 +125,7 @@ class DeviceDecoding:
             return None
         digests = self._digest.digest(stream, [record.raw for record in records], shape.raw_bytes)
         assert digests is not None, "only this thread takes scratch"
-        return Part(positions, decoded, digests)
+        return DecodeCall(positions, decoded, digests)
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""

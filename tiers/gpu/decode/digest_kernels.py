@@ -1,7 +1,7 @@
 """xxh3-128 on a device: the hash that every record and slot carries, taken where the bytes are.
 
-What comes to a device encoded, or straight from a disk, has to be what was put before anybody reads it. The
-hash of the host is reproduced bit for bit rather than replaced by one that suits a device, because it is
+What comes to a device encoded, or straight from a disk, is compared with what was put before it is published.
+The hash of the host is reproduced bit for bit rather than replaced by one that suits a device, because it is
 compared with what stands in records.
 
 xxh3 looks sequential and is not: it takes 64 bytes (a stripe) into eight sums, and only after 1,024 bytes (a

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...codecs.base import Shape
 from ...codecs.exact.exponents import Exponents, Layout
 from ..device import launching
-from ..device.contract import Device, DeviceError, DeviceMemory, Pieces, Stream
+from ..device.contract import CopyPieces, Device, DeviceError, DeviceMemory, Stream
 from ..device.launching import Launch
 from .exponent_kernels import NAMES, SOURCE
 
@@ -150,8 +150,9 @@ class DeviceExponents:
 
     def decode(self, stream: Stream, shape: Shape, records: Sequence[Record]) -> Ticket | None:
         """Enqueue the decoding of `records`, `max_fragments` of at least `min_bytes` each at most; None when
-        all scratch is in use. `raw` of a fragment whose status is not 0 is undefined. Raises DeviceError; the
-        scratch of that call is then not used again, because the device may still be at it."""
+        all scratch is in use. `raw` of a fragment with another status than 0 is undefined. Raises
+        DeviceError; the scratch of that call is then not used again, because the device may still be at
+        it."""
         return self._call(stream, shape, records, ("count", "find", "decode", "tail"), is_decoding=True)
 
     def encode(self, stream: Stream, shape: Shape, records: Sequence[Record]) -> Ticket | None:
@@ -204,7 +205,7 @@ class DeviceExponents:
         ends = [slab.host + begin, slab.device + begin]
         source, target = ends if is_up else ends[::-1]
         stream.copy(
-            Pieces(np.array([source], np.uint64), np.array([target], np.uint64), np.array([end - begin]))
+            CopyPieces(np.array([source], np.uint64), np.array([target], np.uint64), np.array([end - begin]))
         )
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ the file system and the disk support it and no IOMMU is in the way; otherwise cu
 ourselves, through a bounce buffer of its own. So nothing is believed: `why_not` names what is missing, kvikio
 is told not to fall back, and `is_quicker` compares both ways on a real file of the cold store.
 
-What came this way nobody on the host has seen: cold_edge.py has its header sent back, and hashes on the
+The host has not seen records that came this way: cold_edge.py has its header sent back, and hashes on the
 device what it speaks of. A device without kernels therefore has no use for this.
 
 Sources: kvikio 26.10 (CuFile, defaults); NVIDIA GPUDirect Storage installation guide, supported file systems.
@@ -27,7 +27,7 @@ from ..device.contract import DeviceError, DeviceFault, DeviceMemory
 
 FILE_SYSTEMS = ("ext4", "xfs")  # local ones; ext4 in its default journalling mode, data=ordered
 ALIGNMENT = 4096  # of offsets, lengths and addresses: what is not aligned is copied by the host
-MIN_GAIN = 1.05  # below this the bounce stays: it is the way that everybody knows to work
+MIN_GAIN = 1.05  # below this the bounce stays: it works everywhere
 MAX_OPEN = 64  # files
 _MODULES = Path("/proc/modules")
 _NVFS = Path("/proc/driver/nvidia-fs/version")
@@ -122,7 +122,7 @@ class Reader:
 
 class Records:
     """Implements DirectReads for the records of a cold store: one open file per life of a segment, the ones
-    used last. Thread-safe. `close` when nobody reads."""
+    used last. Thread-safe. `close` when no read is under way."""
 
     def __init__(self, whereabouts: Callable[[int], tuple[Path, int, int]], open_file: OpenFile) -> None:
         self._whereabouts = whereabouts
@@ -137,7 +137,7 @@ class Records:
             reader = self._files.get((path, epoch)) or self._open_file(path)
             self._files[path, epoch] = reader
             self._files.move_to_end((path, epoch))
-            while len(self._files) > MAX_OPEN:  # whoever reads from it now holds it; it closes with them
+            while len(self._files) > MAX_OPEN:  # a read under way holds its file; it closes after that
                 self._files.popitem(last=False)
         reader.read(offset, memory)
 

@@ -7,7 +7,7 @@ which a GPU likes, changes no bit. cupy compiles with `-ftz=true`, which takes s
 none is made on the way: a subnormal half or fp8 code is its mantissa, as an integer, times a power of two.
 What comes out is 2^-40 or more, or zero.
 
-Only rules whose length follows from the shape are here (intN, fp8, exact): those of `transform` are
+Only rules with a length that follows from the shape are here (intN, fp8, exact): those of `transform` are
 entropy-coded, one value after the other, and stay on the host. What can be wrong with a record is a scale
 that is not finite; the fragment's status says so, and its values are then undefined.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...base import Buffer
 from ...payload import copy, copy_and_checksum
-from .contract import Device, DeviceError, DeviceFault, Pieces
+from .contract import CopyPieces, Device, DeviceError, DeviceFault
 
 BOUNCE_BYTES = 4 << 20
 WAIT_S = 60.0  # beyond every copy of this size that will ever end
@@ -39,7 +39,7 @@ class Bounce:
                 digest = copy_and_checksum(self._view[: len(payload)], payload)
                 self._move(self._address, address, len(payload))
                 return digest
-            # Hashed in one go, from a copy of our own: the source may be a client's, who may change it.
+            # Hashed in one go, from a copy of our own: the source may be a client's, which may change it.
             own = memoryview(bytearray(len(payload)))
             digest = copy_and_checksum(own, payload)
             for start in range(0, len(own), len(self._view)):
@@ -69,11 +69,11 @@ class Bounce:
             told.append(error)
             is_told.set()
 
-        self._stream.copy(Pieces(*columns))
+        self._stream.copy(CopyPieces(*columns))
         event = self._stream.record()
         self._device.when_done(event, tell)
         if not is_told.wait(WAIT_S):
-            # The buffer may still be written: nobody may use it again.
+            # The buffer may still be written: it must not be used again.
             raise DeviceError(DeviceFault.LOST, f"a copy of {num_bytes} bytes did not end in {WAIT_S:.0f} s")
         self._device.recycle(event)
         if told[0] is not None:

@@ -44,13 +44,13 @@ class DeviceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """`num_bytes` bytes on a device, from `address` on. Owned by whoever allocated or opened it."""
+    """`num_bytes` bytes on a device, from `address` on. Owned by the caller that allocated or opened it."""
 
     address: int
     num_bytes: int
 
 
-class Pieces(NamedTuple):
+class CopyPieces(NamedTuple):
     """Many small copies of one call: `lengths[i]` bytes from `sources[i]` to `targets[i]`.
 
     Three one-dimensional arrays of equal length, uint64, uint64 and int64. Sources and targets are addresses
@@ -73,7 +73,7 @@ class Event(Protocol):
 class Stream(Protocol):
     """Work of a device, done in the order it was given."""
 
-    def copy(self, pieces: Pieces) -> None:
+    def copy(self, pieces: CopyPieces) -> None:
         """Enqueue `pieces`. Source bytes are read when the stream gets there, not now."""
         ...
 
@@ -113,9 +113,9 @@ class Device(Protocol):
         ...
 
     def register_host(self, buffer: Buffer, *, is_read_only: bool) -> int:
-        """Pin host memory and return its address for `Pieces`, of this device and of every other that this
-        process has opened. Raises DeviceError (REFUSED), saying which limit stands in the way. Registering
-        takes milliseconds per gigabyte: not on the event loop.
+        """Pin host memory and return its address for `CopyPieces`, of this device and of every other that
+        this process has opened. Raises DeviceError (REFUSED), saying which limit stands in the way.
+        Registering takes milliseconds per gigabyte: not on the event loop.
 
         `is_read_only`: for memory that is mapped so, which not every device can register."""
         ...
@@ -125,10 +125,10 @@ class Device(Protocol):
         ...
 
     def reach(self, peer: "Device") -> bool:
-        """Let `Pieces` of this device name what `peer`, another device of this process, has allocated or will
-        allocate. False where the hardware does not do that. Idempotent. A copy is this device's work, and is
-        ordered by its events. When `peer` is lost a copy is refused; one under way may take this device with
-        it."""
+        """Let `CopyPieces` of this device name what `peer`, another device of this process, has allocated or
+        will allocate. False where the hardware does not do that. Idempotent. A copy is this device's work,
+        and is ordered by its events. When `peer` is lost a copy is refused; one under way may take this
+        device with it."""
         ...
 
     def export(self, memory: DeviceMemory) -> bytes:
@@ -156,7 +156,7 @@ class Device(Protocol):
         ...
 
     def give_stream(self, stream: Stream) -> None:
-        """Put a stream back. What is enqueued on it goes on; whoever takes it next is ordered after that."""
+        """Put a stream back. What is enqueued on it goes on; the next user's work is ordered after that."""
         ...
 
     def recycle(self, event: Event) -> None:
@@ -173,5 +173,5 @@ class Device(Protocol):
         ...
 
     def shut_down(self) -> None:
-        """Let what runs finish, tell whoever waits, then give everything back. Idempotent."""
+        """Finish what runs, call what waits for it, then free everything. Idempotent."""
         ...

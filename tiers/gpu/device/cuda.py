@@ -2,9 +2,9 @@
 
 All calls are the driver's, through ctypes (v1/cuda.py): kvtier needs addresses, streams and events, and a
 thread that waits in a call of the driver must not hold the interpreter's lock, which cupy's wrappers of the
-CUDA runtime do in half of what is needed here. torch would bring its caching allocator, whose blocks cannot
-be exported one by one, and 2 GB. A slab is one `cuMemAlloc`, so that its IPC handle means all of it and
-nothing else. cupy is needed for kernels only (launching.py), which use the same primary context.
+CUDA runtime do in half of what is needed here. torch would bring its caching allocator, with blocks that
+cannot be exported one by one, and 2 GB. A slab is one `cuMemAlloc`, so that its IPC handle means all of it
+and nothing else. cupy is needed for kernels only (launching.py), which use the same primary context.
 
 Streams are non-blocking: they do not wait for the legacy default stream, on which other libraries work.
 Events carry no timing (a timed one costs more); those of `export_event` are interprocess. Errors that CUDA
@@ -28,7 +28,7 @@ import numpy as np
 from ....v1 import cuda
 from ...base import Buffer
 from . import driver
-from .contract import Device, DeviceError, DeviceFault, DeviceMemory, Event, Pieces, Stream
+from .contract import CopyPieces, Device, DeviceError, DeviceFault, DeviceMemory, Event, Stream
 from .watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def fault_of(status: int, *, is_foreign: bool = False) -> DeviceFault:
     would not be known whether memory is quiet.
 
     `is_foreign`: the call opened a handle that another process sent. Then nothing was touched yet, and an
-    unknown status refuses the handle; else a forged one would take the device from everybody.
+    unknown status refuses the handle; else a forged one would take the device from all clients.
     """
     if status == _OUT_OF_MEMORY:
         return DeviceFault.OUT_OF_MEMORY
@@ -151,7 +151,7 @@ class CudaStream:
         self.device = device
         self.pointer = pointer
 
-    def copy(self, pieces: Pieces) -> None:
+    def copy(self, pieces: CopyPieces) -> None:
         """See Stream.copy. A call of the driver for BATCH_PIECES where it has batches, one per piece
         otherwise."""
         if self.device.has_batches:

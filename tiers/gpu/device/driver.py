@@ -1,9 +1,9 @@
 """Batches of copies and allocations' sizes by the CUDA driver, in columns.
 
 `cuMemcpyBatchAsync` (driver 12.8 and newer) takes arrays of sources, targets and sizes, which is what
-`Pieces` is, so a get of thousands of pieces crosses from Python once and without the interpreter's lock. A
-call takes at most BATCH_PIECES of them: with 51,828 descriptors a driver (580.159) has crashed, and repeated
-large batches have hung (vllm-project/vllm#49276).
+`CopyPieces` is, so a get of thousands of pieces crosses from Python once and without the interpreter's lock.
+A call takes at most BATCH_PIECES of them: with 51,828 descriptors a driver (580.159) has crashed, and
+repeated large batches have hung (vllm-project/vllm#49276).
 
 Signatures: v1/cuda.py. Never ran on a GPU.
 """
@@ -13,7 +13,7 @@ from ctypes import byref, c_size_t
 import numpy as np
 
 from ....v1 import cuda
-from .contract import Pieces
+from .contract import CopyPieces
 
 BATCH_PIECES = 4096
 
@@ -23,7 +23,7 @@ def has_batches() -> bool:
     return hasattr(cuda.library(), "cuMemcpyBatchAsync")
 
 
-def copy_batch(pieces: Pieces, stream: int) -> None:
+def copy_batch(pieces: CopyPieces, stream: int) -> None:
     """Enqueue all pieces on `stream` (a CUstream), in as many calls as it takes.
 
     The arrays are free when it returns. The calling thread has the device's context. Raises DriverStatus;

@@ -19,14 +19,14 @@ from ...block import Tier
 from .contract import Event, Stream
 
 
-class Touched(NamedTuple):
+class TouchedPlaces(NamedTuple):
     """Places of one tier."""
 
     tier: Tier
     places: Sequence[int]
 
 
-NOTHING = Touched(Tier.HBM, ())
+NOTHING = TouchedPlaces(Tier.HBM, ())
 
 
 @dataclass(eq=False, slots=True)
@@ -35,8 +35,8 @@ class Flight:
 
     stream: Stream
     event: Event
-    reads: Touched
-    writes: Touched
+    reads: TouchedPlaces
+    writes: TouchedPlaces
     is_over: bool = False
     is_overwritten: bool = False  # perhaps: a later flight waits for it
 

@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 
-from .contract import Device, DeviceError, DeviceFault, DeviceMemory, Pieces
+from .contract import CopyPieces, Device, DeviceError, DeviceFault, DeviceMemory
 from .own_events import OwnEvents
 
 NUM_COPIES = 4
@@ -72,7 +72,7 @@ def _both_ways(
         ended: list[DeviceError | None] = []
         is_over = threading.Event()
         began_at = clock()
-        stream.copy(Pieces(*columns))
+        stream.copy(CopyPieces(*columns))
         stream.record(event)
         device.when_done(event, partial(_note, ended, is_over))
         if not is_over.wait(HANG_S):

@@ -1,8 +1,8 @@
 """OwnEvents: events by which one user of a stream learns that its work is done, made before the work is
 given.
 
-A device's pool of events may be empty at any moment. Who finds out after the copies were enqueued can no
-longer learn when they end, and must keep their memory for good; so an event is taken first, and there is
+A device's pool of events may be empty at any moment. A caller that finds out after its copies were enqueued
+cannot learn when they end, and must keep their memory for good; so an event is taken first, and there is
 always one to record. They are exported ones (`Device.export_event`), because those may be recorded again and
 again.
 """
@@ -20,7 +20,7 @@ class OwnEvents:
         self._free: deque[Event] = deque()
 
     def take(self) -> Event:
-        """Return an event that nobody else uses. Raises DeviceError."""
+        """Return a free event. Raises DeviceError."""
         try:
             return self._free.pop()
         except IndexError:

@@ -6,7 +6,7 @@ registering it holds up a thread for long. Registering the whole pool at once wa
 per few gigabytes before anything is served, and extents are made when they are first needed.
 
 Here they are registered for writing, because hbm is demoted into them; our mapping is older than the seal
-that keeps everybody else from writing. A client can only map an extent read-only, and should not count on
+that keeps all others from writing. A client can only map an extent read-only, and should not count on
 pinning it: that needs a device with cudaDevAttrHostRegisterReadOnlySupported, and x86 machines answer 801
 (vllm-project/vllm-omni#6240)."""
 
@@ -47,7 +47,7 @@ class PinnedReport:
 
 
 class Pinned:
-    """Addresses of the places of `engine`, for `Pieces` of `device`. Thread-safe.
+    """Addresses of the places of `engine`, for `CopyPieces` of `device`. Thread-safe.
 
     Registers an extent when one of its places is first asked for, or ahead of that by `pin_all`; unregisters
     it before the engine unmaps it, when the tier shrinks or is closed. `close` comes before the device's end.

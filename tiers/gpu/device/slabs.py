@@ -2,7 +2,7 @@
 
 A call writes columns into the host's half, copies them to the device's, launches, and has results copied
 back; nothing of that may change before the device is done with it. So each call has a slab of its own, their
-number is fixed, and a caller who finds none does its work another way: waiting is what the thread that feeds
+number is fixed, and a caller that finds none does its work another way: waiting is what the thread that feeds
 the device must not do.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .contract import Device, DeviceError, DeviceMemory, Pieces, Stream
+from .contract import CopyPieces, Device, DeviceError, DeviceMemory, Stream
 
 _ALIGNMENT = 8
 
@@ -80,11 +80,11 @@ class Slabs:
 
     @property
     def has_free(self) -> bool:
-        """Whether there is a slab that nobody uses."""
+        """Whether there is a free slab."""
         return bool(self._free)
 
     def take(self) -> Slab | None:
-        """Return a slab that nobody uses; None: there is none now."""
+        """Return a free slab; None: there is none now."""
         return self._free.pop() if self._free else None
 
     def give(self, slab: Slab) -> None:
@@ -102,4 +102,4 @@ class Slabs:
 
 def _move(stream: Stream, source: int, target: int, num_bytes: int) -> None:
     columns = np.array([source], np.uint64), np.array([target], np.uint64), np.array([num_bytes], np.int64)
-    stream.copy(Pieces(*columns))
+    stream.copy(CopyPieces(*columns))

@@ -1,4 +1,4 @@
-"""Where the GPUs of a host hang: their NUMA nodes, their PCIe links and who reaches whom over NVLink.
+"""Topology of a host's GPUs: NUMA nodes, PCIe links, and which reach each other over NVLink.
 
 A copy between dram and hbm that crosses the link between two processors loses a third and more of its speed,
 so the node on which the warm pool lies is worth knowing before anything is measured. All of it but NVLink
@@ -99,7 +99,8 @@ def place_of(device: Device, places: Sequence[GpuPlace]) -> GpuPlace | None:
 
 
 def describe(place: GpuPlace) -> str:
-    """Say it in words: "0000:17:00.0 on node 0, PCIe x16 at 32 GT/s, NVLink: 18 to a switch"."""
+    """Return a GPU's place in words: "0000:17:00.0 on node 0, PCIe x16 at 32 GT/s, NVLink: 18 to a
+    switch"."""
     node = "an unknown node" if place.numa_node is None else f"node {place.numa_node}"
     words = [f"{place.bus_id} on {node}"]
     if place.pcie_width:

@@ -35,7 +35,7 @@ class _Watch:
 
 
 class Watcher:
-    """Calls everybody exactly once. Thread-safe. `close` ends it."""
+    """Calls every registered function exactly once. Thread-safe. `close` ends it."""
 
     def __init__(self, name: str) -> None:
         self._open: list[_Watch] = []

@@ -1,4 +1,4 @@
-"""GatherCopier: puts whose bytes lie in a runtime's pages. Implements `Copier` for the edge from there to
+"""GatherCopier: puts from a runtime's pages. Implements `Copier` for the edge from there to
 dram.
 
 To the planner the pages are one more staging extent of a client: a copy's source is a number, here of a put
@@ -24,10 +24,10 @@ import numpy as np
 from ...base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine, landed
 from ...memory.places import I64, column_of
 from ...payload import checksum
-from ..device.contract import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from ..device.contract import Addresses, CopyPieces, Device, DeviceError, DeviceFault, Event, Stream
 from ..device.own_events import OwnEvents
 from .kernels import PieceCopier, Way
-from .pages import Pages
+from .pages import RegisteredPages
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ AddressesOf = Callable[[Sequence[int] | I64], Addresses]
 _group_and_length = attrgetter("group", "raw_length")
 
 
-class _Batch:
+class _GatherBatch:
     """One call of `start`, in columns: (n,) each."""
 
     def __init__(self, items: Sequence[CopyItem]) -> None:
@@ -64,7 +64,7 @@ class GatherCopier:
 
     def __init__(
         self,
-        pages: Pages,
+        pages: RegisteredPages,
         device: Device,
         stream: Stream,
         copier: PieceCopier,
@@ -87,7 +87,7 @@ class GatherCopier:
         self._on_trouble = on_trouble
         self._puts: dict[int, I64] = {}
         self._numbers = count(1)
-        self._in_doubt: list[_Batch] = []
+        self._in_doubt: list[_GatherBatch] = []
         self.is_closed = False
 
     def open_put(self, ids: I64) -> int:
@@ -103,7 +103,7 @@ class GatherCopier:
 
     def start(self, items: Sequence[CopyItem]) -> "Future[list[CopyOutcome]]":
         """Begin copying `items`; outcomes come in their order, with the checksums of what landed."""
-        batch = _Batch(items)
+        batch = _GatherBatch(items)
         puts = set(batch.numbers.tolist())
         if self.is_closed or not puts <= self._puts.keys():
             batch.end_all(Cause.SOURCE_GONE)
@@ -120,7 +120,7 @@ class GatherCopier:
 
     # ---------------------------------------------------------------------------- the enqueuer's thread
 
-    def _enqueue(self, batch: _Batch) -> None:
+    def _enqueue(self, batch: _GatherBatch) -> None:
         """Give the stream the copies of a batch, and ask to be told when they have landed."""
         is_under_way = False
         try:
@@ -144,7 +144,7 @@ class GatherCopier:
                 batch.end_all(Cause.IO_ERROR)
         return None
 
-    def _pieces(self, batch: _Batch) -> Pieces:
+    def _pieces(self, batch: _GatherBatch) -> CopyPieces:
         """Return the copies of a batch. Raises CopyError."""
         targets = self._slots(batch.targets)
         blocks = batch.offsets // self._pages.table.geometry.block_bytes
@@ -158,7 +158,7 @@ class GatherCopier:
                 ids[rows] = of_put[blocks[rows]]
         return self._pages.gather(batch.groups, targets, ids)
 
-    def _broke(self, batch: _Batch, error: DeviceError, may_write: bool) -> None:
+    def _broke(self, batch: _GatherBatch, error: DeviceError, may_write: bool) -> None:
         """The device failed. Keep the slots where it may still write them."""
         self._on_trouble(error)
         if may_write and error.fault is not DeviceFault.LOST:
@@ -166,7 +166,7 @@ class GatherCopier:
         else:
             batch.end_all(Cause.SOURCE_GONE)
 
-    def _landed(self, batch: _Batch, event: Event, error: DeviceError | None) -> None:
+    def _landed(self, batch: _GatherBatch, event: Event, error: DeviceError | None) -> None:
         """On a thread of the device's: hand what landed to the hashers."""
         if error is not None:
             return self._broke(batch, error, may_write=True)
@@ -177,7 +177,7 @@ class GatherCopier:
             batch.end_all(Cause.TIER_OFFLINE)
         return None
 
-    def _hash(self, batch: _Batch) -> None:
+    def _hash(self, batch: _GatherBatch) -> None:
         """Take the checksum of every slot, which nothing else reads or writes yet."""
         try:
             views = map(self._memory.view, batch.places, batch.lengths)

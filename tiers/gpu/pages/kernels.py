@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 
 from ..device import launching
-from ..device.contract import Addresses, Device, DeviceError, DeviceFault, Event, Pieces, Stream
+from ..device.contract import Addresses, CopyPieces, Device, DeviceError, DeviceFault, Event, Stream
 from ..device.own_events import OwnEvents
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ MEASURED_PIECES = 4096
 SIZES = (256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10)
 
 
-class Launch(Protocol):
+class PieceLaunch(Protocol):
     """Starts the kernel: on `stream`, with device addresses of its three columns."""
 
     def __call__(self, stream: Stream, sources: int, targets: int, lengths: int, num_pieces: int) -> None:
@@ -76,7 +76,7 @@ class Launch(Protocol):
 
 
 @dataclass(slots=True)
-class _Slab:
+class _ColumnSlab:
     """Columns of one launch, which must not change before it is done."""
 
     columns: Addresses  # (3, SLAB_PIECES)
@@ -91,28 +91,28 @@ class PieceKernel:
     waiting is what this thread must not do. Raises DeviceError when memory cannot be pinned.
     """
 
-    def __init__(self, device: Device, launch: Launch, slab_pieces: int = SLAB_PIECES) -> None:
+    def __init__(self, device: Device, launch: PieceLaunch, slab_pieces: int = SLAB_PIECES) -> None:
         self._device = device
         self._launch = launch
         self._slab_pieces = slab_pieces
         memory = np.zeros((NUM_SLABS, 3, slab_pieces), np.uint64)
         self._address = device.register_host(memory.data.cast("B"), is_read_only=False)
         step = memory.strides[0]
-        self._slabs = [_Slab(memory[i], self._address + i * step) for i in range(NUM_SLABS)]
+        self._slabs = [_ColumnSlab(memory[i], self._address + i * step) for i in range(NUM_SLABS)]
         self._events = OwnEvents(device)
 
-    def copy(self, stream: Stream, pieces: Pieces) -> None:
+    def copy(self, stream: Stream, pieces: CopyPieces) -> None:
         """Enqueue `pieces`, in parts as large as a slab. Raises DeviceError."""
         for start in range(0, len(pieces.lengths), self._slab_pieces):
             here = slice(start, start + self._slab_pieces)
-            part = Pieces(pieces.sources[here], pieces.targets[here], pieces.lengths[here])
+            part = CopyPieces(pieces.sources[here], pieces.targets[here], pieces.lengths[here])
             slab = next((slab for slab in self._slabs if slab.event is None or slab.event.is_done()), None)
             if slab is None:
                 stream.copy(part)
             else:
                 self._copy_part(stream, part, slab)
 
-    def _copy_part(self, stream: Stream, part: Pieces, slab: _Slab) -> None:
+    def _copy_part(self, stream: Stream, part: CopyPieces, slab: _ColumnSlab) -> None:
         if slab.event is None:
             slab.event = self._events.take()
         num_pieces = len(part.lengths)
@@ -152,7 +152,7 @@ class PieceCopier:
         self.kernel = kernel
         self.kernel_below_bytes = dict(kernel_below_bytes or {})
 
-    def copy(self, stream: Stream, pieces: Pieces, way: Way) -> None:
+    def copy(self, stream: Stream, pieces: CopyPieces, way: Way) -> None:
         """Enqueue `pieces`, which all go one way, on `stream`. Raises DeviceError."""
         num_pieces = len(pieces.lengths)
         below_bytes = self.kernel_below_bytes.get(way, 0)
@@ -186,7 +186,7 @@ def crossover(
     return 2 * max(slower) if slower else 0
 
 
-def measured(device: Device, launch: Launch | None) -> PieceCopier:
+def measured(device: Device, launch: PieceLaunch | None) -> PieceCopier:
     """Return the copier for `device`, batch and kernel timed on each Way. Takes a part of a second, without
     waiting for anything but the device. Where that fails: batches only."""
     if launch is None:
@@ -243,12 +243,12 @@ class _Timer:
     stream: Stream
     event: Event
 
-    def time_s(self, copy: Callable[[Pieces], None], source: int, target: int, size: int) -> float:
+    def time_s(self, copy: Callable[[CopyPieces], None], source: int, target: int, size: int) -> float:
         """Return what `copy` takes for pieces of `size` bytes, MEASURED_BYTES or MEASURED_PIECES of them.
         Raises DeviceError."""
         num_pieces = min(MEASURED_PIECES, MEASURED_BYTES // size)
         offsets = np.arange(num_pieces, dtype=np.uint64) * np.uint64(size)
-        pieces = Pieces(
+        pieces = CopyPieces(
             np.uint64(source) + offsets, np.uint64(target) + offsets, np.full(num_pieces, size, np.int64)
         )
         began_at = time.perf_counter()
@@ -259,7 +259,7 @@ class _Timer:
         return time.perf_counter() - began_at
 
 
-def load(device: Device) -> Launch | None:
+def load(device: Device) -> PieceLaunch | None:
     """Return what launches the kernel on `device`; None where that is not possible, with the reason in the
     log. Compiles it. Never ran on a GPU."""
     if not hasattr(device, "enter"):  # not CUDA

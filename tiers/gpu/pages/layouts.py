@@ -10,7 +10,7 @@ names here would have to be kept in step with every release of every runtime.
 
 Strides come from another process. They are compared as Python integers, which do not overflow, with what the
 client says it has allocated, before anything is opened: a copy outside of an allocation would not fail, it
-would break the device's context, and with it everybody's.
+would break the device's context for all clients.
 """
 
 from collections.abc import Sequence
@@ -128,7 +128,7 @@ def check_layout(layout: PageLayout, geometry: Geometry, allocation_bytes: Seque
 
 
 def page_table(layout: PageLayout, geometry: Geometry, addresses: Sequence[int]) -> PageTable:
-    """Return the table of a checked layout whose allocations are mapped at `addresses`."""
+    """Return the table of a checked layout, with its allocations mapped at `addresses`."""
     bases = np.zeros((geometry.num_layers, geometry.num_planes), np.int64)
     for tensor in layout.tensors:
         start = addresses[tensor.allocation] + tensor.offset

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...memory.places import I64
-from ..device.contract import Addresses, Pieces
+from ..device.contract import Addresses, CopyPieces
 from .layouts import PageTable
 
 
@@ -29,7 +29,7 @@ class Template(NamedTuple):
 
 
 class _Stack(NamedTuple):
-    """The templates of all layer groups whose fragments have equally many pieces."""
+    """The templates of all layer groups with equally many pieces per fragment."""
 
     rows: I64  # (groups,) where a group's template is in `templates`, -1 where it is not
     templates: Template  # (groups of the stack, pieces)
@@ -44,7 +44,7 @@ class PageIdError(ValueError):
     """A page does not exist, or stands twice where it is written."""
 
 
-class Pages:
+class RegisteredPages:
     """A runtime's pages, ready to be copied to and from. Templates are made when first needed."""
 
     def __init__(self, table: PageTable) -> None:
@@ -74,16 +74,16 @@ class Pages:
             self._templates[group] = make_template(self.table, group)
         return self._templates[group]
 
-    def scatter(self, groups: int | I64, fragments: Addresses, ids: I64) -> Pieces:
+    def scatter(self, groups: int | I64, fragments: Addresses, ids: I64) -> CopyPieces:
         """Return the copies of fragments into pages; row i of `ids` is where fragment i goes. `groups`: the
         layer group of all fragments, or of each, (n,)."""
         pages, parts, lengths = self._match(groups, fragments, ids)
-        return Pieces(parts, pages, lengths)
+        return CopyPieces(parts, pages, lengths)
 
-    def gather(self, groups: int | I64, fragments: Addresses, ids: I64) -> Pieces:
+    def gather(self, groups: int | I64, fragments: Addresses, ids: I64) -> CopyPieces:
         """Return the copies of pages into fragments: undoes `scatter`."""
         pages, parts, lengths = self._match(groups, fragments, ids)
-        return Pieces(pages, parts, lengths)
+        return CopyPieces(pages, parts, lengths)
 
     def _match(self, groups: int | I64, fragments: Addresses, ids: I64) -> tuple[Addresses, Addresses, I64]:
         """Return addresses in pages and in fragments, and lengths, of all pieces, neighbours merged."""
