@@ -4,7 +4,7 @@ The sources are overlaid into one tree of plain values before the model sees it,
 the name of its source (`policy.yaml:7`, `KVTIER_LEASES__TTL`, `--set leases.ttl`). pydantic-settings was
 rejected: it overlays the sources, but does not keep where a value came from, which errors have to name.
 
-Only variables whose first word is a setting are read (`KVTIER_TIERS__DRAM__CAPACITY`, two underscores
+Only variables with a setting as first word are read (`KVTIER_TIERS__DRAM__CAPACITY`, two underscores
 between keys). Kubernetes injects `KVTIER_PORT`, `KVTIER_SERVICE_HOST` and such into every pod that sits
 beside a Service named kvtier; refusing those would break correct installations.
 """
@@ -212,7 +212,7 @@ def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
     keys (tenants). Raises KeyError."""
     keys = iter(path)
     for key in keys:
-        if isinstance(key, int):  # one of a list, whose model is known already
+        if isinstance(key, int):  # an index; the model of the list's items is known already
             continue
         annotation = _fields(model)[str(key)].annotation
         if typing.get_origin(annotation) is list:

@@ -29,7 +29,7 @@ from ...tiers.memory.index import Indexes
 from ...tiers.memory.memfd import SharedMemoryError
 from ...tiers.memory.slots import SlotPool
 from ...v1.shm import MIN_SLOT_BYTES
-from ..appliance import TierBackends
+from ..backends import TierBackends
 from ..compression.profiles import Profiles, read_profiles
 from ..config import EncryptionSettings, NvmeTier, Settings, Switch
 from ..errors import StartError

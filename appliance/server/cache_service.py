@@ -382,6 +382,7 @@ class CacheService:
         return caller.domain
 
     def chain(self, packed: bytes) -> list[bytes]:
+        """Return the prefix hashes of a request. Raises CallerError beyond the limit."""
         return checks.chain(packed, self.options.max_blocks_per_request)
 
     def _lease_ids(self, lease_ids: Sequence[int]) -> list[int]:

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance, TierBackends
+from kvtier.appliance.appliance import TURNS_TO_ANSWER, Appliance
+from kvtier.appliance.backends import TierBackends
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.event_log import EventLog
 from kvtier.appliance.transfer.lanes import Edge, Route
