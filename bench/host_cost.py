@@ -45,7 +45,7 @@ from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
 from kvtier.tiers.base import CopyItem, MemoryEngine
 from kvtier.tiers.block import FragmentLabel, Geometry, Tier
 from kvtier.tiers.gpu.device.own_events import OwnEvents
-from kvtier.tiers.gpu.pages.gather import GatherCopier
+from kvtier.tiers.gpu.pages.gather import GatherCopier, GatherStream
 from kvtier.tiers.gpu.pages.kernels import PieceCopier
 from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
 from kvtier.tiers.gpu.pages.pages import RegisteredPages
@@ -101,13 +101,10 @@ def put_rows(total_mib: int, rounds: int) -> list[dict[str, Any]]:
     threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
     gather = GatherCopier(
         pages,
-        rig.device,
-        stream,
-        PieceCopier(),
+        GatherStream(rig.device, stream, PieceCopier(), events),
         cast(MemoryEngine, _NotHashed()),
         rig.hot.pinned.addresses_of,
         *threads,
-        events,
         lambda problem: None,
     )
     places = rig.room.reserve_many(0, [length], num_blocks * LAYERS)

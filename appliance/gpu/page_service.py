@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from ...tiers.gpu.device.contract import Device, DeviceError, Event
 from ...tiers.gpu.device.own_events import OwnEvents
-from ...tiers.gpu.pages.gather import AddressesOf, GatherCopier
+from ...tiers.gpu.pages.gather import AddressesOf, GatherCopier, GatherStream
 from ...tiers.gpu.pages.kernels import PieceCopier, load, measured
 from ...tiers.gpu.pages.layouts import LayoutError, check_layout
 from ...tiers.gpu.pages.pages import PageIdError
@@ -174,14 +174,11 @@ class DirectPath:
         dram = self._service.memory(Tier.DRAM)
         gather = GatherCopier(
             mapping.pages,
-            lane.device,
-            mapping.saves,
-            copier,
+            GatherStream(lane.device, mapping.saves, copier, own_events),
             dram,
             lane.slots[Tier.DRAM],
             lane.enqueuer,
             self._hashers,
-            own_events,
             self._on_trouble,
         )
         try:

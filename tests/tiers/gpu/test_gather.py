@@ -12,7 +12,7 @@ from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
 from kvtier.tiers.block import Geometry
 from kvtier.tiers.gpu.device.contract import DeviceError
 from kvtier.tiers.gpu.device.own_events import OwnEvents
-from kvtier.tiers.gpu.pages.gather import GatherCopier
+from kvtier.tiers.gpu.pages.gather import GatherCopier, GatherStream
 from kvtier.tiers.gpu.pages.kernels import PieceCopier
 from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
 from kvtier.tiers.gpu.pages.pages import RegisteredPages
@@ -78,14 +78,11 @@ def make_scene(hashers: Executor | None = None) -> Scene:
     troubles: list[DeviceError] = []
     gather = GatherCopier(
         RegisteredPages(page_table(layout, GEOMETRY, [memory.address])),
-        device,
-        stream,
-        PieceCopier(),
+        GatherStream(device, stream, PieceCopier(), OwnEvents(device)),
         hot.warm,
         hot.pinned.addresses_of,
         Inline(),
         hashers or Inline(),
-        OwnEvents(device),
         troubles.append,
     )
     return Scene(hot, gather, pages, troubles)

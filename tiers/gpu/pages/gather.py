@@ -18,6 +18,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import count
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,35 +56,38 @@ class _GatherBatch:
         self.future.set_result([CopyOutcome(cause)] * len(self.places))
 
 
+class GatherStream(NamedTuple):
+    """One stream of a device, with the copier and the events of its work."""
+
+    device: Device
+    stream: Stream
+    copier: PieceCopier
+    events: OwnEvents
+
+
 class GatherCopier:
     """Puts of one registration, in the order of their batches on one stream.
 
-    `enqueuer` is the one thread that gives this stream work; `hashers` are shared. `slots` returns the
-    device's addresses of places in `memory`. `on_trouble` hears of a broken device, on any thread.
+    `enqueuer` is the one thread that gives the stream of `saves` work; `hashers` are shared. `slots` returns
+    the device's addresses of places in `memory`. `on_trouble` hears of a broken device, on any thread.
     """
 
     def __init__(
         self,
         pages: RegisteredPages,
-        device: Device,
-        stream: Stream,
-        copier: PieceCopier,
+        saves: GatherStream,
         memory: MemoryEngine,
         slots: AddressesOf,
         enqueuer: Executor,
         hashers: Executor,
-        events: OwnEvents,
         on_trouble: Callable[[DeviceError], None],
     ) -> None:
         self._pages = pages
-        self._device = device
-        self._stream = stream
-        self._copier = copier
+        self._device, self._stream, self._copier, self._events = saves
         self._memory = memory
         self._slots = slots
         self._enqueuer = enqueuer
         self._hashers = hashers
-        self._events = events
         self._on_trouble = on_trouble
         self._puts: dict[int, I64] = {}
         self._numbers = count(1)
