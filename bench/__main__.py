@@ -112,7 +112,7 @@ def _with_what_starts(
 
 
 def _transfers(args: argparse.Namespace, names: list[str]) -> Part:
-    """Sections get, put and lookup share their running stores."""
+    """Run sections get, put and lookup, which share their running stores."""
     wanted = [section for section in ("get", "put", "lookup") if section in args.sections]
     if not wanted:
         return

@@ -64,7 +64,7 @@ class FloodRow:
 
 
 def run_lookup(seats: list[Seat], effort: Effort) -> list[LookupRow]:
-    """One client, `KEYS_A_CALL` keys a call, interleaved like the transfers. memcpy has no part in it."""
+    """Measure lookups of one client, `KEYS_A_CALL` keys a call, interleaved like the transfers."""
     seats = [seat for seat in seats if seat.name != "memcpy"]
     counts: dict[tuple[str, int], int] = {}
     rounds: dict[tuple[str, int], list[list[int]]] = {}
@@ -95,7 +95,7 @@ def run_lookup(seats: list[Seat], effort: Effort) -> list[LookupRow]:
 
 
 def run_pressure(names: list[str], peers: Path, objects: int, seconds: float) -> list[PressureRow]:
-    """For each store: fill a pool with `objects` fragments, then look up while a second process floods it."""
+    """Measure lookups under pressure: fill pools with `objects` fragments, look up while they are flooded."""
     rows = []
     for name in names:
         if name == "memcpy":
@@ -125,7 +125,7 @@ def run_pressure(names: list[str], peers: Path, objects: int, seconds: float) ->
 
 
 def run_flood(names: list[str], peers: Path, puts: int, seconds: float) -> list[FloodRow]:
-    """For each store: `puts` fragments of 2 MiB back to back into 256 MiB, then count what is there."""
+    """Measure a flood: `puts` fragments of 2 MiB back to back into 256 MiB, then count what is there."""
     rows = []
     for name in names:
         if name == "memcpy":

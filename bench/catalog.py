@@ -43,7 +43,7 @@ class CatalogRig:
         self.do(ev.NamespaceRegistered(1, NamespaceIdentity(b"m" * 16, GEOMETRY)))
 
     def do(self, event: ev.Event) -> list[ev.Instruction]:
-        """Hand over one event; carry out copies; remember the longest time the planner took."""
+        """Run one event and its copies; record the longest time the planner took."""
         self.now += 1e-4
         began_at = time.perf_counter()
         instructions = self.planner.handle(event, self.now)
@@ -60,7 +60,7 @@ class CatalogRig:
         self.do(ev.CommitRequested(1, 1, "", 0, [(0, GEOMETRY.block_bytes)] * len(hashes), reserve))
 
     def acquire(self, hashes: list[bytes]) -> None:
-        """Acquire and release one chain."""
+        """Run an acquire and a release of one chain."""
         lease_id = 0
         for instruction in self.do(ev.AcquireRequested(2, 1, "", 1, hashes)):
             if isinstance(instruction, ev.Reply) and isinstance(instruction.result, ev.AcquireResult):
@@ -75,7 +75,7 @@ def chains(num_blocks: int, seed: str) -> Iterator[list[bytes]]:
 
 
 def measure(name: str, rig: CatalogRig, work: "list[list[bytes]]", act: str) -> list[str]:
-    """Time `act` over all chains; return a row of the table."""
+    """Return a row of the table: the time of `act` over all chains."""
     rig.longest_s = 0.0
     spent_s = 0.0
     for hashes in work:

@@ -108,7 +108,7 @@ def makers() -> dict[str, Callable[[], Codec]]:
 
 
 def main() -> None:
-    """Fuzz all codecs in turn."""
+    """Run the fuzzer on all codecs in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--records", type=int, default=1_000_000, help="damaged records, over all codecs")
     parser.add_argument("--seed", type=int, default=1)

@@ -89,7 +89,7 @@ def filled(directory: Path, block: int, total: int, batch: int, threads: int) ->
 
 
 def empty(state: Filled) -> None:
-    """Free every segment, as reclaiming would."""
+    """Release every segment, as reclaiming would."""
     for place, label in zip(state.places, state.labels, strict=True):
         state.room.release(place, label.raw_length)
     state.room.close_open_segments()

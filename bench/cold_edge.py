@@ -110,7 +110,7 @@ class ColdEdgeRig:
         return items
 
     def load(self, items: list[CopyItem]) -> float:
-        """Bring all up; return the seconds, the best of ROUNDS. What does not have the checksum of its record
+        """Return the seconds to load all records, the best of ROUNDS. A checksum that is not its record's
         is an error."""
         best_s = float("inf")
         for _ in range(ROUNDS):

@@ -128,7 +128,7 @@ class Loop:
         self._ended = threading.Event()
 
     def run(self, num_drains: int) -> DrainOutcome:
-        """Drain so often; return what was seen."""
+        """Return what was seen in so many drains."""
         target, outcome = self._daemon.target, self.outcome
         self._daemon.start()
         runtimes = [
@@ -157,7 +157,7 @@ class Loop:
         return outcome
 
     def _drain(self, number: int) -> None:
-        """Acknowledge a witness, hold a lease, drain, read the lease, start again, look for the witness."""
+        """Run one drain: put a witness block, hold a lease, drain, read the lease, restart, look for the block."""
         target, failures = self._daemon.target, self.outcome.failures
         threading.Event().wait(self._dice.random() * 0.2)  # somewhere in the middle of the load
         names, data = chain(NUM_CHAINS + number % 20)  # twenty witnesses in turn
@@ -196,7 +196,7 @@ class Loop:
             self.outcome.failures.append(f"drain {number}: exit status {status}")
 
     def _read_lease(self, number: int, fragments: list[Any], data: Any) -> None:
-        """What was mapped is readable when the daemon is gone: the memory lives as long as its readers."""
+        """Read mapped memory after the daemon's end: it lives as long as its readers."""
         offsets = Counter[int]()
         try:
             for fragment in sorted(fragments, key=lambda one: (one.block, one.group)):

@@ -143,7 +143,7 @@ class _NotHashed:
     """Memory of which every slot has no bytes."""
 
     def view(self, place: int, length: int) -> bytes:
-        """See MemoryEngine.view."""
+        """Return a view, as MemoryEngine.view does."""
         return b""
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def _field(path: str, name: str) -> str:
-    """Value of the first `name: value` line in a /proc file; empty when there is none."""
+    """Return the value of the first `name: value` line in a /proc file; empty when there is none."""
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
@@ -29,7 +29,7 @@ def _shared_cache() -> str:
 
 
 def _commit() -> str:
-    """Commit of the checkout, with `+` when there are changes; empty outside of one."""
+    """Return the commit of the checkout, with `+` when there are changes; empty outside of one."""
     try:
         command = ["git", "describe", "--always", "--dirty=+", "--abbrev=10"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -38,7 +38,7 @@ def _commit() -> str:
 
 
 def _version() -> str:
-    """The installed version; what runs from a checkout, as on a lent machine, has its commit only."""
+    """Return the installed version; a checkout that is not installed has its commit only."""
     try:
         return version("kvtier")
     except PackageNotFoundError:

@@ -41,11 +41,11 @@ class Kit(Protocol):
         ...
 
     def is_same(self, ids: Sequence[int]) -> bool:
-        """Whether pages `ids` hold what the first ones do."""
+        """Return whether pages `ids` hold what the first ones do."""
         ...
 
     def wait(self, event: Any) -> None:
-        """Block until an event of the daemon's has happened."""
+        """Wait until an event of the daemon has happened."""
         ...
 
     def copy_s(self, num_blocks: int) -> float:
@@ -189,7 +189,7 @@ class PageRuntime:
         return {"num_stored": report.num_stored, "seconds": time.perf_counter() - began_at}
 
     def get(self, rounds: int) -> dict[str, Any]:
-        """Fetch the chain `rounds` times, all layers at once; compare the last."""
+        """Get the chain `rounds` times, all layers at once; compare the last."""
         seconds = []
         cpu_began_at = time.process_time()
         for _ in range(rounds):
@@ -201,7 +201,7 @@ class PageRuntime:
         return {"num_loaded": report.num_loaded, "is_same": is_same, "seconds": seconds, "cpu_s": cpu_s}
 
     def layers(self) -> dict[str, Any]:
-        """Fetch the chain once, layer group after layer group; say when each was there."""
+        """Get the chain once, layer group after layer group; return when each had arrived."""
         seconds = []
         began_at = time.perf_counter()
         with self.pages.begin_get(self.namespace, self.chain, self.ids, load_anyway=True) as delivery:

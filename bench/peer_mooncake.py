@@ -34,7 +34,7 @@ Names = list[str]
 
 
 def binary(name: str) -> str:
-    """A program of the wheel, made executable: pip drops the mode bits of package data."""
+    """Return a program of the wheel, made executable: pip drops the mode bits of package data."""
     path = Path(str(importlib.import_module("mooncake").__path__[0])) / name
     path.chmod(0o755)
     return str(path)
@@ -151,7 +151,7 @@ class Mooncake(Adapter):
             process.stop()
 
     def _disk(self, path: Path) -> dict[str, str]:
-        """Settings of its SSD offload: bucket files through io_uring, small buckets, a beat a second."""
+        """Return settings of SSD offload: bucket files through io_uring, small buckets, a beat a second."""
         path.mkdir()
         settings = {
             "FILE_STORAGE_PATH": str(path),

@@ -92,12 +92,12 @@ RECIPES = {
 
 
 def python_of(directory: Path, name: str) -> Path:
-    """The interpreter of peer `name`'s environment below `directory`; it may not exist."""
+    """Return the interpreter of peer `name`'s environment below `directory`; it may not exist."""
     return directory / name / "bin" / "python"
 
 
 def is_installed(directory: Path, name: str) -> bool:
-    """True once `install` has finished for this recipe's version (an interrupted one does not count)."""
+    """Return whether `install` has finished for this recipe's version."""
     stamp = directory / name / "kvtier-recipe"
     has_interpreter = python_of(directory, name).exists()  # its link breaks when the system's Python changes
     return has_interpreter and stamp.exists() and stamp.read_text() == RECIPES[name].version
@@ -116,13 +116,13 @@ def install(directory: Path, name: str) -> None:
 
 
 def install_line(names: list[str], directory: Path) -> str:
-    """The command a reader types to get the missing peers."""
+    """Return the command that installs the missing peers."""
     where = "" if directory == DEFAULT_DIR else f" --peers {directory}"
     return f"python -m bench.peers install {' '.join(names)}{where}"
 
 
 def debian_line(name: str) -> str:
-    """The command that installs the system libraries of peer `name`; empty when it needs none."""
+    """Return the command that installs the system libraries of peer `name`; empty when it needs none."""
     packages = RECIPES[name].debian
     return f"apt-get install {' '.join(packages)}" if packages else ""
 

@@ -120,7 +120,7 @@ class PolicyRig:
         self.policy.offer(rows[-1:], self.now)
 
     def use(self) -> None:
-        """Use a chain, and offer its tail again, as the planner does when the request ends."""
+        """Report a use of a chain, and offer its tail again, as the planner does when the request ends."""
         any_row = self.facts.rng.randrange(len(self.facts.parent))
         rows = self.facts.chain(any_row - any_row % self.facts.length)
         self.now += 1e-3
@@ -162,7 +162,7 @@ class PolicyRig:
         self.num_evicted += len(rows)
 
     def run(self, num_evictions: int, *, each: bool) -> None:
-        """Evict, store and use; time the evictions together, or `each` by itself for the longest."""
+        """Run evictions, stores and uses; time evictions together, or `each` by itself for the longest."""
         for _ in range(-(-num_evictions // BATCH)):
             for _ in range(BATCH // 4):
                 self.use()

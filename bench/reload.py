@@ -72,7 +72,7 @@ class PolicyFolder:
         self._number = 0
 
     def write(self, text: str) -> None:
-        """Exchange the content in one step."""
+        """Write the content by an atomic exchange of a symbolic link."""
         self._number += 1
         version = self.folder / f"..{self._number}"
         version.mkdir()
@@ -192,7 +192,7 @@ class ReloadOutcome:
 
     @property
     def failures(self) -> list[str]:
-        """Everything that must not have been."""
+        """Return everything that went wrong."""
         return [*self.unexpected, *self.leaks, *(f for tally in self.tallies for f in tally.failures)]
 
 
@@ -282,7 +282,7 @@ def _overlay(chosen: dict[str, Any], wrong: dict[str, Any]) -> None:
 
 
 def leaks(stub: AdminServiceStub, folder: Path, target: str, daemon: Daemon) -> list[str]:
-    """Shrink everything, wait until it is done, and return what is there and should not be."""
+    """Return leaks: what is left after the smallest policy came into force and is done."""
     text = yaml.safe_dump(policy(folder, target, SMALLEST))
     stub.ApplyPolicy(admin_pb2.ApplyPolicyRequest(yaml=text, name="smallest.yaml"), timeout=60)
     deadline_at = time.monotonic() + SETTLE_S

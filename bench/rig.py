@@ -87,7 +87,7 @@ def is_peer(name: str) -> bool:
 
 
 def stores(peers: Path, wanted: list[str]) -> list[str]:
-    """The stores of `wanted` that can run here, in the order of the round."""
+    """Return the stores of `wanted` that can run here, in the order of the round."""
     return [name for name in wanted if not is_peer(name) or is_installed(peers, name)]
 
 
@@ -126,7 +126,7 @@ def seated(
 
 @contextmanager
 def second_client(seat: Seat, peers: Path) -> Iterator[Seat]:
-    """Another process connected to the same store."""
+    """Start another process connected to the same store."""
     other = Seat(seat.name, peers)
     try:
         other.call("connect", address=seat.address)

@@ -10,7 +10,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def milliseconds(nanoseconds: float) -> str:
-    """Three figures that matter: 0.0026, 0.147, 31.4."""
+    """Return milliseconds with three significant figures: 0.0026, 0.147, 31.4."""
     value = nanoseconds / 1e6
     return f"{value:.4f}" if value < 0.01 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 

@@ -136,7 +136,7 @@ def small(trace: Trace) -> Trace:
 
 
 def play(trace: Trace, policy: str, num_extents: int, seconds: float) -> Played:
-    """Play a trace against a daemon of its own, no faster than it is to last `seconds`."""
+    """Run a trace against a daemon of its own, spread over at least `seconds`."""
     choice = choice_of(policy)
     overrides = {
         "tiers.dram.capacity": f"{num_extents * EXTENT_BYTES}B",
@@ -173,7 +173,7 @@ class _Player:
         self._buffer: Bytes = np.zeros((longest, BLOCK_BYTES), np.uint8)
 
     def play(self, seconds: float) -> Played:
-        """Play it all; every block that was found is compared with what was put."""
+        """Run all requests; every block that was found is compared with what was put."""
         trace, client = self._trace, self._client
         played = Played([], [], 0, 0, 0.0)
         speedup = max(1.0, trace.duration_s / seconds) if seconds else float("inf")

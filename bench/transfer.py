@@ -80,7 +80,7 @@ def run(section: str, seats: list[Seat], effort: Effort) -> list[TransferRow]:
 
 
 def _prepare(section: str, seats: list[Seat], size: int, batch: int, effort: Effort) -> list[Contender]:
-    """Seat by seat: put what the cell needs, then find how many calls fill a round."""
+    """Put what the cell needs into each store, then find how many calls fill a round."""
     num_chains = max(1, min(FOOTPRINT_BYTES // (size * batch), MAX_OBJECTS // batch))
     contenders = []
     for seat in seats:
@@ -115,7 +115,7 @@ def _row(section: str, one: Contender, size: int, batch: int) -> TransferRow:
 
 
 def percentile(values: list[int], share: float) -> int:
-    """Nearest-rank percentile; `values` must not be empty."""
+    """Return the nearest-rank percentile; `values` must not be empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
@@ -132,7 +132,7 @@ def with_ratios(rows: list[TransferRow]) -> list[TransferRow]:
 
 
 def report(rows: list[TransferRow]) -> str:
-    """The section's table: one group of lines per cell."""
+    """Return the section's table: one group of lines per cell."""
     lines: list[list[str]] = []
     for row in rows:
         if lines and (row.store, row.form) == (rows[0].store, rows[0].form):

@@ -109,7 +109,7 @@ class Bench:
         return took_s
 
     def restart(self) -> None:
-        """Leave blocks on NVMe only."""
+        """Restart the daemon, so that blocks are on NVMe only."""
         self.daemon.stop(signal.SIGTERM)
         self.daemon.start()
 

@@ -75,7 +75,7 @@ class Process:
             )
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float = 90.0) -> None:
-        """Poll `ready`. Raises RuntimeError, with the end of the log, when the server does not make it."""
+        """Wait until `ready`. Raises RuntimeError, with the end of the log, at a timeout."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -128,7 +128,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def names(self, chain: int, num: int) -> Any:
-        """Names of the first `num` objects of chain `chain`; built outside the timed part."""
+        """Return names of the first `num` objects of chain `chain`; built outside the timed part."""
 
     @abstractmethod
     def put(self, names: Any, form: str) -> int:
@@ -136,7 +136,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def get(self, names: Any) -> int:
-        """Fetch into `dest` and return how many objects arrived."""
+        """Get into `dest`; return how many objects arrived."""
 
     @abstractmethod
     def lookup(self, names: Any) -> int:
@@ -144,18 +144,18 @@ class Adapter(ABC):
 
     @abstractmethod
     def wipe(self) -> None:
-        """Forget all that was put; the memory stays with the store."""
+        """Remove all that was put; the memory stays with the store."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Disconnect, and stop what `start` started."""
+        """Close the connection, and stop what `start` started."""
 
     def before_get(self, names: Any) -> None:
-        """What the store demands before a get and what is not charged to it; most demand nothing."""
+        """Run what the store needs before a get, which is not timed; most need nothing."""
         return
 
     def after_lookup(self, names: Any) -> None:
-        """What a lookup took and must be given back; not charged either."""
+        """Release what a lookup took; not timed either."""
         return
 
 
@@ -179,7 +179,7 @@ class Worker:
         return {}
 
     def warm(self, bytes: int) -> Answer:
-        """Touch the store's memory once: the first touch of fresh memory is ten times slower than a copy."""
+        """Write the store's memory once: the first touch of fresh memory is ten times slower than a copy."""
         self._select(32 * MIB, 1)
         for _ in range(bytes // (32 * MIB)):
             self._put(self._new_chain(), 1, "staging")
@@ -187,7 +187,7 @@ class Worker:
         return {}
 
     def prepare(self, size: int, batch: int, chains: int) -> Answer:
-        """Forget everything, then put `chains` chains of `batch` objects and wait until all can be read."""
+        """Remove everything, then put `chains` chains of `batch` objects and wait until all can be read."""
         self.adapter.wipe()
         self._select(size, batch)
         self.chains = [self._new_chain() for _ in range(chains)]
@@ -228,7 +228,7 @@ class Worker:
         return {"ns": latencies}
 
     def lookup(self, count: int, keys: int) -> Answer:
-        """Look `keys` objects of a prepared chain up, `count` times."""
+        """Run `count` lookups of `keys` objects of a prepared chain."""
         names = [self.adapter.names(chain, keys) for chain in self.chains]
         latencies: list[int] = []
         for i in range(count):
@@ -242,7 +242,7 @@ class Worker:
         return {"ns": latencies}
 
     def probe(self, seconds: float, keys: int) -> Answer:
-        """Look up chains for `seconds`, whatever the answer: what matters is how long it takes."""
+        """Run lookups of chains for `seconds`; only their times matter, not their answers."""
         names = [self.adapter.names(chain, keys) for chain in (self.chains or [1])]
         latencies: list[int] = []
         deadline = time.perf_counter() + seconds
@@ -279,7 +279,7 @@ class Worker:
         return {"put": num_put, "acknowledged": len(acknowledged), "seconds": elapsed_s, "ns": latencies}
 
     def present(self) -> Answer:
-        """Of the chains the last flood saw acknowledged, count those that are still there."""
+        """Count the chains that the last flood saw acknowledged and that are still there."""
         num_present = 0
         for chain in self.chains:
             names = self.adapter.names(chain, self.batch)
@@ -342,12 +342,12 @@ class Worker:
 
 
 def work_directory() -> tempfile.TemporaryDirectory[str]:
-    """Where a store keeps its logs and sockets; gone when the worker ends."""
+    """Return a folder for a store's logs and sockets, removed when the worker ends."""
     return tempfile.TemporaryDirectory(prefix="kvtier-bench-", ignore_cleanup_errors=True)
 
 
 def serve(adapter: Adapter) -> None:
-    """Answer requests until stdin closes, then stop the store. Errors travel to the parent as text."""
+    """Serve requests until stdin closes, then stop the store. Errors travel to the parent as text."""
     answers = quiet_stdout()
     worker = Worker(adapter)
     try:

@@ -69,7 +69,7 @@ class SchedulerSide:
         request.leases.clear()
 
     def finished(self, request: Request, back_in_s: float | None = None, *, is_last: bool = False) -> None:
-        """Tell what comes next: nothing more of this conversation, or its next turn in `back_in_s`."""
+        """Report the end of a request: of the conversation, or with its next turn in `back_in_s`."""
         self.loaded(request)
         urgency = Urgency.ENDED if is_last else Urgency.WAITING
         self.guard.ask("finished", lambda: self._client.session(request.session, urgency, None, back_in_s))

@@ -115,7 +115,7 @@ class Demo:
         return cache.reuse.num_tokens
 
     def answer_without(self, tokens: list[int]) -> tuple[float, "Generation"]:
-        """Answer as if there were no kvtier; return the seconds to the first token, and the answer.
+        """Compute an answer without kvtier; return the seconds to the first token, and the answer.
 
         Measured once more when the process hardly ran meanwhile (a suspended laptop, a paused virtual
         machine): it only computes here, and the gain would be a fairy tale.
@@ -130,7 +130,7 @@ class Demo:
         return without_s, self.model.decode(logits, cache, NUM_ANSWER_TOKENS)
 
     def talk(self, readers: list[DemoReader]) -> int:
-        """One question of each reader in turn; return how many tokens were reused.
+        """Run one question of each reader in turn; return how many tokens were reused.
 
         After the first answer the text that all share is pinned in the hot tier; a pin lasts as long as
         the daemon.
@@ -167,7 +167,7 @@ def main() -> int:
 
 
 def play(screen: Screen, daemon: ExampleDaemon, client: Client, began_at: float) -> int:
-    """Tell the story; return the exit code."""
+    """Run the demonstration; return the exit code."""
     num_threads = min(2, os.cpu_count() or 1)
     screen.say("kvtier demo: the past of a language model, kept in tiers", "bold")
     with screen.busy("starting the daemon, importing torch, building the model"):
@@ -208,7 +208,7 @@ def play(screen: Screen, daemon: ExampleDaemon, client: Client, began_at: float)
 
 
 def introduce(screen: Screen, demo: Demo, ready_s: float) -> None:
-    """Say what stands on the stage."""
+    """Print the setup of the demonstration."""
     layers, store = demo.model.config.num_hidden_layers, demo.store
     screen.say(
         f"model    Llama, {demo.model.num_parameters / 1e6:.0f} M parameters from a seed, untrained: "

@@ -26,7 +26,7 @@ class Generation:
     logits: torch.Tensor
 
     def equals(self, other: "Generation") -> bool:
-        """Whether tokens and logits are the same, bit for bit."""
+        """Return whether tokens and logits are the same, bit for bit."""
         return self.tokens == other.tokens and torch.equal(self.logits, other.logits)
 
 

@@ -87,5 +87,5 @@ def allocate(
 
 
 def total_loss(allocated: Mapping[UnitT, CoderChoice[CodingT]]) -> float:
-    """Predicted loss: that of the units, added up."""
+    """Return the predicted loss: the sum over units."""
     return sum(choice.loss for choice in allocated.values())

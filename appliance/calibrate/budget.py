@@ -21,12 +21,12 @@ class Budget:
 
     @property
     def loss(self) -> float:
-        """The Kullback-Leibler divergence to begin with, nats a token: for a model that is right on average,
-        the logarithm of perplexity rises by as much."""
+        """Return the Kullback-Leibler divergence to begin with, nats a token: for a model that is right on
+        average, the logarithm of perplexity rises by as much."""
         return math.log1p(self.amount) if self.kind == "ppl" else self.amount
 
     def is_kept(self, ppl_increase: float, kl: float) -> bool:
-        """Whether what was measured is within it. A ratio is kept by construction."""
+        """Return whether what was measured is within it. A ratio is kept by construction."""
         if self.kind == "ppl":
             return ppl_increase <= self.amount
         return self.kind == "ratio" or kl <= self.amount

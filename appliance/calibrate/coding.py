@@ -33,7 +33,7 @@ class Unit(NamedTuple):
 
     @property
     def heads(self) -> slice:
-        """Its heads, for indexing."""
+        """Return the unit's heads, as an index."""
         return slice(self.first_head, self.first_head + self.num_heads)
 
     def __str__(self) -> str:

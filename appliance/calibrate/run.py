@@ -55,7 +55,9 @@ class CalibrationOutcome:
 
 
 def calibrate(loaded: LoadedModel, wish: Wish, state_path: Path, show: Show) -> CalibrationOutcome:
-    """Measure, allocate, check. Raises Unsuited, StateError, NotKept, and OSError."""
+    """Return a profile within the wish's budget, measured and checked.
+
+    Raises Unsuited, StateError, NotKept and OSError."""
     cut = wish.cut
     if cut.prefix_tokens % wish.block_tokens or cut.num_rows < 2 or cut.asked_tokens < 2:
         raise Unsuited(

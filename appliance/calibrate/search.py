@@ -50,12 +50,12 @@ class Checked:
 
     @property
     def ratio(self) -> float:
-        """Raw bytes over stored bytes."""
+        """Return raw bytes over stored bytes."""
         return 16 / self.stored_bits
 
 
 def check(model: CodedModel, text: Subject, allocated: Mapping[Unit, CoderChoice[Coding]]) -> Checked:
-    """Code the whole past of `text` that way, and ask for the answers."""
+    """Return the quality of a profile on `text`: its whole past is coded, and the answers are compared."""
     codings = {unit: choice.coding for unit, choice in allocated.items()}
     past, stored_bits = through_codec(profile_of(model, text.past, codings), text.past, model.block_tokens)
     return Checked(allocated, text.quality_of(past), stored_bits, total_loss(allocated))

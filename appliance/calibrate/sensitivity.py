@@ -35,7 +35,7 @@ def units_of(subject: Subject, kind: Kind) -> list[Unit]:
 
 
 def num_measurements(subject: Subject, kind: Kind) -> int:
-    """How many times `measure` calls `advance`."""
+    """Return how many times `measure` calls `advance`."""
     return len(units_of(subject, kind)) * len(menu(kind))
 
 

@@ -56,7 +56,7 @@ class Measurements:
             )
 
     def keep(self, key: str, value: float) -> None:
-        """Remember a measurement, on disk when this returns."""
+        """Store a measurement; it is on disk when this returns."""
         self.known[key] = value
         self._write([key, value])
 

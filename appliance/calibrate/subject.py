@@ -48,7 +48,7 @@ class Quality:
 
     @property
     def exact_ppl(self) -> float:
-        """Perplexity after the exact past."""
+        """Return the perplexity after the exact past."""
         return math.exp(self.exact_nll)
 
 

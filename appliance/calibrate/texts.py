@@ -23,7 +23,7 @@ class Cut(NamedTuple):
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of one row."""
+        """Return the number of tokens in one row."""
         return self.prefix_tokens + self.asked_tokens
 
 

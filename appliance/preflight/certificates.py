@@ -29,7 +29,7 @@ class TlsFiles:
 
 
 def gather_tls(tls: Tls | None) -> TlsFiles | None:
-    """Look at the files; None where the settings name none."""
+    """Return what the certificate files hold; None where the settings name none."""
     if tls is None:
         return None
     paths = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}

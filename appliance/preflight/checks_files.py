@@ -19,7 +19,7 @@ SOON_S = 14 * 86_400.0  # before a certificate ends
 
 
 def check_tls(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The certificates can be read, fit together and hold today."""
+    """Check that the certificates can be read, fit together and are valid today."""
     files = facts.tls
     if files is None:
         return
@@ -47,7 +47,7 @@ def check_tls(facts: Facts, settings: Settings) -> Iterator[Check]:
 
 
 def _soon(setting: str, not_after: float | None, files: TlsFiles) -> Iterator[Check]:
-    """Say of a certificate that it ends soon, or has ended."""
+    """Return a warning for a certificate that ends soon, or has ended."""
     if not_after is None or not_after > files.read_at + SOON_S:
         return
     day = time.strftime("%Y-%m-%d", time.gmtime(not_after))
@@ -56,7 +56,7 @@ def _soon(setting: str, not_after: float | None, files: TlsFiles) -> Iterator[Ch
 
 
 def check_tokens(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The token file can be read, has a line for every name in the settings, and only its owner writes it."""
+    """Check that the token file can be read, has a line for every name, and only its owner writes it."""
     from ..security.tokens import parse
 
     path, setting = settings.access.tokens, "access.tokens"
@@ -99,7 +99,7 @@ def _named_tokens(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def check_master_keys(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The file of master keys opens what is stored; says which of its lines are not needed any more."""
+    """Check that the master keys open what is stored; name lines that are not needed any more."""
     if facts.master_keys is not None:
         yield judge_master_keys(facts.master_keys)
 
@@ -135,7 +135,7 @@ def judge_master_keys(file: MasterKeyFile) -> Check:
 
 
 def check_compression_files(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Profiles can be read."""
+    """Check that profiles can be read."""
     from ..compression.profiles import read_profiles  # late: the codecs take half a second
 
     if settings.compression.profiles is None:

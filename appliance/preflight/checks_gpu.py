@@ -11,7 +11,7 @@ from .verdicts import Check, fail, ok, warn
 
 
 def check_gpus(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """GPUs, what reaches their memory, and from where."""
+    """Check GPUs, and the paths to their memory."""
     return (
         check_gpu(facts.gpu, settings),
         check_kernels(facts.gpu, settings),
@@ -22,7 +22,7 @@ def check_gpus(facts: Facts, settings: Settings) -> Iterable[Check]:
 
 
 def check_gpu(gpu: Gpu, settings: Settings) -> Check:
-    """There is a GPU where hbm is to be one's memory; else says what there is."""
+    """Check that there is a GPU where the settings need one; else report what there is."""
     driver = f"driver {gpu.driver}, {', '.join(gpu.names)}" if gpu.driver else "no NVIDIA driver"
     detail = f"{driver}, runs CUDA {gpu.libraries.driver}" if gpu.libraries.driver else driver
     hbm = settings.tiers.hbm
@@ -38,7 +38,7 @@ def check_gpu(gpu: Gpu, settings: Settings) -> Check:
 
 
 def check_kernels(gpu: Gpu, settings: Settings) -> Check:
-    """cupy, NVRTC and CUDA's headers are there: without them a GPU copies, and the host does the rest."""
+    """Check for cupy, NVRTC and CUDA's headers: without them the host encodes, decodes and hashes."""
     found, hbm = gpu.libraries, settings.tiers.hbm
     here = {"cupy": found.cupy, "NVRTC": found.nvrtc, "headers": found.headers}
     detail = ", ".join(f"{name}: {where or 'none'}" for name, where in here.items())
@@ -53,7 +53,7 @@ def check_kernels(gpu: Gpu, settings: Settings) -> Check:
 
 
 def check_pinning(gpu: Gpu, settings: Settings) -> Check:
-    """What limits the memory that a GPU's copies reach."""
+    """Check the limits of memory that a GPU can copy from."""
     limits = "; ".join(gpu.pin_limits) or "nothing found that limits it"
     if settings.tiers.hbm is None or settings.tiers.hbm.backend == "host":
         return ok("pinned memory", f"{limits}; not needed")
@@ -64,7 +64,7 @@ def check_pinning(gpu: Gpu, settings: Settings) -> Check:
 
 
 def check_topology(gpu: Gpu, settings: Settings) -> Check:
-    """The warm pool is taken from the GPU's NUMA node, and its slot has all its lanes.
+    """Check that dram is on the GPU's NUMA node, and that the GPU's slot has all its lanes.
 
     The device of the settings is taken to be that one by PCI address, which it is unless CUDA_VISIBLE_DEVICES
     or CUDA_DEVICE_ORDER say otherwise.
@@ -92,7 +92,7 @@ def check_topology(gpu: Gpu, settings: Settings) -> Check:
 
 
 def check_gds(gpu: Gpu, directory: Directory | None, settings: Settings) -> Check:
-    """Whether GPUDirect Storage could be used at all: said, never required."""
+    """Return whether GPUDirect Storage could be used at all: said, never required."""
     hbm = settings.tiers.hbm
     if hbm is None or hbm.backend == "host" or directory is None:
         return ok("gpudirect storage", "not needed: it joins a cold store to a GPU's memory")

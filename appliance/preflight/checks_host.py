@@ -17,17 +17,17 @@ SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "pit"}
 
 
 def check_software(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """Python and its packages."""
+    """Check Python and its packages."""
     return check_python(facts.versions), check_grpc(facts.versions)
 
 
 def check_kernel_features(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """What the kernel must offer."""
+    """Check the features that the kernel must have."""
     return check_kernel(facts.host), check_shared_memory(facts.host)
 
 
 def check_memory_tiers(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """The memory that the tiers take, and how it is taken."""
+    """Check the memory that the tiers take, and how it is taken."""
     host, running = facts.host, facts.daemon.reachable
     return (
         check_memory(host, settings, running),
@@ -38,17 +38,17 @@ def check_memory_tiers(facts: Facts, settings: Settings) -> Iterable[Check]:
 
 
 def check_limits(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """What the kernel lets this process have."""
+    """Check the limits of this process."""
     return (check_descriptors(facts.host, settings),)
 
 
 def check_surroundings(facts: Facts, settings: Settings) -> Iterable[Check]:
-    """What is worth knowing about the host and stops nothing."""
+    """Report facts about the host that stop nothing."""
     return check_dev_shm(facts.host), check_clock(facts.host)
 
 
 def check_libraries(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The optional libraries that the settings need are installed."""
+    """Check that the optional libraries that the settings need are installed."""
     observe, missing = settings.observe, facts.missing_modules
     needs = {
         ("cryptography", "encryption", "encryption.master_key"): settings.encryption.master_key is not None,
@@ -66,7 +66,7 @@ def check_libraries(facts: Facts, settings: Settings) -> Iterator[Check]:
 
 
 def uses_fast_codec(settings: Settings) -> bool:
-    """Whether blocks may be encoded by the codec that numba compiles."""
+    """Return whether blocks may be encoded by the codec that numba compiles."""
     compression = settings.compression
     remote = any(socket_path(address) is None for address in settings.listen)
     edges = {"nvme": settings.tiers.nvme is not None, "remote": remote}
@@ -81,7 +81,7 @@ def uses_fast_codec(settings: Settings) -> bool:
 
 
 def check_python(versions: Versions) -> Check:
-    """Python is new enough."""
+    """Check that Python is new enough."""
     text = ".".join(map(str, versions.python))
     if versions.python[:2] < MIN_PYTHON:
         return fail("python", text, "use Python 3.11 or newer")
@@ -89,7 +89,7 @@ def check_python(versions: Versions) -> Check:
 
 
 def check_grpc(versions: Versions) -> Check:
-    """grpcio is new enough."""
+    """Check that grpcio is new enough."""
     numbers = tuple(int(part) for part in versions.grpc.split(".")[:2])
     detail = f"grpcio {versions.grpc}, protobuf {versions.protobuf}"
     if numbers < MIN_GRPC:
@@ -101,14 +101,14 @@ def check_grpc(versions: Versions) -> Check:
 
 
 def check_kernel(host: Host) -> Check:
-    """The kernel has pidfds, by which the death of a client is noticed."""
+    """Check that the kernel has pidfds, which report the end of a client."""
     if not host.has_pidfd:
         return fail("kernel", f"Linux {host.kernel} has no pidfd", "use Linux 5.4 or newer")
     return ok("kernel", f"Linux {host.kernel}, {host.machine}, pidfd")
 
 
 def check_shared_memory(host: Host) -> Check:
-    """Memory can be sealed so that clients can only read it."""
+    """Check that memory can be sealed so that clients can only read it."""
     if host.seal_error:
         return fail(
             "shared memory",
@@ -119,7 +119,7 @@ def check_shared_memory(host: Host) -> Check:
 
 
 def check_memory(host: Host, settings: Settings, running: bool, held_bytes: int = 0) -> Check:
-    """There is as much memory as the tiers want to take. Huge pages were set aside for them, and are no part
+    """Check that the tiers fit into memory. Huge pages were set aside for them, and are no part
     of what the kernel calls available. `held_bytes` of it are taken already."""
     wanted = max(0, wanted_memory_bytes(settings) - held_bytes)
     there = host.available_bytes
@@ -138,7 +138,7 @@ def check_memory(host: Host, settings: Settings, running: bool, held_bytes: int 
 
 
 def check_huge_pages(host: Host, settings: Settings, running: bool) -> Check:
-    """2 MiB pages are there if they are wanted."""
+    """Check that there are enough 2 MiB pages where the settings ask for them."""
     mode = settings.tiers.dram.hugepages
     needed = wanted_memory_bytes(settings) // HUGE_PAGE_BYTES
     detail = f"{host.num_free_huge_pages} of {host.num_huge_pages} free, {needed} wanted ({mode})"
@@ -153,7 +153,7 @@ def check_huge_pages(host: Host, settings: Settings, running: bool) -> Check:
 
 
 def check_memlock(host: Host, settings: Settings) -> Check:
-    """The memory may be locked if it is to be."""
+    """Check that memory may be locked where the settings ask for it."""
     limit = host.memlock_bytes
     text = "unlimited" if limit is None else format_bytes(limit)
     if not settings.tiers.dram.lock:
@@ -169,7 +169,7 @@ def check_memlock(host: Host, settings: Settings) -> Check:
 
 
 def check_descriptors(host: Host, settings: Settings) -> Check:
-    """As many files may be open as there are extents, segments and clients."""
+    """Check that as many files may be open as there are extents, segments and clients."""
     tiers = settings.tiers
     needed = tiers.dram.num_extents + SPARE_DESCRIPTORS
     needed += tiers.hbm.num_extents if tiers.hbm else 0
@@ -184,7 +184,7 @@ def check_descriptors(host: Host, settings: Settings) -> Check:
 
 
 def check_numa(host: Host, settings: Settings) -> Check:
-    """The nodes in the settings exist; CXL nodes (memory without processors) are named."""
+    """Check that the NUMA nodes of the settings exist; report CXL nodes (memory without processors)."""
     parts = [
         f"node {node.number} {about_bytes(node.num_bytes)}{'' if node.has_cpus else ' (no CPU: CXL or HBM)'}"
         for node in host.nodes
@@ -203,12 +203,12 @@ def check_numa(host: Host, settings: Settings) -> Check:
 
 
 def check_dev_shm(host: Host) -> Check:
-    """/dev/shm does not matter: said aloud, because it is the first suspect everywhere else."""
+    """Report that /dev/shm is not used: elsewhere it is the first suspect."""
     return ok("/dev/shm", f"{about_bytes(host.shm_bytes)}, not used: kvtier shares memfds")
 
 
 def check_clock(host: Host) -> Check:
-    """Reading the clock is cheap."""
+    """Check that reading the clock is cheap."""
     if host.clock_source in SLOW_CLOCKS:
         return warn(
             "clock",

@@ -13,7 +13,7 @@ NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "fuse", "vir
 
 
 def check_listens(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The daemon may listen where it is told to."""
+    """Check that the daemon may listen at its addresses."""
     for listen in facts.listens:
         if listen.folder is not None:
             yield check_listen(listen, facts.daemon)
@@ -46,7 +46,7 @@ def check_listen(listen: Listen, daemon: RunningDaemon) -> Check:
 
 
 def check_http(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The port of metrics and page is free."""
+    """Check that the port of metrics and page is free."""
     address = settings.observe.http_address
     if address is None or facts.daemon.reachable:
         return
@@ -62,13 +62,13 @@ def check_http(facts: Facts, settings: Settings) -> Iterator[Check]:
 
 
 def check_cold_store(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The cold store's directory can be used, by one daemon."""
+    """Check that the cold store's directory can be used, and is used by one daemon only."""
     if facts.directory is not None:
         yield from check_directory(facts.directory, settings, facts.daemon.reachable)
 
 
 def check_directory(directory: Directory, settings: Settings, running: bool) -> list[Check]:
-    """The cold store's directory can hold what it is to hold."""
+    """Check that the cold store fits into its directory."""
     nvme = settings.tiers.nvme
     assert nvme is not None
     name = f"nvme {directory.path}"
@@ -132,12 +132,12 @@ def check_directory(directory: Directory, settings: Settings, running: bool) -> 
 
 
 def check_running(facts: Facts, settings: Settings) -> list[Check]:
-    """What a running daemon says of itself."""
+    """Check the running daemon, if there is one."""
     return check_daemon(facts.daemon, facts.versions)
 
 
 def check_daemon(daemon: RunningDaemon, versions: Versions) -> list[Check]:
-    """A running daemon is of this version, sound, and as fast as its settings promise."""
+    """Check that a running daemon is of this version, passes its audits, and is as fast as it should be."""
     if not daemon.reachable:
         verdict = fail if daemon.was_named else warn
         detail, _, fix = daemon.error.partition(" Fix: ")  # a denied socket is no reason to start another one

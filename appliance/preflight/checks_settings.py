@@ -13,14 +13,14 @@ _LOOPBACK = ("localhost", "::1")
 
 
 def check_policies(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """The policies can be built, options included. Runs the code of `policy.allowed_modules`."""
+    """Check that the policies can be built, options included. Runs the code of `policy.allowed_modules`."""
     if why := settings.policy.objection():
         what, _, fix = why.partition("; ")
         yield fail("policies", what, fix, "policy")
 
 
 def check_extents(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Both memory tiers have extents of one size."""
+    """Check that both memory tiers have extents of one size."""
     hbm, dram = settings.tiers.hbm, settings.tiers.dram
     if hbm is not None and hbm.extent_bytes != dram.extent_bytes:
         sizes = f"is {format_bytes(hbm.extent_bytes)}, tiers.dram.extent {format_bytes(dram.extent_bytes)}"
@@ -28,7 +28,7 @@ def check_extents(facts: Facts, settings: Settings) -> Iterator[Check]:
 
 
 def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """What tenants may take is there, and enough to store something."""
+    """Check that quotas fit into their tiers, and are enough to store something."""
     tiers, owners = settings.tiers, [name for name, t in settings.tenants.items() if t.sharing == "tenant"]
     capacities = {
         Tier.HBM: tiers.hbm.capacity_bytes if tiers.hbm else 0,

@@ -148,43 +148,43 @@ class Facts:
 
     @cached_property
     def host(self) -> Host:
-        """Kernel, memory, limits."""
+        """Return kernel, memory and limits."""
         return gather_host()
 
     @cached_property
     def gpu(self) -> Gpu:
-        """NVIDIA driver, GPUs, and the libraries that use them."""
+        """Return the NVIDIA driver, GPUs, and the libraries that use them."""
         return gather_gpu()
 
     @cached_property
     def listens(self) -> tuple[Listen, ...]:
-        """The addresses of the settings."""
+        """Return what is at each address of the settings."""
         return tuple(gather_listen(address) for address in self._settings.listen)
 
     @cached_property
     def directory(self) -> Directory | None:
-        """The cold store's directory; None without one."""
+        """Return the cold store's directory; None without one."""
         nvme = self._settings.tiers.nvme
         return gather_directory(nvme.path) if nvme else None
 
     @cached_property
     def master_keys(self) -> MasterKeyFile | None:
-        """The file of master keys; None without one."""
+        """Return the file of master keys; None without one."""
         return gather_master_keys(self._settings)
 
     @cached_property
     def tls(self) -> TlsFiles | None:
-        """The certificates of the settings; None without any."""
+        """Return the certificates of the settings; None without any."""
         return gather_tls(self._settings.access.tls)
 
     @cached_property
     def missing_modules(self) -> frozenset[str]:
-        """Which optional libraries of probes.OPTIONAL_MODULES are not installed."""
+        """Return the libraries of probes.OPTIONAL_MODULES that are not installed."""
         return probes.missing_modules()
 
     @cached_property
     def is_http_free(self) -> bool:
-        """Whether the address of `observe.http` can be listened at."""
+        """Return whether the address of `observe.http` can be listened at."""
         address = self._settings.observe.http_address
         return address is None or probes.may_listen(address.host, address.port)
 
@@ -246,7 +246,7 @@ def gather_gpu() -> Gpu:
 
 
 def gather_listen(address: str) -> Listen:
-    """Look at where a socket would be."""
+    """Return what is at a socket's path, or at the folder where it would be created."""
     path = socket_path(address)
     if path is None:
         return Listen(address)
@@ -260,7 +260,7 @@ def gather_listen(address: str) -> Listen:
 
 
 def gather_directory(path: Path) -> Directory:
-    """Look at the cold store's directory, or at where it would be created."""
+    """Return what is known about the cold store's directory, or about where it would be created."""
     existing = probes.nearest_existing(path)
     is_directory = existing.is_dir()
     writable = is_directory and os.access(existing, os.W_OK | os.X_OK)
@@ -280,7 +280,7 @@ def gather_directory(path: Path) -> Directory:
 
 
 def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
-    """Look at the file of master keys and at the wraps beside the segments, as the store's owner would."""
+    """Return what the file of master keys and the wraps beside the segments hold."""
     path, nvme = settings.encryption.master_key, settings.tiers.nvme
     if path is None or nvme is None:
         return None
@@ -296,7 +296,7 @@ def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
 
 
 def _is_closed(path: Path) -> bool:
-    """Whether this user may not know what is there."""
+    """Return whether this user may not know what is there."""
     try:
         path.stat()
     except OSError as problem:

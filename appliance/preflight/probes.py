@@ -56,7 +56,7 @@ def _is_installed(module: str) -> bool:
 
 
 def may_listen(host: str, port: int) -> bool:
-    """Whether a TCP port is free at an address of this host."""
+    """Return whether a TCP port is free at an address of this host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -129,7 +129,7 @@ def has_capability(number: int) -> bool:
 
 
 def direct_error(directory: Path) -> str:
-    """Try direct I/O on a file without a name, so that nothing is left behind whatever happens."""
+    """Return why direct I/O fails in a directory, empty when it works. Tries it on a file without a name."""
     page = mmap.mmap(-1, PAGE_BYTES)
     try:
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)

@@ -23,7 +23,7 @@ class Check(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What was found and the fix, in one line."""
+        """Return what was found and the fix, in one line."""
         return "; ".join(part for part in (self.detail, self.fix) if part)
 
     def __str__(self) -> str:

@@ -52,17 +52,17 @@ def parse(line: str, path: Path, number: int) -> dict[str, Any]:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite number, and not one of JSON's truth values."""
+    """Return whether this is a finite number, and not one of JSON's truth values."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return abs(value) <= sys.float_info.max  # false for NaN
 
 
 def is_count(value: object) -> bool:
-    """Whether this is a whole number, not below 0, of which a float holds every one before it."""
+    """Return whether this is a whole number, not below 0, of which a float holds every one before it."""
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 def are_names(values: Iterable[object]) -> bool:
-    """Whether each of these can name a block."""
+    """Return whether each of these can name a block."""
     return set(map(type, values)) <= {int, str}

@@ -46,23 +46,23 @@ class Outcome:
 
     @property
     def block_hit_ratio(self) -> float:
-        """Share of the blocks asked for that were there."""
+        """Return the share of the blocks asked for that were found."""
         return sum(self.block_hits.values()) / self.num_blocks if self.num_blocks else 0.0
 
     @property
     def token_hit_ratio(self) -> float:
-        """Share of the prompt tokens asked for that were there."""
+        """Return the share of the prompt tokens asked for that were found."""
         return sum(self.token_hits.values()) / self.num_tokens if self.num_tokens else 0.0
 
     @property
     def nvme_written_bytes_per_day(self) -> float:
-        """Bytes a day into the cold store, records copied forward included."""
+        """Return bytes a day written into the cold store, records copied forward included."""
         written = sum(count for edge, count in self.edge_bytes.items() if edge.endswith(">nvme"))
         return written * DAY_S / self.duration_s if self.duration_s else 0.0
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Calls that the planner refused, by its reason: a client would have computed what they asked for."""
+        """Return the number of refused calls by reason: a client computes what they asked for."""
         return {
             name.removeprefix("refused_"): count
             for name, count in self.counters.items()
@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def prefetch(self) -> dict[str, int]:
-        """What became of blocks that came up before anyone asked, by the planner's own counters."""
+        """Return counts of prefetched blocks by outcome, from the planner's own counters."""
         return {name: count for name, count in self.counters.items() if "prefetch" in name}
 
     def plain(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Recorder:
         self._write({HEADER_KEY: FORMAT_VERSION})
 
     def namespace(self, number: int, block_tokens: int, block_bytes: int) -> None:
-        """Note the shape of a namespace's blocks, once."""
+        """Write the shape of a namespace's blocks, once."""
         if number not in self._namespaces:
             self._namespaces.add(number)
             self._write({"namespace": number, "block_tokens": block_tokens, "block_bytes": block_bytes})
@@ -65,18 +65,18 @@ class Recorder:
         blocks: Sequence[bytes],
         num_found: int,
     ) -> None:
-        """Note that blocks of one chain were asked for, and how many of them were there."""
+        """Write that blocks of one chain were asked for, and how many were found."""
         access = self._access("ask", at_s, namespace, session, parent, blocks)
         self._write({**access, "num_found": num_found})
 
     def put(self, at_s: float, namespace: int, session: str, parent: bytes, blocks: Sequence[bytes]) -> None:
-        """Note that blocks of one chain were put."""
+        """Write that blocks of one chain were put."""
         self._write(self._access("put", at_s, namespace, session, parent, blocks))
 
     def session(
         self, at_s: float, session: str, urgency: Urgency, num_decoded_tokens: int = 0, back_in_s: float = 0.0
     ) -> None:
-        """Note what a session said about itself: that it ended, or how soon it needs its blocks."""
+        """Write the state of a session: that it ended, or how soon it needs its blocks."""
         self.num_accesses += 1
         said: dict[str, Any] = {"at": self._since(at_s), "op": "session"}
         said |= {"session": self._name(b"session", session.encode()), "urgency": urgency.name.lower()}
@@ -87,7 +87,7 @@ class Recorder:
         self._write(said)
 
     def lost(self, at_s: float, count: int) -> None:
-        """Note that `count` accesses were not seen."""
+        """Write that `count` accesses were not recorded."""
         self.num_lost += count
         self._write({"at": self._since(at_s), "lost": count})
 

@@ -32,7 +32,7 @@ BAILIAN = Dialect("seconds", 1.0, 16, has_content_ids=True)
 
 
 def dialect_of(request: dict[str, Any]) -> Dialect:
-    """Tell the dialect from the first request of a file."""
+    """Return the dialect of a file, from its first request."""
     return BAILIAN if CHAT_KEY in request else MOONCAKE
 
 

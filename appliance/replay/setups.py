@@ -99,7 +99,7 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """Name of this setup in tables."""
+        """Return the name of this setup in tables."""
         return f"{self.policy} {self.capacity}"
 
 

@@ -127,7 +127,7 @@ class Shell:
         )
 
     def count_refused(self, result: ev.Result) -> None:
-        """Note the blocks of a put that were not taken."""
+        """Count the blocks of a put that were refused."""
         if isinstance(result, ev.PutResult):
             count = result.outcomes.count
             self.num_refused_blocks += len(result.outcomes) - count(STORED) - count(DEDUPLICATED)

@@ -83,7 +83,7 @@ class TimedShell(Shell):
     # ------------------------------------------------------------------------------------ requests
 
     def _arrive_from(self, request: int) -> None:
-        """Arrange for a request to arrive, and it for the next one: the agenda holds one arrival at a
+        """Schedule the arrival of a request, which schedules the next: the agenda holds one arrival at a
         time."""
         if request < self.trace.num_requests:
             self.clock.at(float(self.trace.at[request]), lambda: self._arrive(request))
@@ -122,7 +122,7 @@ class TimedShell(Shell):
         return self._step(acquire)
 
     def _answered(self, call: int, result: ev.Result) -> None:
-        """An acquire said something; the last word counts."""
+        """Take in an answer of an acquire; the last one counts."""
         waiting = self._waiting[call]
         if isinstance(result, ev.AcquireResult):
             waiting.tiers = result.tiers or waiting.tiers
@@ -136,7 +136,7 @@ class TimedShell(Shell):
         self._read(waiting.request, tiers, lease_id)
 
     def _read(self, request: int, tiers: bytes, lease_id: int) -> None:
-        """All that will come is in memory: the runtime reads it, then computes the rest."""
+        """Read what was loaded, then compute the rest of the prompt."""
         trace = self.trace
         num_hits, num_missing = len(tiers), int(trace.num_asked[request]) - len(tiers)
         self.num_hits[request] = num_hits
@@ -168,7 +168,7 @@ class TimedShell(Shell):
             self.clock.at(over_at, lambda: self._over(request))
 
     def _over(self, request: int) -> None:
-        """The last token was decoded, or the session said something in between."""
+        """End a request: its last token was decoded, or the session changed in between."""
         said = self.session_over(request, self.clock.now)
         if said is not None:
             self._step(said)
@@ -206,7 +206,7 @@ class TimedShell(Shell):
         self.clock.at(self.clock.now + FREE_SEGMENT_S, lambda: self._step(freed))
 
     def _arm(self) -> None:
-        """See that a Tick comes when the planner needs one."""
+        """Schedule a Tick for the planner's next deadline."""
         deadline = self.planner.next_deadline()
         if deadline is None:
             return
@@ -221,7 +221,7 @@ class TimedShell(Shell):
             self._step(ev.Tick())
 
     def _announce(self, edge: str, speed: EdgeSpeed) -> None:
-        """Tell the planner's prices what the edge can do, as the mover's meter would."""
+        """Report an edge's speed to the planner, as the mover's meter does."""
         source, target = edge.split(">")
         tiers = {tier.label: tier for tier in self.planner.rooms}
         if source in tiers and target in tiers:

@@ -80,17 +80,17 @@ class Trace:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests."""
+        """Return the number of requests."""
         return len(self.at)
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the first to the last request."""
+        """Return the seconds from the first to the last request."""
         return float(self.at[-1]) if len(self.at) else 0.0
 
     @property
     def num_accesses(self) -> int:
-        """Blocks that requests name, all together."""
+        """Return the number of blocks in all requests."""
         return len(self.blocks)
 
     def names(self) -> list[bytes]:
@@ -224,7 +224,7 @@ class TraceBuilder:
         return trace
 
     def _check_chains(self, trace: Trace, lines: Sequence[int]) -> None:
-        """A block names everything before it, so it has one predecessor wherever it stands."""
+        """Check that each block has one predecessor: its name stands for everything before it."""
         before = predecessors(trace)
         known = np.full(trace.num_blocks, -2, np.int32)
         known[trace.blocks[::-1]] = before[::-1]  # the first appearance is written last

@@ -81,8 +81,8 @@ class UntimedShell(Shell):
         return num_hits
 
     def _ask_in_vain(self, request: int, chain: list[bytes], now: float) -> None:
-        """A client that finds nothing one-sidedly asks. The answer is known, but the session is opened by
-        it."""
+        """Send the lookup of a client that found nothing one-sidedly: the answer is known, but it opens the
+        session."""
         call, namespace_id = self.call(), self.namespace_ids[self.trace.namespace[request]]
         session = self.trace.sessions[request]
         self.step(ev.AcquireRequested(call, CLIENT, "", namespace_id, chain, session), now)

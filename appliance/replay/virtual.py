@@ -103,15 +103,15 @@ class VirtualClock:
         self._numbers = itertools.count()
 
     def at(self, when: float, act: Callable[[], None]) -> None:
-        """Do something at a time (now at the earliest)."""
+        """Schedule a call at a time, now at the earliest."""
         heapq.heappush(self._agenda, (max(when, self.now), next(self._numbers), act))
 
     def next_at(self) -> float | None:
-        """When something is to be done; None: nothing is."""
+        """Return the time of the next scheduled call; None without one."""
         return self._agenda[0][0] if self._agenda else None
 
     def run_next(self) -> None:
-        """Jump to what is next and do it."""
+        """Advance the clock to the next scheduled call and run it."""
         when, _, act = heapq.heappop(self._agenda)
         self.now = when
         act()
@@ -160,7 +160,7 @@ class VirtualMover:
                 self._clock.at(self._clock.now, partial(self._end, queued[-1], CopyOutcome(Cause.CANCELLED)))
 
     def hasten(self, instruction: HastenCopy) -> None:
-        """Queue a batch that has not begun where it would be with this urgency and deadline."""
+        """Requeue a batch that has not begun, with this urgency and deadline."""
         for lane in self._lanes.values():
             queued = next((entry for entry in lane.queue if entry[-1].copy == instruction.copy), None)
             if queued is not None:

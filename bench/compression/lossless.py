@@ -124,7 +124,7 @@ def code(codec: Codec, fragments: NDArray[np.uint16], shape: Shape) -> CodecRoun
 
 
 def round_of(codec: Codec, result: Result, fragments: NDArray[np.uint16], shape: Shape) -> None:
-    """Code everything once from memory, and one fragment over and over from the cache."""
+    """Measure one round: all fragments once from memory, and one fragment again and again from the cache."""
     found = code(codec, fragments, shape)
     for number, length in enumerate(found.lengths):
         assert not length or np.array_equal(found.decoded[number], fragments[number]), f"{codec.name}: bits"

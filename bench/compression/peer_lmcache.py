@@ -36,7 +36,7 @@ def timed(calls: list[Callable[[], Any]]) -> tuple[list[Any], float]:
 
 
 def relative_error(raw: Any, read: Any) -> float:
-    """Root of mean squares, of the error by the values'."""
+    """Return the root mean square of the error over that of the values."""
     exact = raw.float()
     return float((read.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 

@@ -35,7 +35,7 @@ class Bucket:
 
 
 def carry(source: socket.socket, target: socket.socket, bucket: Bucket) -> None:
-    """Carry one direction of one connection until its end."""
+    """Copy one direction of one connection until its end."""
     buffer = bytearray(CHUNK_BYTES)
     view = memoryview(buffer)
     try:

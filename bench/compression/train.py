@@ -69,12 +69,12 @@ RECIPES = {
 
 
 def folder_of(name: str) -> Path:
-    """Where the model of recipe `name` lies once it is trained."""
+    """Return the folder of the trained model of recipe `name`."""
     return CACHE / name
 
 
 def is_trained(name: str) -> bool:
-    """Whether it lies there, whole."""
+    """Return whether that folder holds a whole model."""
     return (folder_of(name) / "trained.json").is_file()
 
 
@@ -134,7 +134,7 @@ def _config(recipe: TrainingRecipe) -> Any:
 
 
 def _fit(model: Any, tokens: Any, partial: Path, say: Any) -> None:
-    """Train; a run that was stopped goes on from `partial`, to the same weights as one that was not."""
+    """Run the training; a run that was stopped goes on from `partial`, to the same weights."""
     matrices = [one for name, one in model.named_parameters() if one.ndim == 2 and "layers" in name]
     others = [one for name, one in model.named_parameters() if one.ndim != 2 or "layers" not in name]
     optimizers = [

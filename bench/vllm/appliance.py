@@ -96,15 +96,15 @@ class ApplianceProcess:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Drain and exit: everything reaches the NVMe tier."""
+        """Stop the appliance by a drain: everything reaches the NVMe tier."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the appliance with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Alive, and silent: the worst way to be slow."""
+        """Stop the appliance with SIGSTOP: it is alive and does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

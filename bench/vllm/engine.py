@@ -35,7 +35,7 @@ class _Running:
     transfer: Any = None
 
     def take(self, output: Any, now_s: float) -> int:
-        """Note an output; return how many new tokens it brought."""
+        """Take in an output; return how many new tokens it brought."""
         completion = output.outputs[0]
         num_new = len(completion.token_ids) - len(self.tokens)
         self.tokens = list(completion.token_ids)
@@ -162,7 +162,7 @@ class VllmEngine:
         return num_new
 
     def reset(self, timeout_s: float = 150.0) -> Answer:
-        """Empty the engine's own prefix cache, as soon as nothing holds its blocks any more."""
+        """Reset the engine's own prefix cache, as soon as its blocks are not in use any more."""
         pause_s, deadline_s = 0.01, time.monotonic() + timeout_s
         while not self._llm.reset_prefix_cache():
             if time.monotonic() > deadline_s:

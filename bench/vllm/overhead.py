@@ -102,7 +102,7 @@ def workload(chance: random.Random) -> list[dict[str, Any]]:
 
 
 def run(is_quick: bool, plan: Plan = Plan()) -> list[Round]:
-    """Measure. Raises EngineDied when an engine does not work."""
+    """Measure all rounds. Raises EngineDied when an engine does not work."""
     chance, rounds = random.Random(11), []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
@@ -197,7 +197,7 @@ def interval(ratios: Sequence[float], num_draws: int = 10_000, seed: int = 1) ->
 
 
 def report(rounds: list[Round]) -> str:
-    """One row per round, the interval, and where the CPU time went."""
+    """Return one row per round, the interval, and the CPU time by thread."""
     num_tokens = 2 * NUM_REQUESTS * (PROMPT_TOKENS + NEW_TOKENS)
     rows = [
         [
@@ -221,7 +221,7 @@ def report(rounds: list[Round]) -> str:
 
 
 def _by_thread(rounds: list[Round]) -> str:
-    """Median CPU milliseconds of a leg, by thread."""
+    """Return the median CPU milliseconds of a leg, by thread."""
     names = sorted({name for one in rounds for name in (*one.alone.cpu_s, *one.other.cpu_s)})
     rows = []
     for name in names:

@@ -93,7 +93,7 @@ def _ask_for_slice(thread: int, nice: int, slice_s: float) -> None:
 
 
 def _has_autogroups() -> bool:
-    """Whether the scheduler groups by session. The groups' files are there even where it does not."""
+    """Return whether the scheduler groups by session. The groups' files are there even where it does not."""
     switch = Path("/proc/sys/kernel/sched_autogroup_enabled")
     return switch.exists() and switch.read_text().strip() == "1"
 

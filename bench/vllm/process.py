@@ -109,7 +109,7 @@ class EngineProcess:
         return outputs_of(self.call("generate", requests=list(requests), timeout_s=timeout_s))
 
     def reset(self) -> None:
-        """Empty the engine's own prefix cache: what is found afterwards comes from the connector."""
+        """Reset the engine's own prefix cache: hits come from the connector afterwards."""
         self.call("reset")
 
     def metrics(self) -> dict[str, float]:
@@ -125,7 +125,7 @@ class EngineProcess:
         self.kill()  # and whatever it left behind
 
     def kill(self) -> None:
-        """kill -9 of the engine and all its workers."""
+        """Kill the engine and all its workers with SIGKILL."""
         self._clear()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -88,7 +88,7 @@ def series_of(steps: list[tuple[float, int]], blow_at_s: float) -> list[float]:
 def _strike(
     kind: str, engine: EngineProcess, appliance: ApplianceProcess, pool: list[list[int]], rate_alone: float
 ) -> Blow:
-    """One load from before the blow until well after the appliance's return."""
+    """Run one load from before the kill until well after the appliance's return."""
     chance = random.Random(13)
     blow, comes_back = _ways(kind, appliance)
     warm = engine.call("generate", requests=_requests(chance, pool, 2 * POOL), trace=True)
@@ -177,7 +177,7 @@ def report(blows: list[Blow]) -> str:
 
 
 def _series_text(blow: Blow) -> str:
-    """The line of time, one number per slot, a new line at the blow and at the return."""
+    """Return the timeline, one number per slot, a new line at the kill and at the return."""
     cuts = [0, round(BEFORE_S / SLOT_S), round((BEFORE_S + blow.returned_s) / SLOT_S), len(blow.series)]
     parts = [blow.series[start:end] for start, end in itertools.pairwise(cuts)]
     labels = [f"{blow.kind}: before", "without it", "it is back"]

@@ -57,7 +57,7 @@ class TtftSample:
 
 
 def tier_connector(folder: Path) -> Connector:
-    """vLLM's own offload with its file tier. Its workers are for CUDA and XPU; the CPU's is our tests'."""
+    """Return vLLM's own offload with its file tier. Its workers are for CUDA and XPU; tests have the CPU's."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -80,7 +80,7 @@ def ask(engine: EngineProcess, tokens: list[int]) -> Output:
 
 
 def warm_up(engine: EngineProcess) -> None:
-    """Less than a block, so that nothing of it is stored: kernels are chosen, threads are there."""
+    """Run less than a block, of which nothing is stored: kernels are chosen and threads started."""
     for _ in range(3):
         ask(engine, [FIRST_TOKEN] * (MID.block_tokens - 8))
 
@@ -106,7 +106,7 @@ class EngineRig:
     asked: dict[int, list[int]]
 
     def prime(self) -> None:
-        """Every engine computes every prompt once, and stores it where it stores."""
+        """Run every prompt once on every engine, which stores it in its own store."""
         warm_up(self.kvtier)
         self.appliance.wait_for_codecs()  # sessions that end are archived at once, as they are until then
         for engine in (self.plain, self.kvtier, self.tier):
@@ -117,7 +117,7 @@ class EngineRig:
                 engine.reset()
 
     def round_in_memory(self, number: int) -> Iterator[TtftSample]:
-        """Both stores in turns, the other first every second time; sometimes without any."""
+        """Measure both stores in turns, the other first every second time; sometimes without any."""
         for tokens in self.asked.values():
             if self.plain is not None and number % RECOMPUTE_EVERY == 0:
                 yield again(self.plain, RECOMPUTE, tokens)
@@ -125,7 +125,7 @@ class EngineRig:
                 yield self._again(road, tokens)
 
     def round_on_disk(self, number: int) -> Iterator[TtftSample]:
-        """Both stores forget what they have in memory, then take turns as there."""
+        """Measure both stores in turns after both lost what they had in memory."""
         self.tier.stop()
         self.tier = EngineProcess(self.tier.options, self.folder, f"tier-{number}")
         warm_up(self.tier)
@@ -143,7 +143,7 @@ class EngineRig:
         return again(self.tier, road, tokens)
 
     def _reconnect(self) -> None:
-        """The connector notices a new appliance by itself; a small stored prompt shows when it has."""
+        """Wait until the connector has noticed a new appliance: a small stored prompt then hits."""
         small = prompts([2 * MID.block_tokens], seed=8)[2 * MID.block_tokens]
         deadline_s = time.monotonic() + WAKE_S
         while not again(self.kvtier, "", small).num_cached:
@@ -190,7 +190,7 @@ def run(is_quick: bool, num_rounds: int = 0, stores: Sequence[str] = STORES) -> 
 
 
 def report(samples: list[TtftSample]) -> str:
-    """One row per size and road; ratios are of medians."""
+    """Return one row per size and path; ratios are of medians."""
     rows = []
     for size in sorted({sample.num_tokens for sample in samples}):
         by_road = {

@@ -52,7 +52,7 @@ class Completion:
 
 
 def daemon() -> ExampleDaemon:
-    """An appliance with little memory and a disk, to be used as a context manager."""
+    """Return an appliance with little memory and a disk, to be used as a context manager."""
     return ExampleDaemon(["tiers.dram.capacity=256MiB", "tiers.nvme.capacity=1GiB"])
 
 
@@ -96,7 +96,7 @@ class Server:
         return Completion("".join(words), usage["prompt_tokens"], cached, first_at_s - asked_at_s)
 
     def ask_uncached(self, prompt: str, num_new: int = 16) -> Completion:
-        """The same question as if it had never been asked: what there would be to wait without a cache."""
+        """Complete the same question under a new salt: the time to wait without a cache."""
         return self.ask(prompt, num_new, salt=secrets.token_hex(8))
 
     def metric(self, name: str) -> float:
