@@ -157,7 +157,7 @@ class Loop:
         return outcome
 
     def _drain(self, number: int) -> None:
-        """Run one drain: put a witness block, hold a lease, drain, read the lease, restart, look for the block."""
+        """Run a drain: put a block, hold a lease, drain, read the lease, restart, find the block."""
         target, failures = self._daemon.target, self.outcome.failures
         threading.Event().wait(self._dice.random() * 0.2)  # somewhere in the middle of the load
         names, data = chain(NUM_CHAINS + number % 20)  # twenty witnesses in turn

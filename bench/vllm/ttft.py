@@ -57,7 +57,7 @@ class TtftSample:
 
 
 def tier_connector(folder: Path) -> Connector:
-    """Return vLLM's own offload with its file tier. Its workers are for CUDA and XPU; tests have the CPU's."""
+    """Return vLLM's own offload with its file tier. Its workers are for CUDA and XPU; ours is for the CPU."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
