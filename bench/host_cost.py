@@ -40,7 +40,7 @@ from bench.pages import RuntimeProcess
 from bench.table import render, size_text
 from kvtier.appliance.config import Settings
 from kvtier.appliance.host.daemon import Daemon
-from kvtier.appliance.host.process import tame_garbage_collector
+from kvtier.appliance.host.process import tune_garbage_collector
 from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
 from kvtier.tiers.base import CopyItem, MemoryEngine
 from kvtier.tiers.block import FragmentLabel, Geometry, Tier
@@ -165,7 +165,7 @@ def daemon(folder: Path, profile: cProfile.Profile | None) -> Iterator[str]:
     thread = threading.Thread(target=run, name="event loop")
     thread.start()
     served = asyncio.run_coroutine_threadsafe(Daemon.start(settings, FreeDevice()), loop).result(WAIT_S)
-    tame_garbage_collector()  # as the daemon's own process does
+    tune_garbage_collector()  # as the daemon's own process does
     try:
         yield target
         asyncio.run_coroutine_threadsafe(served.stop(), loop).result(WAIT_S)

@@ -1,4 +1,4 @@
-"""Compressing: which codec is worth its time, from what the codecs and the disk do here.
+"""CodecSelection: which codec is worth its time, from what the codecs and the disk do here.
 
     settings + speeds of codecs + bandwidth of the disk -> Choice -> CompressionChosen -> planner
 

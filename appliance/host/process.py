@@ -57,30 +57,30 @@ async def serve(source: Settings | Loaded) -> int:
 
     Prints one line when it is ready.
     """
-    heard = Signals(asyncio.ensure_future(Daemon.start(source)))
+    signals = Signals(asyncio.ensure_future(Daemon.start(source)))
     try:
-        daemon = await heard.starting
+        daemon = await signals.starting
     except StartError as problem:
         print(f"Error: {problem}", file=sys.stderr)
         return EXIT_CANNOT_START
     except asyncio.CancelledError:
-        if heard.num_endings > 1:
+        if signals.num_endings > 1:
             return 0
         raise
-    heard.obey(daemon)
+    signals.apply(daemon)
     if daemon.codec_selection is not None:
         daemon.codec_selection.expect(USUAL_DTYPES)
     addresses = ", ".join(daemon.grpc.addresses)
     print(f"kvtier {__version__} ready at {addresses}; {holding(daemon.settings.tiers)}", flush=True)
     daemon.appliance.failed.add_done_callback(lambda _: daemon.leaving.set())
-    tame_garbage_collector()
+    tune_garbage_collector()
     await daemon.leaving.wait()
-    await heard.stop_draining()
+    await signals.stop_draining()
     failed = daemon.appliance.failed.done()
     if failed:
         log.critical("the planner failed; ending", exc_info=daemon.appliance.failed.exception())
     await daemon.stop()
-    heard.close()
+    signals.close()
     log.info("ended")
     return EXIT_FAILED if failed else 0
 
@@ -116,7 +116,7 @@ class Signals:
             self._loop.add_signal_handler(number, self._end)
         self._loop.add_signal_handler(signal.SIGHUP, self._read_policy_again)
 
-    def obey(self, daemon: Daemon) -> None:
+    def apply(self, daemon: Daemon) -> None:
         """Apply the signals that came during the start."""
         self._daemon = daemon
         if self.num_endings:
@@ -174,7 +174,7 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def tame_garbage_collector() -> None:
+def tune_garbage_collector() -> None:
     """Keep Python's collector away from what lives long.
 
     The catalog's objects have no cycles, yet with the default thresholds the collector walked them every

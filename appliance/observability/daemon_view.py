@@ -70,7 +70,7 @@ class DaemonView:
     def open(self) -> None:
         """Begin to take samples."""
         self.sampler.sample()
-        self.look_after()
+        self.check_health()
         self._due_at = self.clock() + INTERVAL_S
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._on_timer)
 
@@ -78,7 +78,7 @@ class DaemonView:
         self.loop_late.observe(max(0.0, self.clock() - self._due_at))
         self.open()
 
-    def look_after(self) -> None:
+    def check_health(self) -> None:
         """Check that everything makes progress; call the state listeners when the state has changed."""
         now = self.clock()
         self.health.look(health_checks(self.appliance, now), now)

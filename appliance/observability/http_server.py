@@ -104,7 +104,7 @@ class HttpServer:
             ) from problem
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def hang_up(self) -> None:
+    def close_connections(self) -> None:
         """Close every connection: a reader that comes again is checked again."""
         for task in list(self._connections):
             task.cancel()
@@ -114,7 +114,7 @@ class HttpServer:
         if self._server is None:
             return
         self._server.close()
-        self.hang_up()
+        self.close_connections()
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None

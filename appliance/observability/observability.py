@@ -109,7 +109,7 @@ class Observability:
         self.readers.adopt(settings)
         was_for_anyone, self._is_for_anyone = self._is_for_anyone, self.readers.is_anyone
         if self.http is not None and was_for_anyone and not self._is_for_anyone:
-            self.http.hang_up()
+            self.http.close_connections()
 
     def asked_by(self, session_id: str) -> dict[str, Any]:
         """Return what a session asked for, found, stored and saved."""

@@ -98,7 +98,7 @@ class Telemetry:
         self._planner = planner
         self._sessions: OrderedDict[str, UsageTotals] = OrderedDict()
         self._puts: dict[int, tuple[str, int]] = {}  # call -> session, bytes of a block
-        self._hear: dict[type, Callable[[Any, Sequence[Any]], None]] = {
+        self._handlers: dict[type, Callable[[Any, Sequence[Any]], None]] = {
             AcquireRequested: self._asked,
             Touched: self._touched,
             CommitRequested: self._committed,
@@ -111,9 +111,9 @@ class Telemetry:
 
     def stepped(self, event: Event, instructions: Sequence[Any], now: float) -> None:
         """The planner took in `event` and answered with `instructions`."""
-        hear = self._hear.get(type(event))
-        if hear is not None:
-            hear(event, instructions)
+        handle = self._handlers.get(type(event))
+        if handle is not None:
+            handle(event, instructions)
         elif type(event) is ReserveRequested:
             self._reserved(event, instructions)
         if self._puts:

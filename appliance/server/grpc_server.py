@@ -1,9 +1,10 @@
 """The gRPC transport: every method of every service, found by its name, in one loop.
 
-Handlers (service.py, streams.py, admin.py) know nothing of gRPC; here they meet the service descriptors, and
-the caller's identity (listeners.py) what the call asks for (rights.py).
+Handlers (cache_service.py, intent_service.py, streams.py, admin_service.py) know nothing of gRPC; they are
+bound to the service descriptors here, and the caller's identity (listeners.py) is checked against the right
+that the call needs (rights.py).
 A method of the .proto without a handler fails at start, not at the first call. Generated servicer
-classes were rejected: thirty methods that each say the same two lines.
+classes were rejected: thirty methods of the same two lines.
 """
 
 import contextlib

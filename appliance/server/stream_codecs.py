@@ -59,7 +59,7 @@ class GetEncoder:
         self._view = view
         self._checksum = checksum
 
-    async def travel(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[EncodedFragment]:
+    async def encode(self, parts: Iterable[ReadyFragment]) -> AsyncIterator[EncodedFragment]:
         """Yield fragments in order, encoded where that pays.
 
         Long encodings run a little ahead of the reader.

@@ -143,7 +143,7 @@ class ByteStreams:
             async for result in replies:
                 lease_id, num_blocks = result.lease_id, result.num_blocks
                 meter.begin()
-                async for one in encoder.travel(result.ready):
+                async for one in encoder.encode(result.ready):
                     for message in self._messages(client, lease_id, num_blocks, one):
                         yield message
                     meter.sent(one.choice, one.part.length)

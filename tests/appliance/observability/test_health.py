@@ -46,14 +46,14 @@ def _grpc_health(shown: Shown, service: str) -> int:
 
 
 def _look(shown: Shown, later_s: float = 0.0) -> None:
-    """Have the eyes look, as if `later_s` had gone by."""
+    """Let the view check health, as if `later_s` had gone by."""
     view = shown.daemon.observability.view
 
     def look() -> None:
         view.close()  # no looks but ours
         clock = view.clock
         view.clock = lambda: clock() + later_s
-        view.look_after()
+        view.check_health()
         view.clock = clock
 
     shown.served.call(look)
