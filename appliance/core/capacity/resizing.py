@@ -97,7 +97,7 @@ class Resizing:
         for tier in list(self._to_move):
             room = self._core.rooms[tier]
             assert isinstance(room, SlotPool)
-            is_shedding = _excess(room) > 0 and self._pressure.shed(tier, _excess(room))
+            is_shedding = _excess(room) > 0 and self._shed(tier, room)
             # Who moved too early might be among those that have to go.
             if self._core.now >= self._not_before and not (is_shedding and _excess(room) > 0):
                 self._move(tier, room)
@@ -111,6 +111,20 @@ class Resizing:
                 self._core.outbox.emit(GiveBack(Tier.NVME, number))
 
     # ------------------------------------------------------------------------------------ internals
+
+    def _shed(self, tier: Tier, room: SlotPool) -> bool:
+        """Evict or spill what is too much. Returns whether that is under way.
+
+        A cold store that is full of what memory continues gives room a few records at a time, with a pause
+        after each segment; the rest would wait for minutes. So blocks that it does not take are evicted.
+        """
+        if self._pressure.shed(tier, _excess(room)):
+            return True
+        refusals = self._pressure.refusals
+        if self._pressure.is_reclaiming_in_vain and not refusals.is_pausing:
+            refusals.full()
+            self.is_busy = True
+        return False
 
     def _is_log_shrinking(self) -> bool:
         log = self._core.rooms.get(Tier.NVME)

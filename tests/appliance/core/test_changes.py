@@ -227,3 +227,25 @@ def test_a_tier_is_not_shrunk_below_its_pins() -> None:
     change = ev.PolicyChanged(rig.planner.core.options, rig.planner.core.choice, {Tier.DRAM: 1})
     (problem,) = rig.planner.changes.objections(change)
     assert "are pinned; unpin first" in problem
+
+
+def test_dram_shrinks_although_nvme_is_full_of_what_it_continues() -> None:
+    """nvme has the beginning of one long chain: none of it may leave before what memory has of the rest."""
+    rig = ResizableRig(40, nvme_blocks=4, num_segments=4, write="through")
+    chain = hashes("long", 80)
+    for first in range(0, len(chain), 8):
+        parent = chain[first - 1] if first else b""
+        rig.put(chain[first : first + 8], parent)
+        rig.settle()
+    began_at = rig.now
+    rig.change(dram=4)
+    num_ticks = 0
+    while rig.planner.resizing.is_active:
+        rig.settle()
+        deadline_at = rig.planner.next_deadline()
+        assert deadline_at is not None
+        rig.tick(max(0.0, deadline_at - rig.now))
+        num_ticks += 1
+        assert num_ticks < 1000
+    assert rig.now == began_at, "no pause after each segment"
+    assert rig.dram.num_extents == 4
