@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _File:
+    """An open file of aiofiles, with the lock of its position."""
+
     handle: Any  # aiofiles' unbuffered file
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # position and transfer belong together
 
@@ -39,6 +41,7 @@ class BufferedIo(DirectIo):
         self._thread.start()
 
     def open(self, path: Path, *, direct: bool = True) -> int:
+        """See DirectIo.open; with `direct`, reads and writes go through the event loop."""
         fd = super().open(path, direct=False)
         if direct:  # the manifest and other plain files need no detour
             handle = self._wait(_open(fd))
@@ -46,11 +49,13 @@ class BufferedIo(DirectIo):
         return fd
 
     def read(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """See DirectIo.read."""
         if fd not in self._files:
             return super().read(fd, buffers, offset)
         return self._wait(_read(self._files[fd], buffers, offset))
 
     def write(self, fd: int, buffers: Sequence[Buffer | bytes], offset: int, *, durable: bool = False) -> int:
+        """See DirectIo.write."""
         if fd not in self._files:
             return super().write(fd, buffers, offset, durable=durable)
         written = self._wait(_write(self._files[fd], buffers, offset))
@@ -59,6 +64,7 @@ class BufferedIo(DirectIo):
         return written
 
     def close(self, fd: int) -> None:
+        """See DirectIo.close."""
         file = self._files.pop(fd, None)
         if file is not None:
             self._wait(file.handle.close())

@@ -22,6 +22,7 @@ class _ReadOnlyIo(DirectIo):
     """Opens nothing for writing and creates nothing. Through the page cache: any buffer will do."""
 
     def open(self, path: Path, *, direct: bool = True) -> int:
+        """Open `path` for reading only."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 

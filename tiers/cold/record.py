@@ -231,14 +231,15 @@ def unpack_header(page: bytes | bytearray | memoryview) -> RecordHeader:
 def has_parent(
     flags: "np.ndarray[tuple[int], np.dtype[np.uint16]]",
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Return which entries have a parent, from their `flags`."""
+    """Return which entries have a parent, (n,) bool, from their `flags` (n,) uint16."""
     return (flags & _HAS_PARENT).astype(np.bool_)
 
 
 def is_spent(
     flags: "np.ndarray[tuple[int], np.dtype[np.uint16]]",
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Return which entries were decoded from a lossy record before they were written."""
+    """Return which entries were decoded from a lossy record before they were written, (n,) bool, from their
+    `flags` (n,) uint16."""
     return (flags & _IS_SPENT).astype(np.bool_)
 
 

@@ -49,8 +49,8 @@ class SegmentSealer:
         self._scratch = Scratch()
 
     def seal(self, number: int, entries: Entries) -> bool:
-        """Flush a segment, write its footer of `entries` (sorted by page), tell the manifest. Returns False,
-        and marks the segment suspect, when any of it fails."""
+        """Flush a segment, write its footer of `entries` (n,), sorted by page, tell the manifest. Returns
+        False, and marks the segment suspect, when any of it fails."""
         segment = self._segments[number]
         footer = Footer(number, segment.epoch, self._manifest.owner_epoch, list(segment.namespaces), entries)
         try:

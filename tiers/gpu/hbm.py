@@ -155,7 +155,7 @@ class HbmEngine:
         return found[0]
 
     def generations_of(self, places: NDArray[np.int64], labels: LabelColumns) -> NDArray[np.uint64] | None:
-        """See ExtentEngine.generations_of."""
+        """Return the generations (n,) uint64; see ExtentEngine.generations_of."""
         held = list(map(self._published.get, places.tolist()))
         if not all(
             one is not None and (one[1] is label or _is_same(one[1], label))

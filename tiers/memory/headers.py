@@ -129,7 +129,7 @@ class SlotHeaders:
         return generations if is_right else None
 
     def table(self) -> npt.NDArray[np.void]:
-        """Return all headers as a structured array, without copying; for audits."""
+        """Return all headers, (num_slots,) of dtype SLOT_HEADER, without copying; for audits."""
         return np.frombuffer(self._bytes, SLOT_HEADER)
 
     def close(self) -> None:

@@ -82,11 +82,13 @@ class _Most:
         builder.store(all_lanes(_WORDS, 0), self._most)  # again where this is in a loop
 
     def take(self, words: Any) -> None:
+        """Emit code that compares a vector of words with the largest so far."""
         magnitudes = masked(self._builder, words, _MAGNITUDE)
         before = self._builder.load(self._most)
         self._builder.store(lane_by_lane(self._builder, "umax", magnitudes, before), self._most)
 
     def value(self) -> Any:
+        """Return the largest magnitude of all words taken."""
         return largest_lane(self._builder, self._builder.load(self._most))
 
 

@@ -50,7 +50,7 @@ class _Coding(Protocol):
         ...
 
     def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
-        """Undo `encode`. Raises CodecError."""
+        """Fill heads of `units` [unit, token, head, dim] from `stored`. Raises CodecError."""
         ...
 
 
@@ -61,9 +61,11 @@ class _Alone(NamedTuple):
     unit: int  # a plane of a layer
 
     def encode(self, units: NDArray[np.uint16], into: NDArray[np.uint8]) -> None:
+        """See _Coding.encode."""
         self.coder.encode(units[self.unit], into)
 
     def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
+        """See _Coding.decode."""
         self.coder.decode(stored, units[self.unit])
 
 
@@ -76,9 +78,11 @@ class _Neighbours(NamedTuple):
     stride: int  # between their segments
 
     def encode(self, units: NDArray[np.uint16], into: NDArray[np.uint8]) -> None:
+        """See _Coding.encode."""
         self.coder.encode_units(units[self.first_unit : self.end_unit], into, self.stride)
 
     def decode(self, stored: NDArray[np.uint8], units: NDArray[np.uint16]) -> None:
+        """See _Coding.decode."""
         self.coder.decode_units(stored, self.stride, units[self.first_unit : self.end_unit])
 
 

@@ -37,23 +37,25 @@ _INSETS = np.array([INSETS.get(bits, 0.0) for bits in range(9)], np.float32)
 
 
 class SegmentCoder(Protocol):
-    """Writes the heads of one rule, and touches no others. Immutable, thread-safe. `words` lie in one
-    piece."""
+    """Codes the heads of one rule, and touches no others. Immutable, thread-safe.
+
+    `words`: uint16 [token, head, dim], in one piece of memory; encoded bytes: uint8 (num_bytes,).
+    """
 
     exactness: Exactness
     is_fixed: bool  # the length depends on the shape only
 
     def stored_bytes(self, num_tokens: int) -> int:
-        """Return how long the encoded segment is, or how long it should not be."""
+        """Return the bytes of the encoded segment, or the most it should have."""
         ...
 
     def encode(self, words: Words, into: Bytes) -> int:
-        """Fill `into`, or its beginning; return the bytes written. Raises DoesNotFit for values that are not
-        finite, or out of range, or take more than there is."""
+        """Fill `into`, or its beginning, from `words` [token, head, dim]; return the bytes written. Raises
+        DoesNotFit for values that are not finite, out of range, or need more bytes."""
         ...
 
     def decode(self, stored: Bytes, words: Words) -> None:
-        """Fill the rule's heads of `words`. Raises CodecError."""
+        """Fill the rule's heads of `words` [token, head, dim]. Raises CodecError."""
         ...
 
 
@@ -72,12 +74,12 @@ class ExactSegment:
         return num_tokens * self._token_bytes
 
     def encode(self, words: Words, into: Bytes) -> int:
-        """Copy."""
+        """Copy the heads of `words` [token, head, dim] to `into`; return its size."""
         into[:] = np.ascontiguousarray(words[:, self._heads]).view(np.uint8).reshape(-1)
         return into.size
 
     def decode(self, stored: Bytes, words: Words) -> None:
-        """Copy."""
+        """Copy `stored` to the heads of `words` [token, head, dim]."""
         mine = words[:, self._heads]
         mine[:] = stored.copy().view(np.uint16).reshape(mine.shape)
 
@@ -92,10 +94,12 @@ class _Tiles(NamedTuple):
 
     @property
     def scale_bytes(self) -> int:
+        """Bytes of the scales of all tiles."""
         return 2 * self.num_tiles * self.num_scales
 
     @property
     def total_bytes(self) -> int:
+        """Bytes of the encoded segment."""
         return self.scale_bytes + self.num_tiles * self.code_bytes
 
 
@@ -140,13 +144,13 @@ class IntSegment(_Tiled):
         return 2 * (self._dim if self._by_channel else group_tokens)
 
     def encode(self, words: Words, into: Bytes) -> int:
-        """Fill `into`; see SegmentCoder."""
+        """Fill `into` from `words` [token, head, dim]; see SegmentCoder."""
         total_bytes = self.stored_bytes(words.shape[0])
         IntSegments([(self, 0, 0)], words.shape[0]).encode(words[None], into[:total_bytes])
         return total_bytes
 
     def decode(self, stored: Bytes, words: Words) -> None:
-        """Fill `words`; see SegmentCoder."""
+        """Fill `words` [token, head, dim]; see SegmentCoder."""
         IntSegments([(self, 0, 0)], words.shape[0]).decode(stored, words[None])
 
     def table_row(self, unit: int, start: int, num_tokens: int) -> list[int]:
@@ -184,7 +188,7 @@ class IntSegments:
             raise DoesNotFit
 
     def decode(self, stored: Bytes, units: Words) -> None:
-        """Undo `encode`. Raises CodecError."""
+        """Fill the heads of `units` [unit, token, head, dim] from what `encode` wrote. Raises CodecError."""
         if stored.size < self._end or not kernels().decode_int(units, self._table, self._is_half, stored):
             raise CodecError("quantised: too short, or a scale that is not finite")
 
@@ -211,13 +215,13 @@ class Fp8Segment(_Tiled):
         return 1
 
     def encode(self, words: Words, into: Bytes) -> int:
-        """Fill `into`; see SegmentCoder."""
+        """Fill `into` from `words` [token, head, dim]; see SegmentCoder."""
         total_bytes = self.stored_bytes(words.shape[0])
         self.encode_units(words[None], into[:total_bytes], total_bytes)
         return total_bytes
 
     def decode(self, stored: Bytes, words: Words) -> None:
-        """Fill `words`; see SegmentCoder."""
+        """Fill `words` [token, head, dim]; see SegmentCoder."""
         self.decode_units(stored, len(stored), words[None])
 
     def encode_units(self, units: Words, into: Bytes, stride: int) -> None:
@@ -227,7 +231,7 @@ class Fp8Segment(_Tiled):
             raise DoesNotFit
 
     def decode_units(self, stored: Bytes, stride: int, units: Words) -> None:
-        """Undo `encode_units`. Raises CodecError."""
+        """Fill `units` [unit, token, head, dim] from what `encode_units` wrote. Raises CodecError."""
         if not fp8_kernels().decode_fp8(*self._where(units), self._is_half, stored, stride):
             raise CodecError("quantised: too short, or a scale that is not finite")
 

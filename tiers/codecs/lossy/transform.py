@@ -56,7 +56,7 @@ class TransformSegment:
         return _HEAD.size + int(num_values * self._rule.reserve_bits / 8)
 
     def encode(self, words: Words, into: Bytes) -> int:
-        """Fill the beginning of `into`; see SegmentCoder."""
+        """Fill the beginning of `into` from `words` [token, head, dim]; see SegmentCoder."""
         table = self._table
         values = np.empty((words.shape[0], table.num_dims), np.float32)
         kernels()[0].widen_heads(words, self._rule.first_head, self._is_half, values)
@@ -81,7 +81,7 @@ class TransformSegment:
         return int(length)
 
     def decode(self, stored: Bytes, words: Words) -> None:
-        """Fill `words`; see SegmentCoder."""
+        """Fill `words` [token, head, dim]; see SegmentCoder."""
         table = self._table
         if stored.size < _HEAD.size:
             raise CodecError("transform: too short")

@@ -146,5 +146,5 @@ def num_blocks_of(num_bytes: int) -> int:
 
 
 def as_digest(halves: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> bytes:
-    """Return the digest as `xxhash` writes it, from what the kernels wrote for one fragment."""
+    """Return the digest as `xxhash` writes it, 16 bytes, from the kernels' `halves` (2,) uint64."""
     return halves.astype(">u8").tobytes()

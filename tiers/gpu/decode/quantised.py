@@ -38,7 +38,8 @@ class QuantisedTicket:
         self._num_fragments = num_fragments
 
     def status(self) -> NDArray[np.uint32]:
-        """Return per fragment 0, or 1: nothing encodes to this. Frees the scratch."""
+        """Return (n,) uint32, for each fragment 0, or 1 for bytes that the codec does not write. Frees the
+        scratch."""
         found: NDArray[np.uint32] = self._slab.column("status", np.uint32, self._num_fragments).copy()
         self._slabs.give(self._slab)
         return found

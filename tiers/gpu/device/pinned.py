@@ -70,7 +70,7 @@ class Pinned:
         return self.engine.verify(place, label, generation)
 
     def generations_of(self, places: NDArray[np.int64], labels: LabelColumns) -> NDArray[np.uint64] | None:
-        """See ExtentEngine.generations_of."""
+        """Return the generations (n,) uint64; see ExtentEngine.generations_of."""
         return self.engine.generations_of(places, labels)
 
     def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:

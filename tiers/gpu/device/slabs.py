@@ -33,7 +33,7 @@ class Slab:
         return self._device + self._offsets[part]
 
     def column(self, part: str, dtype: Any, count: int) -> "NDArray[Any]":
-        """Return the first `count` elements of the host's half of a part."""
+        """Return the first elements, (count,) of `dtype`, of the host's half of a part."""
         begin = self._offsets[part]
         return self._host[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)
 

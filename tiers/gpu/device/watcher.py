@@ -25,6 +25,8 @@ PATIENCE = 100  # looks at the short pause before the pauses grow
 
 @dataclass(eq=False, slots=True)
 class _Watch:
+    """One event to wait for, and the function to call."""
+
     event: Event
     call: Callable[[DeviceError | None], Any]
     is_given_up: bool = False

@@ -95,8 +95,8 @@ class GatherCopier:
         self.is_closed = False
 
     def open_put(self, ids: I64) -> int:
-        """Return the source of byte 0 of a put from pages `ids` (blocks, pages per block), which may be read
-        from now on. End it with `close_put`."""
+        """Return the source of byte 0 of a put from pages `ids` (num_blocks, pages_per_block), which may be
+        read from now on. End it with `close_put`."""
         number = next(self._numbers)
         self._puts[number] = ids
         return number * PUT_BYTES

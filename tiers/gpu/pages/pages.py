@@ -75,13 +75,13 @@ class RegisteredPages:
         return self._templates[group]
 
     def scatter(self, groups: int | I64, fragments: Addresses, ids: I64) -> CopyPieces:
-        """Return the copies of fragments into pages; row i of `ids` is where fragment i goes. `groups`: the
-        layer group of all fragments, or of each, (n,)."""
+        """Return the copies of `fragments` (n,) addresses into pages: fragment i goes to row i of `ids`
+        (n, pages_per_block). `groups`: the layer group of all fragments, or of each, (n,)."""
         pages, parts, lengths = self._match(groups, fragments, ids)
         return CopyPieces(parts, pages, lengths)
 
     def gather(self, groups: int | I64, fragments: Addresses, ids: I64) -> CopyPieces:
-        """Return the copies of pages into fragments: undoes `scatter`."""
+        """Return the copies of pages into `fragments` (n,), with the arguments of `scatter`."""
         pages, parts, lengths = self._match(groups, fragments, ids)
         return CopyPieces(pages, parts, lengths)
 
