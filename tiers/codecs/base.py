@@ -106,8 +106,8 @@ class Codec(Protocol):
     exactness: Exactness
 
     def parameters(self) -> bytes:
-        """Return the bytes, at most 32, from which a reader makes this codec again: they stand in the record.
-        Larger tables live in a profile; its digest is returned then."""
+        """Return the bytes, at most 32, from which a reader makes this codec again.
+        They stand in the record. Larger tables live in a profile; its digest is returned then."""
         ...
 
     def accepts(self, shape: Shape) -> bool:

@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
 
 @cache
 def usable_codecs() -> tuple[int, ...]:
-    """Return the numbers of the codecs with an installed library, preferred ones first; none without xxhash.
+    """Return the numbers of the codecs with an installed library, preferred first; none without xxhash.
 
     A client without any of them reads and writes raw fragments."""
     if importlib.util.find_spec("xxhash") is None:

@@ -238,8 +238,7 @@ def has_parent(
 def is_spent(
     flags: "np.ndarray[tuple[int], np.dtype[np.uint16]]",
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Return which entries were decoded from a lossy record before they were written, (n,) bool, from their
-    `flags` (n,) uint16."""
+    """Return which entries were lossy before they were written, (n,) bool, from their `flags` (n,) uint16."""
     return (flags & _IS_SPENT).astype(np.bool_)
 
 

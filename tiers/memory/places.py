@@ -35,8 +35,7 @@ def extents_of(places: I64) -> I64:
 
 
 def by_extent(places: I64) -> Iterator[tuple[int, "slice | I64"]]:
-    """Yield (extent, index): `index`, a slice or (m,) int64, selects its places from `places` (n,) int64, in
-    order."""
+    """Yield (extent, index): `index`, a slice or (m,) int64, selects its places from `places` (n,) int64."""
     if not len(places):
         return
     numbers = extents_of(places)
