@@ -38,7 +38,7 @@ STEP = 64
 OFFERED_TOGETHER = 1000
 
 
-class BlockFacts:
+class ChainFacts:
     """Columns of `num_chains` chains: `length` rows that follow one another are one."""
 
     def __init__(self, num_chains: int, length: int) -> None:
@@ -87,7 +87,7 @@ class PolicyRig:
     """A policy over a full tier."""
 
     def __init__(self, policy_name: str, num_chains: int, length: int, num_told: int) -> None:
-        facts = self.facts = BlockFacts(num_chains, length)
+        facts = self.facts = ChainFacts(num_chains, length)
         costs = CostModel(3e9, 1e-4)
         costs.add_namespace(1, GEOMETRY)
         self.shared: dict[str, Any] = {}

@@ -67,7 +67,7 @@ class VolumeClaim(_Model):
     """How large, e.g. 1Ti; a tenth more than policy.tiers.nvme.capacity."""
 
 
-class ColdStore(_Model):
+class ColdStoreVolume(_Model):
     """Where the segment files of tier nvme lie: one of three ways, or none. policy.tiers.nvme.capacity says
     how much of it is used."""
 
@@ -124,7 +124,7 @@ class NodeShape(_Model):
     """Affinity, as in a pod."""
     tolerations: list[Kubernetes] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     """Tolerations, as in a pod."""
-    cold_store: ColdStore = ColdStore()
+    cold_store: ColdStoreVolume = ColdStoreVolume()
     huge_pages: HugePages = HugePages()
     gpu: GpuAccess = GpuAccess()
     resources: Resources = Resources()

@@ -23,7 +23,7 @@ def why(kind: str, name: str, target: str | None, as_json: bool) -> None:
 
     NAME is a session's id, or NAMESPACE:HASH for a block, with the first 8 hex digits of its prefix
     hash or more. Answers from the decision log: which blocks left which tier, how long ago, why, at
-    which price, and which block would have been next at which price. Small prices leave first.
+    which price, and which block would have been next at which price. The smallest price is evicted first.
 
     \b
     Example:

@@ -19,7 +19,7 @@ const WORDS = {
   prefetch: "prefetched into dram",
   prefetch_used: "prefetched, used",
   prefetch_late: "prefetched too late",
-  prefetch_wasted: "prefetched in vain",
+  prefetch_wasted: "prefetched, not used",
   condemned_hbm: "condemned in hbm",
   condemned_dram: "condemned in dram",
   condemned_nvme: "condemned on nvme",
@@ -51,7 +51,7 @@ export function drawFigures(snapshot, history) {
     ),
     figure(
       count(totals.evicted),
-      "left a tier",
+      "evictions",
       `${count(sum(history.evicted.slice(-60)))} in the last minute`,
     ),
   );
@@ -152,7 +152,7 @@ export function drawPrefetch(prefetch, policy) {
   const parts = [
     ["used", "used"],
     ["late", "too late"],
-    ["wasted", "in vain"],
+    ["wasted", "not used"],
   ];
   const total = sum(parts.map(([word]) => prefetch[word]));
   const words = parts.map(([word, name]) => `${name} ${count(prefetch[word])}`).join(", ");
@@ -162,7 +162,7 @@ export function drawPrefetch(prefetch, policy) {
       "p",
       { class: "big" },
       total ? percent(prefetch.used / total) : "–",
-      html("span", { class: "quiet" }, " of what came up was used in time"),
+      html("span", { class: "quiet" }, " of prefetched blocks were used in time"),
     ),
     smallBar(
       parts.map(([word, name]) => [word, prefetch[word], `${name}: ${count(prefetch[word])} blocks`]),
