@@ -181,7 +181,7 @@ def test_what_is_live_replaces_no_pod_by_its_digest(live: dict[str, Any]) -> Non
     "fixed",
     [
         {"reflection": False},
-        {"observe": {"log": "json"}},
+        {"observe": {"log": "text"}},
         {"tiers": {"dram": {"extent": "128MiB"}}},
     ],
     ids=lambda fixed: next(iter(fixed)),
