@@ -105,6 +105,7 @@ class Resizing:
                 self._core.outbox.emit(GiveBack(tier, number))
             if not room.leaving:
                 del self._to_move[tier]
+        self.is_busy = self.is_busy and bool(self._to_move)
         log = self._core.rooms.get(Tier.NVME)
         if isinstance(log, SegmentLog) and log.is_shrinking:
             for number in log.take_gone():
