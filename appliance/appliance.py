@@ -145,7 +145,7 @@ class Appliance:
             self._run(to_the_end=True)
 
     def _run(self, to_the_end: bool = False) -> None:
-        """Take in what is pending, unless that is going on; `to_the_end`: and the second half of the last."""
+        """Run pending steps, unless that is going on; `to_the_end`: and the second half of the last."""
         if self._stepping:
             return
         if self.failed.done():  # its state is not to be trusted any more
@@ -275,7 +275,7 @@ class Appliance:
         self._run_store_task("give_back", engine.give_back, instruction.number, lambda _: None)
 
     async def resize_store(self, num_segments: int) -> None:
-        """Let the cold store have the files of so many segments. Raises what the store raises."""
+        """Resize the cold store to so many segment files. Raises what the store raises."""
         assert self._store is not None
         await asyncio.wrap_future(self._store_thread.submit(self._store.resize, num_segments))
 
@@ -287,7 +287,7 @@ class Appliance:
         return await asyncio.wrap_future(self._store_thread.submit(call))
 
     def _store_namespace(self, instruction: StoreNamespace) -> None:
-        """No record may reach the store before its namespace has: copies into it wait meanwhile."""
+        """Store a namespace. Copies into the store wait meanwhile: its records must come later."""
         assert self._store is not None
         self._num_namespaces_storing += 1
         self.mover.hold(Tier.NVME)
@@ -333,7 +333,7 @@ class Appliance:
     # ------------------------------------------------------------------------------- the clock
 
     def _arm_timer(self) -> None:
-        """See that a Tick comes when the planner needs one, MAX_TICK_DELAY_S late at most.
+        """Set the timer of the planner's next Tick, MAX_TICK_DELAY_S late at most.
 
         Asking for the next deadline after every step would cost a tenth of a small put, so a timer that is
         set is left alone, unless the planner has work left over right now.
@@ -363,7 +363,7 @@ class Appliance:
     # ---------------------------------------------------------------------------- life and death
 
     def client_gone(self, client: int, reason: str) -> None:
-        """Give back everything of a client. Its queued copies end first."""
+        """Release everything that a client holds. Its queued copies end first."""
         self.mover.detach(client)
         self.step(ClientGone(client, reason))
 
@@ -381,7 +381,7 @@ class Appliance:
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
-        """Let copies in flight end, then close every tier. Idempotent."""
+        """Wait for copies in flight, then close every tier. Idempotent."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()

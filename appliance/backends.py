@@ -18,7 +18,7 @@ class PlannerPort(Protocol):
     """
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take in what happened; return what to do, in order."""
+        """Return the instructions that follow from an event, in order."""
         ...
 
     def begin(self, event: Event, now: float) -> list[Instruction]:
@@ -51,7 +51,7 @@ class StorePort(Protocol):
         ...
 
     def resize(self, num_segments: int) -> None:
-        """Have the files of so many segments; what is beyond stays until it is given back."""
+        """Create the files of so many segments; files beyond stay until they are given back."""
         ...
 
     def give_back(self, number: int) -> None:

@@ -61,7 +61,7 @@ class UnknownError(ApplianceError):
 
 
 class BusyError(ApplianceError):
-    """No room or no time: retry as told, or do without."""
+    """No room or no time: retry after `retry_after_s`, or recompute."""
 
 
 class AccessError(ApplianceError):

@@ -151,7 +151,7 @@ class CodecSelection:
         self._expected = dtypes
 
     def adopt(self, settings: CompressionSettings) -> None:
-        """Let other settings be in force."""
+        """Replace the settings."""
         self._settings = settings
         self._choose()
 

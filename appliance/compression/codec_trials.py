@@ -31,7 +31,7 @@ COMMAND = (sys.executable, "-P", "-m", "kvtier.appliance.compression.codec_trial
 
 
 async def compile_apart(trials: Sequence[tuple[str, str]]) -> None:
-    """Let another process compile what `decode_speed` needs for these names and dtypes.
+    """Compile what `decode_speed` needs for these names and dtypes, in another process.
 
     Cancelling it ends that process.
     """

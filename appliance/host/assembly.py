@@ -179,7 +179,7 @@ def _open_memory(
 
 
 def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
-    """Put the hot tier on a device.
+    """Open the hot tier on a device.
 
     It stands before dram, which it has pinned: what is closed goes in this order.
     """
@@ -207,7 +207,7 @@ def _open_store(assembly: Assembly, nvme: NvmeTier, encryption: EncryptionSettin
 
 
 def _connect(assembly: Assembly, num_memory_threads: int, num_store_threads: int) -> None:
-    """Give every pair of tiers its route."""
+    """Set the route of every pair of tiers."""
     memories = [engine for engine in assembly.engines.values() if isinstance(engine, ExtentEngine)]
     routes, bounds = assembly.routes, assembly.max_in_flight
     bounds[Edge(None, Tier.DRAM)] = num_memory_threads

@@ -62,7 +62,7 @@ SWEEP_INTERVAL_S = 5.0
 
 
 class Daemon:
-    """Everything that serves. Made by `Daemon.start`; ended by `stop`."""
+    """The running daemon: planner, tiers, transports. Made by `Daemon.start`; ended by `stop`."""
 
     def __init__(self, loaded: Loaded, assembly: Assembly, epoch: int) -> None:
         """Wire the parts; nothing is served yet. Must run on the event loop."""
@@ -209,7 +209,7 @@ class Daemon:
             self.local.serve_pages(self.direct)
 
     async def drain(self, grace_s: float, leave: bool = False) -> DrainResult:
-        """Take nothing new, flush what is dirty, seal; with `leave` let the process end. Idempotent."""
+        """Refuse new work, flush what is dirty, seal; with `leave` end the process. Idempotent."""
         if not self.service.draining:
             log.info("draining: nothing new is taken, within %g s what only memory holds is written", grace_s)
             self.service.draining = True
@@ -285,7 +285,7 @@ class Daemon:
         ]
 
     def _adopt(self, settings: Settings) -> None:
-        """Let the shell's parts follow another policy."""
+        """Apply another policy to the shell's parts."""
         self._adopt_profiles(settings)
         self.settings = settings
         self.service.options = settings.planner_options()
@@ -303,7 +303,7 @@ class Daemon:
             os.chmod(self.local.path, settings.socket_mode)
 
     def _report(self, state: str) -> None:
-        """Let gRPC's health say what /readyz says."""
+        """Set gRPC's health to what /readyz says."""
         if state not in (READY, DRAINING):
             log.error("not ready: %s %s", state, ", ".join(self.observability.view.health.stalled))
         self._reports.add(task := asyncio.get_running_loop().create_task(self.grpc.report(state == READY)))
@@ -320,7 +320,7 @@ class Daemon:
             self.assembly.store.codecs.adopt(profiles)
 
     def _recall(self, learned: bytes) -> None:
-        """Give the policies what they knew before the restart."""
+        """Restore what the policies knew before the restart."""
         for name, why in (self.planner.recall(learned) if learned else {}).items():
             log.warning("what the policies learned before is ignored (%s): %s", name, why)
 
@@ -329,7 +329,7 @@ class Daemon:
         return b"" if self.appliance.failed.done() else self.planner.learned()
 
     async def _prefault(self) -> None:
-        """Make the tiers' memory, and begin with what the links to it make."""
+        """Allocate the tiers' memory, and start with the measured speed of links."""
         await asyncio.to_thread(self.assembly.prefault)
         for edge, speed in self.assembly.link_speeds.items():
             mover, now = self.appliance.mover, self.appliance.clock()

@@ -51,7 +51,7 @@ class FileWatch:
         return self.saw(signature_of(self.path))
 
     def saw(self, signature: FileSignature | None) -> bool:
-        """Take in what `stat` said."""
+        """Compare a new result of `stat` with the last."""
         stands_still = signature == self._seen
         self._seen = signature
         if not stands_still or signature == self._told:

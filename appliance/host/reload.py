@@ -46,7 +46,7 @@ MAX_LOGGED_LIST = 60  # characters
 
 
 class Reload:
-    """Owned by the event loop. One change at a time, in the order in which they were asked for.
+    """Applies policies one at a time, in the order of the requests. Owned by the event loop.
 
     `parts` are called with every new policy after the planner; they must not fail. `prefault` makes the
     memory of new extents; it blocks.
@@ -215,7 +215,7 @@ class Reload:
         return num_extents * extent_file_bytes(tiers.dram.extent_bytes)
 
     async def _resize_store(self, change: PolicyChanged, settings: Settings) -> None:
-        """See that the files of new segments are there. Raises ApplianceError."""
+        """Create the files of new segments. Raises ApplianceError."""
         try:
             await self._appliance.resize_store(change.num_units[Tier.NVME])
             self._check(change, settings)  # things went on meanwhile
@@ -226,7 +226,7 @@ class Reload:
             raise
 
     def _make_memory(self) -> None:
-        """Let the memory of new extents be made in the background; they may be used meanwhile."""
+        """Allocate the memory of new extents in the background; they may be used meanwhile."""
         task = asyncio.create_task(asyncio.to_thread(self._prefault))
         self._prefaulting.add(task)
         task.add_done_callback(self._prefaulting.discard)

@@ -88,7 +88,7 @@ class DaemonView:
                 tell(state)
 
     def close(self) -> None:
-        """Take no more samples. Idempotent."""
+        """Stop sampling. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -29,7 +29,7 @@ class HttpAccess:
         self._access = access
 
     def adopt(self, settings: Observe) -> None:
-        """Let other settings be in force."""
+        """Replace the settings."""
         self._settings = settings
 
     @property

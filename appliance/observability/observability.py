@@ -105,7 +105,7 @@ class Observability:
         self.view.appliance.observers.append(self.kv_events.stepped)
 
     def adopt(self, settings: Observe) -> None:
-        """Take over the readers of a new policy, and its tenants; a stream of the page may go on for days."""
+        """Apply the readers and tenants of a new policy; a stream of the page may go on for days."""
         self.readers.adopt(settings)
         was_for_anyone, self._is_for_anyone = self._is_for_anyone, self.readers.is_anyone
         if self.http is not None and was_for_anyone and not self._is_for_anyone:

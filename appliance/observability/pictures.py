@@ -23,7 +23,7 @@ _DPI = 150
 
 
 class CannotDraw(ValueError):
-    """No picture can be made; says what to do about it."""
+    """A picture cannot be made; the message says what to do."""
 
 
 def check_target(path: Path) -> None:

@@ -39,7 +39,7 @@ class Sampler:
         self._taken = asyncio.Event()
 
     def sample(self) -> None:
-        """Take one."""
+        """Add one sample."""
         self.samples.append(self._look())
         self.num_taken += 1
         self._taken.set()

@@ -116,7 +116,7 @@ class Tracing:
         self._close(request)
 
     def _answered(self, reply: Reply) -> None:
-        """Take in an answer; the last one ends the request, unless copies are still under way."""
+        """Record an answer; the last one ends the request, unless copies are still under way."""
         result, span = reply.result, self._requests[reply.call].span
         if isinstance(result, AcquireResult):
             for tier in Tier if result.tiers else ():

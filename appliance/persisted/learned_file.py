@@ -54,7 +54,7 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put a file in the place of what was there, whole or not at all. Blocks. Raises OSError."""
+    """Replace a file, whole or not at all. Blocks. Raises OSError."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -60,7 +60,7 @@ class WritesFile(LearnedFile):
         return json.dumps(state).encode()
 
     def _warn(self, now: float) -> None:
-        """Say once when more was written than the budget allows.
+        """Log once that more was written than the budget allows.
 
         Idle copies wait for it; spills, and puts in mode `through`, do not.
         """

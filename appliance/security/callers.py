@@ -87,7 +87,7 @@ class CallRates:
         self.adopt(tenants)
 
     def adopt(self, tenants: Mapping[str, Tenant]) -> None:
-        """Have these limits from now on. One that stays as it was goes on counting where it is."""
+        """Replace the limits. An unchanged one goes on counting where it is."""
         wanted = {name: tenant.quota.requests_per_s for name, tenant in tenants.items()}
         before, self._limits = self._limits, {}
         for name, rate in wanted.items():

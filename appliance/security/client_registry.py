@@ -141,7 +141,7 @@ class ClientRegistry:
             client.expires_at = self._appliance.clock() + client.ttl_s
 
     def close(self, client_id: int, reason: str) -> None:
-        """Give everything of a client back.
+        """Release everything that a client holds.
 
         Idempotent. Copies in flight keep what they read of its staging extent until they end.
         """

@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class KeyRotation:
-    """Owned by the event loop. `settings` must name a file, and `store` have been opened with its keys."""
+    """Applies changes of the master key file. Owned by the event loop.
+
+    `settings` must name a file, and `store` have been opened with its keys.
+    """
 
     def __init__(self, appliance: Appliance, store: ColdStore, settings: EncryptionSettings) -> None:
         self.last_error = ""  # why the file cannot be used as it was read last; empty when it can

@@ -63,7 +63,7 @@ class Authenticator:
         self.adopt(tenants)
 
     def adopt(self, tenants: Mapping[str, Tenant]) -> None:
-        """Have these tenants from now on. Clients that are open keep the domain they were opened in."""
+        """Replace the tenants. Clients that are open keep the domain they were opened in."""
         self._has_tenants = bool(tenants)
         self._tenancies = {
             name: Tenancy(name, tenant.domain(name), Urgency[tenant.most_urgent.upper()])

@@ -131,7 +131,7 @@ class AccessLog:
             watcher.close()
 
     def note(self, event: Event, now: float) -> None:
-        """Take in an event that the planner is about to handle. Changes nothing there."""
+        """Record an event that the planner is about to handle. Changes nothing there."""
         if isinstance(event, Touched):
             for chain in self._chains(event):
                 parent = self._parent_of(event.namespace_id, chain[0])

@@ -154,7 +154,7 @@ class GrpcServer:
 
     @property
     def addresses(self) -> list[str]:
-        """Where to call, ports that the kernel chose included."""
+        """Addresses to call, with ports that the kernel chose."""
         return self._listeners.addresses
 
     async def start(self) -> None:
@@ -182,7 +182,7 @@ class GrpcServer:
             await self._health.set(SERVICES[0].full_name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Let calls in progress end for `grace_s` seconds, then cancel them."""
+        """Wait `grace_s` seconds for calls in progress, then cancel them."""
         await self._server.stop(grace_s)
         self._listeners.close()
 

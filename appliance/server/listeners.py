@@ -37,7 +37,7 @@ class Listeners:
         self._proxies: list[PeerCredentialProxy] = []
 
     def add_to(self, server: "grpc.aio.Server") -> None:
-        """Let `server` listen at every address. Raises StartError."""
+        """Add every address to `server`. Raises StartError."""
         credentials = Certificates(self._tls).credentials() if self._tls is not None else None
         for address in self._wanted:
             path = socket_path(address)

@@ -156,7 +156,7 @@ class _ProxiedConnection:
         self._ended(self)
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        """Take what is there and pass it on; when the target takes no more, read no more until it does."""
+        """Forward what can be read; while the target's buffer is full, stop reading."""
         try:
             data = source.recv(CHUNK_BYTES)
         except (BlockingIOError, InterruptedError):

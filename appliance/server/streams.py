@@ -31,7 +31,7 @@ _ADDRESS_BITS = 40  # of an offset inside one buffer
 
 
 class PutBuffers:
-    """Where streamed puts are gathered; to the mover one staging extent of all remote clients.
+    """Buffers of streamed puts; for the mover one staging extent of all remote clients.
 
     Bounded by `capacity_bytes` for all puts together. Every buffer has its own range of offsets, never
     used again, so that a late copy cannot read another put's bytes.

@@ -22,7 +22,7 @@ from ..errors import error
 
 
 class TenantAdmin:
-    """Owned by the event loop. `tenants` are those of the policy in force."""
+    """Lists and erases tenants. Owned by the event loop. `tenants`: those of the policy in force."""
 
     def __init__(
         self, appliance: Appliance, planner: Planner, tenants: Callable[[], Mapping[str, Tenant]]

@@ -50,7 +50,7 @@ class BandwidthShares:
         self._weights: Mapping[str, float] = {}
 
     def adopt(self, weights: Mapping[str, float]) -> None:
-        """Let these weights count from now on."""
+        """Replace the tenants' weights."""
         assert all(weight > 0 for weight in weights.values())
         self._weights = dict(weights)
 
@@ -100,7 +100,7 @@ class FairQueue(Generic[B]):
                 yield from (batch for _, batch in heap)
 
     def push(self, batch: B) -> None:
-        """Let a batch wait, where its key says."""
+        """Queue a batch by its key."""
         one = self._classes.setdefault(batch.key[0], _UrgencyClass())
         heap = one.waiting.get(batch.tenant)
         if heap is None:
@@ -111,7 +111,7 @@ class FairQueue(Generic[B]):
         self._len += 1
 
     def pop(self) -> B:
-        """Take out what goes next. There must be something."""
+        """Remove and return the next batch. The queue must not be empty."""
         one = self._classes[min(urgency for urgency, one in self._classes.items() if one.waiting)]
         one.virtual_time, _, tenant = heapq.heappop(one.turns)
         heap = one.waiting[tenant]
@@ -126,7 +126,7 @@ class FairQueue(Generic[B]):
         return batch
 
     def take(self, wanted: Callable[[B], bool]) -> list[B]:
-        """Take out the wanted batches, in the order of their keys. They cost their tenants nothing."""
+        """Remove and return the wanted batches, by key. They cost their tenants nothing."""
         taken: list[B] = []
         for one in self._classes.values():
             for tenant, heap in list(one.waiting.items()):

@@ -28,7 +28,7 @@ DEVICE_BATCH_BYTES = 16 << 20
 
 
 class Edge(NamedTuple):
-    """Where a copy goes from and to; source None is a client's staging extent."""
+    """The source and target of a copy; source None is a client's staging extent."""
 
     source: Tier | None
     target: Tier

@@ -114,7 +114,7 @@ class Mover:
                 self._end(lane, batch, Cause.CANCELLED)
 
     def hasten(self, instruction: HastenCopy) -> None:
-        """Let what is queued of a copy go where it would be with this urgency and deadline."""
+        """Move the queued batches of a copy to their place under this urgency and deadline."""
         job = self._jobs.get(instruction.copy)
         if job is not None:
             job.copy.urgency, job.copy.deadline_at = instruction.urgency, instruction.deadline_at
@@ -287,7 +287,7 @@ class Mover:
     def _settle(
         self, lane: EdgeQueue, batch: CopyBatch, outcomes: list[CopyOutcome], ended_at: float
     ) -> None:
-        """Take over the outcomes of a batch that was in flight."""
+        """Record the outcomes of a batch that was in flight."""
         assert len(outcomes) == batch.stop - batch.start
         lane.num_in_flight -= 1
         batch.job.outcomes[batch.start : batch.stop] = outcomes

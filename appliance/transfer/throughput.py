@@ -32,13 +32,13 @@ class ThroughputMeter:
         return True
 
     def began(self, now: float) -> None:
-        """Say that a batch was handed to the device."""
+        """Count a batch that was handed to the device."""
         if self._num_in_flight == 0:
             self._busy_since = now
         self._num_in_flight += 1
 
     def ended(self, began_at: float, ended_at: float, num_bytes: int) -> bool:
-        """Say that a batch ended; `num_bytes` is what it really moved. True when an estimate changed."""
+        """Count a batch that ended after moving `num_bytes`; returns whether an estimate changed."""
         assert self._num_in_flight > 0
         num_sharing = self._num_in_flight
         self._num_in_flight -= 1
