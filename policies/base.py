@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..tiers.block import Tier
+from ..tiers.ladder import STANDARD, Ladder
 
 #: Priority of a block without a stated one; 0 to 100, lowest evicted first.
 DEFAULT_PRIORITY = 50
@@ -135,6 +136,7 @@ class Surroundings:
     #: those that are Observers get every event before the policies do.
     shared: dict[str, Any] = field(default_factory=dict)
     future: Future | None = None
+    ladder: Ladder = STANDARD
 
 
 class Use(NamedTuple):

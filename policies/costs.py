@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..tiers.block import Geometry, Tier
+from ..tiers.ladder import STANDARD, Ladder
 
 #: What one accelerator sustains in prefill: half of an A100's dense bf16 peak of 312 TFLOP/s.
 DEFAULT_FLOP_PER_S = 150e12
@@ -96,8 +97,11 @@ class CostModel:
         default_latency_s: float,
         default_flop_per_s: float = DEFAULT_FLOP_PER_S,
         queued_bytes: Callable[[Tier], int] = lambda tier: 0,
+        ladder: Ladder = STANDARD,
     ) -> None:
-        """`queued_bytes`: bytes queued on the edge from a tier upwards that go before a new load."""
+        """`queued_bytes`: bytes queued on the edge from a tier upwards that go before a new load. Loads
+        are from the log of `ladder`: what is in memory is read there."""
+        self._log_tier = ladder.log_tier
         self._default_edge = (default_bandwidth_bytes_per_s, default_latency_s)
         self._default_flop_per_s = default_flop_per_s
         self._edges: dict[Tier, tuple[float, float]] = {}  # by source: bandwidth, latency
@@ -169,7 +173,7 @@ class CostModel:
     def load_s(self, namespace_id: int, num_blocks: int, tier: Tier) -> float:
         """Return the seconds until blocks that are in `tier` are readable from the fastest one, on an edge
         that has nothing else to do."""
-        if tier <= Tier.DRAM or not num_blocks:
+        if tier < self._log_tier or not num_blocks:
             return 0.0
         bandwidth, latency_s = self._edges.get(tier, self._default_edge)
         return latency_s + num_blocks * self._prefills[namespace_id].block_bytes / bandwidth
@@ -189,13 +193,13 @@ class CostModel:
         """
         num_asked = max(0, len(tiers) - first_block)
         recompute_s = self.recompute_s(namespace_id, first_block, num_asked) if num_asked else 0.0
-        if tiers.count(Tier.HBM) + tiers.count(Tier.DRAM) == len(tiers):
+        if self._log_tier not in tiers:
             return Advice(len(tiers), 0.0, recompute_s, True, "")
         asked = np.frombuffer(tiers, np.uint8)[first_block:]
-        is_cold = asked > Tier.DRAM
+        slowest = self._log_tier
+        is_cold = asked == slowest
         if not is_cold.any():
             return Advice(len(tiers), 0.0, recompute_s, True, "")
-        slowest = Tier(int(asked.max()))
         prefill = self._prefills[namespace_id]
         per_block_s = prefill.block_bytes / self.bandwidth_of(slowest)
         start_s = self._edges.get(slowest, self._default_edge)[1] + self.wait_s(slowest)

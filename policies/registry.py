@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..tiers.block import Tier
+from ..tiers.ladder import STANDARD, Ladder
 from .admission import AdmitAll
 from .base import (
     AdmissionPolicy,
@@ -136,6 +137,7 @@ def build(
     future: Future | None = None,
     shared: Mapping[str, Any] | None = None,
     report: Report = lambda words, instead: None,
+    ladder: Ladder = STANDARD,
 ) -> PolicySet:
     """Build the policies of a planner with tiers of these capacities. Raises UnknownPolicy, BrokenPolicy,
     BadPolicyOption and ReplayOnly, all of them ValueErrors.
@@ -147,19 +149,21 @@ def build(
 
     def make(known: Mapping[str, Factory], name: str, tier: Tier) -> Any:
         options = dict(choice.options.get(name, {}))
-        surroundings = Surroundings(facts, costs, tier, capacity_bytes[tier], options, shared, future)
+        surroundings = Surroundings(facts, costs, tier, capacity_bytes[tier], options, shared, future, ladder)
         factory = resolve(known, name, choice.allowed_modules)
         return factory(surroundings) if name in known else _own(factory, name, surroundings, known, report)
 
     chosen: dict[Tier, EvictionPolicy] = {
-        tier: make(EVICTION, choice.eviction_for(tier), tier) for tier in capacity_bytes if tier < Tier.NVME
+        tier: make(EVICTION, choice.eviction_for(tier), tier)
+        for tier in capacity_bytes
+        if tier in ladder.memory_tiers
     }
     evictions = {tier: RetainedEviction(policy, facts) for tier, policy in chosen.items()}
     admissions = {
         tier: _with_priorities(make(ADMISSION, choice.admission_for(tier), tier), facts)
         for tier in capacity_bytes
     }
-    prefetcher = make(PREFETCH, choice.prefetch, Tier.DRAM) if choice.prefetch else None
+    prefetcher = make(PREFETCH, choice.prefetch, ladder.put_tier) if choice.prefetch else None
     learners = [learner for learner in shared.values() if isinstance(learner, Observer)]
     policies = [*chosen.values(), *evictions.values(), *([prefetcher] if prefetcher else [])]
     return PolicySet(evictions, admissions, prefetcher, [*learners, *policies], shared)

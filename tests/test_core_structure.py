@@ -4,6 +4,7 @@ What import-linter and ruff cannot say, read from the syntax trees of appliance/
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -244,3 +245,23 @@ def test_options_are_kept_in_one_place() -> None:
         and node.attr.lstrip("_") == "options"
     ]
     assert kept == []
+
+
+TIER_NAMED = re.compile(r"(?<![a-z0-9])(hbm|dram|nvme|cxl)(?![a-z0-9])", re.IGNORECASE)
+
+
+def test_no_line_of_the_core_or_of_a_policy_names_a_tier() -> None:
+    """They ask the ladder for a role (tiers/ladder.py)."""
+    places = [*CORE.rglob("*.py"), *(CORE.parent.parent / "policies").rglob("*.py")]
+    found = {
+        f"{path.name}:{number}": line
+        for path in places
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if TIER_NAMED.search(line)
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize("line", ["tier = Tier.DRAM", "in_nvme[row]", "# stays in hbm", "HBM"])
+def test_a_tier_that_is_named_is_seen(line: str) -> None:
+    assert TIER_NAMED.search(line)

@@ -81,7 +81,7 @@ class Changes:
     def num_units(self, tier: Tier) -> int:
         """Return how many extents or segments a tier has, without those that leave."""
         room: Any = self._core.rooms[tier]
-        count: int = room.num_segments if tier is Tier.NVME else room.num_extents
+        count: int = room.num_segments if tier == self._core.ladder.log_tier else room.num_extents
         return count
 
     def apply(self, change: PolicyChanged) -> None:

@@ -275,7 +275,7 @@ class PrefetchRequested:
     client: int
     namespace_id: int
     prefix_hashes: Sequence[bytes]
-    target: Tier = Tier.DRAM
+    target: Tier | None = None  # None: where puts land
     deadline_at: float = float("inf")
 
 
@@ -366,8 +366,8 @@ class EdgeMeasured:
 
 @dataclass(slots=True)
 class ColdEdgeOpened:
-    """The way from nvme straight into hbm was found to be the quicker one, for what these codecs wrote (0:
-    for what is stored as it is). Without it everything stops in dram."""
+    """The way from the cold store straight onto the device was found to be the quicker one, for what these
+    codecs wrote (0: for what is stored as it is). Without it everything stops in host memory."""
 
     codecs: frozenset[int]
 

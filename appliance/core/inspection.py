@@ -8,9 +8,9 @@ from collections.abc import Sized
 from typing import Any
 
 from ...tiers.block import NO_PLACE, Tier
-from ...tiers.cold.log import SegmentLog, record_bytes
+from ...tiers.cold.log import record_bytes
 from ...v1.shm import extent_of
-from .catalog.catalog import NO_ROW, TIERS
+from .catalog.catalog import NO_ROW
 from .catalog.core_state import CoreState
 from .catalog.states import State
 from .catalog.story import Line
@@ -120,8 +120,8 @@ class Inspection:
 
     def segment(self, number: int) -> dict[str, Any] | None:
         """Return the books of one segment of the cold store."""
-        log = self._core.rooms.get(Tier.NVME)
-        if not isinstance(log, SegmentLog) or not 0 <= number < len(log.segments):
+        log = self._core.log
+        if log is None or not 0 <= number < len(log.segments):
             return None
         segment = log.segments[number]
         return {
@@ -144,20 +144,20 @@ class Inspection:
 
     def check_books(self) -> list[str]:
         """Audit invariant 15: bytes by state against the rooms, live records against the segments."""
-        catalog = self._core.catalog
-        log = self._core.rooms.get(Tier.NVME)
-        if not isinstance(log, SegmentLog):
+        catalog, log_tier = self._core.catalog, self._core.ladder.log_tier
+        log = self._core.log
+        if log is None:
             return []
         num_live: Counter[int] = Counter()
         live_bytes: Counter[int] = Counter()
         for namespace in catalog.namespaces.values():
             for row in namespace.rows.values():
                 for fragment in catalog.fragments(row):
-                    place = catalog.place[Tier.NVME][fragment]
+                    place = catalog.place[log_tier][fragment]
                     if place != NO_PLACE:
                         num_live[extent_of(place)] += 1
                         live_bytes[extent_of(place)] += record_bytes(
-                            catalog.stored_length(fragment, Tier.NVME)
+                            catalog.stored_length(fragment, log_tier)
                         )
         for place, length in self._copies.forward_targets():
             num_live[extent_of(place)] += 1
@@ -193,7 +193,7 @@ class Inspection:
                     "container": extent_of(catalog.place[tier][fragment]),
                     "holds": catalog.holds[tier][fragment],
                 }
-                for tier in TIERS
+                for tier in self._core.ladder.tiers
                 if catalog.place[tier][fragment] != NO_PLACE
             },
         }

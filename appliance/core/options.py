@@ -51,8 +51,8 @@ class PlannerOptions:
     put_wait_s: float = 5.0
     session_idle_s: float = 3600.0
 
-    #: Share of a memory tier's capacity from which on its coldest blocks leave, and that of dram from which
-    #: on what is put is copied down ahead.
+    #: Share of a memory tier's capacity from which on its coldest blocks leave, and that of the put tier from
+    #: which on what is put is copied down ahead.
     high_watermark: float = 0.95
     low_watermark: float = 0.80
     #: Bytes being spilled at one time, per tier: enough to fill a device queue, little enough to
@@ -67,10 +67,10 @@ class PlannerOptions:
     #: Share of a segment that may be copied forward when it is reclaimed; the rest is dropped.
     max_forward_fraction: float = 0.25
 
-    #: Bytes of prefetches in flight, and the share of dram that may be prefetched and not used yet.
+    #: Bytes of prefetches in flight, and the share of the put tier that may be prefetched and not used yet.
     max_prefetch_bytes: int = 256 << 20
     max_prefetched_fraction: float = 0.25
-    #: Share of the bandwidth of the edge from nvme that prefetches may take.
+    #: Share of the bandwidth of the edge from the log that prefetches may take.
     prefetch_bandwidth_fraction: float = 0.5
     #: How long a block that was brought up for an arrival or on request is expected to be used.
     prefetch_window_s: float = 60.0

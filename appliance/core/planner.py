@@ -21,7 +21,7 @@ from ...policies.learned import pack, unpack
 from ...policies.registry import PolicyChoice
 from ...tiers.base import Room
 from ...tiers.block import Tier, Urgency
-from ...tiers.cold.log import SegmentLog
+from ...tiers.ladder import STANDARD, Ladder
 from . import events as ev
 from .capacity.ahead import Ahead
 from .capacity.dirty import Dirty
@@ -33,7 +33,6 @@ from .catalog.catalog_audit import check_catalog
 from .catalog.core_state import CoreState
 from .catalog.recovery import Recovered, adopt
 from .catalog.residency import Residency
-from .catalog.rules import MEMORY_TIERS
 from .changes import Changes
 from .copying.copies import Copies
 from .copying.refusals import Refusals
@@ -78,23 +77,24 @@ class Planner:
         rooms: Mapping[Tier, Room],
         *,
         policies: PolicyChoice | None = None,
-        shared: Sequence[Tier] = MEMORY_TIERS,
+        ladder: Ladder = STANDARD,
         future: Future | None = None,
         secret: bytes = b"",
         on_policy_failed: Callable[[str, str], None] = lambda words, instead: None,
     ) -> None:
-        """The arguments are those of `CoreState`. `shared`: memory tiers that clients on this host read in
-        place; not hbm where it is a GPU's. Raises ValueError for a wrong choice of policies."""
+        """The arguments are those of `CoreState`. Raises ValueError for a wrong choice of policies."""
         core = self.core = CoreState(
             options,
             rooms,
             choice=policies or PolicyChoice(),
             future=future,
             secret=secret,
-            shared=shared,
+            ladder=ladder,
             on_policy_failed=on_policy_failed,
         )
         self.rooms, self.catalog, self.story, self.costs = rooms, core.catalog, core.story, core.costs
+        memory_tiers = [tier for tier in ladder.memory_tiers if tier in rooms]
+        self._in_memory = [(int(tier), core.catalog.num_resident[tier]) for tier in memory_tiers]
         self.dirty = Dirty(core, is_complete=options.write != "spill")
         self.write_budget = WriteBudget(options.daily_write_bytes)
         self.refusals = Refusals(core)
@@ -224,22 +224,21 @@ class Planner:
         if namespace is None:
             return unknown_namespace(namespace_id)
         shards, tier_of = namespace.rows.shards, self.catalog.tier_of
-        hbm, dram = self.catalog.num_resident[Tier.HBM], self.catalog.num_resident[Tier.DRAM]
-        num_groups = namespace.num_groups
+        num_groups, in_memory = namespace.num_groups, self._in_memory
         tiers = bytearray()
         for prefix_hash in prefix_hashes:
             row = shards[prefix_hash[0]].get(prefix_hash, NO_ROW)
             if row < 0:
                 break
-            if hbm[row] == num_groups:
-                tiers.append(Tier.HBM)
-            elif dram[row] == num_groups:
-                tiers.append(Tier.DRAM)
-            else:
-                tier = tier_of(row)
-                if tier is None or tier in self.core.offline:
+            for tier, num_resident in in_memory:
+                if num_resident[row] == num_groups:
+                    tiers.append(tier)
                     break
-                tiers.append(tier)
+            else:
+                slowest = tier_of(row)
+                if slowest is None or slowest in self.core.offline:
+                    break
+                tiers.append(slowest)
         advice = self.costs.advise(namespace_id, tiers, now=self.core.now)
         return LookupResult(
             len(tiers), bytes(tiers), advice.load_s, advice.recompute_s, advice.num_blocks, advice.reason
@@ -373,7 +372,9 @@ class Planner:
             "tier_offline" if event.offline else "tier_online",
             event.reason,
         )
-        if event.offline and event.tier in MEMORY_TIERS:  # memory that is gone does not come back
+        if (
+            event.offline and event.tier != self.core.ladder.log_tier
+        ):  # memory that is gone does not come back
             rows = [row for known in self.catalog.namespaces.values() for row in known.rows.values()]
             for row in rows:
                 if self.catalog.prefix_hash[row]:  # not, when it went with its last child
@@ -381,7 +382,8 @@ class Planner:
                         self.residency.condemn(fragment, event.tier, "tier lost")
 
     def _edge_measured(self, event: ev.EdgeMeasured) -> None:
-        if event.target is Tier.DRAM and event.source is not Tier.DRAM:
+        put_tier = self.core.ladder.put_tier
+        if event.target == put_tier and event.source != put_tier:
             now = self.core.now
             self.costs.measured(event.source, event.bandwidth_bytes_per_s, event.latency_s, now)
 
@@ -395,8 +397,8 @@ class Planner:
 
     def close_cold_store(self) -> list[ev.Instruction]:
         """Last step of a drain: seal what is open. Returns the instructions."""
-        log = self.rooms.get(Tier.NVME)
-        if not isinstance(log, SegmentLog):
+        log = self.core.log
+        if log is None:
             return []
         log.close_open_segments()
         return [ev.SealSegment(number) for number in log.take_segments_to_seal()]

@@ -24,6 +24,7 @@ from ...tiers.edges import Viewable
 from ...tiers.encryption.master_keys import load_master_keys
 from ...tiers.gpu.device.contract import Device
 from ...tiers.gpu.device.links import LinkSpeed
+from ...tiers.ladder import ON_DEVICE, STANDARD, Ladder
 from ...tiers.memory.engine import MAX_NUMBERS, ExtentEngine
 from ...tiers.memory.index import Indexes
 from ...tiers.memory.memfd import SharedMemoryError
@@ -83,11 +84,9 @@ class Assembly:
         return TierBackends(self.engines, self.routes, self.max_in_flight, self.store)
 
     @property
-    def shared_tiers(self) -> tuple[Tier, ...]:
-        """Memory tiers that every client on this host reads in place, fastest first."""
-        return tuple(
-            tier for tier, engine in sorted(self.engines.items()) if isinstance(engine, ExtentEngine)
-        )
+    def ladder(self) -> Ladder:
+        """The tiers of this daemon. Clients on this host read hbm in place only where it is host memory."""
+        return ON_DEVICE if self.hot is not None else STANDARD
 
     def staging_routes(self, staging: Viewable) -> Mapping[Tier, Route]:
         """Return the ways out of a client's staging extent."""

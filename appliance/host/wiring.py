@@ -31,7 +31,7 @@ def build_planner(settings: Settings, assembly: Assembly) -> Planner:
             settings.planner_options(),
             assembly.rooms,
             policies=settings.policy.choice(),
-            shared=assembly.shared_tiers,
+            ladder=assembly.ladder,
             secret=secrets.token_bytes(32),
             on_policy_failed=partial(log.error, "%s; %s"),
         )

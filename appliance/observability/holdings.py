@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...tiers.block import Urgency
-from ..core.catalog.catalog import TIERS, Catalog
+from ..core.catalog.catalog import Catalog
 from ..core.catalog.runs import column
 from ..core.planner import Planner
 from ..core.requests.sessions import Session
@@ -52,7 +52,7 @@ def where(catalog: Catalog, session: Session) -> dict[str, Any]:
     ids = column(catalog.namespace_id)[rows] if len(rows) else rows
     is_open = np.ones(len(rows), bool)
     blocks, num_bytes = {}, {}
-    for tier in TIERS:
+    for tier in catalog.ladder.tiers:
         is_here = (
             is_open & (column(catalog.num_resident[tier])[rows] == groups[ids]) if len(rows) else is_open
         )

@@ -4,15 +4,14 @@ Blocks that arrive in one call have one number: they are one piece of one prompt
 them against each other would only tear the piece apart. Because leaves of the tree are
 evicted first, a piece leaves tail first anyway.
 
-Puts land in dram, so there `stored` is an arrival. Everything else (a block that came up from a slower
-tier, any block of hbm) is noticed when it, or a descendant, is offered for the first time: a block in a
-tier has its whole past in that tier, so its unknown ancestors came with it.
+Puts land in one tier, so there `stored` is an arrival. Everything else (a block that came up from a slower
+tier, any block of another tier) is noticed when it, or a descendant, is offered for the first time: a block
+in a tier has its whole past in that tier, so its unknown ancestors came with it.
 """
 
 from array import array
 from collections.abc import Sequence
 
-from ...tiers.block import Tier
 from ..base import Surroundings
 
 GROWTH = 1024
@@ -23,7 +22,7 @@ class Arrivals:
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._facts = surroundings.facts
-        self._is_entrance = surroundings.tier is Tier.DRAM
+        self._is_entrance = surroundings.tier == surroundings.ladder.put_tier
         self._numbers = array("q")  # by row; 0: not in this tier
         self._num_arrivals = 0
         self.num_blocks = 0

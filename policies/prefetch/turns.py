@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...tiers.block import Tier, Urgency
+from ...tiers.block import Urgency
 from ..base import Expected, Prefetcher, SessionChange, Surroundings, Use
 from ..options import Number, read_numbers
 from .habits import habits_of
@@ -82,6 +82,7 @@ class TurnPrefetch(Prefetcher):
     def __init__(self, surroundings: Surroundings) -> None:
         options = read_numbers(self.name, surroundings.options, OPTIONS)
         self._facts, self._costs = surroundings.facts, surroundings.costs
+        self._ladder = surroundings.ladder
         self._min_chance, self._max_window_s = options["min_chance"], options["max_window_s"]
         self._max_conversations = int(options["max_conversations"])
         self._conversations: OrderedDict[_Conversation, None] = OrderedDict()  # longest silent first
@@ -286,17 +287,17 @@ class TurnPrefetch(Prefetcher):
         said_at, gap_s = conversation.said_at, conversation.back_at - conversation.said_at
         namespace_id = self._facts.namespace_id[conversation.tail]
         num_blocks = self._facts.position[conversation.tail] + 1
-        lead_s = LEAD * self._costs.load_s(namespace_id, num_blocks, Tier.NVME) + SLACK_S
+        lead_s = LEAD * self._costs.load_s(namespace_id, num_blocks, self._ladder.log_tier) + SLACK_S
         begin = said_at + gap_s * self._habits.promises.ratio_at(TOO_EARLY) - lead_s
         return begin, said_at + gap_s * self._habits.promises.ratio_at(1 - TOO_LATE) + SLACK_S
 
     def _cold_rows(self, conversation: _Conversation) -> list[int]:
-        """Return the blocks of a chain that are in no memory tier, parents first."""
-        tier_of, parent = self._facts.tier_of, self._facts.parent
+        """Return the blocks of a chain that are below the put tier, parents first."""
+        tier_of, parent, put_tier = self._facts.tier_of, self._facts.parent, self._ladder.put_tier
         rows, row = [], conversation.tail
         while row >= 0:
             tier = tier_of(row)
-            if tier is not None and tier > Tier.DRAM:
+            if tier is not None and tier > put_tier:
                 rows.append(row)
             row = parent[row]
         rows.reverse()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.catalog.rules import MEMORY_TIERS
 from kvtier.appliance.core.planner import Planner
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.ladder import ON_DEVICE, STANDARD
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import extent_of
 
@@ -76,12 +76,12 @@ class Daemon:
         self.is_alive = True
         self.was_offline = False
         self.rooms = _rooms(config, self._no_place)
-        shared = MEMORY_TIERS if config.hbm_is_shared else (Tier.DRAM,)
+        ladder = STANDARD if config.hbm_is_shared else ON_DEVICE
         self.planner = Planner(
             config.options,
             self.rooms,
             policies=config.policies,
-            shared=shared,
+            ladder=ladder,
         )
         if config.compression is not None:
             self.planner.handle(ev.CompressionChosen(config.compression), world.now)

@@ -8,12 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtier.appliance.core.catalog.catalog import NO_ROW, TIERS
+from kvtier.appliance.core.catalog.catalog import NO_ROW
 from kvtier.appliance.core.catalog.rules import ADMINISTRATOR
 from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.events import Event, PrefetchRequested
 from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
 from kvtier.tiers.block import Tier, Urgency
+from kvtier.tiers.ladder import STANDARD
 
 from .world import Violation, World
 
@@ -265,7 +266,7 @@ class Oracle:
         if left is Tier.NVME and notice.reason == ADMINISTRATOR and catalog.tier_of(row) is not None:
             return [Tier.NVME]
         is_hot = catalog.num_resident[Tier.HBM][row] == catalog.namespace_of(row).num_groups
-        return [tier for tier in TIERS[: left + 1] if not (tier < left is Tier.DRAM and is_hot)]
+        return [tier for tier in STANDARD.tiers[: left + 1] if not (tier < left is Tier.DRAM and is_hot)]
 
     def _is_offline(self) -> bool:
         return bool(self._daemon.planner.core.offline) or self._daemon.was_offline
@@ -309,7 +310,7 @@ class Oracle:
     def _check_holds(self) -> None:
         planner = self._daemon.planner
         catalog = planner.catalog
-        expected: list[Counter[int]] = [Counter() for _ in TIERS]
+        expected: list[Counter[int]] = [Counter() for _ in STANDARD.tiers]
         for client in planner.leases.clients.values():
             for lease in client.leases.values():
                 for fragment, tier in lease.held:
@@ -321,7 +322,7 @@ class Oracle:
                     if row == NO_ROW:
                         raise Violation("holds", "a block was forgotten under a copy")
                     expected[copy.source][catalog.first_fragment[row] + item.label.group] += 1
-        for tier in TIERS:
+        for tier in STANDARD.tiers:
             states, holds = catalog.state[tier], catalog.holds[tier]
             for namespace in catalog.namespaces.values():
                 for row in namespace.rows.values():

@@ -1,5 +1,5 @@
 """Room in every tier: choose victims, spill, reclaim segments, resize, copy ahead.
 
-`pressure.py` is the entry; quotas of the cold store and of HBM are beside it.
+`pressure.py` is the entry; quotas of the cold store and the device's room are beside it.
 Imports `catalog` and `copying`; imported by `promotion` and `requests`.
 """

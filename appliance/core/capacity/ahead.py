@@ -1,16 +1,16 @@
 """Ahead: blocks that are copied into the cold store before their room in memory is needed.
 
 They stay where they are, too, so that they are *clean*: their room can be had at once, and they are found
-again should the process die. When that happens is a setting, `tiers.nvme.write`:
+again should the process die. When that happens is a setting, `write` of the cold store:
 
-    spill      from the low watermark of dram on, so that a burst of puts finds room at once
+    spill      from the low watermark of memory on, so that a burst of puts finds room at once
     idle       and while the device has nothing else to do, within a budget of bytes a day
     through    and every put, as soon as it was answered
 
 Puts come in bursts faster than any device writes; what is dirty when one begins is what it has to wait for.
 What is in both tiers takes room twice. From the watermark on that is at most MAX_DOUBLE of the cold store, so
 the newest blocks stay dirty where it is small; idle copies may take MAX_IDLE_DOUBLE of it: a store that is
-twice as large as dram takes all. A block whose record was lost while memory has it (dirty.py, `lost`) is
+twice as large as memory takes all. A block whose record was lost while memory has it (dirty.py, `lost`) is
 copied again only into room that is free: a store smaller than memory would write itself in circles.
 
 An idle copy makes way: it begins only when nothing is on its way to or from the device, is of MAX_IDLE_BYTES
@@ -20,7 +20,7 @@ meanwhile waits for one such copy at most.
 Rejected: copying down who would leave next (only the ends of chains are candidates; the rest of a chain
 becomes one when they have left); the dearest first (a child without its parent is of no use after a restart,
 and with a budget of the size of the store nearly all is copied); letting clean blocks leave ahead of need,
-as it was before: a tenth of dram stood empty, and was missed; cancelling an idle copy (it is over sooner).
+as it was before: a tenth of memory stood empty, and was missed; cancelling an idle copy (it is over sooner).
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ from ..copying.write_budget import WriteBudget
 from .dirty import Dirty, Line
 from .pressure import COPY_AHEAD, IDLE_COPY, Pressure
 
-#: Share of the cold store for blocks that were copied down from the watermark on and are in dram, too.
+#: Share of the cold store for blocks that were copied down from the watermark on and are in memory, too.
 MAX_DOUBLE: Final = 1 / 8
 #: The same for idle copies. What memory continues cannot be reclaimed, so the rest has to be for others.
 MAX_IDLE_DOUBLE: Final = 1 / 2
@@ -55,6 +55,7 @@ class Ahead:
 
     def __init__(self, core: CoreState, pressure: Pressure, dirty: Dirty, budget: WriteBudget) -> None:
         self._core = core
+        self._put_tier, self._log_tier = core.ladder.put_tier, core.ladder.log_tier
         self._pressure = pressure
         self.dirty = dirty
         self.budget = budget
@@ -77,12 +78,12 @@ class Ahead:
     def spill(self) -> None:
         """Copy down what was put longest ago, as much as the watermark or the setting asks for."""
         pressure, line = self._pressure, self.dirty.puts
-        if not pressure.may_spill(Tier.DRAM):
+        if not pressure.may_spill(self._put_tier):
             return
         is_through = self._core.options.write == "through"
         max_spilling_bytes = AHEAD_SHARE * self._core.options.max_spill_bytes
         num_steps = 0
-        while line and pressure.spilling_bytes(Tier.DRAM) < max_spilling_bytes:
+        while line and pressure.spilling_bytes(self._put_tier) < max_spilling_bytes:
             if not is_through and not self._is_due():
                 return
             if num_steps == MAX_STEPS:
@@ -95,7 +96,7 @@ class Ahead:
                 return
             if is_through and not self._is_due() and not self._has_room(row, displaces=True):
                 return
-            is_admitted = pressure.is_worth_keeping(row, Tier.NVME) and pressure.cold_quota.admits(row)
+            is_admitted = pressure.is_worth_keeping(row, self._log_tier) and pressure.cold_quota.admits(row)
             if is_admitted:
                 urgency = Urgency.IDLE if is_through else Urgency.ENDED
                 while self.dirty.is_dirty(row):
@@ -110,7 +111,7 @@ class Ahead:
         self._due_at = None
         pressure, now = self._pressure, self._core.now
         mode = self._core.options.write
-        if mode == "spill" or not self.dirty or Tier.NVME in self._core.offline:
+        if mode == "spill" or not self.dirty or self._log_tier in self._core.offline:
             return
         if pressure.refusals.is_pausing:
             if not pressure.refusals.is_full:  # else something has to leave first, which is an event
@@ -151,7 +152,7 @@ class Ahead:
                 if is_again and not num_bytes:
                     pressure.free_dead_segments()  # of failed copies; that displaces nothing
                 break
-            if pressure.cold_quota.has_room(row) and pressure.is_worth_keeping(row, Tier.NVME):
+            if pressure.cold_quota.has_room(row) and pressure.is_worth_keeping(row, self._log_tier):
                 pressure.copy_down(row, source, Urgency.ENDED, what=IDLE_COPY)
                 if self.dirty.is_dirty(row):  # no room for all of it, or the rest is in another tier
                     break
@@ -172,14 +173,14 @@ class Ahead:
         self._pressure.is_busy = self._pressure.is_busy or len(line) > 0
 
     def _is_due(self) -> bool:
-        """Whether dram is above its low watermark, and the cold store has room for blocks in both."""
-        room = self._core.rooms[Tier.DRAM].statistics()
+        """Whether memory is above its low watermark, and the cold store has room for blocks in both."""
+        room = self._core.rooms[self._put_tier].statistics()
         if room.taken_bytes <= self._core.options.low_watermark * room.capacity_bytes:
             return False
         return self.dirty.puts.num_bytes > self._may_be_dirty_bytes()
 
     def _may_be_dirty_bytes(self) -> float:
-        capacity_bytes = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
+        capacity_bytes = self._core.rooms[self._put_tier].statistics().capacity_bytes
         return max(0.0, capacity_bytes - MAX_DOUBLE * self._cold_bytes())
 
     def _has_room(self, row: int, *, displaces: bool) -> bool:
@@ -191,8 +192,8 @@ class Ahead:
         return displaces and not self._pressure.is_reclaiming_in_vain
 
     def _may_be_double(self) -> bool:
-        """Whether more blocks may be in dram and, by idle copies, in the cold store."""
-        double_bytes = self._core.rooms[Tier.DRAM].statistics().taken_bytes - self.dirty.puts.num_bytes
+        """Whether more blocks may be in memory and, by idle copies, in the cold store."""
+        double_bytes = self._core.rooms[self._put_tier].statistics().taken_bytes - self.dirty.puts.num_bytes
         return double_bytes < MAX_IDLE_DOUBLE * self._cold_bytes()
 
     def _is_paid(self, num_bytes: int, row: int) -> bool:
@@ -208,7 +209,7 @@ class Ahead:
 
     @property
     def _log(self) -> SegmentLog:
-        log = self._core.rooms[Tier.NVME]
+        log = self._core.rooms[self._log_tier]
         assert isinstance(log, SegmentLog)
         return log
 

@@ -14,7 +14,7 @@ that to be written down. So a tenant may have more than its quota again, and wha
 from collections import defaultdict
 from itertools import islice
 
-from ....tiers.block import Tier, tenant_of
+from ....tiers.block import tenant_of
 from ..catalog.catalog import NO_ROW, Namespace
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
@@ -23,7 +23,6 @@ from ..catalog.table import NUM_SHARDS
 #: Shards of a namespace, of those that are not empty, looked at for a chain to shorten; chains per shard;
 #: blocks down a chain.
 MAX_SHARDS, MAX_CHAINS, MAX_DEPTH = 16, 4, 4096
-BEYOND_QUOTA = "beyond its tenant's quota of nvme"
 #: Blocks that go for one newcomer; after a quota was lowered, the rest goes with the next ones.
 MAX_STEPS = 64
 
@@ -34,7 +33,9 @@ class ColdQuota:
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core
         self._residency = residency
-
+        self._log_tier = core.ladder.log_tier
+        #: Why a block was evicted because of a quota.
+        self.reason = f"beyond its tenant's quota of {self._log_tier.label}"
         self._next_shard: defaultdict[int, int] = defaultdict(int)  # by namespace
 
     def admits(self, row: int) -> bool:
@@ -71,8 +72,8 @@ class ColdQuota:
             rows = [row for one in namespaces for row in one.rows.values()]
             rows.sort(key=core.catalog.position.__getitem__, reverse=True)
             for row in rows:
-                if excess_bytes > 0 and residency.may_leave(row, Tier.NVME):
-                    excess_bytes -= residency.evict(row, Tier.NVME, BEYOND_QUOTA)
+                if excess_bytes > 0 and residency.may_leave(row, self._log_tier):
+                    excess_bytes -= residency.evict(row, self._log_tier, self.reason)
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -101,8 +102,8 @@ class ColdQuota:
             self._next_shard[namespace.id] = (shard + 1) % NUM_SHARDS
             for row in list(islice(namespace.rows.shards[shard].values(), MAX_CHAINS)):
                 last = self._last_cold(row)
-                if last not in (NO_ROW, newcomer) and residency.may_leave(last, Tier.NVME):
-                    residency.evict(last, Tier.NVME, BEYOND_QUOTA)
+                if last not in (NO_ROW, newcomer) and residency.may_leave(last, self._log_tier):
+                    residency.evict(last, self._log_tier, self.reason)
                     return True
             num_left -= bool(namespace.rows.shards[shard])
             if num_left == 0:
@@ -112,7 +113,7 @@ class ColdQuota:
     def _last_cold(self, row: int) -> int:
         """Return the deepest block below `row` (or itself) along first children that is in the cold store."""
         catalog = self._core.catalog
-        placed, last = catalog.num_placed[Tier.NVME], NO_ROW
+        placed, last = catalog.num_placed[self._log_tier], NO_ROW
         for _ in range(MAX_DEPTH):
             if placed[row]:
                 last = row

@@ -1,12 +1,12 @@
 """Dirty: blocks that memory has and the cold store has not, in the order in which they are to be copied down.
 
-Two lines. `puts` has what puts brought into dram, in the order in which it came: that is nearly the order in
-which blocks become victims, has parents before children, and is known without asking any policy. `lost` has
+Two lines. `puts` has what puts brought, in the order in which it came: that is nearly the order in which
+blocks become victims, has parents before children, and is known without asking any policy. `lost` has
 blocks that are in memory and whose record in the cold store is gone (a failed copy, a reclaimed segment, a
 record that failed verification). Lines are read lazily: what left memory or was copied meanwhile stays in its
 line until its turn, or until the line is swept because it names more bytes than memory can hold.
 
-Where blocks are copied only when dram fills (`is_complete` False), nobody needs all of them: `lost` stays
+Where blocks are copied only when memory fills (`is_complete` False), nobody needs all of them: `lost` stays
 empty, and a line that is too long forgets its oldest. When a block is copied is decided in ahead.py.
 """
 
@@ -21,7 +21,6 @@ from ....tiers.block import Tier
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.policy_listeners import Listener
-from ..catalog.rules import MEMORY_TIERS
 from ..catalog.runs import column
 from ..catalog.states import State
 
@@ -99,21 +98,23 @@ class Dirty:
 
     def __init__(self, core: CoreState, *, is_complete: bool) -> None:
         self._core = core
+        self._put_tier, self._log_tier = core.ladder.put_tier, core.ladder.log_tier
+        self._memory_tiers = core.ladder.memory_tiers
         self.is_complete = is_complete
         self.puts = Line(core, self.is_dirty)
         self.lost = Line(core, self.is_dirty)
         core.listeners.join(Listener(stored=self._note_put))
 
     def put(self, rows: Sequence[int]) -> None:
-        """Blocks of one namespace were put into dram."""
-        if not rows or Tier.NVME not in self._core.rooms:
+        """Blocks of one namespace were put."""
+        if not rows or self._log_tier not in self._core.rooms:
             return
         self.puts.append(rows)
         if self.is_complete:
             self._sweep(self.puts, len(rows))
         else:
-            capacity_bytes = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
-            while self.puts.num_bytes > capacity_bytes:  # nvme took nothing for a long time
+            capacity_bytes = self._core.rooms[self._put_tier].statistics().capacity_bytes
+            while self.puts.num_bytes > capacity_bytes:  # the cold store took nothing for a long time
                 self.puts.pop()
 
     def note_lost(self, row: int) -> None:
@@ -126,13 +127,11 @@ class Dirty:
         """From now on all dirty blocks wait. Those that do not, too, in about the order in which they were
         put. O(everything)."""
         self.is_complete = True
-        if Tier.NVME not in self._core.rooms:
+        if self._log_tier not in self._core.rooms:
             return
         catalog, known = self._core.catalog, self.puts.rows()
-        in_memory = (column(catalog.num_resident[Tier.HBM]) > 0) | (
-            column(catalog.num_resident[Tier.DRAM]) > 0
-        )
-        rows = np.flatnonzero(in_memory)
+        in_memory = [column(catalog.num_resident[tier]) > 0 for tier in self._memory_tiers]
+        rows = np.flatnonzero(np.any(in_memory, axis=0))
         rows = rows[np.lexsort((column(catalog.position)[rows], column(catalog.last_used)[rows]))]
         for row in rows.tolist():
             if row not in known and self.is_dirty(row):
@@ -141,26 +140,32 @@ class Dirty:
     def is_dirty(self, row: int) -> bool:
         """Whether memory has a fragment of a block that the cold store neither has nor is about to get."""
         catalog = self._core.catalog
-        placed = catalog.num_placed[Tier.NVME][row]
+        placed = catalog.num_placed[self._log_tier][row]
         if placed == catalog.namespace_of(row).num_groups:
             return False
-        in_hbm, in_dram = catalog.num_resident[Tier.HBM][row], catalog.num_resident[Tier.DRAM][row]
-        if not placed or not (in_hbm or in_dram):
-            return bool(in_hbm or in_dram)
+        in_memory = False
+        for tier in self._memory_tiers:
+            in_memory = in_memory or catalog.num_resident[tier][row] > 0
+        if not placed or not in_memory:
+            return in_memory
         return any(
-            catalog.state[Tier.NVME][fragment] == State.ABSENT
-            and any(catalog.state[tier][fragment] == State.RESIDENT for tier in MEMORY_TIERS)
+            catalog.state[self._log_tier][fragment] == State.ABSENT
+            and any(catalog.state[tier][fragment] == State.RESIDENT for tier in self._memory_tiers)
             for fragment in catalog.fragments(row)
         )
 
     def source_of(self, row: int) -> Tier:
-        """Return the tier to copy a dirty block from. From dram, if that has a part of what is missing: it
-        costs nobody on the device anything."""
-        states = self._core.catalog.state
-        for fragment in self._core.catalog.fragments(row):
-            if states[Tier.DRAM][fragment] == State.RESIDENT and states[Tier.NVME][fragment] == State.ABSENT:
-                return Tier.DRAM
-        return Tier.HBM
+        """Return the tier to copy a dirty block from: the slowest that has a part of what is missing. What
+        comes from host memory costs the device nothing."""
+        states, missing = self._core.catalog.state, State.ABSENT
+        fragments = self._core.catalog.fragments(row)
+        fastest, *slower = self._memory_tiers
+        for tier in reversed(slower):
+            for fragment in fragments:
+                is_missing = states[self._log_tier][fragment] == missing
+                if is_missing and states[tier][fragment] == State.RESIDENT:
+                    return tier
+        return fastest
 
     def __len__(self) -> int:
         return len(self.puts) + len(self.lost)
@@ -176,6 +181,6 @@ class Dirty:
 
     def _sweep(self, line: Line, num_new: int) -> None:
         rooms = self._core.rooms
-        memory_bytes = sum(rooms[t].statistics().capacity_bytes for t in MEMORY_TIERS if t in rooms)
+        memory_bytes = sum(rooms[t].statistics().capacity_bytes for t in self._memory_tiers if t in rooms)
         if line.num_bytes > memory_bytes:
             line.sweep(SWEEP_FACTOR * num_new + SWEEP_LOOKS)

@@ -1,15 +1,15 @@
-"""HotRoom: whether a block may come to rest in hbm, and whether it gets there straight from the cold store.
+"""HotRoom: whether a block may come to rest on the device, and whether it gets there straight from the cold
+store.
 
-hbm is small and dear, and most of what is loaded is read once. So whoever goes up takes room that nobody
-fills, or that of blocks which were used less recently than the newcomer was before: a scan of prompts that
+The device tier is small and dear, and most of what is loaded is read once. So what goes up takes room that
+is free, or that of blocks which were used less recently than the newcomer was before: a scan of prompts that
 come once finds no such block, and what is hot stays. And it goes up in chain order, because a block cannot
 leave before its children (I-5): one whose parent stands elsewhere would hold that parent where it is.
 
-*Straight* means nvme to hbm without a stop in dram: encoded bytes cross the link and are decoded on the
-device. Which codecs that is quicker for is measured outside and told here; until then none is.
+*Straight* means from the cold store without a stop in the put tier: encoded bytes cross the link and are
+decoded on the device. Which codecs that is quicker for is measured outside and told here; until then none is.
 """
 
-from ....tiers.block import Tier
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
@@ -18,46 +18,52 @@ from .pressure import Pressure
 
 
 class HotRoom:
-    """Answers of the moment; nothing is reserved. Without hbm every answer is no."""
+    """Answers of the moment; nothing is reserved. Without a device tier every answer is no."""
 
     def __init__(self, core: CoreState, residency: Residency, pressure: Pressure) -> None:
         self._core = core
+        ladder = core.ladder
+        self._device_tier, self._put_tier, self._log_tier = (
+            ladder.device_tier,
+            ladder.put_tier,
+            ladder.log_tier,
+        )
         self._residency = residency
         self._pressure = pressure
         self.straight_codecs: frozenset[int] = frozenset()  # 0: what is stored as it is
 
     @property
     def is_there(self) -> bool:
-        """Whether there is an hbm that works."""
-        return Tier.HBM in self._core.rooms and Tier.HBM not in self._core.offline
+        """Whether there is a device tier that works."""
+        return self._device_tier in self._core.rooms and self._device_tier not in self._core.offline
 
     def comes_straight(self, fragment: int) -> bool:
-        """Whether a fragment that is wanted in hbm is brought there from nvme without a stop in dram."""
-        if not self.straight_codecs or not self.is_there or Tier.NVME in self._core.offline:
+        """Whether a fragment wanted on the device is brought there from the cold store without a stop."""
+        if not self.straight_codecs or not self.is_there or self._log_tier in self._core.offline:
             return False
         catalog = self._core.catalog
         is_cold_only = (
-            catalog.state[Tier.NVME][fragment] == State.RESIDENT
-            and catalog.state[Tier.DRAM][fragment] == catalog.state[Tier.HBM][fragment] == State.ABSENT
-            and not catalog.num_placed[Tier.DRAM][catalog.block_of[fragment]]
+            catalog.state[self._log_tier][fragment] == State.RESIDENT
+            and all(catalog.state[tier][fragment] == State.ABSENT for tier in self._core.ladder.memory_tiers)
+            and not catalog.num_placed[self._put_tier][catalog.block_of[fragment]]
         )
         return is_cold_only and catalog.encodings.codec_id(catalog.encoding[fragment]) in self.straight_codecs
 
     def admits(self, row: int, used_before: float) -> bool:
-        """Whether a block last used at `used_before`, the present use left out, may take room in hbm now."""
+        """Whether a block last used at `used_before`, this use left out, may take room on the device."""
         catalog = self._core.catalog
         parent = catalog.parent[row]
-        if not self.is_there or (parent != NO_ROW and not catalog.num_placed[Tier.HBM][parent]):
+        if not self.is_there or (parent != NO_ROW and not catalog.num_placed[self._device_tier][parent]):
             return False
-        if catalog.num_placed[Tier.HBM][row]:
+        if catalog.num_placed[self._device_tier][row]:
             return True  # the rest of it belongs there, too
         namespace = catalog.namespace_of(row)
-        room = self._core.rooms[Tier.HBM].statistics()
+        room = self._core.rooms[self._device_tier].statistics()
         limit = int(self._core.options.high_watermark * room.capacity_bytes)
         if room.taken_bytes + namespace.block_bytes <= limit:
             return True
-        victim = self._pressure.victims.choose(Tier.HBM, namespace.domain)
+        victim = self._pressure.victims.choose(self._device_tier, namespace.domain)
         if victim is None:
             return False
-        self._residency.offer(victim.row, Tier.HBM)
+        self._residency.offer(victim.row, self._device_tier)
         return catalog.last_used[victim.row] < used_before

@@ -16,16 +16,15 @@ from enum import Enum
 from ....policies.admission import AdmitAll
 from ....policies.base import Newcomer, Victim
 from ....tiers.block import NO_SESSION, Tier, Urgency
-from ..catalog.catalog import NO_ROW, TIERS
+from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import INCOMPLETE, Residency
-from ..catalog.rules import MEMORY_TIERS
 from ..catalog.run_eviction import RunEviction
 from ..catalog.states import State
 from ..copying.copies import Copies, Move
 from ..copying.refusals import Refusals
 from ..encodings import AS_IT_IS
-from .cold_quota import BEYOND_QUOTA, ColdQuota
+from .cold_quota import ColdQuota
 from .reclaim import Reclaim
 from .victims import Victims
 
@@ -58,6 +57,7 @@ class Pressure:
         refusals: Refusals,
     ) -> None:
         self._core = core
+        self._ladder, self._log_tier = core.ladder, core.ladder.log_tier
         self._residency = residency
         self._copies = copies
         self._reclaim = reclaim
@@ -151,7 +151,7 @@ class Pressure:
             return
         if self._passed_over and not self.refusals.is_pausing:
             self._offer_again()
-        for tier in MEMORY_TIERS:
+        for tier in self._ladder.memory_tiers:
             if tier in self._core.rooms and self._lower(tier) is not None:
                 self._relieve(tier)
 
@@ -166,11 +166,13 @@ class Pressure:
 
     def archive(self, row: int) -> bool:
         """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
-        if Tier.NVME not in self._core.rooms or Tier.NVME in self._core.offline:
+        if self._log_tier not in self._core.rooms or self._log_tier in self._core.offline:
             return False
         if self._core.catalog.tier_of(row) is None:
             return False
-        if all(self._residency.is_covered(row, tier, (Tier.NVME,)) for tier in MEMORY_TIERS):
+        if all(
+            self._residency.is_covered(row, tier, (self._log_tier,)) for tier in self._ladder.memory_tiers
+        ):
             return False
         handle = self._core.catalog.handle(row)
         if not self._to_archive or self._to_archive[-1] != handle:
@@ -198,12 +200,12 @@ class Pressure:
     def copy_down(self, row: int, source: Tier, urgency: Urgency, *, what: str) -> bool:
         """Decide the copies of what `source` has of a block and the cold store has not; `what` names them in
         the story, COPY_AHEAD or IDLE_COPY. False: there is no room for any of it."""
-        return self._spill(row, source, urgency, target=Tier.NVME, what=what)
+        return self._spill(row, source, urgency, target=self._log_tier, what=what)
 
     def is_cold_edge_busy(self) -> bool:
         """Whether anything is on its way to or from the cold store, or waits for that."""
-        in_flight = self._core.bytes_in_flight
-        return any(num_bytes and Tier.NVME in edge for edge, num_bytes in in_flight.items())
+        in_flight, log_tier = self._core.bytes_in_flight, self._log_tier
+        return any(num_bytes and log_tier in edge for edge, num_bytes in in_flight.items())
 
     @property
     def is_reclaiming_in_vain(self) -> bool:
@@ -225,8 +227,8 @@ class Pressure:
         """Return the next slower tier that works, None when there is none."""
         if len(self._core.rooms) == 1:
             return None
-        for slower in TIERS[tier + 1 :]:
-            is_asked = slower is not Tier.NVME or not self.refusals.is_pausing
+        for slower in self._ladder.below(tier):
+            is_asked = slower != self._log_tier or not self.refusals.is_pausing
             if slower in self._core.rooms and slower not in self._core.offline and is_asked:
                 return slower
         return None
@@ -276,9 +278,9 @@ class Pressure:
                 residency.evict(row, tier, f"not worth {lower.label}", victim)
                 return Step.EVICTED, 1
             if self.spilling_bytes(tier) < self._core.options.max_spill_bytes:
-                if lower is Tier.NVME and not self.cold_quota.admits(row):
+                if lower == self._log_tier and not self.cold_quota.admits(row):
                     if residency.may_leave(row, tier):
-                        residency.evict(row, tier, BEYOND_QUOTA, victim)
+                        residency.evict(row, tier, self.cold_quota.reason, victim)
                         return Step.EVICTED, 1
                 elif self._spill(row, tier):
                     return Step.SPILLING, 1
@@ -291,7 +293,7 @@ class Pressure:
     def _waits_for_spills(self, tier: Tier, lower: Tier | None, domain: int | None) -> bool:
         """Whether whoever was to leave last time still has to be spilled first, and as much is being spilled
         as may be. Nobody else is looked for until a spill ends: it would be found, and put back, at every
-        event, and where nvme cannot keep up every event asks."""
+        event, and where the cold store cannot keep up every event asks."""
         handle = self._next_to_spill.get((tier, domain))
         if handle is None:
             return False
@@ -332,7 +334,9 @@ class Pressure:
         if self._core.catalog.tier_of(row) is None:
             return INCOMPLETE
         if lower is None:
-            return "coldest, nvme takes nothing" if self.refusals.is_pausing else "coldest, no slower tier"
+            if self.refusals.is_pausing:
+                return f"coldest, {self._log_tier.label} takes nothing"
+            return "coldest, no slower tier"
         return "coldest" if self._residency.is_below(row, tier) else ""
 
     def _spill(
@@ -370,7 +374,7 @@ class Pressure:
             if not archives and residency.is_fragment_below(fragment, tier):
                 continue
             encoding = AS_IT_IS
-            if lower is Tier.NVME:
+            if lower == self._log_tier:
                 encoding = catalog.choose_encoding(fragment, namespace)
                 stored_bytes = catalog.encodings.stored_bytes(encoding, length)
                 place = self._reclaim.place_for(namespace.domain, stored_bytes)
@@ -417,18 +421,18 @@ class Pressure:
     def _archive(self) -> None:
         catalog = self._core.catalog
         for _ in range(min(MAX_STEPS, len(self._to_archive))):
-            if Tier.NVME in self._core.offline:
+            if self._log_tier in self._core.offline:
                 return
             row = catalog.row_of(self._to_archive[0])
-            # A part of it may be in hbm only; from dram it costs nobody on the device anything.
-            for source in reversed(MEMORY_TIERS) if row != NO_ROW else ():
-                if self._residency.is_covered(row, source, (Tier.NVME,)):
+            # A part of it may be in the device tier only; copies from a slower one cost the device nothing.
+            for source in reversed(self._ladder.memory_tiers) if row != NO_ROW else ():
+                if self._residency.is_covered(row, source, (self._log_tier,)):
                     continue
-                in_flight = self._core.bytes_in_flight.get((source, Tier.NVME), 0)
+                in_flight = self._core.bytes_in_flight.get((source, self._log_tier), 0)
                 if in_flight + self._spilled_bytes[source] >= self._core.options.max_spill_bytes:
                     return
                 is_admitted = self.cold_quota.admits(row)
-                if is_admitted and not self._spill(row, source, Urgency.ENDED, Tier.NVME, ARCHIVE):
+                if is_admitted and not self._spill(row, source, Urgency.ENDED, self._log_tier, ARCHIVE):
                     return
             self._to_archive.popleft()
         self.is_busy = self.is_busy or bool(self._to_archive)

@@ -4,7 +4,7 @@ The oldest sealed segment is emptied: what is worth keeping is copied forward, t
 segment is forgotten durably before it is reused. Worth is decided per block by its last use, up to a
 budget; blocks that must not go (pinned, decoding, a child in a faster tier) are copied whatever the budget.
 When that goes for every segment, the store is full for good and says so (`Refusals.full`): memory goes on
-without it, the coldest blocks leave, and with the last child in memory a parent on nvme may go, too.
+without it, the coldest blocks leave, and with the last child in memory a parent in the store may go, too.
 
 A dropped block takes its descendants with it: without it no lookup can reach them. The work is cut
 into steps of bounded size, so that no request waits for a whole segment.
@@ -12,13 +12,12 @@ into steps of bounded size, so that no request waits for a whole segment.
 
 from collections import deque
 
-from ....tiers.block import NO_PLACE, Tier, Urgency
+from ....tiers.block import NO_PLACE, Urgency
 from ....tiers.cold.log import record_bytes
 from ....v1.shm import PAGE_BYTES, extent_of
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
-from ..catalog.rules import MEMORY_TIERS
 from ..catalog.states import State
 from ..copying.copies import Copies, Move
 from ..copying.refusals import Refusals
@@ -43,6 +42,7 @@ class Reclaim:
         self._copies = copies
         self._refusals = refusals
         self._log = core.log
+        self._log_tier, self._memory_tiers = core.ladder.log_tier, core.ladder.memory_tiers
         #: Segments to be emptied and freed whether room is short or not; evicting.py.
         self.to_empty: set[int] = set()
         self._segment: int | None = None  # being emptied
@@ -91,7 +91,7 @@ class Reclaim:
 
     def keep_free_segments(self) -> None:
         """Begin or continue emptying a segment while fewer than `min_free_segments` are free."""
-        if self._log is None or Tier.NVME in self._core.offline:
+        if self._log is None or self._log_tier in self._core.offline:
             return
         is_short = self._log.num_free < self._core.options.min_free_segments
         short = self._is_wanted or is_short or self._log.is_shrinking
@@ -154,7 +154,7 @@ class Reclaim:
 
     def _live(self, segment: int) -> list[int]:
         """Return the fragments whose record is in this segment now."""
-        place = self._core.catalog.place[Tier.NVME]
+        place = self._core.catalog.place[self._log_tier]
         listed = self._core.transitions.in_segment.get(segment, ())
         return [f for f in set(listed) if place[f] != NO_PLACE and extent_of(place[f]) == segment]
 
@@ -175,15 +175,15 @@ class Reclaim:
         here = [f for f in catalog.fragments(row) if self._is_here(f)]
         if not here:  # it was condemned since, and perhaps somebody holds what memory has of it
             return True
-        if catalog.num_holds[Tier.NVME][row]:
+        if catalog.num_holds[self._log_tier][row]:
             return False  # being read, or copied forward already
-        assert all(catalog.state[Tier.NVME][f] == State.RESIDENT for f in here)
-        num_bytes = sum(record_bytes(catalog.stored_length(f, Tier.NVME)) for f in here)
+        assert all(catalog.state[self._log_tier][f] == State.RESIDENT for f in here)
+        num_bytes = sum(record_bytes(catalog.stored_length(f, self._log_tier)) for f in here)
         used_again = catalog.num_uses[row] > 0
         worth_it = (
             used_again
             and num_bytes <= self._forward_bytes
-            and not self._residency.is_elsewhere(row, Tier.NVME)
+            and not self._residency.is_elsewhere(row, self._log_tier)
         )
         doomed = None if worth_it else self._subtree_to_drop(row)
         if doomed is None:
@@ -195,35 +195,42 @@ class Reclaim:
             if doomed is None:
                 self._refusals.full()
                 return False
-        is_partial = catalog.num_resident[Tier.NVME][row] < catalog.namespace_of(row).num_groups
-        if is_partial and any(catalog.num_resident[tier][row] for tier in MEMORY_TIERS):
+        is_partial = catalog.num_resident[self._log_tier][row] < catalog.namespace_of(row).num_groups
+        if is_partial and any(catalog.num_resident[tier][row] for tier in self._memory_tiers):
             self._wanted_bytes += num_bytes
         for victim in doomed:
-            is_spare = self._residency.is_spare_half(victim, Tier.NVME)
-            self._residency.evict(victim, Tier.NVME, SPARE_HALF if is_spare else "segment reclaimed")
-            if catalog.tier_of(victim) is None and self._residency.may_leave(victim, Tier.DRAM):
-                self._residency.evict(victim, Tier.DRAM, "incomplete")  # a part that nobody can read
+            is_spare = self._residency.is_spare_half(victim, self._log_tier)
+            self._residency.evict(victim, self._log_tier, SPARE_HALF if is_spare else "segment reclaimed")
+            put_tier = self._core.ladder.put_tier
+            if catalog.tier_of(victim) is None and self._residency.may_leave(victim, put_tier):
+                self._residency.evict(victim, put_tier, "incomplete")  # a part that cannot be read
         return True
 
     def _is_here(self, fragment: int) -> bool:
-        place = self._core.catalog.place[Tier.NVME][fragment]
+        place = self._core.catalog.place[self._log_tier][fragment]
         return place != NO_PLACE and extent_of(place) == self._segment
 
     def _subtree_to_drop(self, row: int) -> list[int] | None:
         """Return the blocks that leave with `row`, deepest first; None when one of them must stay."""
         catalog = self._core.catalog
-        if self._residency.is_elsewhere(row, Tier.NVME) and self._residency.may_leave(row, Tier.NVME):
+        if self._residency.is_elsewhere(row, self._log_tier) and self._residency.may_leave(
+            row, self._log_tier
+        ):
             return [row]
         order = [row]
         for block in order:  # grows while it is walked: breadth first, parents before children
-            in_memory = catalog.num_placed[Tier.HBM][block] or catalog.num_placed[Tier.DRAM][block]
-            touched = catalog.num_holds[Tier.NVME][block] or catalog.num_keepers[block]
+            in_memory = self._is_in_memory(block)
+            touched = catalog.num_holds[self._log_tier][block] or catalog.num_keepers[block]
             if touched or block in self._core.floors or (in_memory and block != row):
                 return None
             order += catalog.children(block)
-        if catalog.num_placed[Tier.HBM][row] or catalog.num_placed[Tier.DRAM][row]:
+        if self._is_in_memory(row):
             return None if len(order) > 1 else [row]
-        return [block for block in reversed(order) if catalog.num_resident[Tier.NVME][block]]
+        return [block for block in reversed(order) if catalog.num_resident[self._log_tier][block]]
+
+    def _is_in_memory(self, row: int) -> bool:
+        num_placed = self._core.catalog.num_placed
+        return any(num_placed[tier][row] for tier in self._memory_tiers)
 
     def _forward(self, row: int, fragments: list[int]) -> bool:
         assert self._log is not None
@@ -231,12 +238,12 @@ class Reclaim:
         domain = catalog.namespace_of(row).domain
         moves = []
         for fragment in fragments:
-            place = self._reserve(domain, catalog.stored_length(fragment, Tier.NVME), forward=True)
+            place = self._reserve(domain, catalog.stored_length(fragment, self._log_tier), forward=True)
             if place is None:
                 break
-            moves.append(Move(fragment, catalog.place[Tier.NVME][fragment], place))
+            moves.append(Move(fragment, catalog.place[self._log_tier][fragment], place))
         if moves:
-            self._copies.start(Tier.NVME, Tier.NVME, moves, Urgency.ENDED)
+            self._copies.start(self._log_tier, self._log_tier, moves, Urgency.ENDED)
         return len(moves) == len(fragments)
 
     def _finish_when_quiet(self) -> None:

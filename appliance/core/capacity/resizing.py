@@ -30,7 +30,6 @@ from ....v1.shm import extent_of
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
-from ..catalog.rules import MEMORY_TIERS
 from ..catalog.runs import column
 from ..catalog.states import State
 from ..copying.copies import Copies, Move
@@ -106,10 +105,10 @@ class Resizing:
             if not room.leaving:
                 del self._to_move[tier]
         self.is_busy = self.is_busy and bool(self._to_move)
-        log = self._core.rooms.get(Tier.NVME)
-        if isinstance(log, SegmentLog) and log.is_shrinking:
+        log = self._core.log
+        if log is not None and log.is_shrinking:
             for number in log.take_gone():
-                self._core.outbox.emit(GiveBack(Tier.NVME, number))
+                self._core.outbox.emit(GiveBack(self._core.ladder.log_tier, number))
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -128,8 +127,8 @@ class Resizing:
         return False
 
     def _is_log_shrinking(self) -> bool:
-        log = self._core.rooms.get(Tier.NVME)
-        return isinstance(log, SegmentLog) and log.is_shrinking
+        log = self._core.log
+        return log is not None and log.is_shrinking
 
     def _move(self, tier: Tier, room: SlotPool) -> None:
         """Begin to move some fragments out of leaving extents."""
@@ -203,7 +202,7 @@ class Resizing:
         rooms = self._core.rooms
         return [
             f"{tier.label}: {sorted(room.leaving)} leave, and nobody sees to it"
-            for tier in MEMORY_TIERS
+            for tier in self._core.ladder.memory_tiers
             if isinstance(room := rooms.get(tier), SlotPool) and room.leaving and tier not in self._to_move
         ]
 

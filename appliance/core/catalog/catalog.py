@@ -20,11 +20,11 @@ from typing import Any, Final
 
 from ....policies.base import DEFAULT_PRIORITY
 from ....tiers.block import NO_PLACE, NO_SESSION, FragmentLabel, NamespaceIdentity, Tier
+from ....tiers.ladder import STANDARD, Ladder
 from ..encodings import AS_IT_IS, Encodings
 from .states import State
 from .table import BlockTable
 
-TIERS: Final = (Tier.HBM, Tier.DRAM, Tier.NVME)
 NO_ROW: Final = -1
 #: Priorities of prefetched blocks: inside the window in which they should be used, and after it.
 AWAITED_PRIORITY: Final = 60
@@ -61,10 +61,12 @@ class Namespace:
 
 
 class Catalog:
-    """Columns of blocks and fragments, read by all parts of the core. Those that say where fragments are, and
-    what holds them, are written by `Transitions` only; a new row has zeros there."""
+    """Columns of blocks and fragments for the tiers of a ladder, read by all parts of the core. Those that
+    say where fragments are, and what holds them, are written by `Transitions` only; a new row has zeros."""
 
-    def __init__(self) -> None:
+    def __init__(self, ladder: Ladder = STANDARD) -> None:
+        self.ladder = ladder
+        self._tiers, self._log_tier = ladder.tiers, ladder.log_tier
         self.namespaces: dict[int, Namespace] = {}
         self.encodings = Encodings()
         self.num_blocks = 0
@@ -83,17 +85,17 @@ class Catalog:
         self.num_keepers = array("I")  # decoding sessions, puts being admitted: never evict while > 0
         self.urgency = array("B")  # of the session that used it last, or NO_SESSION
         # Per tier: fragments with a place, fragments readable, holds on fragments, children with a place.
-        self.num_placed = [array("H") for _ in TIERS]
-        self.num_resident = [array("H") for _ in TIERS]
-        self.num_holds = [array("I") for _ in TIERS]
-        self.num_children_placed = [array("i") for _ in TIERS]
+        self.num_placed = [array("H") for _ in ladder.tiers]
+        self.num_resident = [array("H") for _ in ladder.tiers]
+        self.num_holds = [array("I") for _ in ladder.tiers]
+        self.num_children_placed = [array("i") for _ in ladder.tiers]
         # One entry per fragment row.
         self.block_of = array("i")
         self.checksum_low = array("Q")
         self.checksum_high = array("Q")
-        self.place = [array("q") for _ in TIERS]
-        self.state = [array("B") for _ in TIERS]
-        self.holds = [array("I") for _ in TIERS]
+        self.place = [array("q") for _ in ladder.tiers]
+        self.state = [array("B") for _ in ladder.tiers]
+        self.holds = [array("I") for _ in ladder.tiers]
         self.encoding = array("H")  # of its record in the cold store; AS_IT_IS when there is none
         #: Fragments whose encoded bytes were too long: their blocks are stored as they are. Sparse.
         self.unfit: set[int] = set()
@@ -293,13 +295,12 @@ class Catalog:
     def stored_length(self, fragment: int, tier: Tier) -> int:
         """Return the bytes a fragment takes in `tier`, where it is or is about to be."""
         raw_bytes = self.length_of(fragment)
-        if tier is not Tier.NVME:
+        if tier != self._log_tier:
             return raw_bytes
         return self.encodings.stored_bytes(self.encoding[fragment], raw_bytes)
 
     def choose_encoding(self, fragment: int, namespace: Namespace) -> int:
-        """Return the number of the encoding in which a fragment that is not in the cold store would enter
-        it."""
+        """Return the number of the encoding in which a fragment would enter the cold store."""
         if fragment in self.unfit:
             return AS_IT_IS
         row = self.block_of[fragment]
@@ -350,8 +351,7 @@ class Catalog:
         return labels
 
     def tell_encodings(self, labels: Sequence[FragmentLabel], fragments: Sequence[int]) -> None:
-        """Say in the labels of fragments that enter, leave or move inside the cold store how they are stored
-        there."""
+        """Set in the labels of fragments how the cold store stores them."""
         encodings = self.encodings
         for label, fragment in zip(labels, fragments, strict=True):
             number = self.encoding[fragment]
@@ -367,7 +367,7 @@ class Catalog:
 
     def fastest(self, fragment: int) -> Tier | None:
         """Return the fastest tier this fragment can be read from, None when there is none."""
-        for tier in TIERS:
+        for tier in self._tiers:
             if self.state[tier][fragment] == State.RESIDENT:
                 return tier
         return None
@@ -375,10 +375,10 @@ class Catalog:
     def tier_of(self, row: int) -> Tier | None:
         """Return the slowest tier that reading the whole block involves; None when it is a miss."""
         num_groups = self.namespaces[self.namespace_id[row]].num_groups
-        for tier in TIERS:
+        for tier in self._tiers:
             if self.num_resident[tier][row] == num_groups:
                 return tier
-        slowest = Tier.HBM
+        slowest = self._tiers[0]
         for fragment in self.fragments(row):
             tier_or_none = self.fastest(fragment)
             if tier_or_none is None:
@@ -388,8 +388,11 @@ class Catalog:
 
     def is_only_in(self, row: int, tier: Tier) -> bool:
         """Whether no other tier has, or is about to have, anything of this block."""
-        hbm, dram, nvme = self.num_placed
-        return hbm[row] + dram[row] + nvme[row] == self.num_placed[tier][row]
+        return self.num_places(row) == self.num_placed[tier][row]
+
+    def num_places(self, row: int) -> int:
+        """Return how many places the fragments of a block have, in all tiers together."""
+        return sum([placed[row] for placed in self.num_placed])
 
     # ------------------------------------------------------------------------------------ internals
 

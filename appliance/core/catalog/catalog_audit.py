@@ -1,7 +1,7 @@
 """Audits of the catalog, for tests and `doctor`."""
 
 from ....tiers.block import NO_PLACE
-from .catalog import TIERS, Catalog
+from .catalog import Catalog
 from .states import State
 
 
@@ -26,7 +26,7 @@ def _check_row(catalog: Catalog, row: int) -> list[str]:
     for child in children:
         if catalog.parent[child] != row:
             problems.append(f"row {child}: is a child of {row} but its parent is {catalog.parent[child]}")
-    for tier in TIERS:
+    for tier in catalog.ladder.tiers:
         states = [catalog.state[tier][f] for f in catalog.fragments(row)]
         counts = {
             "num_placed": (catalog.num_placed, sum(s != State.ABSENT for s in states)),

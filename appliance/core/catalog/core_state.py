@@ -6,7 +6,7 @@ assignment. Which part may write what: `catalog` rows by requests and recovery, 
 TierLost, `floors` by pins.py, `writers` by puts.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ....policies.base import Future
@@ -15,6 +15,7 @@ from ....policies.registry import PolicyChoice, PolicySet, build
 from ....tiers.base import MemoryRoom, Room
 from ....tiers.block import Tier
 from ....tiers.cold.log import SegmentLog
+from ....tiers.ladder import STANDARD, Ladder
 from ..options import PlannerOptions
 from .catalog import Catalog
 from .outbox import Outbox
@@ -35,24 +36,30 @@ class CoreState:
         choice: PolicyChoice,
         future: Future | None = None,
         secret: bytes = b"",
-        shared: Sequence[Tier] = (),
+        ladder: Ladder = STANDARD,
         on_policy_failed: Callable[[str, str], None] = lambda words, instead: None,
     ) -> None:
-        """`secret`: what no tenant knows, for the names that policies hear (policy_facts.py). `shared`: tiers
-        that clients on this host read in place. `on_policy_failed`: told in words when an administrator's own
-        policy failed, and which one took its place. Raises ValueError for a wrong choice of policies."""
-        assert Tier.DRAM in rooms, "puts land in dram"
-        log = rooms.get(Tier.NVME)
+        """`secret`: what no tenant knows, for the names that policies hear (policy_facts.py). `ladder`: the
+        tiers there can be; `rooms` says which there are. `on_policy_failed`: told in words when an
+        administrator's own policy failed, and which one took its place. Raises ValueError for a wrong
+        choice of policies."""
+        assert ladder.put_tier in rooms, "puts need a room"
+        log = rooms.get(ladder.log_tier)
         assert log is None or isinstance(log, SegmentLog)
         self.options = options
+        self.ladder = ladder
         self.rooms = rooms
-        self.put_room = cast(MemoryRoom, rooms[Tier.DRAM])
+        self.put_room = cast(MemoryRoom, rooms[ladder.put_tier])
         self.log = log
-        self.shared = tuple(tier for tier in shared if tier in rooms)
+        #: Tiers that clients on this host read in place.
+        self.shared = tuple(tier for tier in ladder.tiers_in_place if tier in rooms)
         self.now = 0.0  # seconds on the shell's clock
         self.asked_at = float("-inf")  # when a client said something last
-        self.catalog = Catalog()
+        self.catalog = Catalog(ladder)
         self.story = Story(options.max_story_lines)
+        #: What the story calls it when a block came into a tier, or was evicted from it, by tier.
+        self.stored_in = {tier: f"stored_{tier.label}" for tier in ladder.tiers}
+        self.evicted_from = {tier: f"evicted_{tier.label}" for tier in ladder.tiers}
         self.transitions = Transitions(self.catalog, self.story.words)
         self.outbox = Outbox(self.catalog)
         #: Tiers that do not work now.
@@ -66,7 +73,10 @@ class CoreState:
         self.bytes_in_flight: dict[tuple[Tier | None, Tier], int] = {}
         self.urgent_bytes: dict[tuple[Tier | None, Tier], int] = {}
         self.costs = CostModel(
-            options.default_bandwidth_bytes_per_s, options.default_latency_s, queued_bytes=self._queued_bytes
+            options.default_bandwidth_bytes_per_s,
+            options.default_latency_s,
+            queued_bytes=self._queued_bytes,
+            ladder=ladder,
         )
         #: What learners knew that do not run now, by name: kept for when they do again (policies/learned.py).
         self.absent_learners: dict[str, Any] = {}
@@ -81,7 +91,14 @@ class CoreState:
         with, by name. Raises ValueError."""
         capacities = {tier: room.statistics().capacity_bytes for tier, room in self.rooms.items()}
         return build(
-            choice, self.facts, self.costs, capacities, self._future, shared, report=self._policy_failed
+            choice,
+            self.facts,
+            self.costs,
+            capacities,
+            self._future,
+            shared,
+            report=self._policy_failed,
+            ladder=self.ladder,
         )
 
     def _policy_failed(self, words: str, instead: str) -> None:
@@ -90,5 +107,5 @@ class CoreState:
         self._on_policy_failed(words, instead)
 
     def _queued_bytes(self, tier: Tier) -> int:
-        """Return the bytes on the edge from `tier` to dram that go before a new load."""
-        return self.urgent_bytes.get((tier, Tier.DRAM), 0)
+        """Return the bytes on the edge from `tier` to the put tier that go before a new load."""
+        return self.urgent_bytes.get((tier, self.ladder.put_tier), 0)

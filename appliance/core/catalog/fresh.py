@@ -60,7 +60,7 @@ class FreshRun:
     position: int  # of the first one
     rows: list[int]
     fragments: list[int]
-    places: list[int]  # in dram
+    places: list[int]  # in the put tier
     _labels: list[FragmentLabel] = field(default_factory=list)
 
     def items(self, spans: Sequence[tuple[int, int]]) -> Lazy[CopyItem]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ....tiers.block import NO_SESSION, NamespaceIdentity, Tier
+from ....tiers.block import NO_SESSION, NamespaceIdentity
 from ....tiers.cold.log import SegmentLog
 from ..encodings import AS_IT_IS, Encoding
 from .catalog import NO_ROW, Catalog, Namespace
@@ -62,7 +62,7 @@ def adopt(recovered: Recovered, namespaces: list[Namespace], core: CoreState) ->
     `namespaces` are those of `recovered.namespaces`, in the same order.
     """
     assert core.catalog.num_blocks == 0, "recovery comes before the first request"
-    log = core.rooms[Tier.NVME]
+    log = core.rooms[core.ladder.log_tier]
     assert isinstance(log, SegmentLog)
     for segment in recovered.segments:
         log.adopt(segment.number, segment.next_page, segment.num_live, segment.live_bytes)

@@ -13,16 +13,14 @@ from ....tiers.block import NO_PLACE, FragmentLabel, Tier
 from ....tiers.cold.log import SegmentLog
 from ..encodings import AS_IT_IS
 from ..instructions import BlockChange, Publish, Retract, SealSegment
-from .catalog import NO_ROW, TIERS
+from .catalog import NO_ROW
 from .core_state import CoreState
-from .rules import ADMINISTRATOR, MEMORY_TIERS, Rules
+from .rules import ADMINISTRATOR, Rules
 from .states import State
 from .story import NO_VERDICT, Verdict
 from .transitions import Vacated
 
-STORED_IN = {tier: f"stored_{tier.label}" for tier in TIERS}
 INCOMPLETE = "incomplete"
-EVICTED_FROM = {tier: f"evicted_{tier.label}" for tier in TIERS}
 
 
 class Residency(Rules):
@@ -48,20 +46,20 @@ class Residency(Rules):
         catalog = self._catalog
         self.core.transitions.land(fragment, tier, label)
         row, place = catalog.block_of[fragment], catalog.place[tier][fragment]
-        if tier in MEMORY_TIERS:
+        if tier != self._log_tier:
             self.core.outbox.emit(Publish(tier, place, label))
         else:
             self._settle(tier, place)
         num_resident = catalog.num_resident[tier][row]
         self.drop(fragment, tier)
         if num_resident == catalog.namespace_of(row).num_groups:
-            if tier is Tier.HBM:
-                self.offer(row, Tier.DRAM)  # where it is no longer needed for what continues it in hbm
+            for slower in self._memory_tiers[tier + 1 :]:
+                self.offer(row, slower)  # where it is no longer needed for what continues it here
             is_moved = any(
-                catalog.num_resident[other][row] == num_resident for other in TIERS if other is not tier
+                catalog.num_resident[other][row] == num_resident for other in self._tiers if other != tier
             )
             self.core.outbox.notify(BlockChange.MOVED if is_moved else BlockChange.STORED, row, tier)
-            self.core.story.tell(self.core.now, catalog.prefix_hash[row], STORED_IN[tier])
+            self.core.story.tell(self.core.now, catalog.prefix_hash[row], self.core.stored_in[tier])
 
     def fail(self, fragment: int, tier: Tier, cause: Cause) -> None:
         """The bytes will not arrive: the place goes back. Gives the copy's hold back."""
@@ -70,7 +68,7 @@ class Residency(Rules):
         if cause is Cause.DOES_NOT_FIT:
             catalog.unfit.add(fragment)
         vacated = self.core.transitions.fail(fragment, tier)
-        if tier not in MEMORY_TIERS:
+        if tier == self._log_tier:
             self._settle(tier, vacated.place)
         self.core.story.tell(
             self.core.now, catalog.prefix_hash[row], f"copy_failed_{tier.label}", cause.value
@@ -86,7 +84,7 @@ class Residency(Rules):
         `victim`: what the policy said of it, when a policy chose. `reason`: another one is told of a block
         that could not be read any more.
         """
-        is_asked = tier is Tier.NVME and reason == ADMINISTRATOR
+        is_asked = tier == self._log_tier and reason == ADMINISTRATOR
         may_leave = not self.why_in_store(row) if is_asked else self.may_leave(row, tier)
         assert may_leave, self.core.story.words(self._catalog.prefix_hash[row])
         if self._catalog.tier_of(row) is None:
@@ -97,7 +95,7 @@ class Residency(Rules):
                 freed += self._evict(row, fragment, tier, is_unwanted=is_asked)
         self.core.outbox.notify(BlockChange.REMOVED, row, tier, reason)
         name = self._catalog.prefix_hash[row]
-        self.core.story.tell(self.core.now, name, EVICTED_FROM[tier], reason, self.verdict(victim))
+        self.core.story.tell(self.core.now, name, self.core.evicted_from[tier], reason, self.verdict(victim))
         self.forget_if_nowhere(row)
         return freed
 
@@ -116,7 +114,7 @@ class Residency(Rules):
             return
         row = catalog.block_of[fragment]
         self.core.transitions.condemn(fragment, tier)
-        if tier in MEMORY_TIERS:
+        if tier != self._log_tier:
             self.core.outbox.emit(Retract(tier, catalog.place[tier][fragment]))
         self.core.outbox.notify(BlockChange.REMOVED, row, tier, reason)
         self.core.story.tell(self.core.now, catalog.prefix_hash[row], f"{verb}_{tier.label}", reason)
@@ -127,7 +125,7 @@ class Residency(Rules):
         """Whether a fragment that was copied inside its tier may be there from now on. In memory only when
         nobody but the copy touches the old place: a reader was told where that is."""
         catalog = self._catalog
-        if tier is Tier.NVME:
+        if tier == self._log_tier:
             return True
         return catalog.state[tier][fragment] == State.RESIDENT and catalog.holds[tier][fragment] == 1
 
@@ -135,10 +133,10 @@ class Residency(Rules):
         """A fragment was copied inside its tier: same bytes, new place."""
         catalog = self._catalog
         old = self.core.transitions.move(fragment, tier, place)
-        if tier in MEMORY_TIERS:
+        if tier != self._log_tier:
             self.core.outbox.emit(Retract(tier, old))
         self.core.rooms[tier].release(old, catalog.stored_length(fragment, tier))
-        if tier in MEMORY_TIERS:
+        if tier != self._log_tier:
             self.core.outbox.emit(Publish(tier, place, catalog.label_of(fragment)))
         else:
             self._settle(tier, place)
@@ -146,7 +144,7 @@ class Residency(Rules):
     def abandon_place(self, fragment: int, tier: Tier, place: int) -> None:
         """A fragment was not copied inside its tier after all: the new place is given back, the old one
         stays."""
-        if tier not in MEMORY_TIERS:
+        if tier == self._log_tier:
             self._settle(tier, place)
         self.core.rooms[tier].release(place, self._catalog.stored_length(fragment, tier))
 
@@ -204,7 +202,7 @@ class Residency(Rules):
     def _evict(self, row: int, fragment: int, tier: Tier, *, is_unwanted: bool = False) -> int:
         """A fragment leaves a tier. Returns the bytes freed. `is_unwanted`: it is not to be brought back."""
         vacated = self.core.transitions.evict(fragment, tier)
-        if tier in MEMORY_TIERS:
+        if tier != self._log_tier:
             self.core.outbox.emit(Retract(tier, vacated.place))
         self._give_back(row, tier, vacated, is_unwanted=is_unwanted)
         return vacated.num_bytes
@@ -218,16 +216,19 @@ class Residency(Rules):
         back."""
         catalog = self._catalog
         self.core.rooms[tier].release(vacated.place, vacated.num_bytes)
-        in_memory = catalog.num_resident[Tier.DRAM][row] or catalog.num_resident[Tier.HBM][row]
-        if tier is Tier.NVME and in_memory and not is_unwanted:
+        if tier == self._log_tier and not is_unwanted and self._is_in_memory(row):
             self._on_cold_lost(row)
         if not vacated.is_last:
             return
         self.core.listeners.left((row,), tier)
         parent = catalog.parent[row]
         if parent != NO_ROW and catalog.num_children_placed[tier][parent] == 0:
-            for slower in TIERS[tier:]:
+            for slower in self._tiers[tier:]:
                 self.offer(parent, slower)
+
+    def _is_in_memory(self, row: int) -> bool:
+        num_resident = self._catalog.num_resident
+        return any(num_resident[tier][row] for tier in self._memory_tiers)
 
     def forget_if_nowhere(self, row: int) -> None:
         """Remove rows that have nothing left, upwards: a parent may have waited for its last child."""
@@ -264,16 +265,16 @@ class Residency(Rules):
     def check_integrity(self) -> list[str]:
         """Audit byte counts, unique places, and that every placed fragment agrees with its room."""
         problems = []
-        catalog = self._catalog
+        catalog, log_tier = self._catalog, self._log_tier
         for namespace in catalog.namespaces.values():
             cold = [f for row in namespace.rows.values() for f in catalog.fragments(row)]
             total = sum(
-                catalog.stored_length(f, Tier.NVME) for f in cold if catalog.place[Tier.NVME][f] != NO_PLACE
+                catalog.stored_length(f, log_tier) for f in cold if catalog.place[log_tier][f] != NO_PLACE
             )
             counted = self.core.transitions.cold_bytes[namespace.id]
             if total != counted:
-                problems.append(f"nvme: namespace {namespace.id} has {total}, {counted}")
-        for tier in TIERS:
+                problems.append(f"{log_tier.label}: namespace {namespace.id} has {total}, {counted}")
+        for tier in self._tiers:
             seen: dict[int, int] = {}
             by_state = dict.fromkeys(State, 0)
             for namespace in catalog.namespaces.values():

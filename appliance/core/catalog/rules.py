@@ -5,17 +5,16 @@ remembered beyond the catalog, so no answer can be out of date. Each is about on
 that may is for policies to say.
 
 A tier has *something* of a block when one fragment can be read there, and blocks are asked about fragment by
-fragment: half of one may be in dram and half in the cold store (docs/decisions/0017-half-blocks.md).
+fragment: half of one may be in memory and half in the cold store (docs/decisions/0017-half-blocks.md).
 """
 
 from collections.abc import Sequence
 
 from ....tiers.block import Tier
-from .catalog import NO_ROW, TIERS
+from .catalog import NO_ROW
 from .core_state import CoreState
 from .states import State
 
-MEMORY_TIERS = (Tier.HBM, Tier.DRAM)
 #: Why a block left, when it was asked for by hand.
 ADMINISTRATOR = "administrator"
 #: Why a block stays, then.
@@ -28,6 +27,9 @@ class Rules:
 
     def __init__(self, core: CoreState) -> None:
         self._catalog = core.catalog
+        self._ladder = core.ladder
+        self._tiers, self._memory_tiers = core.ladder.tiers, core.ladder.memory_tiers
+        self._log_tier = core.ladder.log_tier
         self._offline = core.offline
         self._floors = core.floors
 
@@ -40,7 +42,7 @@ class Rules:
             return False
         if catalog.num_children_placed[tier][row] and not self.is_spare_half(row, tier):
             return False
-        for faster in TIERS[:tier]:
+        for faster in self._tiers[:tier]:
             if catalog.num_children_placed[faster][row] and not self._stays_above(row, tier, faster):
                 return False
         # A floor in a slower tier does not forbid the copy that takes the block there.
@@ -60,7 +62,7 @@ class Rules:
             self._catalog.first_child[row] == NO_ROW
             or self.is_elsewhere(row, tier)
             or self._catalog.tier_of(row) is None
-            or Tier.NVME in self._offline
+            or self._log_tier in self._offline
         )
 
     def why_in_store(self, row: int) -> str:
@@ -70,7 +72,7 @@ class Rules:
         Less is protected than by `may_leave`: what memory has whole may leave although a block in memory
         continues it. After a restart neither would be found.
         """
-        catalog, tier = self._catalog, Tier.NVME
+        catalog, tier = self._catalog, self._log_tier
         if catalog.num_keepers[row]:
             return KEPT
         if catalog.num_holds[tier][row] or not catalog.num_resident[tier][row]:
@@ -81,14 +83,14 @@ class Rules:
             return CONTINUED
         if self.is_elsewhere(row, tier) or catalog.tier_of(row) is None:
             return ""
-        is_continued = any(catalog.num_children_placed[faster][row] for faster in MEMORY_TIERS)
+        is_continued = any(catalog.num_children_placed[faster][row] for faster in self._memory_tiers)
         return CONTINUED if is_continued else ""
 
     def is_elsewhere(self, row: int, tier: Tier) -> bool:
         """Whether every fragment of a block can also be read from another tier; not all from the same."""
         catalog = self._catalog
         num_groups = catalog.namespace_of(row).num_groups
-        others = [other for other in TIERS if other is not tier and other not in self._offline]
+        others = [other for other in self._tiers if other != tier and other not in self._offline]
         counts = [catalog.num_resident[other][row] for other in others]
         if num_groups in counts or sum(counts) < num_groups:
             return num_groups in counts
@@ -98,7 +100,7 @@ class Rules:
         """Whether the cold store has only a part of a block that can be read whole without it: that part is
         of no use to what continues the block, neither now nor after a restart."""
         return (
-            tier is Tier.NVME
+            tier == self._log_tier
             and self._catalog.num_resident[tier][row] < self._catalog.namespace_of(row).num_groups
             and self.is_elsewhere(row, tier)
         )
@@ -126,18 +128,18 @@ class Rules:
     def _above_floor_without(self, row: int, tier: Tier) -> bool:
         """Whether all that a pinned block has at or above its floor is still there after it left `tier`."""
         floor = min(self._floors[row])
-        others = [other for other in TIERS[: floor + 1] if other is not tier]
+        others = [other for other in self._tiers[: floor + 1] if other != tier]
         return tier > floor or self.is_covered(row, tier, others)
 
     def _stays_above(self, row: int, tier: Tier, faster: Tier) -> bool:
         """Whether a block that leaves `tier` is still in a faster one, whole, with what continues it there.
         Not so for what the cold store has whole: after a restart it is all there is."""
-        if tier not in MEMORY_TIERS:
+        if tier == self._log_tier:
             return self.is_spare_half(row, tier)
         return self._catalog.num_resident[faster][row] == self._catalog.namespace_of(row).num_groups
 
     def _working_below(self, tier: Tier) -> list[Tier]:
-        return [other for other in TIERS[tier + 1 :] if other not in self._offline]
+        return [other for other in self._tiers[tier + 1 :] if other not in self._offline]
 
     def _is_in_any(self, fragment: int, tiers: Sequence[Tier]) -> bool:
         return any(self._catalog.state[tier][fragment] == State.RESIDENT for tier in tiers)

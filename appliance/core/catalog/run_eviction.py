@@ -8,15 +8,17 @@ pass over the columns. No other step is taken between the two. The steps are tho
 simulator runs both.
 """
 
+from array import array
+from collections.abc import Sequence
 from typing import cast
 
 from ....policies.base import EvictionPolicy, Victim
 from ....tiers.base import MemoryRoom
 from ....tiers.block import Tier
 from ..instructions import RetractRun
-from .catalog import NO_ROW, TIERS
+from .catalog import NO_ROW
 from .core_state import CoreState
-from .residency import EVICTED_FROM, Residency
+from .residency import Residency
 
 
 class RunEviction:
@@ -25,7 +27,8 @@ class RunEviction:
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core
         self._residency = residency
-        self._tier = Tier.DRAM
+        self._ladder = core.ladder
+        self._tier = core.ladder.put_tier
         self._rows: list[int] = []  # taken, of one namespace and tier
         self._nowhere: list[int] = []  # those of them that are in no other tier
         self._parents: list[int] = []  # of those that were taken last of their run
@@ -44,7 +47,7 @@ class RunEviction:
             return 1
         catalog = core.catalog
         if self._rows and (
-            tier is not self._tier or catalog.namespace_id[rows[0]] != catalog.namespace_id[self._rows[0]]
+            tier != self._tier or catalog.namespace_id[rows[0]] != catalog.namespace_id[self._rows[0]]
         ):
             self.flush()
         self._tier = tier
@@ -56,14 +59,14 @@ class RunEviction:
         parent, names = catalog.parent[rows[-1]], catalog.prefix_hash
         num_left = core.transitions.withdraw_run(rows, tier)
         taken = [names[row] for row in rows]
-        core.story.tell_many(core.now, taken, EVICTED_FROM[tier], reason, residency.verdict(victim))
+        core.story.tell_many(core.now, taken, core.evicted_from[tier], reason, residency.verdict(victim))
         core.outbox.notify_removed(catalog.namespace_id[rows[0]], tier, reason, taken)
         if parent != NO_ROW:
             if is_only_here:
                 catalog.unlink(rows[-1])
             self._parents.append(parent)
         if num_left == 0:  # the parent may be the next victim
-            for slower in TIERS[tier:]:
+            for slower in (tier, *self._ladder.below(tier)):
                 residency.offer(parent, slower)
         return len(rows)
 
@@ -101,17 +104,16 @@ class RunEviction:
         core = self._core
         catalog, leaf = core.catalog, victim.row
         num_groups = catalog.namespace_of(leaf).num_groups
-        other = Tier.DRAM if tier is Tier.HBM else Tier.HBM
-        in_other, in_nvme = catalog.num_placed[other], catalog.num_placed[Tier.NVME]
-        complete, cold = catalog.num_resident[tier], catalog.num_resident[Tier.NVME]
-        is_single = len(core.rooms) == 1  # of tiers: nothing can be elsewhere
+        log_tier = self._ladder.log_tier
+        # With a single tier nothing can be elsewhere.
+        elsewhere = [catalog.num_placed[other] for other in core.rooms if other != tier]
+        complete, cold = catalog.num_resident[tier], catalog.num_resident[log_tier]
         # A child in a tier that is offline may stay behind; its parent's row then has to.
-        is_only_here = not (in_other[leaf] or in_nvme[leaf]) and catalog.first_child[leaf] == NO_ROW
-        is_cold = cold[leaf] == num_groups and Tier.NVME not in core.offline
+        is_only_here = catalog.first_child[leaf] == NO_ROW and catalog.is_only_in(leaf, tier)
+        is_cold = cold[leaf] == num_groups and log_tier not in core.offline
         if complete[leaf] != num_groups or not (is_only_here or is_cold):
             return []
-        has_faster = Tier.HBM in core.rooms and tier is not Tier.HBM
-        faster = catalog.num_children_placed[Tier.HBM] if has_faster else None
+        faster = [catalog.num_children_placed[one] for one in core.rooms if one < tier]
         children, holds = catalog.num_children_placed[tier], catalog.num_holds[tier]
         keepers, floors = catalog.num_keepers, core.floors
         parent, first_child, next_sibling = catalog.parent, catalog.first_child, catalog.next_sibling
@@ -119,12 +121,12 @@ class RunEviction:
         while row >= 0 and len(run) < limit:
             if keepers[row] or holds[row] or children[row] != 1 or complete[row] != num_groups:
                 break
-            if row in floors or (faster is not None and faster[row]):
+            if row in floors or (faster and _is_in_any(faster, row)):
                 break
             if is_only_here:
                 if first_child[row] != child or next_sibling[child] >= 0:
                     break
-                if not is_single and (in_other[row] or in_nvme[row]):
+                if elsewhere and _is_in_any(elsewhere, row):
                     break
             elif cold[row] != num_groups:
                 break
@@ -132,3 +134,13 @@ class RunEviction:
             child, row = row, parent[row]
         num_above = policy.num_no_dearer(run[1:], victim.price, core.now) if len(run) > 1 else 0
         return run[: 1 + num_above]
+
+
+def _is_in_any(columns: "Sequence[array[int]]", row: int) -> bool:
+    """Return whether one of these counts of a block is not 0."""
+    for counts in columns:  # any() of a generator takes three times as long, and this is asked per block
+        if counts[row]:
+            break
+    else:
+        return False
+    return True

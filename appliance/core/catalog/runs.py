@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....tiers.block import Tier
 from ..instructions import BlockChange, Notify, PublishRun
 from .catalog import NO_ROW, Namespace
 from .core_state import CoreState
 from .fresh import FreshRun
-from .residency import STORED_IN, Residency
+from .residency import Residency
 
 #: Blocks from which on a put takes this way. The other one is the specification; seeds choose.
 MIN_RUN = 2
@@ -62,7 +61,7 @@ def admit_run(
     parent: int,
     places: list[int],
 ) -> FreshRun:
-    """Create the rows of a run of new blocks under `parent`, ARRIVING in dram at `places`, kept.
+    """Create the rows of a run of new blocks under `parent`, ARRIVING in the put tier at `places`, kept.
 
     `places` holds one place per fragment, block by block in group order.
     """
@@ -76,15 +75,15 @@ def admit_run(
 
 
 def land_run(core: CoreState, run: FreshRun, checksums: Sequence[bytes]) -> None:
-    """All bytes of a run arrived in dram, with these checksums: `Residency.land` for each fragment.
+    """All bytes of a run arrived in the put tier, with these checksums: `Residency.land` for each fragment.
 
     Nothing but the put touched the blocks so far: it has one hold on each fragment, and keeps each block.
     """
-    tier = Tier.DRAM
+    tier = core.ladder.put_tier
     core.transitions.land_run(run.rows, run.fragments, checksums)
     core.outbox.emit(PublishRun(tier, run.places, run.labels(checksums)))
     core.outbox.add_notice(Notify(BlockChange.STORED, run.namespace.id, tier, list(run.names)))
-    core.story.tell_many(core.now, run.names, STORED_IN[tier])
+    core.story.tell_many(core.now, run.names, core.stored_in[tier])
 
 
 def refresh_run(core: CoreState, rows: Sequence[int]) -> None:

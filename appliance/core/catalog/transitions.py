@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ....tiers.block import NO_PLACE, FragmentLabel, Tier
 from ....v1.shm import extent_of
 from ..encodings import AS_IT_IS
-from .catalog import NO_ROW, TIERS, Catalog
+from .catalog import NO_ROW, Catalog
 from .states import InvalidTransition, State, Step
 
 TRANSITIONS: dict[tuple[State, Step], State] = {
@@ -60,13 +60,19 @@ class Transitions:
     def __init__(self, catalog: Catalog, history: Callable[[bytes], Sequence[str]]) -> None:
         self._catalog = catalog
         self._history = history
+        ladder = self._ladder = catalog.ladder
+        self._put_tier, self._log_tier = ladder.put_tier, ladder.log_tier
+        placed = catalog.num_placed
+        self._placed_in_log = placed[ladder.log_tier]
+        #: `num_placed` of the memory tiers that take no puts.
+        self._placed_beside = [placed[tier] for tier in ladder.memory_tiers if tier != ladder.put_tier]
         #: Fragments whose place is (or was, until checked) in a segment of the cold store, by segment.
         self.in_segment: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
         #: By tier: bytes that are promised to copies, readable, and unreadable but still touched.
-        self.arriving_bytes = dict.fromkeys(TIERS, 0)
-        self.resident_bytes = dict.fromkeys(TIERS, 0)
-        self.condemned_bytes = dict.fromkeys(TIERS, 0)
-        self.num_resident = dict.fromkeys(TIERS, 0)  # fragments
+        self.arriving_bytes = dict.fromkeys(ladder.tiers, 0)
+        self.resident_bytes = dict.fromkeys(ladder.tiers, 0)
+        self.condemned_bytes = dict.fromkeys(ladder.tiers, 0)
+        self.num_resident = dict.fromkeys(ladder.tiers, 0)  # fragments
         #: Bytes with a place in the cold store, by namespace.
         self.cold_bytes: defaultdict[int, int] = defaultdict(int)
 
@@ -83,7 +89,7 @@ class Transitions:
         num_placed[row] += 1
         if num_placed[row] == 1 and catalog.parent[row] != NO_ROW:
             catalog.num_children_placed[tier][catalog.parent[row]] += 1
-        if tier is Tier.NVME:
+        if tier == self._log_tier:
             catalog.encoding[fragment] = encoding
             self.in_segment[extent_of(place)].append(fragment)
             self.cold_bytes[catalog.namespace_id[row]] += catalog.stored_length(fragment, tier)
@@ -95,7 +101,7 @@ class Transitions:
         catalog = self._catalog
         self._step(fragment, tier, Step.LAND)
         catalog.set_checksum(fragment, label.checksum)
-        num_bytes = label.raw_length if tier is not Tier.NVME else catalog.stored_length(fragment, tier)
+        num_bytes = label.raw_length if tier != self._log_tier else catalog.stored_length(fragment, tier)
         self.arriving_bytes[tier] -= num_bytes
         self.resident_bytes[tier] += num_bytes
         self.num_resident[tier] += 1
@@ -131,7 +137,7 @@ class Transitions:
         """Give a fragment another place in the same tier, in the same state. Returns the old one."""
         places = self._catalog.place[tier]
         old, places[fragment] = places[fragment], place
-        if tier is Tier.NVME:
+        if tier == self._log_tier:
             self.in_segment[extent_of(place)].append(fragment)
         return old
 
@@ -165,7 +171,7 @@ class Transitions:
         """Link a block that was found at start without its parent; count it among the parent's children."""
         catalog = self._catalog
         catalog.link(row, parent)
-        for tier in TIERS:
+        for tier in self._ladder.tiers:
             if catalog.num_placed[tier][row]:
                 catalog.num_children_placed[tier][parent] += 1
 
@@ -197,30 +203,35 @@ class Transitions:
     def unkeep_run(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
         """`unkeep` for each row (a row may occur more than once). Returns those without keepers that may now
         leave memory as far as their children there say, and those that have no place anywhere."""
-        catalog = self._catalog
-        keepers, (in_hbm, in_dram, in_nvme) = catalog.num_keepers, catalog.num_placed
-        below_dram = catalog.num_children_placed[Tier.DRAM]
+        catalog, beside = self._catalog, self._placed_beside
+        keepers, placed, in_log = catalog.num_keepers, catalog.num_placed[self._put_tier], self._placed_in_log
+        children = catalog.num_children_placed[self._put_tier]
         free: list[int] = []
         nowhere: list[int] = []
         for row in rows:
             count = keepers[row] - 1
             assert count >= 0, "unkept more often than kept"
             keepers[row] = count
-            if count or (below_dram[row] and not in_hbm[row]):  # a block with a child in dram stays there
+            if count:
                 continue
-            if in_dram[row] or in_hbm[row]:
+            num_beside = 0
+            for column in beside:
+                num_beside += column[row]
+            if children[row] and not num_beside:  # a block with a child in the put tier stays there
+                continue
+            if placed[row] or num_beside:
                 free.append(row)
-            elif not in_nvme[row]:
+            elif not in_log[row]:
                 nowhere.append(row)
         return free, nowhere
 
     def reserve_run(self, rows: Sequence[int], fragments: Sequence[int], places: Sequence[int]) -> None:
-        """`reserve` in dram for all fragments of new blocks, and `keep` for each block.
+        """`reserve` in the put tier for all fragments of new blocks, and `keep` for each block.
 
         rows: blocks of one namespace, each the only child of the one before, nowhere yet. fragments, places:
         theirs, block by block in group order.
         """
-        catalog, tier = self._catalog, Tier.DRAM
+        catalog, tier = self._catalog, self._put_tier
         states, place_of, holds = catalog.state[tier], catalog.place[tier], catalog.holds[tier]
         arriving = int(State.ARRIVING)
         num_placed, num_holds = catalog.num_placed[tier], catalog.num_holds[tier]
@@ -243,9 +254,9 @@ class Transitions:
         self.arriving_bytes[tier] += len(rows) * catalog.block_bytes(rows[0])
 
     def land_run(self, rows: Sequence[int], fragments: Sequence[int], checksums: Sequence[bytes]) -> None:
-        """`land` in dram and `drop` for all fragments of new blocks. rows, fragments: as in `reserve_run`,
-        and since then nothing but the put touched them. checksums: 16 bytes for each fragment."""
-        catalog, tier = self._catalog, Tier.DRAM
+        """`land` in the put tier and `drop` for all fragments of new blocks. rows, fragments: as in
+        `reserve_run`, and only the put touched them since. checksums: 16 bytes for each fragment."""
+        catalog, tier = self._catalog, self._put_tier
         states, holds = catalog.state[tier], catalog.holds[tier]
         lows, highs = catalog.checksum_low, catalog.checksum_high
         arriving, resident = int(State.ARRIVING), int(State.RESIDENT)
@@ -326,8 +337,8 @@ class Transitions:
         placed = np.bincount(rows, minlength=num_rows)
         children = np.bincount(parents[parents != NO_ROW] - first_row, minlength=num_rows)
         _extend(catalog.num_keepers, np.zeros(num_rows))
-        for tier in TIERS:
-            is_cold = tier is Tier.NVME
+        for tier in self._ladder.tiers:
+            is_cold = tier == self._log_tier
             for columns, counts in (
                 (catalog.num_placed, placed),
                 (catalog.num_resident, placed),
@@ -346,9 +357,9 @@ class Transitions:
         encoding = np.zeros(num_fragments, np.uint16)
         encoding[fragments - first_fragment] = encodings
         _extend(catalog.encoding, encoding)
-        self.resident_bytes[Tier.NVME] += stored_bytes
+        self.resident_bytes[self._log_tier] += stored_bytes
         self.cold_bytes[namespace_id] += stored_bytes
-        self.num_resident[Tier.NVME] += len(fragments)
+        self.num_resident[self._log_tier] += len(fragments)
         self._list_in_segments(fragments, places)
 
     # ------------------------------------------------------------------------------------ internals
@@ -380,7 +391,7 @@ class Transitions:
         row = catalog.block_of[fragment]
         place, num_bytes = catalog.place[tier][fragment], catalog.stored_length(fragment, tier)
         catalog.place[tier][fragment] = NO_PLACE
-        if tier is Tier.NVME:
+        if tier == self._log_tier:
             self.cold_bytes[catalog.namespace_id[row]] -= num_bytes
             catalog.encoding[fragment] = AS_IT_IS
         num_placed = catalog.num_placed[tier]

@@ -15,7 +15,6 @@ from ....v1.shm import extent_of
 from ..catalog.core_state import CoreState
 from ..catalog.fresh import FreshRun
 from ..catalog.residency import Residency
-from ..catalog.rules import MEMORY_TIERS
 from ..catalog.runs import land_run
 from ..encodings import is_lossy
 from ..instructions import CancelCopy, Copy, HastenCopy
@@ -59,7 +58,7 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    source: Tier | None
+    source: Tier | None  # None: not a tier, but bytes that somebody else brings (a client's staging)
     target: Tier
     fragments: Sequence[int]
     items: Sequence[CopyItem]  # one per fragment
@@ -76,6 +75,12 @@ class Copies:
         self, core: CoreState, residency: Residency, refusals: Refusals, budget: WriteBudget
     ) -> None:
         self._core = core
+        ladder = core.ladder
+        self._device_tier, self._put_tier, self._log_tier = (
+            ladder.device_tier,
+            ladder.put_tier,
+            ladder.log_tier,
+        )
         self._residency = residency
         self._refusals = refusals
         self._budget = budget
@@ -113,30 +118,31 @@ class Copies:
         core = self._core
         fragments, sources, targets = zip(*moves, strict=True)
         labels = core.catalog.labels_of(fragments)
-        if Tier.NVME in (source, target):
+        if self._log_tier in (source, target):
             core.catalog.tell_encodings(labels, fragments)
         items = list(map(CopyItem._make, zip(sources, targets, labels, strict=True)))
         num_bytes = sum(item.label.raw_length for item in items)
         if source is not None:
             for move in moves:
                 core.transitions.hold(move.fragment, source)
-        if source is Tier.NVME:
+        if source == self._log_tier:
             for move in moves:
                 self._count_read(move.source, +1)
-        if target is Tier.NVME:
+        if target == self._log_tier:
             record_sizes = [record_bytes(label.stored_length or label.raw_length) for label in labels]
             self._budget.wrote(sum(record_sizes), self._core.now)
         batch = _Batch(source, target, fragments, items, num_bytes, urgency, owner)
         copy = self._begin(batch, deadline_at, client, in_one)
-        if urgency > Urgency.QUEUED and target < Tier.NVME and source is not target:
+        if urgency > Urgency.QUEUED and target < self._log_tier and source != target:
             self._background[copy] = batch
 
     def start_run(
         self, run: FreshRun, spans: Sequence[tuple[int, int]], urgency: Urgency, client: int, owner: "Owner"
     ) -> None:
-        """Queue the copy of new blocks from the staging extent of `client`, one span per block, into dram."""
+        """Queue the copy of new blocks from the staging extent of `client`, one span per block, into the put
+        tier."""
         num_bytes = len(run.rows) * run.namespace.block_bytes
-        batch = _Batch(None, Tier.DRAM, run.fragments, run.items(spans), num_bytes, urgency, owner, run)
+        batch = _Batch(None, self._put_tier, run.fragments, run.items(spans), num_bytes, urgency, owner, run)
         self._begin(batch, float("inf"), client)
 
     def _begin(self, batch: _Batch, deadline_at: float, client: int, in_one: bool = False) -> int:
@@ -152,7 +158,7 @@ class Copies:
     def hasten(self, fragments: set[int], tier: Tier, urgency: Urgency, deadline_at: float) -> None:
         """Somebody waits for these fragments now, which come up for nobody in particular."""
         for copy, batch in list(self._background.items()):
-            if batch.target is not tier or urgency >= batch.urgency:
+            if batch.target != tier or urgency >= batch.urgency:
                 continue
             if not fragments.isdisjoint(batch.fragments):
                 self._count_bytes(batch, -batch.num_bytes)
@@ -163,7 +169,7 @@ class Copies:
                 self._core.outbox.emit(HastenCopy(copy, urgency, deadline_at))
 
     def cancel(self, fragments: set[int]) -> None:
-        """Nobody wants these fragments any more, which come up into dram for nobody in particular. A batch
+        """Nobody wants these fragments any more, which come up for nobody in particular. A batch
         is cancelled when nobody wants anything of it."""
         for copy, batch in list(self._background.items()) if fragments else ():
             pairs = [(fragment, batch.target) for fragment in batch.fragments]
@@ -205,11 +211,11 @@ class Copies:
             self._cancelled.difference_update([(fragment, batch.target) for fragment in batch.fragments])
         assert len(outcomes) == len(batch.fragments)
         self._count_bytes(batch, -batch.num_bytes)
-        if batch.target is Tier.NVME and batch.source is not Tier.NVME:
+        if batch.target == self._log_tier and batch.source != self._log_tier:
             self._refusals.spilled([outcome.cause for outcome in outcomes])
         if copy in self._disowned:
             outcomes = self._without(self._disowned.pop(copy), batch, outcomes)
-        is_inside = batch.source is batch.target
+        is_inside = batch.source == batch.target
         if batch.run is not None and self._land_run(batch, batch.run, outcomes):
             return
         for fragment, item, outcome in zip(batch.fragments, batch.items, outcomes, strict=True):
@@ -249,10 +255,12 @@ class Copies:
 
     def forward_targets(self) -> list[tuple[int, int]]:
         """Return (place, bytes) of the records being copied forward: taken, but in no catalog entry yet."""
-        forwards = [b for b in self._batches.values() if b.source is Tier.NVME and b.target is Tier.NVME]
+        forwards = [
+            b for b in self._batches.values() if b.source == self._log_tier and b.target == self._log_tier
+        ]
         length = self._core.catalog.stored_length
         return [
-            (item.target, length(fragment, Tier.NVME))
+            (item.target, length(fragment, self._log_tier))
             for batch in forwards
             for fragment, item in zip(batch.fragments, batch.items, strict=True)
         ]
@@ -263,16 +271,16 @@ class Copies:
         label = item.label
         if batch.source is not None:
             self._release_source(batch.source, fragment, item, outcome)
-        if batch.target in MEMORY_TIERS and batch.target in core.offline:
+        if batch.target != self._log_tier and batch.target in core.offline:
             outcome = CopyOutcome(Cause.TIER_OFFLINE)  # it landed, in memory that was lost a moment later
         if outcome.cause is None:
-            if not label.checksum or (batch.source is Tier.NVME and outcome.checksum):
+            if not label.checksum or (batch.source == self._log_tier and outcome.checksum):
                 # What a lossy codec decoded has a checksum of its own. The copy has ended: nobody else holds
                 # this label.
                 label.checksum = outcome.checksum
             self._note_spent(batch, fragment, label)
             if batch.source is None:  # a record that was out of reach may be of other bytes than these
-                residency.condemn(fragment, Tier.NVME, "put again")
+                residency.condemn(fragment, self._log_tier, "put again")
             residency.land(fragment, batch.target, label)
         if batch.owner is not None:
             batch.owner.landed(fragment, outcome.cause)
@@ -291,7 +299,7 @@ class Copies:
         catalog = self._core.catalog
         if batch.source is None:
             catalog.spent.discard(fragment)
-        elif batch.source is Tier.NVME and is_lossy(label.codec_id):
+        elif batch.source == self._log_tier and is_lossy(label.codec_id):
             catalog.spent.add(fragment)
 
     def _finish_inside(self, batch: _Batch, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
@@ -306,11 +314,11 @@ class Copies:
         self._release_source(tier, fragment, item, outcome)
 
     def _release_source(self, source: Tier, fragment: int, item: CopyItem, outcome: CopyOutcome) -> None:
-        if source is Tier.NVME:
+        if source == self._log_tier:
             self._count_read(item.source, -1)
             if outcome.cause in LOST:
                 self._residency.condemn(fragment, source, outcome.cause.value)
-        elif source is Tier.HBM and outcome.cause is Cause.WRONG_CHECKSUM:
+        elif source == self._device_tier and outcome.cause is Cause.WRONG_CHECKSUM:
             # What the host fetched is not what was put: nobody is to read it on the device either.
             self._residency.condemn(fragment, source, outcome.cause.value)
         self._residency.drop(fragment, source)

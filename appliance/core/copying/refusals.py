@@ -58,7 +58,7 @@ class Refusals:
     def full(self) -> None:
         """The cold store has no room, and none of what it holds may leave it."""
         if not self.is_pausing:
-            self._pause("nvme_full")
+            self._pause(f"{self._core.ladder.log_tier.label}_full")
             self.is_full = True
 
     def _pause(self, counter: str) -> None:

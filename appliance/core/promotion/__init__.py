@@ -1,4 +1,4 @@
-"""Fragments on their way to a faster tier: loads for requests, prefetch, promotion to HBM.
+"""Fragments on their way to a faster tier: loads for requests, prefetch, promotion to the device.
 
 `loads.py` is shared by all three.
 Imports `capacity` and below; imported by `requests`.

@@ -11,7 +11,6 @@ from ....tiers.base import Cause
 from ....tiers.block import Tier, Urgency
 from ..capacity.hot_room import HotRoom
 from ..capacity.pressure import Pressure
-from ..catalog.catalog import TIERS
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..catalog.states import State
@@ -26,6 +25,11 @@ class Loads:
 
     def __init__(self, core: CoreState, residency: Residency, copies: Copies, pressure: Pressure) -> None:
         self._core = core
+        self._tiers, self._put_tier, self._log_tier = (
+            core.ladder.tiers,
+            core.ladder.put_tier,
+            core.ladder.log_tier,
+        )
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
@@ -37,9 +41,9 @@ class Loads:
     def source_of(self, fragment: int, target: Tier) -> Tier | None:
         """Return the fastest working tier other than `target` that holds this fragment."""
         catalog = self._core.catalog
-        for tier in TIERS:
+        for tier in self._tiers:
             if (
-                tier is not target
+                tier != target
                 and tier not in self._core.offline
                 and catalog.state[tier][fragment] == State.RESIDENT
             ):
@@ -98,7 +102,7 @@ class Loads:
     def promote(self, row: int, target: Tier, urgency: Urgency, deadline_at: float) -> bool:
         """Bring a whole block to `target` for nobody in particular; False when nothing was queued.
 
-        From the cold store to `hbm` it goes through `dram`, one edge after the other, unless it may go
+        From below the put tier to above it it goes through that, one edge after the other, unless it may go
         straight.
         """
         if target in self._core.offline:
@@ -109,13 +113,11 @@ class Loads:
             if catalog.state[target][fragment] != State.ABSENT:
                 continue
             source = self.source_of(fragment, target)
-            if source is None or (source < target and target is Tier.NVME):
+            if source is None or (source < target and target == self._log_tier):
                 continue
-            has_stop = (
-                source > Tier.DRAM and target is Tier.HBM and not self.hot_room.comes_straight(fragment)
-            )
-            first_stop = Tier.DRAM if has_stop else target
-            onward = None if first_stop is target else self._onward(target, urgency, deadline_at)
+            has_stop = target < self._put_tier < source and not self.hot_room.comes_straight(fragment)
+            first_stop = self._put_tier if has_stop else target
+            onward = None if first_stop == target else self._onward(target, urgency, deadline_at)
             queued |= self.bring(fragment, first_stop, onward)
         return queued
 

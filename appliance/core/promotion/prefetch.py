@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from ....policies.base import Expected, Use
 from ....tiers.base import Cause
-from ....tiers.block import Tier, Urgency
+from ....tiers.block import Urgency
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.policy_listeners import Listener
@@ -36,7 +36,6 @@ from ..copying.copies import Copies
 from .loads import Loads
 from .prefetch_account import PrefetchAccount
 
-EDGE = (Tier.NVME, Tier.DRAM)
 #: Unused share of the bandwidth that is saved up at most, in seconds of it.
 BURST_S = 1.0
 MIN_BURST_BYTES = 1 << 20  # however slow the edge is
@@ -69,7 +68,7 @@ class _Begun:
 
 
 class Prefetching:
-    """Implements copies.Owner, and listens to what is used and what leaves dram."""
+    """Implements copies.Owner, and listens to what is used and what leaves the put tier."""
 
     def __init__(
         self,
@@ -79,6 +78,8 @@ class Prefetching:
         loads: Loads,
     ) -> None:
         self._core = core
+        self._put_tier, self._log_tier = core.ladder.put_tier, core.ladder.log_tier
+        self._edge = (self._log_tier, self._put_tier)
         self._residency = residency
         self._copies = copies
         self._loads = loads
@@ -95,7 +96,7 @@ class Prefetching:
         self._allowed_at = 0.0
         self._not_before = 0.0
         self._is_crowded = False
-        core.listeners.join(Listener(used=self.used, left={Tier.DRAM: self.left}))
+        core.listeners.join(Listener(used=self.used, left={self._put_tier: self.left}))
 
     # ---------------------------------------------------------------------------------- what begins
 
@@ -110,7 +111,7 @@ class Prefetching:
         if is_crowded:
             if self._begun:
                 self._copies.cancel(self._on_their_way(self._begun))
-        elif now >= self._not_before and not self._core.urgent_bytes.get(EDGE, 0):
+        elif now >= self._not_before and not self._core.urgent_bytes.get(self._edge, 0):
             due_at = self._due_at()
             if due_at is not None and due_at <= now:
                 self._begin_due(now)
@@ -122,8 +123,8 @@ class Prefetching:
         max_bytes: float = float("inf"),
         source: PrefetchAccount | None = None,
     ) -> int:
-        """Begin to bring blocks up into dram, parents first; what `max_bytes` cuts off follows when there is
-        room for it. Returns how many were begun."""
+        """Begin to bring blocks up into the put tier, parents first; what `max_bytes` cuts off follows when
+        there is room for it. Returns how many were begun."""
         core = self._core
         catalog = core.catalog
         num_blocks = num_bytes = 0
@@ -134,16 +135,16 @@ class Prefetching:
                 rest = [catalog.handle(later) for later in expected.rows[number:]]
                 self._rests.append(_Rest(rest, expected.until, expected.reason, urgency, source))
                 break
-            coming = [f for f in catalog.fragments(row) if catalog.state[Tier.DRAM][f] == State.ABSENT]
+            coming = [f for f in catalog.fragments(row) if catalog.state[self._put_tier][f] == State.ABSENT]
             if not coming:
                 continue
-            if not self._loads.promote(row, Tier.DRAM, urgency, expected.until):
+            if not self._loads.promote(row, self._put_tier, urgency, expected.until):
                 break  # no room, and what follows is of no use without it
-            coming = [f for f in coming if catalog.state[Tier.DRAM][f] != State.ABSENT]
+            coming = [f for f in coming if catalog.state[self._put_tier][f] != State.ABSENT]
             self._note(row, expected.until, sum(map(catalog.length_of, coming)), source)
             core.story.tell(core.now, catalog.prefix_hash[row], "prefetch", expected.reason)
             num_blocks, num_bytes = num_blocks + 1, num_bytes + self._begun[row].num_bytes
-            if catalog.num_placed[Tier.DRAM][row] < catalog.namespace_of(row).num_groups:
+            if catalog.num_placed[self._put_tier][row] < catalog.namespace_of(row).num_groups:
                 break  # no room for all of it, and none for what follows
         self._loads.start(urgency, expected.until, self)
         self._allowance_bytes -= num_bytes
@@ -158,7 +159,7 @@ class Prefetching:
         catalog = self._core.catalog
         cold, row = [], rows[-1] if rows else NO_ROW
         while row != NO_ROW:
-            if catalog.tier_of(row) is Tier.NVME:
+            if catalog.tier_of(row) == self._log_tier:
                 cold.append(row)
             row = catalog.parent[row]
         if cold:
@@ -172,7 +173,9 @@ class Prefetching:
         window = self._windows[0][0] if self._windows else None
         due_at = self._due_at()
         if due_at is not None and due_at <= self._core.now:
-            is_forbidden = self._is_crowded or self._core.urgent_bytes.get(EDGE, 0) or not self._room_bytes()
+            is_forbidden = (
+                self._is_crowded or self._core.urgent_bytes.get(self._edge, 0) or not self._room_bytes()
+            )
             due_at = None if is_forbidden else self._not_before  # what forbids ends with an event or a window
         return min((at for at in (window, due_at) if at is not None), default=None)
 
@@ -195,7 +198,7 @@ class Prefetching:
                 self._end(row, "used" if begun.landed_bytes == begun.num_bytes else "late", begun.num_bytes)
 
     def left(self, rows: Sequence[int]) -> None:
-        """These blocks left dram, or never came."""
+        """These blocks left the put tier, or never came."""
         awaited = self._core.catalog.awaited
         if not awaited:
             return
@@ -245,16 +248,16 @@ class Prefetching:
         return {"num_awaited": len(self._begun), "awaited_bytes": self.begun_bytes}
 
     def check_integrity(self) -> list[str]:
-        """Audit: every block begun is awaited and in dram or on its way there; the books add up."""
+        """Audit: every block begun is awaited and in the put tier or on its way there; the books add up."""
         catalog = self._core.catalog
         counters = self._core.story.counters
         problems = []
         for row in self._begun:
-            if row not in catalog.awaited or not catalog.num_placed[Tier.DRAM][row]:
-                problems.append(f"row {row}: was prefetched, and is not awaited in dram")
+            if row not in catalog.awaited or not catalog.num_placed[self._put_tier][row]:
+                problems.append(f"row {row}: was prefetched, and is not awaited")
         for row in catalog.awaited:
-            if not catalog.num_placed[Tier.DRAM][row]:
-                problems.append(f"row {row}: awaited in dram, where it is not")
+            if not catalog.num_placed[self._put_tier][row]:
+                problems.append(f"row {row}: awaited in {self._put_tier.label}, where it is not")
         if self.begun_bytes != sum(begun.num_bytes for begun in self._begun.values()):
             problems.append(
                 f"prefetch: {self.begun_bytes} bytes begun are not the sum of those of the blocks"
@@ -280,7 +283,7 @@ class Prefetching:
 
     def _begin_due(self, now: float) -> None:
         """Go on with what was cut, then begin what the prefetcher says; whoever arrived or said so first."""
-        rate = self._core.options.prefetch_bandwidth_fraction * self._core.costs.bandwidth_of(Tier.NVME)
+        rate = self._core.options.prefetch_bandwidth_fraction * self._core.costs.bandwidth_of(self._log_tier)
         earned = (now - self._allowed_at) * rate
         self._allowance_bytes = min(self._allowance_bytes + earned, max(rate * BURST_S, MIN_BURST_BYTES))
         self._allowed_at = now
@@ -307,7 +310,7 @@ class Prefetching:
     def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: PrefetchAccount) -> None:
         """Begin with what nobody asked for, as much of it as can fit and its source is good for."""
         catalog = self._core.catalog
-        capacity = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
+        capacity = self._core.rooms[self._put_tier].statistics().capacity_bytes
         pending = sum(catalog.block_bytes(row) for rest in self._rests for row in self._rows_of(rest))
         share_bytes = self._core.options.max_prefetched_fraction * capacity - self.begun_bytes - pending
         if source is self._forecasts:
@@ -345,8 +348,8 @@ class Prefetching:
         """Return how many bytes may be begun now; none without a share of the bandwidth."""
         if not self._core.options.prefetch_bandwidth_fraction:
             return 0
-        in_flight = self._core.bytes_in_flight.get(EDGE, 0)
-        capacity = self._core.rooms[Tier.DRAM].statistics().capacity_bytes
+        in_flight = self._core.bytes_in_flight.get(self._edge, 0)
+        capacity = self._core.rooms[self._put_tier].statistics().capacity_bytes
         limit = self._core.options.max_prefetched_fraction * capacity
         return max(0, int(min(self._core.options.max_prefetch_bytes - in_flight, limit - self.begun_bytes)))
 
@@ -384,10 +387,10 @@ class Prefetching:
             begun = self._begun.get(row) if row != NO_ROW else None
             if begun is not None and begun.until <= now:
                 self._end(row, "wasted", begun.num_bytes)
-                self._residency.offer(row, Tier.DRAM)
+                self._residency.offer(row, self._put_tier)
 
     def _on_their_way(self, rows: Iterable[int]) -> set[int]:
         """Return the fragments of these blocks that have not landed."""
         catalog = self._core.catalog
-        arriving = catalog.state[Tier.DRAM]
+        arriving = catalog.state[self._put_tier]
         return {f for row in rows for f in catalog.fragments(row) if arriving[f] == State.ARRIVING}

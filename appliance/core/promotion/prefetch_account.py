@@ -1,8 +1,8 @@
 """PrefetchAccount: bytes that may be prefetched without a request, so that the wasted share stays bounded.
 
-A window, a share of dram and of the bandwidth bound what one wrong prediction costs, and not how many there
-are. Where dram is small against what is prefetched, most of it is evicted unused, and every such copy evicted
-a block that a request might have used. So each source of predictions has an account, in bytes:
+A window, a share of memory and of the bandwidth bound what one wrong prediction costs, and not how many there
+are. Where memory is small against what is prefetched, most of it is evicted unused, and every such copy
+evicted a block that a request might have used. So each source of predictions has an account, in bytes:
 
     balance  = MAX_WASTED * used - (1 - MAX_WASTED) * wasted      not negative: the promise is kept
     expected = share of what is out (begun, its end not known) that will be wasted, as it was lately

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ....tiers.block import tenant_of
-from ..catalog.catalog import NO_ROW, TIERS
+from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 from ..copying.copies import Copies
@@ -96,5 +96,5 @@ class Erasing:
         core = self._core
         residency = self._residency
         for fragment in core.catalog.fragments(row):
-            for tier in TIERS:
+            for tier in core.ladder.tiers:
                 residency.condemn(fragment, tier, REASON, verb="erased")  # nothing, where nothing is

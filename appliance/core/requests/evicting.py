@@ -29,7 +29,7 @@ from ..capacity.reclaim import Reclaim
 from ..catalog.catalog import NO_ROW, Catalog
 from ..catalog.core_state import CoreState
 from ..catalog.residency import INCOMPLETE, Residency
-from ..catalog.rules import ADMINISTRATOR, CONTINUED, KEPT, MEMORY_TIERS, PINNED, READ
+from ..catalog.rules import ADMINISTRATOR, CONTINUED, KEPT, PINNED, READ
 from ..catalog.runs import column
 from ..events import EvictRequested
 from ..results import EvictResult
@@ -80,6 +80,7 @@ class Evicting:
     ) -> None:
         self._requests = requests
         self._core = core
+        self._log_tier = core.ladder.log_tier
         self._residency = residency
         self._pressure = pressure
         self._reclaim = reclaim
@@ -98,7 +99,7 @@ class Evicting:
         elif event.namespace_id and event.namespace_id not in self._core.catalog.namespaces:
             message = f"there is no namespace {event.namespace_id}"
             self._requests.refuse(event.call, "UNKNOWN_NAMESPACE", message)
-        elif event.tier is Tier.NVME or event.namespace_id:
+        elif event.tier == self._log_tier or event.namespace_id:
             self._jobs.append(_Job(event.call, event.tier, event.num_bytes, event.namespace_id))
         else:
             self._requests.reply(event.call, self._from_memory(event.tier, event.num_bytes))
@@ -121,7 +122,7 @@ class Evicting:
                 self._leave(job, row)
         if not job.handles and not job.is_swept:
             job.is_swept = True
-            if job.tier is Tier.NVME:  # a restart would find what lived in dead ones
+            if job.tier == self._log_tier:  # a restart would find what lived in dead ones
                 dead = self._reclaim.dead_segments() if job.namespace_id else job.segments
                 self._reclaim.to_empty |= dead or set()
             self._reclaim.keep_free_segments()
@@ -202,7 +203,7 @@ class Evicting:
     def _choose(self, job: _Job) -> None:
         """Choose the segments, oldest first, and the blocks that would have to leave with them; or those of a
         namespace."""
-        log, catalog = self._core.rooms.get(Tier.NVME), self._core.catalog
+        log, catalog = self._core.log, self._core.catalog
         if job.namespace_id:
             job.segments = frozenset()
             known = catalog.namespaces[job.namespace_id].rows.values()
@@ -223,7 +224,7 @@ class Evicting:
             chosen = [number for number, one in enumerate(log.segments) if one.state not in EMPTY]
             job.last_segment = log.open_segment(forward=True)
         job.segments = frozenset(chosen) - {job.last_segment}
-        places = column(catalog.place[Tier.NVME])
+        places = column(catalog.place[self._log_tier])
         inside = np.flatnonzero((places != NO_PLACE) & np.isin(places >> 32, chosen))
         rows = np.unique(column(catalog.block_of)[inside])
         job.handles.extend(catalog.handle(row) for row in _ends_first(catalog, rows))
@@ -236,14 +237,15 @@ class Evicting:
         elif now >= job.given_up_at:
             self._reclaim.to_empty.clear()
             self._jobs.popleft()
-            words = f"{job.num_blocks} blocks left nvme, but {num_left} of its segments cannot be freed: "
+            words = f"{job.num_blocks} blocks left {self._log_tier.label}, "
+            words += f"but {num_left} of its segments cannot be freed: "
             words += "what stays finds no room, or is being read; a restart would find the blocks again"
             self._requests.refuse(job.call, "TIER_FULL", words, PATIENCE_S)
 
     def _begin_last(self, job: _Job) -> bool:
         """Empty the segment that took what was copied forward. False: there is none, or it must stay because
         no other one is free."""
-        log, number = self._core.rooms.get(Tier.NVME), job.last_segment
+        log, number = self._core.log, job.last_segment
         job.last_segment = None
         if number is None:
             return False
@@ -263,7 +265,9 @@ class Evicting:
         residency, catalog = self._residency, self._core.catalog
         if not catalog.num_placed[job.tier][row]:
             return
-        reason = residency.why_in_store(row) if job.tier is Tier.NVME else self._why_in_memory(row, job.tier)
+        reason = (
+            residency.why_in_store(row) if job.tier == self._log_tier else self._why_in_memory(row, job.tier)
+        )
         if reason:
             job.num_kept[reason] += 1
             return
@@ -271,7 +275,7 @@ class Evicting:
         job.freed_bytes += residency.evict(row, job.tier, ADMINISTRATOR)
         job.num_blocks += 1
         job.num_readable += self._is_readable(handle)
-        for tier in MEMORY_TIERS:  # a part that nobody can read
+        for tier in self._core.ladder.memory_tiers:  # a part that nobody can read
             row = catalog.row_of(handle)
             if row != NO_ROW and catalog.tier_of(row) is None and residency.may_leave(row, tier):
                 residency.evict(row, tier, INCOMPLETE)

@@ -64,6 +64,7 @@ class AcquireJob:
         self._leases = leases
         self._loads = loads
         self._core = core
+        self._device_tier, self._put_tier = core.ladder.device_tier, core.ladder.put_tier
         self._residency = residency
         self._readable = found.readable
         self._used_before = found.used_before
@@ -183,22 +184,23 @@ class AcquireJob:
         catalog = self._core.catalog
         if not self._may_come(fragment):
             return []
-        if catalog.state[Tier.DRAM][fragment] == State.ARRIVING or Tier.HBM not in self._readable:
-            return [Tier.DRAM]
-        if catalog.state[Tier.HBM][fragment] == State.ARRIVING:
-            return [Tier.HBM]
+        put_tier, device_tier = self._put_tier, self._device_tier
+        if catalog.state[put_tier][fragment] == State.ARRIVING or device_tier not in self._readable:
+            return [put_tier]
+        if catalog.state[device_tier][fragment] == State.ARRIVING:
+            return [device_tier]
         if not self.request.on_device or not self._loads.hot_room.comes_straight(fragment):
-            return [Tier.DRAM]
+            return [put_tier]
         is_admitted = self._loads.hot_room.admits(self._rows[block], self._used_before)
-        return [Tier.HBM, Tier.DRAM] if is_admitted else [Tier.DRAM]
+        return [device_tier, put_tier] if is_admitted else [put_tier]
 
     def _may_come(self, fragment: int) -> bool:
         """Whether a fragment is on its way into a tier that is read here, or is where it can be had."""
         state = self._core.catalog.state
         if any(state[tier][fragment] == State.ARRIVING for tier in self._readable):
             return True
-        return state[Tier.DRAM][fragment] == State.ABSENT and (
-            self._loads.source_of(fragment, Tier.DRAM) is not None
+        return state[self._put_tier][fragment] == State.ABSENT and (
+            self._loads.source_of(fragment, self._put_tier) is not None
         )
 
     def _hold(self, fragment: int, tier: Tier, block: int, group: int) -> None:

@@ -8,7 +8,7 @@ import heapq
 from dataclasses import dataclass
 
 from ....tiers.block import Tier, tenant_of
-from ..catalog.catalog import NO_ROW, TIERS
+from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 
@@ -37,7 +37,7 @@ class Pins:
         self._pins: dict[int, Pin] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._next_id = 1
-        self.pinned_bytes = dict.fromkeys(TIERS, 0)
+        self.pinned_bytes = dict.fromkeys(core.ladder.tiers, 0)
         self.bytes_of_tenant: dict[str, int] = {}  # of tenants that have pins
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Pins:
             core.floors[row].remove(pin.floor)
             if not core.floors[row]:
                 del core.floors[row]
-            for tier in TIERS:
+            for tier in self._core.ladder.tiers:
                 residency.offer(row, tier)
         return True
 

@@ -1,8 +1,7 @@
 """Requests that say where blocks are to be: prefetch and pin."""
 
 from ....policies.base import Expected
-from ....tiers.block import Tier, Urgency
-from ..catalog.catalog import TIERS
+from ....tiers.block import Urgency
 from ..catalog.core_state import CoreState
 from ..events import PinRequested, PrefetchRequested
 from ..promotion.loads import Loads
@@ -31,9 +30,10 @@ class Placing:
         if checked is None:
             return
         rows = stored_prefix(self._core.catalog, checked[1], event.prefix_hashes)
-        if event.target is Tier.HBM and Tier.HBM in self._core.rooms:
+        device_tier = self._core.ladder.device_tier
+        if event.target == device_tier and device_tier in self._core.rooms:
             promoted = sum(
-                self._loads.promote(row, Tier.HBM, Urgency.WAITING, event.deadline_at) for row in rows
+                self._loads.promote(row, device_tier, Urgency.WAITING, event.deadline_at) for row in rows
             )
             self._loads.start(Urgency.WAITING, event.deadline_at)
         else:
@@ -64,7 +64,7 @@ class Placing:
             message = f"tier {event.floor.label} holds as many pinned bytes as it may; unpin or enlarge it"
             return requests.refuse(event.call, "TIER_FULL", message, 1.0)
         pin = self._pins.pin(rows, event.floor, event.ttl_s)
-        at_floor = TIERS[: event.floor + 1]
+        at_floor = self._core.ladder.tiers[: event.floor + 1]
         for row in rows:
             if not any(catalog.num_resident[tier][row] == namespace.num_groups for tier in at_floor):
                 self._loads.promote(row, event.floor, Urgency.QUEUED, float("inf"))

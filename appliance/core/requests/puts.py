@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ....policies.base import Newcomer
 from ....tiers.base import Cause
-from ....tiers.block import Tier, Urgency
+from ....tiers.block import Urgency
 from ..capacity.pressure import Pressure, Step
 from ..catalog.catalog import NO_ROW, Namespace
 from ..catalog.core_state import CoreState
@@ -66,6 +66,7 @@ class PutJob:
         self.namespace = put.namespace
         self.session = put.session
         self._core = core
+        self._put_tier = core.ladder.put_tier
         self._residency = residency
         self._copies = copies
         self._pressure = pressure
@@ -153,7 +154,10 @@ class PutJob:
         missing = num_blocks - num_placed
         if missing:
             step = self._pressure.make_room(
-                Tier.DRAM, namespace.domain, missing, lambda num_left: self._newcomer(num_placed + num_left)
+                self._put_tier,
+                namespace.domain,
+                missing,
+                lambda num_left: self._newcomer(num_placed + num_left),
             )
             self._is_declined = step is Step.DECLINED
             places += reserve_many(namespace.domain, namespace.fragment_bytes, missing)
@@ -234,7 +238,7 @@ class PutJob:
         for fragment in catalog.fragments(row):
             if self._is_readable(fragment):
                 continue
-            if self._is_coming(fragment) or catalog.state[Tier.DRAM][fragment] != State.ABSENT:
+            if self._is_coming(fragment) or catalog.state[self._put_tier][fragment] != State.ABSENT:
                 return PutOutcome.IN_PROGRESS
             # One put at a time: two with a half each would both call the whole theirs.
             outcome = PutOutcome.NEEDED if writer is None else PutOutcome.IN_PROGRESS
@@ -249,8 +253,7 @@ class PutJob:
         return any(state[fragment] == State.ARRIVING for state in self._core.catalog.state)
 
     def _is_nowhere(self, row: int) -> bool:
-        hbm, dram, nvme = self._core.catalog.num_placed
-        return not (dram[row] or nvme[row] or hbm[row])
+        return self._core.catalog.num_places(row) == 0
 
     def _reserve(self, block: int, row: int) -> bool:
         core = self._core
@@ -261,7 +264,7 @@ class PutJob:
         domain = self.namespace.domain
         for fragment, length in zip(catalog.fragments(row), self.namespace.fragment_bytes, strict=True):
             if not all_absent and (
-                catalog.state[Tier.DRAM][fragment] != State.ABSENT
+                catalog.state[self._put_tier][fragment] != State.ABSENT
                 or self._is_coming(fragment)
                 or self._is_readable(fragment)
             ):
@@ -269,15 +272,15 @@ class PutJob:
             place = core.put_room.reserve(domain, length)
             if place is None:
                 if all_absent:
-                    step = self._pressure.make_room(Tier.DRAM, domain, 1, self._newcomer)
+                    step = self._pressure.make_room(self._put_tier, domain, 1, self._newcomer)
                     self._is_declined = step is Step.DECLINED
                 if self._is_declined:
                     return False
-                place = self._pressure.place_for(Tier.DRAM, domain, length)
+                place = self._pressure.place_for(self._put_tier, domain, length)
             if place is None:
                 return False
             all_absent = False  # asked once per block: the rest of one that was let in comes in too
-            residency.arrive(fragment, Tier.DRAM, place)
+            residency.arrive(fragment, self._put_tier, place)
             # New bytes, new checksum: that of lost ones may still be there.
             catalog.set_checksum(fragment, b"")
             self._taken.append((block, fragment))
@@ -294,7 +297,7 @@ class PutJob:
         if row == NO_ROW:
             return None
         catalog = self._core.catalog
-        is_coming = catalog.num_placed[Tier.DRAM][row] == self.namespace.num_groups
+        is_coming = catalog.num_placed[self._put_tier][row] == self.namespace.num_groups
         if catalog.tier_of(row) is None and not is_coming:
             return None
         self._keep(row)
@@ -343,7 +346,11 @@ class PutJob:
 
     def _copy_single(self, spans: Sequence[tuple[int, int]]) -> None:
         catalog, offsets = self._core.catalog, self.namespace.group_offsets
-        block_of, first_fragment, place = catalog.block_of, catalog.first_fragment, catalog.place[Tier.DRAM]
+        block_of, first_fragment, place = (
+            catalog.block_of,
+            catalog.first_fragment,
+            catalog.place[self._put_tier],
+        )
         moves = [
             Move(
                 fragment,
@@ -354,7 +361,7 @@ class PutJob:
         ]
         self._num_copying += len(moves)
         self._taken = []
-        self._copies.start(None, Tier.DRAM, moves, Urgency.PREFILL, client=self.client.id, owner=self)
+        self._copies.start(None, self._put_tier, moves, Urgency.PREFILL, client=self.client.id, owner=self)
 
     def landed(self, fragment: int, cause: Cause | None) -> None:
         """The copy of one fragment ended."""
@@ -401,8 +408,8 @@ class PutJob:
 
     def _fail(self, fragments: Sequence[int]) -> None:
         for fragment in fragments:
-            self._copies.tell_listeners(fragment, Tier.DRAM, Cause.CANCELLED)
-            self._residency.fail(fragment, Tier.DRAM, Cause.CANCELLED)
+            self._copies.tell_listeners(fragment, self._put_tier, Cause.CANCELLED)
+            self._residency.fail(fragment, self._put_tier, Cause.CANCELLED)
 
     def _finish_if_landed(self) -> None:
         if self.is_done or not self.is_decided or self._num_copying:

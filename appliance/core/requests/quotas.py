@@ -1,6 +1,6 @@
 """Quotas: what one tenant may take of what everybody shares.
 
-    memory    extents of hbm and dram, given out when a domain first needs them (tiers/memory/shares.py)
+    memory    extents of the memory tiers, given out when a domain first needs them (tiers/memory/shares.py)
     pinned    bytes that leases and pins of all its clients hold together
     calls     a rate, with bursts of a second's worth
 

@@ -8,7 +8,6 @@ from ....tiers.block import Tier
 from ..catalog.catalog import NO_ROW, Catalog, Namespace
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
-from ..catalog.rules import MEMORY_TIERS
 from ..events import (
     AcquireAbandoned,
     AcquireRequested,
@@ -52,7 +51,7 @@ class Reads:
         self._promotions = promotions
         self._waiting = waiting
         self._usage = usage
-        self._memories = [tier for tier in MEMORY_TIERS if tier in core.rooms]
+        self._memories = [tier for tier in core.ladder.memory_tiers if tier in core.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
 
     def acquire(self, event: AcquireRequested) -> None:

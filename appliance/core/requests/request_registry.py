@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from ....tiers.block import HASH_BYTES, NamespaceIdentity, Tier
+from ....tiers.block import HASH_BYTES, NamespaceIdentity
 from ..catalog.catalog import Namespace
 from ..catalog.core_state import CoreState
 from ..encodings import Compression, NoCompression
@@ -138,7 +138,7 @@ class RequestRegistry:
                 message = f"{limit} namespaces are registered; raise max_namespaces"
                 return self.refuse(event.call, "TOO_MANY_NAMESPACES", message)
             namespace = self.add_namespace(identity)
-            if Tier.NVME in self._core.rooms:
+            if self._core.log is not None:
                 self._core.outbox.emit(StoreNamespace(identity))
         if event.prefill is not None:
             self._core.costs.state_speed(namespace.id, event.prefill)

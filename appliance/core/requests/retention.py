@@ -13,7 +13,6 @@ from ....policies.base import DEFAULT_PRIORITY
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
-from ..catalog.rules import MEMORY_TIERS
 from ..events import RetentionHint
 
 SLACK = 1024  # ends that are not worth a new heap
@@ -108,6 +107,6 @@ class Retention:
             heapq.heapify(self._ends)
 
     def _offer(self, row: int) -> None:
-        for tier in MEMORY_TIERS:
+        for tier in self._core.ladder.memory_tiers:
             if tier in self._core.rooms:
                 self._residency.offer(row, tier)

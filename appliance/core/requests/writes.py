@@ -2,7 +2,7 @@
 
 from operator import itemgetter
 
-from ....tiers.block import Tier, Urgency
+from ....tiers.block import Urgency
 from ..capacity.pressure import Pressure
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
@@ -194,5 +194,5 @@ class Writes:
 
     def _readable(self, rows: list[int], num_groups: int) -> list[int]:
         catalog = self._core.catalog
-        in_dram = catalog.num_resident[Tier.DRAM]
-        return [row for row in rows if in_dram[row] == num_groups or catalog.tier_of(row) is not None]
+        in_put_tier = catalog.num_resident[self._core.ladder.put_tier]
+        return [row for row in rows if in_put_tier[row] == num_groups or catalog.tier_of(row) is not None]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvtier.appliance.core import events as ev
-from kvtier.appliance.core.catalog.rules import MEMORY_TIERS
 from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.core.planner import Planner
 from kvtier.appliance.core.results import PutOutcome
@@ -13,6 +12,7 @@ from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.cold.log import SegmentLog
+from kvtier.tiers.ladder import ON_DEVICE, STANDARD
 from kvtier.tiers.memory.slots import SlotPool
 
 SLOT_BYTES = 16 << 10
@@ -54,8 +54,8 @@ class Rig:
             **options,
         }
         settings.setdefault("write", "spill")  # nothing is written that a test does not make necessary
-        shared = MEMORY_TIERS if hbm_is_shared else (Tier.DRAM,)
-        self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies, shared=shared)
+        ladder = STANDARD if hbm_is_shared else ON_DEVICE
+        self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies, ladder=ladder)
         self.now = 0.0
         self.copies: list[ev.Copy] = []  # not finished yet
         self.started: list[ev.Copy] = []  # ever

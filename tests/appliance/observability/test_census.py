@@ -5,11 +5,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtier.appliance.core.catalog.catalog import NO_ROW, TIERS, Catalog
+from kvtier.appliance.core.catalog.catalog import NO_ROW, Catalog
 from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.encodings import Encoding
 from kvtier.appliance.observability.census import CLASSES, MAX_SHARE, Census, bytes_by_urgency, only_in_memory
 from kvtier.tiers.block import NO_SESSION, Geometry, NamespaceIdentity, Tier, Urgency
+from kvtier.tiers.ladder import STANDARD
 
 SHAPES = [
     Geometry(num_layers=5, num_kv_heads=1, head_dim=64, block_tokens=16, dtype="float16", layers_per_group=2),
@@ -30,7 +31,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
         row = catalog.add(draw(st.sampled_from(namespaces)), number.to_bytes(32, "big"), NO_ROW, 0.0)
         catalog.urgency[row] = draw(st.integers(0, NO_SESSION))
         for fragment in catalog.fragments(row):
-            for tier in TIERS:
+            for tier in STANDARD.tiers:
                 state = catalog.state[tier][fragment] = draw(st.sampled_from(State))
                 catalog.num_resident[tier][row] += state == State.RESIDENT
             catalog.encoding[fragment] = draw(st.sampled_from(numbers))
@@ -40,7 +41,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
 @settings(max_examples=60, deadline=None)
 @given(catalogs())
 def test_it_counts_what_is_there(catalog: Catalog) -> None:
-    for tier in TIERS:
+    for tier in STANDARD.tiers:
         by_hand: Counter[str] = Counter()
         for namespace in catalog.namespaces.values():
             for row in namespace.rows.values():
@@ -61,7 +62,7 @@ def test_it_counts_what_a_death_of_the_process_would_take(catalog: Catalog) -> N
     blocks = []
     for namespace in catalog.namespaces.values():
         for row in namespace.rows.values():
-            hbm, dram, nvme = ([catalog.state[t][f] for f in catalog.fragments(row)] for t in TIERS)
+            hbm, dram, nvme = ([catalog.state[t][f] for f in catalog.fragments(row)] for t in STANDARD.tiers)
             if State.RESIDENT in (*hbm, *dram) and set(nvme) != {State.RESIDENT}:
                 blocks.append(namespace.block_bytes)
     assert only_in_memory(catalog) == (len(blocks), sum(blocks))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtier.appliance.core.catalog.catalog import NO_ROW, TIERS, Catalog
+from kvtier.appliance.core.catalog.catalog import NO_ROW, Catalog
 from kvtier.appliance.core.catalog.catalog_audit import check_catalog
 from kvtier.appliance.core.catalog.states import InvalidTransition, State, Step
 from kvtier.appliance.core.catalog.transitions import TRANSITIONS, Transitions
@@ -23,6 +23,7 @@ from kvtier.tiers.base import Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.cold.recovery import RECORD, RecoveredStore, SegmentSummary
+from kvtier.tiers.ladder import STANDARD
 from kvtier.tiers.memory.slots import SlotPool
 
 MANY = settings(max_examples=150)
@@ -94,7 +95,7 @@ class World:
                 catalog.prefix_hash[catalog.parent[row]] if catalog.parent[row] != NO_ROW else b"",
                 [
                     (columns[tier][row])
-                    for tier in TIERS
+                    for tier in STANDARD.tiers
                     for columns in (
                         catalog.num_placed,
                         catalog.num_resident,
@@ -105,7 +106,7 @@ class World:
                 [
                     (columns[tier][fragment])
                     for fragment in catalog.fragments(row)
-                    for tier in TIERS
+                    for tier in STANDARD.tiers
                     for columns in (catalog.place, catalog.state, catalog.holds)
                 ],
                 [
@@ -145,7 +146,7 @@ def disturb(worlds: tuple[World, World], data: st.DataObject, rows: list[int]) -
     place = worlds[0].next_place + 1_000_000
     for row in data.draw(st.lists(st.sampled_from(rows), max_size=4)):
         for fragment in worlds[0].catalog.fragments(row):
-            tier = data.draw(st.sampled_from(TIERS))
+            tier = data.draw(st.sampled_from(STANDARD.tiers))
             state = State(worlds[0].catalog.state[tier][fragment])
             steps = [step for before, step in TRANSITIONS if before is state]
             if tier is Tier.DRAM:  # what is there is the subject of the test, and stays as it is

@@ -1,0 +1,99 @@
+"""The ladder: the tiers that a daemon can have, as data. Pure.
+
+A tier is a position in the ladder, 0 for the fastest; positions index the catalog's columns and are compared
+with `<`. What a tier can do is in its `TierSpec`, and code asks the ladder for the tier with a role instead
+of naming one. Which tiers a daemon has is said by its rooms: the columns of others stay empty.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from .block import Tier
+
+
+class TierKind(Enum):
+    """How a tier stores bytes."""
+
+    DEVICE = "device"  # memory of an accelerator, or its stand-in on the host
+    MEMORY = "memory"  # host memory: extents of slots
+    SEGMENTS = "segments"  # a log of records on a block device
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """What one tier is and can do."""
+
+    name: str
+    kind: TierKind
+    takes_puts: bool = False
+    readable_in_place: bool = False  # clients on this host map it
+    stores_encoded: bool = False  # codecs and encryption apply to what is written there
+    survives_restart: bool = False
+
+
+class Ladder:
+    """Tiers in order, fastest first, and the roles they have.
+
+    Raises ValueError unless names differ, the first tier is the only device, the last one the only log of
+    segments, and exactly one tier takes puts, which is memory.
+    """
+
+    def __init__(self, specs: Sequence[TierSpec]) -> None:
+        kinds = [spec.kind for spec in specs]
+        inner = kinds[1:-1]
+        if len({spec.name for spec in specs}) < len(specs):
+            raise ValueError(f"two tiers have one name: {', '.join(spec.name for spec in specs)}")
+        if len(specs) < 3 or kinds[0] is not TierKind.DEVICE or kinds[-1] is not TierKind.SEGMENTS:
+            raise ValueError("a ladder begins with a device, ends with a log, and has memory in between")
+        if any(kind is not TierKind.MEMORY for kind in inner):
+            raise ValueError("all tiers between the device and the log are of kind memory")
+        takers = [number for number, spec in enumerate(specs) if spec.takes_puts]
+        if len(takers) != 1 or kinds[takers[0]] is not TierKind.MEMORY:
+            raise ValueError("exactly one tier of kind memory takes puts")
+        self.specs = tuple(specs)
+        self.tiers = tuple(Tier(number) for number in range(len(specs)))
+        self.device_tier = self.tiers[0]
+        self.put_tier = self.tiers[takers[0]]
+        self.log_tier = self.tiers[-1]
+        #: Tiers that clients on the host read in place.
+        self.tiers_in_place = tuple(
+            t for t, spec in zip(self.tiers, specs, strict=True) if spec.readable_in_place
+        )
+        #: Tiers with places in addressable memory: all but the log.
+        self.memory_tiers = self.tiers[:-1]
+
+    def spec(self, tier: Tier) -> TierSpec:
+        """Return what a tier is and can do."""
+        return self.specs[tier]
+
+    def below(self, tier: Tier) -> tuple[Tier, ...]:
+        """Return the tiers slower than `tier`, the next one first."""
+        return self.tiers[tier + 1 :]
+
+    def above(self, tier: Tier) -> tuple[Tier, ...]:
+        """Return the tiers faster than `tier`, the fastest one first."""
+        return self.tiers[:tier]
+
+    def with_spec(self, tier: Tier, spec: TierSpec) -> "Ladder":
+        """Return a ladder in which `tier` has another spec."""
+        return Ladder([*self.specs[:tier], spec, *self.specs[tier + 1 :]])
+
+    def named(self, name: str) -> Tier:
+        """Return the tier of this name. Raises ValueError, with the names there are."""
+        for tier, spec in zip(self.tiers, self.specs, strict=True):
+            if spec.name == name:
+                return tier
+        raise ValueError(f"no tier {name!r}; there are {', '.join(spec.name for spec in self.specs)}")
+
+
+#: The tiers of a daemon, unless its settings name others.
+STANDARD = Ladder(
+    (
+        TierSpec("hbm", TierKind.DEVICE, readable_in_place=True),
+        TierSpec("dram", TierKind.MEMORY, takes_puts=True, readable_in_place=True),
+        TierSpec("nvme", TierKind.SEGMENTS, stores_encoded=True, survives_restart=True),
+    )
+)
+#: The same where hbm is a GPU's memory, which clients do not map.
+ON_DEVICE = STANDARD.with_spec(STANDARD.device_tier, TierSpec("hbm", TierKind.DEVICE))
