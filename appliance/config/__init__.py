@@ -1,7 +1,7 @@
 """Settings of the daemon: reads, checks and documents the policy file, environment variables and `--set`.
 
 Imported by the daemon, the command line, the chart and the benches: the names below, from this package.
-Imports units, errors and the planner's options; the core, policies and tiers never import it.
+Imports the planner's options and the registries of policies and codecs; none of these imports it.
 """
 
 from .compression import CompressionRule, CompressionSettings

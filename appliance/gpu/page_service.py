@@ -2,7 +2,7 @@
 
     RegisterPages -> memory mapped, streams taken, a client of its own opened in the planner
     GetPages      -> Delivery (deliveries.py)
-    PutPages      -> PagePuts (direct_puts.py)
+    PutPages      -> PagePuts (page_puts.py)
     UnregisterPages, or the end of the connection -> nothing new; given back when the device is quiet
 
 All that talks to a device runs on one thread per device, the enqueuer: handing thousands of copies to a

@@ -1,4 +1,4 @@
-"""PolicyWatch: notices that the policy file is another one, however it became that.
+"""FileWatch: notices that a file is another one, however it became that.
 
 Editors write in place or rename over it; Kubernetes swaps a symbolic link two folders up (`..data`) and the
 path stays what it was. All of these show in what `stat` says about the end of the path, so that is looked at

@@ -1,6 +1,6 @@
 """The asyncio client: AsyncClient and what its calls return. Also the source of the blocking client.
 
-For users, and for the connectors of runtimes; no other room imports it.
+For users, and for the connectors of runtimes; no other folder imports it.
 
 `sync/{client,handles,pages}.py` are generated from the files of the same names here by `make docs`
 (tests/sync_source.py rewrites their tokens), and `make check` refuses stale ones. What a thread and an event

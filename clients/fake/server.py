@@ -1,7 +1,7 @@
 """FakeServer: the calls of KVCacheService as FakeAppliance answers them, at once and in this thread.
 
 The smallest thing that honours the contract: one tier, leases and pins that protect, sessions that are
-remembered, leaf-first LRU. What is stored is in fake_store.py.
+remembered, leaf-first LRU. What is stored is in store.py.
 """
 
 import itertools

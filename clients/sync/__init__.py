@@ -1,7 +1,7 @@
 """The blocking client: Client and what its calls return.
 
 client, handles and pages are generated from `aio/`; driver.py is this folder's own.
-For users, and for the runtimes' connectors; no other room imports it.
+For users, and for the runtimes' connectors; no other folder imports it.
 """
 
 from .client import Client

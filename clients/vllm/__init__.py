@@ -3,11 +3,10 @@
     vllm serve ... --kv-transfer-config '{"kv_connector": "KvtierConnector",
         "kv_connector_module_path": "kvtier.clients.vllm", "kv_role": "kv_both"}'
 
-Nothing in `kvtier.clients` imports this package, and of its modules only `connector`, `describe` and
-`metrics` import vLLM: everything that decides is plain Python over duck types, tested without an engine.
-Reading order: options, groups, plan (what the two sides tell each other) · lookups, sessions, saving,
-scheduler (inside schedule()) · finding, agent (its thread) · identity, pages, worker (each rank) ·
-counters, guard · connector.
+Only `vllm_tier` imports this package, and of its modules only `connector`, `describe`, `metrics` and
+`scheduler/events` import vLLM: everything that decides is plain Python over duck types, tested without an
+engine. Reading order: options, groups, plan (what the two sides tell each other) · scheduler/ (inside
+schedule(), and its thread) · identity, worker/ (each rank) · counters · connector.
 """
 
 from typing import TYPE_CHECKING, Any

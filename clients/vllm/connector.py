@@ -1,7 +1,7 @@
 """KvtierConnector: vLLM's KV connector V1, one object in the scheduler process and one in every worker.
 
 A thin shell: it turns the engine's objects into plain values and back, and lets no exception out. What is
-decided is decided in scheduler.py and saving.py, what is moved is moved in worker.py.
+decided is decided in scheduler/, what is moved is moved in worker/.
 
 When something cannot be served (an unknown kind of cache, a checkpoint that cannot be found) the connector
 goes dark: it stays loaded, says why once, and promises and saves nothing. A configuration that is wrong is

@@ -1,4 +1,4 @@
-"""Rules: what protects a block from leaving a tier (invariants 3, 4 and 5 of the design, and pins).
+"""Rules: what protects a block from leaving a tier (invariants 3, 4, 5 of docs/invariants.md, and pins).
 
 Questions only; the steps are in residency.py, and every step that lets a block go asks here. Nothing is
 remembered beyond the catalog, so no answer can be out of date. Each is about one block: who is to go of those

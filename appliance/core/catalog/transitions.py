@@ -7,7 +7,8 @@ table is a programmer error and raises InvalidTransition with the history of the
 generated from the table.
 
 Nothing is decided here and nothing follows from it: rooms, instructions and policies are the business of
-residency.py, which calls this. tests/test_tidy.py fails when another module writes one of these columns.
+residency.py, which calls this. tests/test_core_structure.py fails when another module writes one of these
+columns.
 
 A *hold* is one reader, writer or queued copy of a fragment in a tier. It is taken when the copy is queued,
 not when it starts: a victim chosen in between was the one real bug of the prototype behind this design.

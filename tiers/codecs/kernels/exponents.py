@@ -209,7 +209,7 @@ def _unpack(blocks: Any, at: Any, top: Any, listed: Any, values: Any, first: Any
 
 @compiled
 def pack(values: Any, num_parts: Any, blocks_at: Any, exceptions_at: Any, target: Any) -> Any:
-    """Write `values` (uint16, the parts one behind the other) as codecs/exponents.py says, the blocks from
+    """Write `values` (uint16, the parts one behind the other) as exact/exponents.py says, the blocks from
     byte `blocks_at` of `target` (uint8) and the exceptions from `exceptions_at`.
 
     Returns the bytes written, -1 when they do not fit, and ASKEW when `target` does not begin at a multiple

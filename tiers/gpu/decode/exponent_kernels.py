@@ -13,7 +13,7 @@ stored); cupy's own kernels for scans (they allocate from cupy's pool and know n
 
 A record is not believed: before anything is written, `find` decides whether there are as many exceptions as
 the head says and whether they end before the record does. Shape and length are the caller's to check
-(device_codec.py does). All fragments of a launch have one shape.
+(exponents.py does). All fragments of a launch have one shape.
 
 Layout of a stored fragment: see Exponents. Never ran on a GPU.
 """

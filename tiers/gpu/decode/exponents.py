@@ -11,7 +11,7 @@ asks the ticket for those words once an event behind it is done, and publishes n
 device is a fixed number of slabs, made at start; while all are in use the answer is None, and the caller
 decodes on the host, which is always possible.
 
-That what came out is what was put, is device_digest.py's to say. Never ran on a GPU.
+That what came out is what was put, is digest.py's to say. Never ran on a GPU.
 """
 
 from collections.abc import Sequence

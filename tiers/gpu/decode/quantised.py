@@ -1,6 +1,6 @@
 """DeviceQuantised: fragments of one profile, decoded where they arrive.
 
-As device_codec.py for the exact codec: everything is enqueued on the caller's stream, nothing is waited for,
+As exponents.py for the exact codec: everything is enqueued on the caller's stream, nothing is waited for,
 and a word per fragment says afterwards whether its record can have been written by that profile. A profile
 with a rule of `transform` has lengths that depend on the data and is decoded on the host. Never ran on a GPU.
 """
