@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vllm.v1.kv_offload.base import (
-    LookupAnswer,
+    LookupResult,
     OffloadPolicy,
     ReqContext,
     ScheduleEndContext,
@@ -107,13 +107,13 @@ class Engine:
         self.until(lambda: not self.manager._jobs)
         return data
 
-    def lookup(self, request: ReqContext, keys: list[Any]) -> list[LookupAnswer]:
+    def lookup(self, request: ReqContext, keys: list[Any]) -> list[LookupResult]:
         """Ask step by step, as a scheduler does for a request that waits, until all is known and there."""
-        answers: list[LookupAnswer] = []
+        answers: list[LookupResult] = []
 
         def are_final() -> bool:
             answers[:] = [self.manager.lookup(key, request) for key in keys]
-            return not {LookupAnswer.RETRY, LookupAnswer.HIT_PENDING} & set(answers)
+            return not {LookupResult.RETRY, LookupResult.HIT_PENDING} & set(answers)
 
         self.until(are_final)
         return answers
@@ -212,8 +212,8 @@ def test_another_engine_finds_what_one_stored(make_engine: MakeEngine) -> None:
     data = one.store(first, keys, seed=1)
     one.finish(first)
     second = request(other.manager, "b", keys)
-    assert other.manager.lookup(keys[0], second) is LookupAnswer.RETRY  # never waits
-    assert other.lookup(second, keys) == [LookupAnswer.HIT] * 6
+    assert other.manager.lookup(keys[0], second) is LookupResult.RETRY  # never waits
+    assert other.lookup(second, keys) == [LookupResult.HIT] * 6
     assert np.array_equal(other.read(second, keys), data)
     other.finish(second)
     assert other.tier.lookups._lookup_state == {}  # a verdict lives as long as its requests
@@ -230,9 +230,9 @@ def test_groups_are_kept_apart_and_windows_are_found(make_engine: MakeEngine) ->
     again = request(other.manager, "b", full)
     for number, key in enumerate(window):
         again.set_offload_key_position(key, (number + 1) * TOKENS)
-    assert other.lookup(again, full) == [LookupAnswer.HIT] * 6
+    assert other.lookup(again, full) == [LookupResult.HIT] * 6
     from_the_end = other.lookup(again, window[::-1])
-    assert from_the_end == [LookupAnswer.MISS] * 2 + [LookupAnswer.HIT] * 2 + [LookupAnswer.MISS] * 2
+    assert from_the_end == [LookupResult.MISS] * 2 + [LookupResult.HIT] * 2 + [LookupResult.MISS] * 2
     assert np.array_equal(other.read(again, [*full, *window[2:4]]), data)
 
 
@@ -246,7 +246,7 @@ def test_more_than_the_pool_holds_survives_below(make_engine: MakeEngine) -> Non
         engine.finish(asked)
     for number, keys in prompts.items():
         asked = request(engine.manager, f"load {number}", keys)
-        assert engine.lookup(asked, keys) == [LookupAnswer.HIT] * 4
+        assert engine.lookup(asked, keys) == [LookupResult.HIT] * 4
         assert np.array_equal(engine.read(asked, keys), stored[number])
         engine.finish(asked)
 
@@ -257,9 +257,9 @@ def test_a_load_that_finds_nothing_is_a_miss_and_not_asked_again(make_engine: Ma
     keys = keys_of(3, 4)
     one.store(request(one.manager, "a", keys), keys, seed=3)
     asked = request(other.manager, "b", keys)
-    other.until(lambda: LookupAnswer.HIT_PENDING in {other.manager.lookup(key, asked) for key in keys})
+    other.until(lambda: LookupResult.HIT_PENDING in {other.manager.lookup(key, asked) for key in keys})
     other.tier.identity = replace(other.tier.identity, epoch="gone")  # between the answer and the load
-    assert other.lookup(asked, keys) == [LookupAnswer.MISS] * 4
+    assert other.lookup(asked, keys) == [LookupResult.MISS] * 4
     assert other.tier.guard.causes == {"GONE_BEFORE_LOAD": 4}
     stats = other.manager.get_stats()
     assert stats is not None
@@ -273,7 +273,7 @@ def test_after_a_reset_nothing_from_before_is_found(make_engine: MakeEngine) -> 
     asked = request(engine.manager, "a", keys)
     engine.store(asked, keys, seed=4)
     engine.finish(asked)
-    for one, expected in ((engine, LookupAnswer.MISS), (keeping, LookupAnswer.HIT)):
+    for one, expected in ((engine, LookupResult.MISS), (keeping, LookupResult.HIT)):
         one.manager.reset_cache()
         again = request(one.manager, "b", keys)
         assert one.lookup(again, keys) == [expected] * 4
@@ -281,7 +281,7 @@ def test_after_a_reset_nothing_from_before_is_found(make_engine: MakeEngine) -> 
     fresh = request(engine.manager, "c", keys)
     data = engine.store(fresh, keys, seed=5)
     engine.manager.primary_tier.reset_cache()
-    assert engine.lookup(fresh, keys) == [LookupAnswer.HIT] * 4
+    assert engine.lookup(fresh, keys) == [LookupResult.HIT] * 4
     assert np.array_equal(engine.read(fresh, keys), data)
 
 
@@ -312,7 +312,7 @@ def test_nothing_leaves_a_hook(make_engine: MakeEngine, monkeypatch: pytest.Monk
     monkeypatch.setattr(engine.tier.lookups, "flush", broken)
     monkeypatch.setattr(engine.tier.lookups, "mark_miss", broken)
     monkeypatch.setattr(tier_module, "runs_of", broken)
-    assert engine.manager.lookup(keys[0], asked) is LookupAnswer.MISS
+    assert engine.manager.lookup(keys[0], asked) is LookupResult.MISS
     prepared = engine.manager.prepare_store(keys, asked)
     assert prepared is not None
     engine.manager.complete_store(keys, asked)
@@ -338,11 +338,11 @@ def test_without_an_appliance_everything_is_a_miss_at_once(make_engine: MakeEngi
     asked = request(engine.manager, "a", keys)
     engine.store(asked, keys, seed=6)
     engine.manager.primary_tier.reset_cache()
-    assert engine.lookup(asked, keys) == [LookupAnswer.MISS] * 4
+    assert engine.lookup(asked, keys) == [LookupResult.MISS] * 4
     engine.finish(asked)
     for number in range(50):  # no thread is asked any more
         context = request(engine.manager, str(number), keys)
         if engine.tier.guard.breaker.turns_away():
-            assert engine.tier.lookup(keys[0], context) in (LookupAnswer.MISS, LookupAnswer.RETRY)
+            assert engine.tier.lookup(keys[0], context) in (LookupResult.MISS, LookupResult.RETRY)
         engine.finish(context)
     assert set(engine.tier.guard.causes) <= {"NOT_RUNNING", "BREAKER_OPEN"}
