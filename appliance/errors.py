@@ -194,7 +194,7 @@ REASONS: dict[str, ErrorReason] = {
     ),
     "TOO_MANY_CLIENTS": ErrorReason(_EXHAUSTED, BusyError, "the limit on clients is reached", "close some"),
     "TOO_MANY_NAMESPACES": ErrorReason(
-        _EXHAUSTED, BusyError, "the limit on namespaces is reached", "restart, or raise the limit"
+        _EXHAUSTED, BusyError, "the limit on namespaces is reached", "restart the daemon"
     ),
     "QUOTA_EXCEEDED": ErrorReason(
         _EXHAUSTED,

@@ -1,22 +1,27 @@
 """Settings of the daemon: reads, checks and documents the policy file, environment variables and `--set`.
 
 Imported by the daemon, the command line, the chart and the benches: the names below, from this package.
-Imports the planner's options and the registries of policies and codecs; none of these imports it.
+Imports the planner's options and the registries of policies and codecs; none of these imports it. Names are
+imported at first use: `kvtier status` reads sizes (units.py), and needs neither pydantic nor the codecs.
 """
 
-from .compression import CompressionRule, CompressionSettings
-from .encryption import EncryptionSettings
-from .fields import Switch
-from .host_share import HostShare
-from .live import LIVE, Change, changes, is_live, needing_restart
-from .observe import Observe, is_private
-from .origin import DEFAULT_SOURCE, Loaded, Origin, leaves
-from .policy import Policy
-from .reference import reference_table, schema_text, setting_keys
-from .settings import Settings
-from .sources import Problem, SettingsError, note_of_empty
-from .tenants import COMMON, Access, Identities, Tenant, Tls, bandwidth_shares_of, check_name
-from .tiers import HbmTier, NvmeTier, Tiers
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .compression import CompressionRule, CompressionSettings
+    from .encryption import EncryptionSettings
+    from .fields import Switch
+    from .host_share import HostShare
+    from .live import LIVE, Change, changes, is_live, needing_restart
+    from .observe import Observe, is_private
+    from .origin import DEFAULT_SOURCE, Loaded, Origin, leaves
+    from .policy import Policy
+    from .reference import reference_table, schema_text, setting_keys
+    from .settings import Settings
+    from .sources import Problem, SettingsError, note_of_empty
+    from .tenants import COMMON, Access, Identities, Tenant, Tls, bandwidth_shares_of, check_name
+    from .tiers import HbmTier, NvmeTier, Tiers
 
 __all__ = [
     "COMMON",
@@ -54,3 +59,47 @@ __all__ = [
     "schema_text",
     "setting_keys",
 ]
+
+_HOMES = {
+    "Access": ".tenants",
+    "COMMON": ".tenants",
+    "Change": ".live",
+    "CompressionRule": ".compression",
+    "CompressionSettings": ".compression",
+    "DEFAULT_SOURCE": ".origin",
+    "EncryptionSettings": ".encryption",
+    "HbmTier": ".tiers",
+    "HostShare": ".host_share",
+    "Identities": ".tenants",
+    "LIVE": ".live",
+    "Loaded": ".origin",
+    "NvmeTier": ".tiers",
+    "Observe": ".observe",
+    "Origin": ".origin",
+    "Policy": ".policy",
+    "Problem": ".sources",
+    "Settings": ".settings",
+    "SettingsError": ".sources",
+    "Switch": ".fields",
+    "Tenant": ".tenants",
+    "Tiers": ".tiers",
+    "Tls": ".tenants",
+    "bandwidth_shares_of": ".tenants",
+    "changes": ".live",
+    "check_name": ".tenants",
+    "is_live": ".live",
+    "is_private": ".observe",
+    "leaves": ".origin",
+    "needing_restart": ".live",
+    "note_of_empty": ".sources",
+    "reference_table": ".reference",
+    "schema_text": ".reference",
+    "setting_keys": ".reference",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ class DrainResult(NamedTuple):
 class AdminService:
     """Handlers of AdminService.
 
-    `drain` is the daemon's: (grace_s, exit) -> Drained. `codec_speeds` are those of decoding, in bytes a
+    `drain` is the daemon's: (grace_s, exit) -> DrainResult. `codec_speeds` are those of decoding, in bytes a
     second, by dtype and codec.
     """
 

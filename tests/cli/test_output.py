@@ -82,3 +82,13 @@ def test_an_override_that_is_refused_is_named_once() -> None:
     result = run("serve", "--check", "--listen", "x")
     assert result.exit_code == cli.EXIT_USAGE
     assert result.stderr.startswith("Error: --set listen: 'x' is not an address")
+
+
+def test_commands_that_ask_a_daemon_load_no_settings() -> None:
+    """They are called in scripts and prompts, and on hosts that have a client's libraries only."""
+    code = (
+        "import sys; from kvtier.appliance.cli import evict, status, story, top, why; "
+        "print([name for name in ('pydantic', 'zstandard', 'lz4') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -97,6 +97,7 @@ def test_the_port_of_metrics_is_in_use(tmp_path: Path) -> None:
         _bind(taken, 9464)
         taken.listen()
         with running(tmp_path) as daemon:
+            daemon.wait_for_log("going without metrics and page")  # it listens for clients before that
             assert daemon.stop() == 0
     warnings = [line for line in daemon.log.read_text().splitlines() if "WARNING" in line]
     assert ["going without metrics and page" in line for line in warnings] == [True]

@@ -39,6 +39,7 @@ ALLOWED = {
     ("policies/registry.py", "importlib.import_module"): "policy classes of policy.allowed_modules only",
     ("src/kvtier/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     ("clients/__init__.py", "importlib.import_module"): "public names from a table, on first use",
+    ("appliance/config/__init__.py", "importlib.import_module"): "public names from a table, on first use",
     ("clients/memory/fragments.py", "importlib.import_module"): "torch, by name, where a tensor is wanted",
     ("appliance/cli/app.py", "importlib.import_module"): "commands from a table, when they are called",
     ("clients/lmcache/__init__.py", "importlib.import_module"): "public names from a table, on first use",

@@ -213,6 +213,11 @@ class Pressure:
         return self._reclaim.is_in_vain
 
     @property
+    def is_reclaiming_stuck(self) -> bool:
+        """Whether that is so, and something that was to be spilled waits for room in it."""
+        return self._reclaim.is_stuck
+
+    @property
     def has_spills(self) -> bool:
         """Whether copies were decided that are not started."""
         return any(self._spilled_bytes.values())

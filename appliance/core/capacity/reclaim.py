@@ -67,6 +67,11 @@ class Reclaim:
         """Whether the segment that was emptied last won no room."""
         return self._num_in_vain > 0
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a record found no room since, too."""
+        return self._num_in_vain > 0 and self._is_wanted
+
     def next_deadline(self) -> float | None:
         """When a pause ends that a record without room waits for."""
         is_awaited = self._is_wanted or (self._log is not None and self._log.is_shrinking)

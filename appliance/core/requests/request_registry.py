@@ -135,7 +135,7 @@ class RequestRegistry:
                     return self.refuse(event.call, "LAYOUT_MISMATCH", message)
             limit = self._core.options.max_namespaces
             if len(self._by_digest) >= limit:
-                message = f"{limit} namespaces are registered; raise max_namespaces"
+                message = f"{limit} namespaces are registered; restart the daemon"
                 return self.refuse(event.call, "TOO_MANY_NAMESPACES", message)
             namespace = self.add_namespace(identity)
             if self._core.log is not None:
