@@ -23,7 +23,9 @@ from kvtier.clients.connector.breaker import Breaker
 from kvtier.clients.connector.guard import BREAKER_OPEN, PLUGIN_BUG, Guard
 from kvtier.clients.errors import CONNECTION_LOST
 from kvtier.testing import FakeAppliance
+from kvtier.v1.conversions import urgency_to_wire
 
+NAMES = {urgency_to_wire(urgency): urgency.name for urgency in Urgency}
 WHY = "torch and transformers are not installed; `make test-transformers` runs this"
 torch = pytest.importorskip("torch", reason=WHY)
 pytest.importorskip("transformers", reason=WHY)
@@ -238,7 +240,7 @@ def test_sessions_say_how_urgent_they_are(appliance: FakeAppliance, make_store: 
 
     def handle(attachment: Any, call: str, request: Any) -> Any:
         if "Session" in call:
-            told.append(Urgency(request.urgency).name if call == "UpdateSession" else call)
+            told.append(NAMES[request.urgency] if call == "UpdateSession" else call)
         return original(attachment, call, request)
 
     setattr(appliance.server, "handle", handle)  # noqa: B010 - a method is replaced
