@@ -1,4 +1,4 @@
-"""The structure of the planner's source text: one writer, no circles, short constructors.
+"""The structure of the planner's source text: one writer, short constructors, no callback set later.
 
 What import-linter and ruff cannot say, read from the syntax trees of appliance/core.
 """
@@ -145,47 +145,6 @@ def test_a_read_is_none(text: str) -> None:
 
 
 # -------------------------------------------------------------------------------- modules and constructors
-
-
-def imports(path: str, tree: ast.AST) -> set[str]:
-    """Return the paths below the core of the modules that the one at `path` imports, also for types only."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(Path(path).parents):
-            folder = Path(path).parents[node.level - 1]
-            parts = node.module.split(".") if node.module else []
-            names |= {str(folder.joinpath(*parts, alias.name)) + ".py" for alias in node.names}
-            names.add(str(folder.joinpath(*parts)) + ".py")
-    return names
-
-
-def circles(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules that stand in a circle: what is left when those that import none of the rest are
-    taken away again and again, from both ends."""
-    left = {name: {other for other in others if other in graph} for name, others in graph.items()}
-    while True:
-        imported = set().union(*left.values()) if left else set()
-        ends = {name for name, others in left.items() if not others or name not in imported}
-        if not ends:
-            return sorted(left)
-        left = {name: others - ends for name, others in left.items() if name not in ends}
-
-
-def test_no_import_goes_in_a_circle() -> None:
-    """`exclude_type_checking_imports` hides circles from import-linter: a type that is needed only for an
-    annotation is a dependency, too, and has a protocol in the module that wants it."""
-    assert circles({path: imports(path, tree) for path, tree in modules()}) == []
-
-
-def test_a_circle_is_seen() -> None:
-    texts = {
-        "a.py": "from .folder.b import B",
-        "folder/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .c import C",
-        "folder/c.py": "from .. import a",
-        "d.py": "from .a import A",
-    }
-    graph = {path: imports(path, ast.parse(text)) for path, text in texts.items()}
-    assert circles(graph) == ["a.py", "folder/b.py", "folder/c.py"]
 
 
 MAX_PARAMETERS = 7

@@ -27,7 +27,7 @@ BANNED = {
 }
 #: Words that speak of objects as persons. Each folder may have so many lines with one of them; shrinks only.
 PERSONS = re.compile(r"\b(who|whose|whom|nobody|whoever|somebody|anybody|everybody)\b", re.IGNORECASE)
-MAX_PERSONS = {"appliance/core": 141, "appliance/gpu": 18, "clients": 25}
+MAX_PERSONS = {"appliance/core": 79, "appliance/gpu": 15, "clients": 25}
 #: Public definitions without a docstring, and docstrings with a first line that does not end a sentence, by
 #: folder. Shrinks only.
 MAX_UNDOCUMENTED = {"appliance/core": 10, "appliance/preflight": 7, "clients": 111}
@@ -199,15 +199,33 @@ def imports_of(name: str, text: str, modules: Collection[str]) -> set[str]:
     return (found & set(modules)) - {module_of(name)}
 
 
-def test_no_imports_go_in_a_circle() -> None:
-    texts = {module_of(name): (name, text) for name, text in product()}
-    graph = {module: imports_of(*texts[module], texts) for module in texts}
-    assert sum(map(len, graph.values())) > 1000, "imports are found"
+def circles_in(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Return the sets of modules that import one another, by way of others or not."""
     while leaves := {module for module, imported in graph.items() if not imported}:
         graph = {module: imported - leaves for module, imported in graph.items() if imported}
     reachable = {module: _reached(module, graph) for module in graph}
-    circles = {frozenset(m for m in reachable[one] if one in reachable[m]) for one in graph}
-    assert [sorted(c) for c in circles if c and not any(c <= known for known in CIRCLES)] == []
+    return {frozenset(m for m in reachable[one] if one in reachable[m]) for one in graph} - {frozenset()}
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """import-linter is told to leave imports for annotations out; they are dependencies, too."""
+    texts = {module_of(name): (name, text) for name, text in product()}
+    graph = {module: imports_of(*texts[module], texts) for module in texts}
+    assert sum(map(len, graph.values())) > 1000, "imports are found"
+    assert [sorted(c) for c in circles_in(graph) if not any(c <= known for known in CIRCLES)] == []
+
+
+def test_a_circle_is_seen() -> None:
+    texts = {
+        "tiers/a.py": "from .folder.b import B",
+        "tiers/folder/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .c import C",
+        "tiers/folder/c.py": "from .. import a",
+        "tiers/d.py": "from .a import A",
+    }
+    modules = {module_of(name) for name in texts}
+    graph = {module_of(name): imports_of(name, text, modules) for name, text in texts.items()}
+    circle = {"kvtier.tiers.a", "kvtier.tiers.folder.b", "kvtier.tiers.folder.c"}
+    assert circles_in(graph) == {frozenset(circle)}
 
 
 def _reached(module: str, graph: dict[str, set[str]]) -> set[str]:

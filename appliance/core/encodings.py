@@ -3,11 +3,11 @@
 The planner never sees bytes, so it reserves what a codec says it needs for a fragment of this shape, and
 lets the mover find out whether it fits. What does not is noted, and stored as it is the next time round.
 
-Which codec is somebody else's decision (`Compression`: settings, measured speeds, what a namespace allows);
+The codec is decided elsewhere (`Compression`: settings, measured speeds, what a namespace allows);
 here it is a number in a table, because a fragment has two bytes for it. The table grows with codecs and
 shapes, not with fragments.
 
-What was decoded from a lossy record has spent its error budget. Nobody encodes it lossily again: the choice
+What was decoded from a lossy record has spent its error budget. It is not encoded lossily again: the choice
 for such fragments is another one (`exact_encodings_of`), whatever the namespace agreed to.
 """
 

@@ -145,7 +145,7 @@ class ClientGone:
 
 @dataclass(slots=True)
 class NamespaceRegistered:
-    """Somebody wants to use a namespace. Answered with NamespaceResult."""
+    """A client registers a namespace. Answered with NamespaceResult."""
 
     call: int
     identity: NamespaceIdentity

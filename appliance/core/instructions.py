@@ -41,14 +41,14 @@ class Copy:
 
 @dataclass(slots=True)
 class CancelCopy:
-    """Nobody wants this copy any more. It may still complete; CopyFinished comes either way."""
+    """This copy is not wanted any more. It may still complete; CopyFinished comes either way."""
 
     copy: int
 
 
 @dataclass(slots=True)
 class HastenCopy:
-    """Somebody waits for this copy now: what is queued of it goes where it would be with this urgency."""
+    """A request waits for this copy now: what is queued of it goes where it would be with this urgency."""
 
     copy: int
     urgency: Urgency
@@ -128,7 +128,7 @@ class BlockChange(Enum):
 
 @dataclass(slots=True)
 class Notify:
-    """Tell whoever watches."""
+    """Tell watchers of block events."""
 
     change: BlockChange
     namespace_id: int

@@ -8,7 +8,7 @@ The lease ends when the device says so and not before: not when the copies were 
 cancels, dies or is silent. A cancelled delivery enqueues nothing more and waits for what it has enqueued;
 only then are its pages the runtime's again, and only then is it answered.
 
-What the device did not confirm is promised to nobody: a failed delivery brought no block.
+What the device did not confirm is not promised: a failed delivery brought no block.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class Delivery:
         self.answers.push(refusal or self._last_answer())
 
     async def _next(self) -> AcquireResult | None:
-        """Return the planner's next answer; None when there is none, or nobody wants it any more."""
+        """Return the planner's next answer; None when there is none, or it is not wanted any more."""
         reply = asyncio.ensure_future(anext(self._replies, None))
         either: set[asyncio.Future[Any]] = {reply, self._cancelled}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -78,7 +78,7 @@ class Registration:
     id: int
     owner: int  # the runtime's client
     pid: int
-    client: ConnectedClient  # who holds the leases and makes the puts
+    client: ConnectedClient  # holds the leases and makes the puts
     geometry: "Geometry"
     mapping: Mapping
     gather: GatherCopier

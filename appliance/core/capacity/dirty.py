@@ -6,7 +6,7 @@ blocks that are in memory and whose record in the cold store is gone (a failed c
 record that failed verification). Lines are read lazily: what left memory or was copied meanwhile stays in its
 line until its turn, or until the line is swept because it names more bytes than memory can hold.
 
-Where blocks are copied only when memory fills (`is_complete` False), nobody needs all of them: `lost` stays
+Where blocks are copied only when memory fills (`is_complete` False), not all of them are needed: `lost` stays
 empty, and a line that is too long forgets its oldest. When a block is copied is decided in ahead.py.
 """
 

@@ -5,8 +5,8 @@ longest ago is copied down ahead of need (ahead.py), so that a put finds room wi
 and it stays where it is until the tier passes its high watermark. Nothing acknowledged is dropped while a
 slower tier can take it.
 
-Work is done in steps of bounded number: nobody waits while ten thousand blocks are evicted. What is left
-over is continued at the next event, or at a Tick that `is_busy` asks for.
+Work is done in steps of bounded number, so that no request waits while ten thousand blocks are evicted. What
+is left over is continued at the next event, or at a Tick that `is_busy` asks for.
 """
 
 from collections import defaultdict, deque
@@ -42,11 +42,11 @@ class Step(Enum):
     EVICTED = "clean blocks left"
     SPILLING = "a block is on its way down"
     NOTHING = "nothing can be done now"
-    DECLINED = "whoever would have to leave is worth more than the newcomer"
+    DECLINED = "the next victim is worth more than the newcomer"
 
 
 class Pressure:
-    """Decides who leaves a memory tier, and when."""
+    """Decides which blocks are evicted from a memory tier, and when."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Pressure:
     def place_for(self, tier: Tier, domain: int, num_bytes: int) -> int | None:
         """Reserve a place, evicting clean blocks and queueing spills as needed; None: not yet.
 
-        After None, somebody must wait: room appears when a spill finishes or a hold ends.
+        After None the caller has to wait: room appears when a spill finishes or a hold ends.
         """
         room = self._core.rooms[tier]
         place = room.reserve(domain, num_bytes)

@@ -252,7 +252,7 @@ class Reclaim:
         return len(moves) == len(fragments)
 
     def _finish_when_quiet(self) -> None:
-        """Free the segment once nobody reads from it and nothing lives in it."""
+        """Free the segment once it has no readers and no live records."""
         assert self._segment is not None
         quiet = self._segment not in self._copies.num_reads_of_segment
         if quiet and not self._is_freeing:

@@ -11,8 +11,8 @@ notice:
     give back an empty extent's memory goes back to the host
 
 Evicting what happens to lie in the leaving extents was rejected: a shared beginning of prompts may leave only
-after all that continues it, so one unlucky extent would empty the cache. What somebody holds stays where it
-is until it is let go.
+after all that continues it, so one unlucky extent would empty the cache. What is held stays where it
+is until the hold ends.
 
 The cold store shrinks by reclaiming (reclaim.py): leaving segments first, before the oldest.
 """
@@ -97,7 +97,7 @@ class Resizing:
             room = self._core.rooms[tier]
             assert isinstance(room, SlotPool)
             is_shedding = _excess(room) > 0 and self._shed(tier, room)
-            # Who moved too early might be among those that have to go.
+            # A fragment moved too early might belong to a block that is evicted next.
             if self._core.now >= self._not_before and not (is_shedding and _excess(room) > 0):
                 self._move(tier, room)
             for number in room.take_gone():
@@ -201,7 +201,7 @@ class Resizing:
         """Audit: a tier with leaving extents is being worked on."""
         rooms = self._core.rooms
         return [
-            f"{tier.label}: {sorted(room.leaving)} leave, and nobody sees to it"
+            f"{tier.label}: {sorted(room.leaving)} leave, and are not worked on"
             for tier in self._core.ladder.memory_tiers
             if isinstance(room := rooms.get(tier), SlotPool) and room.leaving and tier not in self._to_move
         ]

@@ -1,4 +1,4 @@
-"""Victims: whose block leaves when a domain needs room.
+"""Victims: which domain's block is evicted when a domain needs room.
 
 An extent belongs to one isolation domain for its whole life, so once all extents are given out, a block that
 leaves makes room for its own domain only: evicting the coldest block of all would cost one tenant its
@@ -30,7 +30,7 @@ class _Aside(NamedTuple):
 
 
 class Victims:
-    """Chooses who leaves a memory tier; stands between pressure and the policies."""
+    """Chooses the next victim of a memory tier; stands between pressure and the policies."""
 
     def __init__(self, core: CoreState, residency: Residency) -> None:
         self._core = core

@@ -103,7 +103,7 @@ class Catalog:
         self.spent: set[int] = set()
         #: Prefix hash of the parent of blocks that recovery found without it: their records name it.
         self.lost_parent: dict[int, bytes] = {}
-        #: Priority and until when, of blocks that somebody gave one. Sparse; see retention.py.
+        #: Priority and until when, of blocks that were given one. Sparse; see retention.py.
         self.retained: dict[int, tuple[int, float]] = {}
         #: End of the window in which a prefetched block should be used, until it is; see prefetch.py.
         self.awaited: dict[int, float] = {}
@@ -317,11 +317,11 @@ class Catalog:
         return False
 
     def label_of(self, fragment: int) -> FragmentLabel:
-        """Return who a fragment is, with its checksum once it was taken."""
+        """Return the label of a fragment, with its checksum once it was taken."""
         return self.labels_of((fragment,))[0]
 
     def labels_of(self, fragments: Sequence[int]) -> list[FragmentLabel]:
-        """Return who each of many fragments is. Written as one loop: every fragment that moves needs one."""
+        """Return the labels of many fragments. Written as one loop: every fragment that moves needs one."""
         block_of, first_fragment, parents = self.block_of, self.first_fragment, self.parent
         names, positions, namespace_ids = self.prefix_hash, self.position, self.namespace_id
         lows, highs = self.checksum_low, self.checksum_high

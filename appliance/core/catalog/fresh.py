@@ -1,8 +1,8 @@
 """Fresh runs: new blocks of one chain, from the decision to take them to the moment they are readable.
 
-Because they continue one another, everything that is ever asked about them (who each fragment is, where its
+Because they continue one another, everything that is ever asked about them (each fragment's label, where its
 bytes come from and go to) follows from a handful of values. So nothing is written out per fragment when a
-put is decided: `Lazy` sequences are filled in when somebody reads them. A daemon reads it once; replay,
+put is decided: `Lazy` sequences are filled in when they are read. A daemon reads it once; replay,
 which has no bytes, never does, and that was a tenth of its time.
 
 What a run says is a copy of its own: it stays true after its blocks have left and their rows name others.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Lazy(Sequence[T]):
-    """A sequence of known length that is made when somebody looks into it."""
+    """A sequence of known length that is made when it is read."""
 
     __slots__ = ("_length", "_made", "_make")
 
@@ -68,7 +68,7 @@ class FreshRun:
         return Lazy(len(self.fragments), partial(self._make_items, spans))
 
     def labels(self, checksums: Sequence[bytes]) -> Lazy[FragmentLabel]:
-        """Return who the fragments are now that their checksums were taken."""
+        """Return the labels of the fragments, with the checksums that were taken."""
         return Lazy(len(self.fragments), partial(self._make_labels, checksums))
 
     # ------------------------------------------------------------------------------------ internals
@@ -81,7 +81,7 @@ class FreshRun:
     def _make_labels(self, checksums: Sequence[bytes]) -> list[FragmentLabel]:
         labels = self._unchecked()
         for label, checksum in zip(labels, checksums, strict=True):
-            label.checksum = checksum  # the copy has ended: nobody else holds this label
+            label.checksum = checksum  # the copy has ended: no other holds this label
         return labels
 
     def _unchecked(self) -> list[FragmentLabel]:

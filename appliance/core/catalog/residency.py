@@ -108,7 +108,7 @@ class Residency(Rules):
 
     def condemn(self, fragment: int, tier: Tier, reason: str, verb: str = "condemned") -> None:
         """What is there must not be read any more (it failed verification). Its place is freed when the
-        last one who touches it lets go. `verb`: what the story and the counters call it."""
+        last hold on it ends. `verb`: what the story and the counters call it."""
         catalog = self._catalog
         if catalog.state[tier][fragment] != State.RESIDENT:
             return
@@ -123,7 +123,7 @@ class Residency(Rules):
 
     def may_move(self, fragment: int, tier: Tier) -> bool:
         """Whether a fragment that was copied inside its tier may be there from now on. In memory only when
-        nobody but the copy touches the old place: a reader was told where that is."""
+        only the copy touches the old place: a reader was told where that is."""
         catalog = self._catalog
         if tier == self._log_tier:
             return True

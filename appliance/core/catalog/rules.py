@@ -23,7 +23,7 @@ CONTINUED = "needed by blocks that continue them"
 
 
 class Rules:
-    """Who may leave where. Reads the catalog; changes nothing."""
+    """Says which blocks may be evicted from which tier. Reads the catalog; changes nothing."""
 
     def __init__(self, core: CoreState) -> None:
         self._catalog = core.catalog
@@ -34,7 +34,7 @@ class Rules:
         self._floors = core.floors
 
     def is_candidate(self, row: int, tier: Tier) -> bool:
-        """Whether a block may be demoted out of a tier: invariants 3 (nobody touches it), 4 (no session
+        """Whether a block may be demoted out of a tier: invariants 3 (nothing touches it), 4 (no session
         decodes on it), the first half of 5 (no child in the same tier, nor in a faster one unless the block
         itself is there, too), and its pins."""
         catalog = self._catalog

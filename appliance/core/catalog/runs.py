@@ -1,12 +1,12 @@
 """Runs: many blocks of one chain at once, in one pass over the columns.
 
-A put of a prompt brings a run of blocks that nobody has seen, one the child of the other. One at a time each
+A put of a prompt brings a run of new blocks, one the child of the other. One at a time each
 costs a dozen calls; together they cost one loop with the columns in local variables, some 20 ns a value.
 The steps are the same as in residency.py, and the simulator runs both.
 
 Rejected: numpy writes (`column[rows] = value`) here. One costs 1.5 microseconds whatever its length, a prompt
 brings fifteen blocks, and a put took a hundred of them: plain loops are quicker below about a hundred blocks,
-and no step has more than 64. `column` is for those who look at a whole table at once.
+and no step has more than 64. `column` is for code that reads a whole table at once.
 """
 
 from array import array

@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 
 class Verdict(NamedTuple):
-    """Why this one leaves: its price, and who would have been next at which price."""
+    """Why this block is evicted: its price, and the block that was next, at which price."""
 
-    price: float = math.nan  # NaN: nobody was priced
-    next_price: float = math.nan  # NaN: nobody else could go
+    price: float = math.nan  # NaN: not priced
+    next_price: float = math.nan  # NaN: no other candidate
     next_block: bytes = b""  # prefix hash
 
 

@@ -129,7 +129,7 @@ class Transitions:
 
     def quiet(self, fragment: int, tier: Tier) -> Vacated:
         """CONDEMNED -> ABSENT. Nothing holds the fragment any more."""
-        assert self._catalog.holds[tier][fragment] == 0, "somebody still touches it"
+        assert self._catalog.holds[tier][fragment] == 0, "it is still held"
         self._step(fragment, tier, Step.QUIET)
         self.condemned_bytes[tier] -= self._catalog.stored_length(fragment, tier)
         return self._vacate(fragment, tier)

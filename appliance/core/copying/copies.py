@@ -1,7 +1,7 @@
 """Copies in flight: which batch moves which fragments, and what happens when it ends.
 
-A copy belongs to nobody: a load that a lease waits for goes on when the lease ends, and its block is then
-simply resident. Whoever wants to know that a fragment arrived listens for it.
+A copy belongs to no request: a load that a lease waits for goes on when the lease ends, and its block is then
+simply resident. Code that has to know when a fragment arrives registers a listener.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ Listener: TypeAlias = Callable[[int, Cause | None], None]  # fragment, why it di
 
 
 class Owner(Protocol):
-    """Who put bytes and waits until all of them have landed."""
+    """A put that waits until all of its bytes have landed."""
 
     def landed(self, fragment: int, cause: Cause | None) -> None:
         """The copy of one fragment ended."""
@@ -58,7 +58,7 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    source: Tier | None  # None: not a tier, but bytes that somebody else brings (a client's staging)
+    source: Tier | None  # None: not a tier, but bytes from outside (a client's staging)
     target: Tier
     fragments: Sequence[int]
     items: Sequence[CopyItem]  # one per fragment
@@ -87,7 +87,7 @@ class Copies:
         self._batches: dict[int, _Batch] = {}
         self._next_copy = 1
         self._listeners: dict[tuple[int, Tier], list[Listener]] = {}
-        #: Batches of promotions that nobody waits for, and fragments whose copy is being cancelled.
+        #: Batches of promotions that no request waits for, and fragments whose copy is being cancelled.
         self._background: dict[int, _Batch] = {}
         self._cancelled: set[tuple[int, Tier]] = set()
         self._disowned: dict[int, frozenset[int]] = {}  # copies and whose fragments of them must not land
@@ -156,7 +156,7 @@ class Copies:
         return copy
 
     def hasten(self, fragments: set[int], tier: Tier, urgency: Urgency, deadline_at: float) -> None:
-        """Somebody waits for these fragments now, which come up for nobody in particular."""
+        """Raise the urgency of fragments that are being prefetched: a request waits for them now."""
         for copy, batch in list(self._background.items()):
             if batch.target != tier or urgency >= batch.urgency:
                 continue
@@ -169,8 +169,7 @@ class Copies:
                 self._core.outbox.emit(HastenCopy(copy, urgency, deadline_at))
 
     def cancel(self, fragments: set[int]) -> None:
-        """Nobody wants these fragments any more, which come up for nobody in particular. A batch
-        is cancelled when nobody wants anything of it."""
+        """Give up fragments that are being prefetched. A batch is cancelled when none of it is wanted."""
         for copy, batch in list(self._background.items()) if fragments else ():
             pairs = [(fragment, batch.target) for fragment in batch.fragments]
             if all(pair[0] in fragments and pair not in self._listeners for pair in pairs):

@@ -100,7 +100,7 @@ class Loads:
         return sum(len(moves) for moves in collected.values())
 
     def promote(self, row: int, target: Tier, urgency: Urgency, deadline_at: float) -> bool:
-        """Bring a whole block to `target` for nobody in particular; False when nothing was queued.
+        """Bring a whole block to `target` for no request; False when nothing was queued.
 
         From below the put tier to above it it goes through that, one edge after the other, unless it may go
         straight.

@@ -63,7 +63,7 @@ class _Begun:
 
     until: float
     num_bytes: int
-    source: PrefetchAccount | None  # whose guess it was; None: a client asked
+    source: PrefetchAccount | None  # of the guess; None: a client asked
     landed_bytes: int = 0
 
 
@@ -308,7 +308,7 @@ class Prefetching:
                 self.bring(expected, rest.urgency, self._budget_bytes(), rest.source)
 
     def _guess(self, expected: Expected, urgency: Urgency, max_bytes: float, source: PrefetchAccount) -> None:
-        """Begin with what nobody asked for, as much of it as can fit and its source is good for."""
+        """Begin with what was not asked for, as much of it as can fit and its source is good for."""
         catalog = self._core.catalog
         capacity = self._core.rooms[self._put_tier].statistics().capacity_bytes
         pending = sum(catalog.block_bytes(row) for rest in self._rests for row in self._rows_of(rest))

@@ -113,7 +113,7 @@ class AcquireJob:
         self.report()
 
     def abandon(self) -> None:
-        """Nobody listens any more: end the lease."""
+        """End the lease: the client does not listen any more."""
         self._finish()
         self._leases.release(self.lease.id)
 

@@ -20,7 +20,7 @@ SLACK = 1024  # deadlines that do not count any more, not worth a new heap
 
 @dataclass(slots=True)
 class Client:
-    """Somebody who holds things."""
+    """A client, with the leases it holds."""
 
     id: int
     name: str

@@ -1,6 +1,6 @@
-"""Pins: blocks kept in a floor tier or faster until a deadline, whoever lives or dies.
+"""Pins: blocks kept in a floor tier or faster until a deadline, also when the client that asked is gone.
 
-Unlike a lease a pin belongs to nobody and names no place: the block may move, as long as it stays at or
+Unlike a lease a pin belongs to no client and names no place: the block may move, as long as it stays at or
 above its floor. That is what a shared system prompt needs.
 """
 

@@ -25,7 +25,7 @@ class Placing:
         self._prefetching = prefetching
 
     def prefetch(self, event: PrefetchRequested) -> None:
-        """Promote a stored prefix for nobody in particular."""
+        """Promote a stored prefix for no session."""
         checked = self._requests.check(event.call, event.client, event.namespace_id, event.prefix_hashes)
         if checked is None:
             return

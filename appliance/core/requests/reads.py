@@ -31,7 +31,7 @@ from .waiting import Waiting
 
 
 class Reads:
-    """Answers the requests of those who read."""
+    """Answers the requests that read blocks."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Reads:
                 job.report()
 
     def expire(self, now: float) -> None:
-        """Whoever waits for a load past its deadline gets what has arrived."""
+        """Answer requests that wait for a load past its deadline with what has arrived."""
         for job in list(dict.fromkeys(self._jobs.values())):
             if job.request.deadline_at <= now:
                 job.give_up()

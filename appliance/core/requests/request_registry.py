@@ -179,7 +179,7 @@ class RequestRegistry:
 
 
 def unknown_namespace(namespace_id: int) -> Refusal:
-    """Return the refusal of a namespace nobody registered (or of another domain's: the same words)."""
+    """Return the refusal of a namespace that is not registered (or of another domain's: the same words)."""
     return Refusal(
         "UNKNOWN_NAMESPACE", f"namespace {namespace_id} is not registered; register it, then retry"
     )

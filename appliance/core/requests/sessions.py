@@ -1,4 +1,4 @@
-"""Sessions: who holds which blocks, and how soon they are needed.
+"""Sessions: which blocks each holds, and how soon they are needed.
 
 A session holds blocks by handle, so that a forgotten block leaves no dangling reference and needs no
 search. Decoding is the one urgency that is a promise: while it lasts, the blocks of the session are
@@ -14,7 +14,7 @@ from ....tiers.block import Urgency
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
 
-NOBODY = 0  # numbers of clients start at 1
+NO_CLIENT = 0  # numbers of clients start at 1
 MIN_TIDY = 1024
 
 
@@ -76,7 +76,7 @@ class Sessions:
             session = self._sessions[session_id] = Session(session_id, self._next_number, client)
             self._next_number += 1
             self._core.story.tell(self._core.now, session_id, "session_opened")
-        if session.client == NOBODY:
+        if session.client == NO_CLIENT:
             session.client = client
         session.last_active = self._core.now
         self._sessions.move_to_end(session_id)  # most recently active last
@@ -164,10 +164,10 @@ class Sessions:
         return rows
 
     def client_gone(self, client: int) -> None:
-        """The client of these sessions died: nobody decodes on them any more."""
+        """The client of these sessions died: none of them is decoding any more."""
         for session in self._sessions.values():
             if session.client == client:
-                session.client = NOBODY
+                session.client = NO_CLIENT
                 self.update(session, Urgency.IDLE, float("inf"))
 
     def expire(self, now: float) -> None:

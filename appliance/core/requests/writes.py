@@ -20,7 +20,7 @@ _LENGTH = itemgetter(1)  # of a span
 
 
 class Writes:
-    """Answers the requests of those who write."""
+    """Answers the requests that write blocks."""
 
     def __init__(
         self,

@@ -249,3 +249,26 @@ def test_dram_shrinks_although_nvme_is_full_of_what_it_continues() -> None:
         assert num_ticks < 1000
     assert rig.now == began_at, "no pause after each segment"
     assert rig.dram.num_extents == 4
+
+
+def test_a_shrink_that_waits_for_readers_does_not_stop_spills() -> None:
+    """nvme was once full of what memory continues, and has room since: it is not called full for a shrink."""
+    rig = ResizableRig(40, nvme_blocks=4, num_segments=4, write="through")
+    chain = hashes("long", 80)
+    for first in range(0, len(chain), 8):
+        rig.put(chain[first : first + 8], chain[first - 1] if first else b"")
+        rig.settle()
+    while not rig.planner.pressure.is_reclaiming_in_vain:
+        rig.tick(1.0)
+        rig.settle()
+    rig.change(nvme=60, write="spill")
+    for _ in range(8):
+        rig.tick(1.0)
+        rig.settle()
+    before = rig.planner.statistics()["counters"].get("nvme_full", 0)
+    rig.acquire(chain)
+    rig.change(dram=4)
+    for _ in range(4):
+        rig.tick(1.0)
+        rig.settle()
+    assert rig.planner.statistics()["counters"].get("nvme_full", 0) == before
