@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds and wants to be prepa
 
 MIB = 1 << 20
 PLAIN_COLUMNS = 120  # where stdout is no terminal
-STYLES = {Tier.HBM: "magenta", Tier.DRAM: "cyan", Tier.NVME: "yellow", Tier.OBJECT: "blue"}
+STYLES = {Tier.HBM: "magenta", Tier.DRAM: "cyan", Tier.NVME: "yellow"}
 TIERS_CELLS = 31
 HEADER = (
     f"{'session':<8}{'turn':>4}{'tokens':>8}{'reused':>8}  {'from tier':<{TIERS_CELLS}}"

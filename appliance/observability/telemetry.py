@@ -63,9 +63,9 @@ class UsageTotals:
         num_dram = tiers.count(Tier.DRAM)
         self.found[Tier.DRAM] += num_dram
         if num_dram < len(tiers):
-            for tier in (Tier.HBM, Tier.NVME, Tier.OBJECT):
+            for tier in (Tier.HBM, Tier.NVME):
                 self.found[tier] += tiers.count(tier)
-            self.loaded_bytes += sum(tiers.count(tier) for tier in (Tier.NVME, Tier.OBJECT)) * block_bytes
+            self.loaded_bytes += tiers.count(Tier.NVME) * block_bytes
         self.num_missed += num_asked - max(num_stored, len(tiers))
         self.num_declined += max(0, num_stored - len(tiers))
         self.read_bytes += len(tiers) * block_bytes

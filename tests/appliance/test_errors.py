@@ -400,7 +400,7 @@ async def nothing_there(stub: "AdminServiceAsyncStub") -> object:
 
 
 async def evict_from_nowhere(stub: "AdminServiceAsyncStub") -> object:
-    return await stub.Evict(admin_pb2.EvictRequest(tier=types_pb2.TIER_OBJECT))
+    return await stub.Evict(admin_pb2.EvictRequest(tier=types_pb2.TIER_HBM))
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,10 @@ class Tier(IntEnum):
     HBM = 0
     DRAM = 1
     NVME = 2
-    OBJECT = 3
 
     @property
     def label(self) -> str:
-        """The tier's name in text: `hbm`, `dram`, `nvme`, `object`."""
+        """The tier's name in text: `hbm`, `dram`, `nvme`."""
         return self.name.lower()
 
 

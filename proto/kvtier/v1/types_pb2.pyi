@@ -34,7 +34,6 @@ class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType],
     TIER_HBM: _Tier.ValueType  # 1
     TIER_DRAM: _Tier.ValueType  # 2
     TIER_NVME: _Tier.ValueType  # 3
-    TIER_OBJECT: _Tier.ValueType  # 4
 
 class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
     """Where bytes live, fastest first."""
@@ -43,7 +42,6 @@ TIER_UNSPECIFIED: Tier.ValueType  # 0
 TIER_HBM: Tier.ValueType  # 1
 TIER_DRAM: Tier.ValueType  # 2
 TIER_NVME: Tier.ValueType  # 3
-TIER_OBJECT: Tier.ValueType  # 4
 Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
 class _Urgency:

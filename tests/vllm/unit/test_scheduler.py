@@ -404,7 +404,7 @@ def test_an_abort_during_a_load_keeps_the_lease_until_it_is_over(scene: Scene) -
 def test_hits_are_told_by_tier(scene: Scene) -> None:
     one = request()
     scene.side.arrived(one)
-    scene.agent.asked[0].answer = hit(40, tiers=(Tier.DRAM, Tier.DRAM, Tier.NVME, Tier.NVME, Tier.OBJECT))
+    scene.agent.asked[0].answer = hit(40, tiers=(Tier.DRAM, Tier.DRAM, Tier.NVME, Tier.NVME, Tier.NVME))
     scene.side.matched_tokens(one, 8)
     assert scene.side.hit_sources(one, 32) == {"host": 8, "disk": 24}
 
