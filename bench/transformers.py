@@ -94,7 +94,9 @@ class Bench:
         token = first_token(self.model, prompt, cache)
         took_s = time.perf_counter() - began_at
         if not cache.reuse.tokens_by_tier[tier]:
-            raise RuntimeError(f"expected a hit in {tier.name}, got {cache.reuse}; {dict(self.store.counts)}")
+            raise RuntimeError(
+                f"expected a hit in {tier.label}, got {cache.reuse}; {dict(self.store.counts)}"
+            )
         return took_s, token, cache
 
     def fill(self, prompt: Any) -> float:

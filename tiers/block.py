@@ -7,13 +7,22 @@ types as the code that moves bytes.
 from dataclasses import dataclass
 from typing import Final
 
-from ..v1.types import DTYPE_BYTES, HASH_BYTES, Geometry, NamespaceIdentity, Tier, Urgency
+from ..v1.types import (
+    DTYPE_BYTES,
+    HASH_BYTES,
+    STANDARD_TIERS,
+    Geometry,
+    NamespaceIdentity,
+    Tier,
+    Urgency,
+)
 
 __all__ = [
     "DTYPE_BYTES",
     "HASH_BYTES",
     "NO_PLACE",
     "NO_SESSION",
+    "STANDARD_TIERS",
     "FragmentLabel",
     "Geometry",
     "NamespaceIdentity",

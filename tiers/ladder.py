@@ -52,7 +52,7 @@ class Ladder:
         if len(takers) != 1 or kinds[takers[0]] is not TierKind.MEMORY:
             raise ValueError("exactly one tier of kind memory takes puts")
         self.specs = tuple(specs)
-        self.tiers = tuple(Tier(number) for number in range(len(specs)))
+        self.tiers = tuple(Tier(number, spec.name) for number, spec in enumerate(specs))
         self.device_tier = self.tiers[0]
         self.put_tier = self.tiers[takers[0]]
         self.log_tier = self.tiers[-1]

@@ -24,6 +24,7 @@ from ...policies.registry import (
     resolve,
 )
 from ...tiers.block import Tier
+from ...tiers.ladder import STANDARD
 from ..core.catalog.catalog import Catalog
 from ..core.catalog.policy_facts import PolicyFacts
 from ..core.options import PlannerOptions
@@ -103,7 +104,7 @@ class Policy(Section):
 
     def choice(self) -> PolicyChoice:
         """Return what the planner builds its policies from."""
-        tiers = {Tier[label.upper()]: of_tier for label, of_tier in self.tiers.items()}
+        tiers = {STANDARD.named(label): of_tier for label, of_tier in self.tiers.items()}
         return PolicyChoice(
             eviction=self.eviction,
             admission=self.admission,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ...tiers.block import Tier
+from ...tiers.block import STANDARD_TIERS, Tier
 from ...v1.types import PutOutcome as PutOutcome
 
 
@@ -41,9 +41,11 @@ class ReadyFragment(NamedTuple):
 
 class ReadyFragments:
     """Fragments a lease may read, in columns of equal length: a long prompt has ten thousand, and an object
-    for each would cost more than copying it does. Iterating gives ReadyFragment."""
+    for each would cost more than copying it does. Iterating gives ReadyFragment.
+    `known`: the ladder's tiers."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Sequence[Tier] = STANDARD_TIERS) -> None:
+        self._known = known
         self.blocks = array("q")
         self.groups = array("q")
         self.tiers = array("q")
@@ -77,13 +79,13 @@ class ReadyFragments:
 
     def copy(self) -> "ReadyFragments":
         """Return the same fragments, to which nothing is added later."""
-        found = ReadyFragments()
+        found = ReadyFragments(self._known)
         found.extend(self)
         return found
 
     def before(self, num_blocks: int) -> "ReadyFragments":
         """Return those of the first `num_blocks` blocks."""
-        found = ReadyFragments()
+        found = ReadyFragments(self._known)
         for one in self:
             if one.block < num_blocks:
                 found.add(one.block, one.group, one.tier, one.place, one.length)
@@ -99,11 +101,10 @@ class ReadyFragments:
         return len(self.blocks)
 
     def __iter__(self) -> Iterator[ReadyFragment]:
-        tiers = {int(tier): tier for tier in Tier}
         for block, group, tier, place, length in zip(
             self.blocks, self.groups, self.tiers, self.places, self.lengths, strict=True
         ):
-            yield ReadyFragment(block, group, tiers[tier], place, length)
+            yield ReadyFragment(block, group, self._known[tier], place, length)
 
 
 @dataclass(slots=True)

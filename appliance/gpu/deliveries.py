@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...tiers.base import CopyError
-from ...tiers.block import Tier
+from ...tiers.block import STANDARD_TIERS, Tier
 from ...tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault, Event
 from ...tiers.gpu.pages.gather import AddressesOf
 from ...tiers.gpu.pages.kernels import Way
@@ -230,7 +230,7 @@ class Delivery:
 
     def _pieces(self, ready: "Ready", rows: I64) -> tuple[int, Tier, CopyPieces]:
         """Return the first layer group, the tier and the copies of rows of one tier. Raises CopyError."""
-        groups, tier = ready.groups[rows], Tier(int(ready.tiers[rows[0]]))
+        groups, tier = ready.groups[rows], STANDARD_TIERS[int(ready.tiers[rows[0]])]
         sources = self._slots[tier](ready.places[rows])
         ids = self._ids[ready.blocks[rows] - self._first_block]
         first, pages = int(groups[0]), self._registration.mapping.pages

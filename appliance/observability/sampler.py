@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...tiers.block import Tier
+from ...tiers.block import STANDARD_TIERS, Tier
 
 INTERVAL_S = 1.0
 CAPACITY = 300
@@ -76,7 +76,7 @@ class Sampler:
             "interval_s": INTERVAL_S,
             "at_s": [round(b.at_s, 3) for _, b in pairs],
             "asked": asked,
-            "found": {t.label: column for t, column in zip(Tier, found, strict=False)},
+            "found": {t.label: column for t, column in zip(STANDARD_TIERS, found, strict=False)},
             "missed": [b.num_missed - a.num_missed for a, b in pairs],
             "declined": [b.num_declined - a.num_declined for a, b in pairs],
             "hit_ratio": [

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import __version__
-from ...tiers.block import Tier
+from ...tiers.block import STANDARD_TIERS
 from ..core.events import STAGING, AcquireAbandoned, AcquireRequested, CommitRequested, CopyFinished, Event
 from ..core.instructions import Copy, Reply
 from ..core.results import AcquireResult, PutOutcome, PutResult, Refusal
@@ -119,7 +119,7 @@ class Tracing:
         """Record an answer; the last one ends the request, unless copies are still under way."""
         result, span = reply.result, self._requests[reply.call].span
         if isinstance(result, AcquireResult):
-            for tier in Tier if result.tiers else ():
+            for tier in STANDARD_TIERS if result.tiers else ():
                 if number := result.tiers.count(tier):
                     span.set_attribute(f"kvtier.num_{tier.label}", number)
             if not result.last:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...tiers.block import Tier
+from ...tiers.block import STANDARD_TIERS, Tier
 from .traces import F64, I32, Trace
 
 PERCENTILES = (50, 90, 95, 99)
@@ -101,7 +101,7 @@ def hits_by_tier(
         for position, tier in enumerate(places):
             if tier == Tier.DRAM:
                 continue
-            here = Tier(tier)
+            here = STANDARD_TIERS[tier]
             num_tokens = min(size, total - position * size)
             blocks_of[here] = blocks_of.get(here, 0) + 1
             tokens_of[here] = tokens_of.get(here, 0) + num_tokens

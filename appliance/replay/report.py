@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...tiers.block import Tier
+from ...tiers.block import STANDARD_TIERS
 from ..config.units import about_bytes, about_duration, format_duration
 from .outcomes import Outcome
 from .traces import Trace
 
-TIER_ORDER = [tier.label for tier in Tier]
+TIER_ORDER = [tier.label for tier in STANDARD_TIERS]
 
 
 def about(trace: Trace) -> str:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...policies.base import Future
-from ...tiers.block import Tier
 from ..core import events as ev
 from ..core.planner import Planner
 from .future import TraceFuture
@@ -135,7 +134,7 @@ class Shell:
     def capacities(self) -> dict[str, int]:
         """Return the size of every tier by name."""
         rooms = self.planner.rooms
-        return {tier.label: rooms[tier].statistics().capacity_bytes for tier in sorted(rooms, key=Tier)}
+        return {tier.label: rooms[tier].statistics().capacity_bytes for tier in sorted(rooms)}
 
     def _reply(self, reply: ev.Reply) -> None:
         self.results[reply.call] = reply.result

@@ -186,7 +186,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            floor=tier_to_wire(member("tier", floor, Tier)),
+            floor=tier_to_wire(instance("tier", floor, Tier)),
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
         )
         response = yield from self.call(attachment, "Pin", request, self.deadline(None))
@@ -205,7 +205,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            target=tier_to_wire(member("tier", target, Tier)),
+            target=tier_to_wire(instance("tier", target, Tier)),
             deadline_ms=milliseconds("deadline_s", deadline_s),
         )
         response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))

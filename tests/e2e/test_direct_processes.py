@@ -90,7 +90,7 @@ def test_from_one_process_s_pages_over_nvme_into_another_one_s(tmp_path: Path) -
         served.evict()
         with runtime_at(served.target, num_event_sets=1) as here:
             found = here.client.lookup(here.namespace, names("chain", 12))
-            assert {tier.name for tier in found.tiers} == {"NVME"}
+            assert {tier.label for tier in found.tiers} == {"nvme"}
             before = here.whole.copy()
             with here.pages.begin_get(
                 here.namespace, names("chain", 12), others, load_anyway=True

@@ -1,7 +1,10 @@
 """The ladder says which tiers there can be and which roles they have; a wrong one is refused in words."""
 
+import copy
+
 import pytest
 
+from kvtier.tiers.block import Tier
 from kvtier.tiers.ladder import ON_DEVICE, STANDARD, Ladder, TierKind, TierSpec
 
 DEVICE, LOG = TierSpec("gpu", TierKind.DEVICE), TierSpec("disk", TierKind.SEGMENTS)
@@ -10,14 +13,21 @@ FAR = TierSpec("far", TierKind.MEMORY, readable_in_place=True)
 
 
 def test_roles_follow_from_the_specs() -> None:
-    ladder = Ladder((DEVICE, FAST, LOG))
-    assert [int(tier) for tier in ladder.tiers] == [0, 1, 2]
-    assert (ladder.device_tier, ladder.put_tier, ladder.log_tier) == (0, 1, 2)
-    assert ladder.memory_tiers == (0, 1)
-    assert ladder.tiers_in_place == (1,)
+    ladder = Ladder((DEVICE, FAST, FAR, LOG))
+    assert [tier.label for tier in ladder.tiers] == ["gpu", "fast", "far", "disk"]
+    assert (ladder.device_tier, ladder.put_tier, ladder.log_tier) == (0, 1, 3)
+    assert ladder.memory_tiers == (0, 1, 2)
+    assert ladder.tiers_in_place == (1, 2)
     assert ladder.above(ladder.put_tier) == (0,)
-    assert ladder.below(ladder.put_tier) == (2,)
-    assert ladder.spec(ladder.named("fast")) == FAST
+    assert ladder.below(ladder.put_tier) == (2, 3)
+    assert ladder.spec(ladder.named("far")) == FAR
+
+
+def test_a_tier_is_one_object_for_each_position_and_name() -> None:
+    assert Tier(1, "dram") is Tier.DRAM
+    assert Tier(1, "fast") is not Tier.DRAM
+    assert copy.deepcopy(Tier(2, "far")) is Tier(2, "far")  # also what a copy in another process is made from
+    assert Tier.DRAM.label == "dram"
 
 
 def test_the_standard_ladder_has_three_tiers() -> None:

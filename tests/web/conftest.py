@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvtier.clients import Tier
+from kvtier.tiers.ladder import STANDARD
 
 from ..daemon import Daemon
 from .chats import SETTINGS, Chats
@@ -55,7 +55,7 @@ class Site:
         words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         self.daemon = Daemon(folder, arguments=tuple(words))
         self.url = f"http://127.0.0.1:{self.port}/"
-        self.chats = Chats(self.daemon.target, names=names, pace=pace, fastest=Tier[tiers[0].upper()])
+        self.chats = Chats(self.daemon.target, names=names, pace=pace, fastest=STANDARD.named(tiers[0]))
         self._player: threading.Thread | None = None
 
     def start(self) -> None:

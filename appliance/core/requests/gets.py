@@ -72,8 +72,8 @@ class AcquireJob:
         self._limit = len(rows)  # blocks that can still become readable
         self._next = (request.first_block, 0)  # block and group to look at next
         self._pending: dict[int, tuple[int, int]] = {}  # fragment -> (block, group), on its way up
-        self._ready = ReadyFragments()  # not reported yet
-        self._all_ready = ReadyFragments()
+        self._ready = ReadyFragments(core.ladder.tiers)  # not reported yet
+        self._all_ready = ReadyFragments(core.ladder.tiers)
         self._has_replied = False
         self._promised_bytes = 0  # of what the client will hold when all has arrived
         self._promise()
@@ -131,7 +131,7 @@ class AcquireJob:
             tiers = self.tiers[: self._limit] if first else b""
             self._reply(call, self._ready, last, tiers)
         self._all_ready.extend(self._ready)
-        self._ready = ReadyFragments()
+        self._ready = ReadyFragments(self._core.ladder.tiers)
         self._has_replied = True
         if last:
             self._finish()

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from . import types_pb2
-from .types import Geometry, NamespaceIdentity, Tier, Urgency
+from .types import STANDARD_TIERS, Geometry, NamespaceIdentity, Tier, Urgency
 
 DEFAULT_LAYOUT = "layer,kv,token,head,dim"
 E = TypeVar("E", bound=IntEnum)
@@ -19,11 +19,11 @@ def _numbers(kind: type[E], wire: Any, prefix: str) -> dict[int, E]:
     return {wire.Value(f"{prefix}_{member.name}"): member for member in kind}
 
 
-TIERS = _numbers(Tier, types_pb2.Tier, "TIER")
+TIERS: dict[int, Tier] = {types_pb2.Tier.Value(f"TIER_{tier.label.upper()}"): tier for tier in STANDARD_TIERS}
 URGENCIES = _numbers(Urgency, types_pb2.Urgency, "URGENCY")
 _TIER_NUMBERS = {tier: types_pb2.Tier.ValueType(number) for number, tier in TIERS.items()}
 _URGENCY_NUMBERS = {urgency: types_pb2.Urgency.ValueType(number) for number, urgency in URGENCIES.items()}
-_TIER_BYTES = bytes(_TIER_NUMBERS[Tier(index)] if index < len(Tier) else 0 for index in range(256))
+_TIER_BYTES = bytes(_TIER_NUMBERS[tier] for tier in STANDARD_TIERS).ljust(256, b"\0")
 
 
 def tier_to_wire(tier: Tier) -> types_pb2.Tier.ValueType:

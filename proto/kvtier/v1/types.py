@@ -8,6 +8,7 @@ unspecified, and conversions.py is the only place that knows both.
 import hashlib
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import ClassVar
 
 from .arguments import digest as digest_bytes
 from .arguments import instance, text, whole
@@ -28,17 +29,36 @@ _POSITIVE = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "num_plan
 _NUMBERS = ("num_layers", "num_kv_heads", "head_dim", "block_tokens", "layers_per_group", "num_planes")
 
 
-class Tier(IntEnum):
-    """Where bytes live, fastest first. `a < b` reads "a is faster than b"."""
+class Tier(int):
+    """A memory or a store, as its position in a ladder, fastest first. `a < b` reads "a is faster than b".
 
-    HBM = 0
-    DRAM = 1
-    NVME = 2
+    There is one object for each position and name, so `is` compares both. `HBM`, `DRAM` and `NVME` are the
+    tiers of a daemon whose settings name no others.
+    """
 
-    @property
-    def label(self) -> str:
-        """The tier's name in text: `hbm`, `dram`, `nvme`."""
-        return self.name.lower()
+    HBM: ClassVar["Tier"]
+    DRAM: ClassVar["Tier"]
+    NVME: ClassVar["Tier"]
+    #: Every tier ever made, by position and name.
+    _known: ClassVar[dict[tuple[int, str], "Tier"]] = {}
+    label: str  # the tier's name in text
+
+    def __new__(cls, position: int, label: str) -> "Tier":
+        """Return the tier at `position` of a ladder, with the name `label`."""
+        known = cls._known.get((position, label))
+        if known is None:
+            known = cls._known[position, label] = int.__new__(cls, position)
+            known.label = label
+        return known
+
+    def __reduce__(self) -> tuple[type["Tier"], tuple[int, str]]:
+        return Tier, (int(self), self.label)
+
+    def __repr__(self) -> str:
+        return f"<tier {int(self)}: {self.label}>"
+
+
+Tier.HBM, Tier.DRAM, Tier.NVME = STANDARD_TIERS = (Tier(0, "hbm"), Tier(1, "dram"), Tier(2, "nvme"))
 
 
 class Urgency(IntEnum):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvtier.appliance.errors import REASONS
-from kvtier.clients import Geometry, InvalidRequest, NamespaceIdentity, Tier, Urgency, errors, prefix_hashes
+from kvtier.clients import Geometry, InvalidRequest, NamespaceIdentity, Urgency, errors, prefix_hashes
 from kvtier.clients.memory.buffers import blocks_of, source_span, target_span
 from kvtier.clients.memory.staging import ALIGN_BYTES, StagingArea
 from kvtier.clients.options import plugin_connect_s
@@ -28,7 +28,7 @@ from kvtier.v1.conversions import (
     tiers_to_wire,
     urgency_to_wire,
 )
-from kvtier.v1.types import PutOutcome
+from kvtier.v1.types import STANDARD_TIERS, PutOutcome
 
 GEOMETRY = Geometry(
     num_layers=5, num_kv_heads=2, head_dim=8, block_tokens=4, dtype="float16", layers_per_group=2
@@ -86,19 +86,21 @@ def test_geometry_names_the_fix(change: dict[str, Any], message: str) -> None:
 
 def test_the_wire_and_the_python_types_agree_by_name() -> None:
     """Whatever either side's numbers are; what was promised of the wire's is in tests/wire_promises.txt."""
-    for wire, found, kind in ((types_pb2.Tier, TIERS, Tier), (types_pb2.Urgency, URGENCIES, Urgency)):
-        names = {number: name.partition("_")[2] for name, number in wire.items() if number}
-        assert {number: member.name for number, member in found.items()} == names
-        assert set(found.values()) == set(kind)
+    urgencies = {number: name.partition("_")[2] for name, number in types_pb2.Urgency.items() if number}
+    assert {number: urgency.name for number, urgency in URGENCIES.items()} == urgencies
+    assert set(URGENCIES.values()) == set(Urgency)
+    tiers = {number: name.partition("_")[2].lower() for name, number in types_pb2.Tier.items() if number}
+    assert {number: tier.label for number, tier in TIERS.items()} == tiers
+    assert set(TIERS.values()) == set(STANDARD_TIERS)
     assert {outcome.name: outcome.value for outcome in PutOutcome} == {
         name.removeprefix("PUT_OUTCOME_"): number for name, number in kvcache_pb2.PutOutcome.items() if number
     }
 
 
 def test_tiers_survive_the_wire() -> None:
-    packed = tiers_to_wire(bytes(Tier))
-    assert list(packed) == [tier_to_wire(tier) for tier in Tier]
-    assert tiers_from_wire(packed) == tuple(Tier)
+    packed = tiers_to_wire(bytes(STANDARD_TIERS))
+    assert list(packed) == [tier_to_wire(tier) for tier in STANDARD_TIERS]
+    assert tiers_from_wire(packed) == STANDARD_TIERS
     assert [URGENCIES[urgency_to_wire(urgency)] for urgency in Urgency] == list(Urgency)
 
 

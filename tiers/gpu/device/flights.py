@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
-from ...block import Tier
+from ...block import STANDARD_TIERS, Tier
 from .contract import Event, Stream
 
 
@@ -54,7 +54,7 @@ class Flights:
     """The flights that have not ended. Thread-safe."""
 
     def __init__(self) -> None:
-        self._open = {tier: _Open() for tier in Tier}
+        self._open = {tier: _Open() for tier in STANDARD_TIERS}
         self._num_open = 0
         self._changed = threading.Condition()
 

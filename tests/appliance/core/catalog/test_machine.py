@@ -19,7 +19,7 @@ from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.results import PutOutcome
 from kvtier.policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice
 from kvtier.tiers.base import Cause
-from kvtier.tiers.block import Tier, Urgency
+from kvtier.tiers.block import STANDARD_TIERS, Tier, Urgency
 from tests.policies.own import LONGEST_FIRST
 
 from ..rig import CLIENT, GEOMETRY, Rig, hashes
@@ -137,7 +137,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self.is_decoding, self.decoding = False, set()
         self.rig.do(ev.SessionEnded(self.rig.call(), CLIENT, "d", archive))
 
-    @rule(chain=chains, floor=st.sampled_from(list(Tier)[:3]))
+    @rule(chain=chains, floor=st.sampled_from(STANDARD_TIERS))
     def pin(self, chain: list[bytes], floor: Tier) -> None:
         call = self.rig.call()
         self.rig.do(ev.PinRequested(call, CLIENT, "", self.rig.namespace_id, chain, floor, 3.0))
@@ -270,7 +270,7 @@ def _steps(machine: PlannerMachine, rng: Random) -> list[Callable[[], object]]:
         lambda: machine.acquires and machine.release(rng.randrange(6), twice=rng.random() < 0.3),
         partial(machine.update_session, rng.choice([Urgency.DECODING, Urgency.IDLE])),
         partial(machine.end_session, rng.random() < 0.5),
-        partial(machine.pin, chain, rng.choice(list(Tier)[:3])),
+        partial(machine.pin, chain, rng.choice(STANDARD_TIERS)),
         partial(machine.prefetch, chain, rng.choice([Tier.HBM, Tier.DRAM])),
         partial(machine.evict, rng.choice([Tier.HBM, Tier.DRAM])),
         partial(machine.wait, rng.choice([0.1, 1.0, 4.0])),
