@@ -62,6 +62,11 @@ class Ladder:
         )
         #: Tiers with places in addressable memory: all but the log.
         self.memory_tiers = self.tiers[:-1]
+        self.host_tiers = self.tiers[1:-1]  # of kind memory
+
+    def is_within_host(self, source: Tier, target: Tier) -> bool:
+        """Return whether both tiers are memory of the host."""
+        return source in self.host_tiers and target in self.host_tiers
 
     def spec(self, tier: Tier) -> TierSpec:
         """Return what a tier is and can do."""

@@ -42,6 +42,7 @@ from .options import PlannerOptions
 from .promotion.loads import Loads
 from .promotion.prefetch import Prefetching
 from .promotion.promotions import Promotions
+from .promotion.reused import ReusePromotions
 from .requests.erasing import Erasing
 from .requests.evicting import Evicting
 from .requests.leases import Leases
@@ -105,6 +106,7 @@ class Planner:
         self.ahead = Ahead(core, self.pressure, self.dirty, self.write_budget)
         self.loads = Loads(core, residency, self.copies, self.pressure)
         self.prefetching = Prefetching(core, residency, self.copies, self.loads)
+        self.reused = ReusePromotions(core, self.loads)
         self.retention = Retention(core, residency)
         self.leases = Leases(core, residency)
         self.pins = Pins(core, residency)
@@ -214,6 +216,8 @@ class Planner:
             self.waiting.retry(self._is_tick)
             self.writes.conclude()
             is_crowded = len(self.waiting) > 0
+        if not is_crowded:
+            self.reused.run()
         self.prefetching.run(is_crowded)
         self.ahead.idle()
         self.reads.report()

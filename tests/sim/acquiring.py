@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from kvtier.appliance.core import events as ev
-from kvtier.tiers.block import Tier, Urgency
+from kvtier.tiers.block import Urgency
 
+from .ladder import HBM
 from .readers import read_under_lease
 from .requests import URGENCIES, Chain, Client, Request
 from .world import Violation
@@ -111,7 +112,7 @@ class Acquire(Request):
                 raise Violation("replies", f"block {ready.block} was not asked for")
             key = (self.identity.digest, self.hashes[ready.block], ready.group)
             self.daemon.memories[ready.tier]  # a tier that has an address
-            if ready.tier is Tier.HBM and not (self.on_device or self.crowd.config.hbm_is_shared):
+            if ready.tier is HBM and not (self.on_device or self.crowd.config.hbm_is_shared):
                 raise Violation("replies", f"block {ready.block} was offered in hbm, which is a GPU's")
             if self.world.random() < 0.7:
                 read_under_lease(self, ready, key)

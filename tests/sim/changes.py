@@ -11,6 +11,7 @@ from kvtier.tiers.block import Tier
 
 from .config import Config, draw
 from .daemon import Daemon
+from .ladder import CXL, DRAM, HBM, NVME
 from .world import World
 from .writing import draw_writes
 
@@ -58,11 +59,13 @@ class Changes:
             policies = drawn.policies
         sizes: dict[Tier, int] = {}
         if rng.random() < 0.7:
-            sizes[Tier.DRAM] = config.dram_extents = rng.choice((1, 2, 3, 4))
+            sizes[DRAM] = config.dram_extents = rng.choice((1, 2, 3, 4))
         if config.hbm_extents and rng.random() < 0.5:
-            sizes[Tier.HBM] = config.hbm_extents = rng.choice((1, 2, 3))
+            sizes[HBM] = config.hbm_extents = rng.choice((1, 2, 3))
+        if config.cxl_extents and rng.random() < 0.5:
+            sizes[CXL] = config.cxl_extents = rng.choice((1, 2, 4))
         if config.num_segments and rng.random() < 0.6:
-            sizes[Tier.NVME] = config.num_segments = rng.choice((3, 4, 8))
+            sizes[NVME] = config.num_segments = rng.choice((3, 4, 8))
             daemon.cold.resize(config.num_segments)
         if rng.random() < 0.5:
             config.compression = drawn.compression
@@ -80,10 +83,12 @@ class Changes:
 
     def _restore(self, daemon: Daemon, tier: Tier) -> None:
         count = daemon.planner.changes.num_units(tier)
-        if tier is Tier.DRAM:
+        if tier is DRAM:
             self._config.dram_extents = count
-        elif tier is Tier.HBM:
+        elif tier is HBM:
             self._config.hbm_extents = count
+        elif tier is CXL:
+            self._config.cxl_extents = count
         else:
             self._config.num_segments = count
             daemon.cold.resize(count)

@@ -10,11 +10,12 @@ from random import Random
 from typing import Any
 
 from kvtier.appliance.core import events as ev
-from kvtier.tiers.block import NamespaceIdentity, Tier
+from kvtier.tiers.block import NamespaceIdentity
 
 from .acquiring import Acquire
 from .config import Config
 from .daemon import Daemon
+from .ladder import DRAM, HBM, MAPPED, NVME
 from .oracle import Contents
 from .putting import Put
 from .readers import read_one_sided
@@ -146,7 +147,7 @@ class Crowd:
     def _measure(self, client: Client) -> None:
         """The mover says how fast an edge is."""
         bandwidth = self.world.rng.choice((1e3, 1e6, 1e9))
-        self.daemon.step(ev.EdgeMeasured(Tier.NVME, Tier.DRAM, bandwidth, 1e-4))
+        self.daemon.step(ev.EdgeMeasured(NVME, DRAM, bandwidth, 1e-4))
 
     def retention(self, namespace_id: int, hashes: Sequence[bytes]) -> list[ev.RetentionHint]:
         """Draw hints for a request about these blocks, and let the oracle know."""
@@ -213,7 +214,7 @@ class Crowd:
         if namespace is None:
             return
         call = self._call(client, self._pinned)
-        floor = self.world.rng.choice((Tier.HBM, Tier.DRAM, Tier.NVME))
+        floor = self.world.rng.choice(MAPPED.tiers)
         path, ttl_s = self.keys.draw(self.world.rng), self.world.spread(0.5)
         request = ev.PinRequested(call, client.number, self.request_id(), namespace[0], path, floor, ttl_s)
         self.daemon.step(request)
@@ -230,7 +231,7 @@ class Crowd:
         namespace = self._namespace(client)
         if namespace is not None:
             call = self._call(client, lambda result: None)
-            target = self.world.rng.choice((Tier.HBM, Tier.DRAM))
+            target = self.world.rng.choice(MAPPED.memory_tiers)
             path = self.keys.draw(self.world.rng)
             self.daemon.step(ev.PrefetchRequested(call, client.number, namespace[0], path, target))
 
@@ -258,7 +259,7 @@ class Crowd:
         self.daemon.step(ev.SessionEnded(call, client.number, session_id, archive))
 
     def _evict(self, client: Client) -> None:
-        tier = self.world.rng.choice((Tier.HBM, Tier.DRAM, Tier.NVME))
+        tier = self.world.rng.choice(MAPPED.tiers)
         num_bytes = self.world.rng.choice((0, 1, 65536))
         of_all = 0 if num_bytes else self.world.rng.choice((0, 0, 1))  # or one namespace
         call = self._call(client, lambda result: None, NEVER)  # segments' readers and copies are waited for
@@ -288,19 +289,19 @@ class Crowd:
         self.daemon.excuse(jump_s)
 
     def _tier_lost(self, client: Client) -> None:
-        is_gpu = Tier.HBM in self.daemon.rooms and not self.config.hbm_is_shared
+        is_gpu = HBM in self.daemon.rooms and not self.config.hbm_is_shared
         if is_gpu and self.world.random() < 0.3:  # for good: the device fell off the bus
             self.world.counts["gpu_lost"] += 1
-            self.daemon.was_offline = self.daemon.memories[Tier.HBM].is_lost = True
-            self.daemon.step(ev.TierLost(Tier.HBM, True, "simulated"))
-        elif Tier.NVME in self.daemon.rooms:
+            self.daemon.was_offline = self.daemon.memories[HBM].is_lost = True
+            self.daemon.step(ev.TierLost(HBM, True, "simulated"))
+        elif NVME in self.daemon.rooms:
             self.world.counts["tier_lost"] += 1
             self.daemon.was_offline = True
-            self.daemon.step(ev.TierLost(Tier.NVME, True, "simulated"))
+            self.daemon.step(ev.TierLost(NVME, True, "simulated"))
             self.world.after(self.world.spread(0.3), self._tier_back, self.daemon)
 
     def _tier_back(self, daemon: Daemon) -> None:
-        daemon.step(ev.TierLost(Tier.NVME, False, "simulated"))
+        daemon.step(ev.TierLost(NVME, False, "simulated"))
 
     def _call(self, client: Client, on_reply: Any, due: float = 0.0) -> int:
         return self.daemon.call(client.number, on_reply, max(due, self.world.now))

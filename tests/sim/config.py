@@ -138,6 +138,7 @@ class Config:
     compression: Compression = field(default_factory=NoCompression)
     min_run: int = 2  # blocks of a put that are admitted and landed in columns
     straight_codecs: frozenset[int] = frozenset()  # whose records reach a GPU's hbm without a stop
+    cxl_extents: int = 0  # of a second memory tier; 0: there is none
     audit_every: int = 64
 
 
@@ -212,6 +213,7 @@ def draw(rng: Random, verify: bool, num_operations: int = 0) -> Config:
         hint_rate=rng.choice((0.0, 0.2, 0.7)),
         compression=draw_compression(rng),
         straight_codecs=rng.choice((frozenset(), frozenset({0}), frozenset({0, 1, 2, PROFILED_ID}))),
+        cxl_extents=rng.choice((0, 0, 1, 2, 4)),
     )
 
 

@@ -12,12 +12,12 @@ from kvtier.appliance.core.planner import Planner
 from kvtier.tiers.base import Room
 from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog
-from kvtier.tiers.ladder import ON_DEVICE, STANDARD
 from kvtier.tiers.memory.slots import SlotPool
 from kvtier.v1.shm import extent_of
 
 from .cold import VirtualColdStore
 from .config import FOOTER_BYTES, SLOT_BYTES, Config
+from .ladder import CXL, DRAM, HBM, MAPPED, NVME, ON_DEVICE
 from .memory import VirtualMemory
 from .mover import Mover, Staging
 from .oracle import Contents, Oracle, is_removal
@@ -76,7 +76,7 @@ class Daemon:
         self.is_alive = True
         self.was_offline = False
         self.rooms = _rooms(config, self._no_place)
-        ladder = STANDARD if config.hbm_is_shared else ON_DEVICE
+        ladder = MAPPED if config.hbm_is_shared else ON_DEVICE
         self.planner = Planner(
             config.options,
             self.rooms,
@@ -291,7 +291,7 @@ class Daemon:
 
     def _give_back(self, instruction: ev.GiveBack) -> None:
         self.world.counts[f"given_back_{instruction.tier.label}"] += 1
-        if instruction.tier is Tier.NVME:
+        if instruction.tier is NVME:
             self.cold.give_back(instruction.number)
         else:
             self.memories[instruction.tier].give_back(instruction.number)
@@ -312,11 +312,13 @@ def _rooms(config: Config, fails: Callable[[], bool]) -> dict[Tier, Room]:
     extent_bytes = config.slots_per_extent * SLOT_BYTES
     rooms: dict[Tier, Room] = {}
     if config.hbm_extents:
-        rooms[Tier.HBM] = FlakyPool(config.hbm_extents, extent_bytes)
-    rooms[Tier.DRAM] = FlakyPool(config.dram_extents, extent_bytes)
+        rooms[HBM] = FlakyPool(config.hbm_extents, extent_bytes)
+    rooms[DRAM] = FlakyPool(config.dram_extents, extent_bytes)
+    if config.cxl_extents:
+        rooms[CXL] = FlakyPool(config.cxl_extents, extent_bytes)
     if config.num_segments:
         segment_bytes = config.segment_records * (SLOT_BYTES + 2 * 4096) + FOOTER_BYTES
-        rooms[Tier.NVME] = FlakyLog(config.num_segments, segment_bytes, FOOTER_BYTES)
+        rooms[NVME] = FlakyLog(config.num_segments, segment_bytes, FOOTER_BYTES)
     if config.rates["no_place"]:
         for room in rooms.values():
             room.fails = fails  # type: ignore[attr-defined]

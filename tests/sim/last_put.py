@@ -8,10 +8,11 @@ times, because what makes room may take longer than a put waits.
 from typing import TYPE_CHECKING, Any
 
 from kvtier.appliance.core import events as ev
-from kvtier.tiers.block import NamespaceIdentity, Tier
+from kvtier.tiers.block import NamespaceIdentity
 from kvtier.tiers.memory.slots import SlotPool
 
 from .config import Config
+from .ladder import DRAM
 from .putting import Put
 from .requests import Chain, Client
 from .world import Violation
@@ -52,7 +53,7 @@ def is_due(config: Config) -> bool:
 
 
 def _fits(run: "Run", identity: NamespaceIdentity) -> bool:
-    room = run.daemon.rooms[Tier.DRAM]
+    room = run.daemon.rooms[DRAM]
     assert isinstance(room, SlotPool)
     empty, geometry = SlotPool(room.num_extents, room.extent_bytes), identity.geometry
     return all(empty.reserve(0, geometry.fragment_bytes[g]) is not None for g in range(geometry.num_groups))

@@ -14,6 +14,7 @@ from kvtier.tiers.block import Tier
 from kvtier.tiers.codecs.base import PROFILED_ID
 from kvtier.v1.shm import extent_of
 
+from .ladder import HBM, NVME
 from .oracle import checksum_of
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ class Mover:
             self._register(copy.source, item.source, +1)
             if job.staging is not None:
                 self._daemon.contents.bring_anew(job.staging.tokens.get(item.source, 0))
-        if (copy.source, copy.target) == (Tier.NVME, Tier.HBM):
+        if (copy.source, copy.target) == (NVME, HBM):
             world.counts["straight_loads"] += len(copy.items)
-        is_cold = Tier.NVME in (copy.source, copy.target)
+        is_cold = NVME in (copy.source, copy.target)
         mean_s = config.nvme_copy_s if is_cold else config.memory_copy_s
         queued_s, moving_s = world.spread(mean_s), world.spread(mean_s)
         if self._fault("latency_spike"):
@@ -95,7 +96,7 @@ class Mover:
         """The process is gone; what was being written to the cold store is there, or not, or half."""
         daemon, world = self._daemon, self._world
         for job in self._jobs.values():
-            if job.copy.target is Tier.NVME and job.has_begun and not job.is_over:
+            if job.copy.target is NVME and job.has_begun and not job.is_over:
                 for item, token in zip(job.copy.items, job.tokens, strict=True):
                     if isinstance(token, Cause) or world.random() < 0.3:
                         continue
@@ -106,7 +107,7 @@ class Mover:
                         item.target,
                         item.label,
                         token,
-                        as_stored=job.copy.source is Tier.NVME,
+                        as_stored=job.copy.source is NVME,
                         is_torn=not whole,
                     )
 
@@ -147,18 +148,18 @@ class Mover:
             if memory is not None and not isinstance(job.tokens[number], Cause):
                 memory.end_write(item.target, daemon.contents.garbage())
             return CopyOutcome(token)
-        failed = self._fault("dma_error") and Tier.NVME not in (copy.source, copy.target)
+        failed = self._fault("dma_error") and NVME not in (copy.source, copy.target)
         if memory is not None:
             memory.end_write(item.target, daemon.contents.garbage() if failed else token)
         cause: Cause | None = Cause.IO_ERROR if failed else None
-        if copy.target is Tier.NVME:
-            as_stored = copy.source is Tier.NVME
+        if copy.target is NVME:
+            as_stored = copy.source is NVME
             cause = daemon.cold.write(item.target, item.label, token, as_stored=as_stored)
             if as_stored and cause is not None:
                 cause = Cause.NO_SPACE  # what forward.py says: the record is still where it was
-        elif cause is not None and copy.source is Tier.NVME:
+        elif cause is not None and copy.source is NVME:
             daemon.oracle.is_lossy = True
-        is_decoded = copy.source is Tier.NVME and item.label.codec_id == PROFILED_ID
+        is_decoded = copy.source is NVME and item.label.codec_id == PROFILED_ID
         digest = checksum_of(token) if is_decoded else item.label.checksum or checksum_of(token)
         return CopyOutcome(cause, b"" if cause else digest)
 
@@ -169,7 +170,7 @@ class Mover:
             if job.staging is None or (not is_end and not job.staging.is_open):
                 return Cause.SOURCE_GONE
             return job.staging.tokens.get(item.source, 0)
-        if copy.source is Tier.NVME:
+        if copy.source is NVME:
             cause, token = daemon.cold.read(item.source, item.label, daemon.config.verify)
             if cause is not None:
                 daemon.oracle.is_lossy = True
@@ -189,12 +190,12 @@ class Mover:
         for item in job.copy.items:
             self._register(job.copy.source, item.source, -1)
         del self._jobs[job.copy.copy]
-        if job.copy.source is job.copy.target and job.copy.target is not Tier.NVME:
+        if job.copy.source is job.copy.target and job.copy.target is not NVME:
             self._world.counts["moved_inside"] += sum(outcome.cause is None for outcome in outcomes)
         self._daemon.step(CopyFinished(job.copy.copy, outcomes))
 
     def _register(self, source: Tier | None, place: int, by: int) -> None:
-        if source is Tier.NVME:
+        if source is NVME:
             self._daemon.cold.segments[extent_of(place)].num_readers += by
         elif source is not None:
             self._daemon.memories[source].slot(place).num_readers += by

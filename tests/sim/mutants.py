@@ -40,6 +40,7 @@ from . import (
 from . import (
     mutants_run_eviction as run_mutants,
 )
+from .ladder import DRAM, NVME
 from .run import run_seed
 
 Patch = tuple[Any, str, Any]
@@ -94,7 +95,7 @@ def _publish_early() -> list[Patch]:
 
     def early(self: Any, fragment: int, tier: Tier, place: int, encoding: int = 0) -> None:
         arrive(self, fragment, tier, place, encoding)
-        if tier is not Tier.NVME:
+        if tier is not NVME:
             self.core.outbox.emit(Publish(tier, place, self.core.catalog.label_of(fragment)))
 
     return [(residency.Residency, "arrive", early)]
@@ -211,7 +212,7 @@ def _decide_ignoring_holds() -> Any:
     decide = reclaim.Reclaim._decide
 
     def ignoring(self: Any, row: int) -> bool:
-        column = self._core.catalog.num_holds[Tier.NVME]
+        column = self._core.catalog.num_holds[NVME]
         held, column[row] = column[row], 0
         answer = decide(self, row)
         column[row] += held
@@ -225,17 +226,17 @@ def _forward_moves_first() -> list[Patch]:
 
     def eager(self: Any, source: Any, target: Any, moves: Any, *rest: Any, **named: Any) -> None:
         start(self, source, target, moves, *rest, **named)
-        if source is Tier.NVME and target is Tier.NVME:
+        if source is NVME and target is NVME:
             for one in moves:
-                self._core.catalog.place[Tier.NVME][one.fragment] = one.target
+                self._core.catalog.place[NVME][one.fragment] = one.target
 
     def late(self: Any, fragment: int, tier: Tier, place: int) -> None:
-        if tier is not Tier.NVME:
+        if tier is not NVME:
             move(self, fragment, tier, place)
             return
-        self.core.catalog.place[Tier.NVME][fragment] = place
+        self.core.catalog.place[NVME][fragment] = place
         self.core.transitions.in_segment[extent_of(place)].append(fragment)
-        self._settle(Tier.NVME, place)
+        self._settle(NVME, place)
 
     return [(copies.Copies, "start", eager), (residency.Residency, "move", late)]
 
@@ -244,7 +245,7 @@ def _spill_reads_the_next_slot() -> list[Patch]:
     start = copies.Copies.start
 
     def shifted(self: Any, source: Any, target: Any, moves: Any, *rest: Any, **named: Any) -> None:
-        if source is not None and target is Tier.NVME and source is not Tier.NVME and len(moves) > 1:
+        if source is not None and target is NVME and source is not NVME and len(moves) > 1:
             places = [move.source for move in moves]
             moves = [m._replace(source=p) for m, p in zip(moves, places[1:] + places[:1], strict=True)]
         start(self, source, target, moves, *rest, **named)
@@ -255,8 +256,8 @@ def _spill_reads_the_next_slot() -> list[Patch]:
 def _abort_frees_slots_being_written() -> list[Patch]:
     def give_back_all(self: Any) -> None:
         for fragment in list(self._copying):
-            room = self._core.rooms[Tier.DRAM]
-            place = self._core.catalog.place[Tier.DRAM][fragment]
+            room = self._core.rooms[DRAM]
+            place = self._core.catalog.place[DRAM][fragment]
             if place != NO_PLACE and room.is_taken(place):
                 room.release(place, self._core.catalog.length_of(fragment))
 
@@ -276,8 +277,8 @@ def _timeout_frees_slots_being_written() -> list[Patch]:
     def force(self: Any, now: float) -> None:
         for job in self._jobs.values():
             for fragment in job._copying:
-                room = self._core.rooms[Tier.DRAM]
-                place = self._core.catalog.place[Tier.DRAM][fragment]
+                room = self._core.rooms[DRAM]
+                place = self._core.catalog.place[DRAM][fragment]
                 if place != NO_PLACE and room.is_taken(place):
                     room.release(place, self._core.catalog.length_of(fragment))
         expire(self, now)

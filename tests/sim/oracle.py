@@ -14,8 +14,8 @@ from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.events import Event, PrefetchRequested
 from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
 from kvtier.tiers.block import Tier, Urgency
-from kvtier.tiers.ladder import STANDARD
 
+from .ladder import DRAM, MAPPED, NVME
 from .world import Violation, World
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Oracle:
         )
         if isinstance(event, PrefetchRequested):
             return
-        edge = (Tier.NVME, Tier.DRAM)
+        edge = (NVME, DRAM)
         demand = [
             copy
             for copy in self._daemon.copies_in_flight()
@@ -203,14 +203,14 @@ class Oracle:
 
     def stored(self, notice: Notify) -> None:
         """Blocks are whole in a tier."""
-        if notice.tier is Tier.NVME:
+        if notice.tier is NVME:
             self._whole_in_nvme |= {(notice.namespace_id, name) for name in notice.prefix_hashes}
 
     def removed(self, notice: Notify) -> None:
         """A block left a tier: nobody may be left behind, no decoding session may miss it (I-17, I-18)."""
         catalog = self._daemon.planner.catalog
         for prefix_hash in notice.prefix_hashes:
-            was_whole = notice.tier is Tier.NVME and (notice.namespace_id, prefix_hash) in self._whole_in_nvme
+            was_whole = notice.tier is NVME and (notice.namespace_id, prefix_hash) in self._whole_in_nvme
             if was_whole:
                 self._whole_in_nvme.discard((notice.namespace_id, prefix_hash))
             row = catalog.find(notice.namespace_id, prefix_hash)
@@ -250,7 +250,7 @@ class Oracle:
         all of it."""
         catalog = self._daemon.planner.catalog
         in_memory = all(
-            any(catalog.state[tier][fragment] == State.RESIDENT for tier in (Tier.HBM, Tier.DRAM))
+            any(catalog.state[tier][fragment] == State.RESIDENT for tier in MAPPED.memory_tiers)
             for fragment in catalog.fragments(row)
         )
         if was_whole or not in_memory:
@@ -259,14 +259,16 @@ class Oracle:
             )
 
     def _protected_tiers(self, row: int, notice: Notify) -> list[Tier]:
-        """Return where nothing may continue a block that left a tier: there, and in every faster one; in hbm
-        something may, if the block is there, too, and only left dram. What an administrator takes out of the
-        cold store may be continued in memory, if it is there, too."""
+        """Return where nothing may continue a block that left a tier: there, and in every faster one; but
+        not where the block is still whole, when it left memory. What an administrator takes out of the cold
+        store may be continued in memory, if it is there, too."""
         catalog, left = self._daemon.planner.catalog, notice.tier
-        if left is Tier.NVME and notice.reason == ADMINISTRATOR and catalog.tier_of(row) is not None:
-            return [Tier.NVME]
-        is_hot = catalog.num_resident[Tier.HBM][row] == catalog.namespace_of(row).num_groups
-        return [tier for tier in STANDARD.tiers[: left + 1] if not (tier < left is Tier.DRAM and is_hot)]
+        if left is NVME and notice.reason == ADMINISTRATOR and catalog.tier_of(row) is not None:
+            return [NVME]
+        num_groups = catalog.namespace_of(row).num_groups
+        faster = [] if left is NVME else MAPPED.above(left)
+        whole = [tier for tier in faster if catalog.num_resident[tier][row] == num_groups]
+        return [tier for tier in MAPPED.tiers[: left + 1] if tier not in whole]
 
     def _is_offline(self) -> bool:
         return bool(self._daemon.planner.core.offline) or self._daemon.was_offline
@@ -304,13 +306,13 @@ class Oracle:
                     "retention", f"row {row} ({name.hex()[:8]}) has priority {priority} by nobody"
                 )
         for row in catalog.awaited:
-            if not catalog.prefix_hash[row] or not catalog.num_placed[Tier.DRAM][row]:
+            if not catalog.prefix_hash[row] or not catalog.num_placed[DRAM][row]:
                 raise Violation("retention", f"row {row} is awaited in dram, and not there")
 
     def _check_holds(self) -> None:
         planner = self._daemon.planner
         catalog = planner.catalog
-        expected: list[Counter[int]] = [Counter() for _ in STANDARD.tiers]
+        expected: list[Counter[int]] = [Counter() for _ in MAPPED.tiers]
         for client in planner.leases.clients.values():
             for lease in client.leases.values():
                 for fragment, tier in lease.held:
@@ -322,7 +324,7 @@ class Oracle:
                     if row == NO_ROW:
                         raise Violation("holds", "a block was forgotten under a copy")
                     expected[copy.source][catalog.first_fragment[row] + item.label.group] += 1
-        for tier in STANDARD.tiers:
+        for tier in MAPPED.tiers:
             states, holds = catalog.state[tier], catalog.holds[tier]
             for namespace in catalog.namespaces.values():
                 for row in namespace.rows.values():
@@ -366,4 +368,4 @@ class Oracle:
 
 def is_removal(notice: Notify) -> bool:
     """Whether a notice says that blocks left a tier."""
-    return notice.change is BlockChange.REMOVED and notice.tier in (Tier.HBM, Tier.DRAM, Tier.NVME)
+    return notice.change is BlockChange.REMOVED and notice.tier in MAPPED.tiers

@@ -10,7 +10,6 @@ from random import Random
 from kvtier.appliance.core import events as ev
 from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.requests import puts
-from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.v1.shm import extent_of, slot_of
 
@@ -21,6 +20,7 @@ from .cold import VirtualColdStore
 from .config import Config, draw
 from .daemon import Daemon
 from .erasing import Erasing
+from .ladder import NVME
 from .last_put import check_room
 from .oracle import Contents
 from .requests import Chain, Client
@@ -208,9 +208,9 @@ class Run:
         for namespace in catalog.namespaces.values():
             for row in namespace.rows.values():
                 for group, fragment in enumerate(catalog.fragments(row)):
-                    if catalog.state[Tier.NVME][fragment] != State.RESIDENT:
+                    if catalog.state[NVME][fragment] != State.RESIDENT:
                         continue
-                    place = catalog.place[Tier.NVME][fragment]
+                    place = catalog.place[NVME][fragment]
                     segment = self.cold.segments[extent_of(place)]
                     if extent_of(place) >= self.config.num_segments:
                         continue  # its segment was leaving: the next owner does not open it
@@ -233,7 +233,7 @@ class Run:
     def _drained(self, daemon: Daemon) -> None:
         if not daemon.is_alive:
             return
-        log = daemon.rooms.get(Tier.NVME)
+        log = daemon.rooms.get(NVME)
         if isinstance(log, SegmentLog):
             for instruction in daemon.planner.close_cold_store():
                 daemon._execute[type(instruction)](instruction)

@@ -10,10 +10,11 @@ from random import Random
 
 from kvtier.appliance.core.options import Quota
 from kvtier.appliance.core.planner import Planner
-from kvtier.tiers.block import Tier, tenant_of
+from kvtier.tiers.block import tenant_of
 from kvtier.tiers.memory.slots import SlotPool
 
 from .config import SLOT_BYTES, Config
+from .ladder import MAPPED
 from .world import Violation
 
 UNLIMITED = 1 << 62
@@ -29,7 +30,7 @@ class Tenants:
             extent_bytes = config.slots_per_extent * SLOT_BYTES
             quotas = {
                 f"domain-{number}": Quota(
-                    {tier: rng.choice((1, 1, 2)) * extent_bytes for tier in (Tier.HBM, Tier.DRAM)},
+                    {tier: rng.choice((1, 1, 2)) * extent_bytes for tier in MAPPED.memory_tiers},
                     rng.choice((None, extent_bytes, 4 * extent_bytes)),
                     rng.choice((None, 0, extent_bytes, 4 * extent_bytes)),
                 )

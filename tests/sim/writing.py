@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from kvtier.appliance.core.catalog.states import State
 from kvtier.appliance.core.instructions import Copy, Instruction, Notify
 from kvtier.appliance.core.options import PlannerOptions
-from kvtier.tiers.block import Tier
 from kvtier.tiers.cold.log import SegmentLog, record_bytes
 
 from .config import SLOT_BYTES
+from .ladder import MAPPED, NVME
 from .world import Violation, World
 
 if TYPE_CHECKING:
@@ -51,17 +51,17 @@ class Writes:
     def before_copies(self, daemon: "Daemon", instructions: Sequence[Instruction]) -> None:
         """Look at the copies that are about to begin."""
         options, now = daemon.planner.core.options, self._world.now
-        admission = daemon.planner.core.choice.admission_for(Tier.NVME)
+        admission = daemon.planner.core.choice.admission_for(NVME)
         self._may_decline |= admission != "all" or bool(options.quotas)
         if options.daily_write_bytes is not None:
             drained = (now - self._as_of) * options.daily_write_bytes / DAY_S
             self._level = max(0.0, self._level - drained)
         self._as_of = now
-        others = [c for c in daemon.copies_in_flight() if Tier.NVME in (c.source, c.target)]
+        others = [c for c in daemon.copies_in_flight() if NVME in (c.source, c.target)]
         for copy in instructions:
-            if isinstance(copy, Notify) and (copy.tier, copy.reason) == (Tier.NVME, "administrator"):
+            if isinstance(copy, Notify) and (copy.tier, copy.reason) == (NVME, "administrator"):
                 self._unwanted |= {(copy.namespace_id, name) for name in copy.prefix_hashes}
-            if not isinstance(copy, Copy) or Tier.NVME not in (copy.source, copy.target):
+            if not isinstance(copy, Copy) or NVME not in (copy.source, copy.target):
                 continue
             if copy.in_one:
                 if others:
@@ -74,10 +74,10 @@ class Writes:
     def check_quiet(self, daemon: "Daemon") -> None:
         """Everything has come to rest: whatever may be in the cold store as well is there."""
         planner = daemon.planner
-        log = planner.rooms.get(Tier.NVME)
+        log = planner.rooms.get(NVME)
         if planner.core.options.write == "spill" or not isinstance(log, SegmentLog) or self._may_decline:
             return
-        is_usable = Tier.NVME not in planner.core.offline and not daemon.config.rates["no_place"]
+        is_usable = NVME not in planner.core.offline and not daemon.config.rates["no_place"]
         if not is_usable or planner.core.now < planner.refusals.ask_again_at:
             return
         budget = planner.core.options.daily_write_bytes
@@ -88,7 +88,11 @@ class Writes:
                 continue
             if not log.has_free_room(most_bytes, planner.core.options.min_free_segments):
                 continue
-            if planner.rooms[Tier.DRAM].statistics().taken_bytes >= log.num_segments * log.segment_bytes / 2:
+            host_rooms = [planner.rooms[tier] for tier in MAPPED.host_tiers if tier in planner.rooms]
+            if (
+                sum(room.statistics().taken_bytes for room in host_rooms)
+                >= log.num_segments * log.segment_bytes / 2
+            ):
                 continue  # as much as that may be in both
             for name, row in namespace.rows.items():
                 if (namespace.id, name) not in self._unwanted and self._is_dirty(daemon, row):
@@ -100,8 +104,8 @@ class Writes:
         if catalog.tier_of(row) is None:
             return False  # half a block: nobody can read it anyway
         return any(
-            catalog.state[Tier.NVME][fragment] == State.ABSENT
-            and State.RESIDENT in (catalog.state[Tier.DRAM][fragment], catalog.state[Tier.HBM][fragment])
+            catalog.state[NVME][fragment] == State.ABSENT
+            and any(catalog.state[tier][fragment] == State.RESIDENT for tier in MAPPED.memory_tiers)
             for fragment in catalog.fragments(row)
         )
 

@@ -55,7 +55,8 @@ class Ahead:
 
     def __init__(self, core: CoreState, pressure: Pressure, dirty: Dirty, budget: WriteBudget) -> None:
         self._core = core
-        self._put_tier, self._log_tier = core.ladder.put_tier, core.ladder.log_tier
+        self._log_tier = core.ladder.log_tier
+        self._host_tiers = [tier for tier in core.ladder.host_tiers if tier in core.rooms]
         self._pressure = pressure
         self.dirty = dirty
         self.budget = budget
@@ -78,12 +79,12 @@ class Ahead:
     def spill(self) -> None:
         """Copy down what was put longest ago, as much as the watermark or the setting asks for."""
         pressure, line = self._pressure, self.dirty.puts
-        if not pressure.may_spill(self._put_tier):
+        if not pressure.may_spill(self._host_tiers[-1]):
             return
         is_through = self._core.options.write == "through"
         max_spilling_bytes = AHEAD_SHARE * self._core.options.max_spill_bytes
         num_steps = 0
-        while line and pressure.spilling_bytes(self._put_tier) < max_spilling_bytes:
+        while line and pressure.cold_spilling_bytes() < max_spilling_bytes:
             if not is_through and not self._is_due():
                 return
             if num_steps == MAX_STEPS:
@@ -174,14 +175,18 @@ class Ahead:
 
     def _is_due(self) -> bool:
         """Whether memory is above its low watermark, and the cold store has room for blocks in both."""
-        room = self._core.rooms[self._put_tier].statistics()
-        if room.taken_bytes <= self._core.options.low_watermark * room.capacity_bytes:
+        taken_bytes, capacity_bytes = self._memory_bytes()
+        if taken_bytes <= self._core.options.low_watermark * capacity_bytes:
             return False
         return self.dirty.puts.num_bytes > self._may_be_dirty_bytes()
 
     def _may_be_dirty_bytes(self) -> float:
-        capacity_bytes = self._core.rooms[self._put_tier].statistics().capacity_bytes
-        return max(0.0, capacity_bytes - MAX_DOUBLE * self._cold_bytes())
+        return max(0.0, self._memory_bytes()[1] - MAX_DOUBLE * self._cold_bytes())
+
+    def _memory_bytes(self) -> tuple[int, int]:
+        """Return the bytes taken and the capacity of the host's memory tiers together."""
+        books = [self._core.rooms[tier].statistics() for tier in self._host_tiers]
+        return sum(book.taken_bytes for book in books), sum(book.capacity_bytes for book in books)
 
     def _has_room(self, row: int, *, displaces: bool) -> bool:
         """Whether a block that could stay dirty may take room in the cold store: what is free, or, if it
@@ -193,7 +198,7 @@ class Ahead:
 
     def _may_be_double(self) -> bool:
         """Whether more blocks may be in memory and, by idle copies, in the cold store."""
-        double_bytes = self._core.rooms[self._put_tier].statistics().taken_bytes - self.dirty.puts.num_bytes
+        double_bytes = self._memory_bytes()[0] - self.dirty.puts.num_bytes
         return double_bytes < MAX_IDLE_DOUBLE * self._cold_bytes()
 
     def _is_paid(self, num_bytes: int, row: int) -> bool:

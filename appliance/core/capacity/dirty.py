@@ -98,7 +98,7 @@ class Dirty:
 
     def __init__(self, core: CoreState, *, is_complete: bool) -> None:
         self._core = core
-        self._put_tier, self._log_tier = core.ladder.put_tier, core.ladder.log_tier
+        self._log_tier = core.ladder.log_tier
         self._memory_tiers = core.ladder.memory_tiers
         self.is_complete = is_complete
         self.puts = Line(core, self.is_dirty)
@@ -113,7 +113,9 @@ class Dirty:
         if self.is_complete:
             self._sweep(self.puts, len(rows))
         else:
-            capacity_bytes = self._core.rooms[self._put_tier].statistics().capacity_bytes
+            rooms = self._core.rooms
+            host_tiers = [tier for tier in self._core.ladder.host_tiers if tier in rooms]
+            capacity_bytes = sum(rooms[tier].statistics().capacity_bytes for tier in host_tiers)
             while self.puts.num_bytes > capacity_bytes:  # the cold store took nothing for a long time
                 self.puts.pop()
 

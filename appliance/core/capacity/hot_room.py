@@ -10,6 +10,7 @@ leave before its children (I-5): one whose parent stands elsewhere would hold th
 decoded on the device. Which codecs that is quicker for is measured outside and told here; until then none is.
 """
 
+from ....tiers.block import Tier
 from ..catalog.catalog import NO_ROW
 from ..catalog.core_state import CoreState
 from ..catalog.residency import Residency
@@ -49,21 +50,25 @@ class HotRoom:
         )
         return is_cold_only and catalog.encodings.codec_id(catalog.encoding[fragment]) in self.straight_codecs
 
-    def admits(self, row: int, used_before: float) -> bool:
-        """Whether a block last used at `used_before`, this use left out, may take room on the device."""
-        catalog = self._core.catalog
+    def admits(self, row: int, used_before: float, target: Tier) -> bool:
+        """Whether a block last used at `used_before`, this use left out, may take room in `target` now: the
+        device tier, or the put tier for a block of a slower memory tier."""
+        core, catalog = self._core, self._core.catalog
         parent = catalog.parent[row]
-        if not self.is_there or (parent != NO_ROW and not catalog.num_placed[self._device_tier][parent]):
+        if target not in core.rooms or target in core.offline:
             return False
-        if catalog.num_placed[self._device_tier][row]:
+        faster = core.ladder.tiers[: target + 1]
+        if parent != NO_ROW and not any(catalog.num_placed[tier][parent] for tier in faster):
+            return False
+        if catalog.num_placed[target][row]:
             return True  # the rest of it belongs there, too
         namespace = catalog.namespace_of(row)
-        room = self._core.rooms[self._device_tier].statistics()
-        limit = int(self._core.options.high_watermark * room.capacity_bytes)
+        room = core.rooms[target].statistics()
+        limit = int(core.options.high_watermark * room.capacity_bytes)
         if room.taken_bytes + namespace.block_bytes <= limit:
             return True
-        victim = self._pressure.victims.choose(self._device_tier, namespace.domain)
+        victim = self._pressure.victims.choose(target, namespace.domain)
         if victim is None:
             return False
-        self._residency.offer(victim.row, self._device_tier)
+        self._residency.offer(victim.row, target)
         return catalog.last_used[victim.row] < used_before

@@ -197,6 +197,13 @@ class Pressure:
         in_flight = self._core.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
         return in_flight + self._spilled_bytes[tier]
 
+    def cold_spilling_bytes(self) -> int:
+        """Return the bytes that are on their way from host memory into the cold store, or are about to be."""
+        in_flight, log_tier = self._core.bytes_in_flight, self._log_tier
+        return sum(
+            in_flight.get((tier, log_tier), 0) + self._spilled_bytes[tier] for tier in self._ladder.host_tiers
+        )
+
     def copy_down(self, row: int, source: Tier, urgency: Urgency, *, what: str) -> bool:
         """Decide the copies of what `source` has of a block and the cold store has not; `what` names them in
         the story, COPY_AHEAD or IDLE_COPY. False: there is no room for any of it."""
@@ -282,6 +289,7 @@ class Pressure:
             if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
                 residency.evict(row, tier, f"not worth {lower.label}", victim)
                 return Step.EVICTED, 1
+            is_stored = residency.is_below(row, tier)  # slower tiers have it, the next one not
             if self.spilling_bytes(tier) < self._core.options.max_spill_bytes:
                 if lower == self._log_tier and not self.cold_quota.admits(row):
                     if residency.may_leave(row, tier):
@@ -289,8 +297,10 @@ class Pressure:
                         return Step.EVICTED, 1
                 elif self._spill(row, tier):
                     return Step.SPILLING, 1
-            else:
+            elif not is_stored:
                 self._next_to_spill[tier, domain] = core.catalog.handle(row)
+            if is_stored and residency.may_leave(row, tier):  # the next tier cannot take it now
+                return Step.EVICTED, self._evict_run(victim, tier, max_blocks, "coldest")
             policy.offer((row,), core.now)
             return Step.NOTHING, 0
         return Step.NOTHING, 0
@@ -308,7 +318,7 @@ class Pressure:
             and self.spilling_bytes(tier) >= self._core.options.max_spill_bytes
             and row != NO_ROW
             and self._residency.is_candidate(row, tier)
-            and not self._residency.is_below(row, tier)
+            and not self._is_clean(row, tier, lower)
         )
         if not is_waiting:
             del self._next_to_spill[tier, domain]
@@ -342,7 +352,14 @@ class Pressure:
             if self.refusals.is_pausing:
                 return f"coldest, {self._log_tier.label} takes nothing"
             return "coldest, no slower tier"
-        return "coldest" if self._residency.is_below(row, tier) else ""
+        return "coldest" if self._is_clean(row, tier, lower) else ""
+
+    def _is_clean(self, row: int, tier: Tier, lower: Tier) -> bool:
+        """Whether a block can be evicted from `tier` without a copy. Between two memories of the host a copy
+        is cheap and saves a load, so there it is made although the cold store has the block."""
+        if self._ladder.is_within_host(tier, lower):
+            return self._residency.is_covered(row, tier, (lower,))
+        return self._residency.is_below(row, tier)
 
     def _spill(
         self,
@@ -372,11 +389,12 @@ class Pressure:
         catalog = core.catalog
         namespace = catalog.namespace_of(row)
         has_moves = False
+        skips_stored = not archives and not self._ladder.is_within_host(tier, lower)
         for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
             is_here = catalog.state[tier][fragment] == State.RESIDENT
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
                 continue
-            if not archives and residency.is_fragment_below(fragment, tier):
+            if skips_stored and residency.is_fragment_below(fragment, tier):
                 continue
             encoding = AS_IT_IS
             if lower == self._log_tier:

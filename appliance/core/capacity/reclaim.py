@@ -206,9 +206,9 @@ class Reclaim:
         for victim in doomed:
             is_spare = self._residency.is_spare_half(victim, self._log_tier)
             self._residency.evict(victim, self._log_tier, SPARE_HALF if is_spare else "segment reclaimed")
-            put_tier = self._core.ladder.put_tier
-            if catalog.tier_of(victim) is None and self._residency.may_leave(victim, put_tier):
-                self._residency.evict(victim, put_tier, "incomplete")  # a part that cannot be read
+            for tier in self._core.ladder.host_tiers:  # a part that cannot be read
+                if catalog.tier_of(victim) is None and self._residency.may_leave(victim, tier):
+                    self._residency.evict(victim, tier, "incomplete")
         return True
 
     def _is_here(self, fragment: int) -> bool:

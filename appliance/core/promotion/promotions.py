@@ -30,6 +30,24 @@ MAX_CHAIN = 1024  # blocks of one delivery that are counted: shared beginnings a
 MAX_BYTES = 64 << 20  # under way at a time
 
 
+class Counts:
+    """How often blocks were used, by handle, and since when. Forgets the blocks used least recently."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, float]] = {}  # handle -> uses, time of the first one
+
+    def add(self, handle: int, now: float) -> tuple[int, float]:
+        """Count one use of a block; return how many there were, and when the first was."""
+        count, first_at = self._counts.pop(handle, (0, now))
+        self._counts[handle] = (count + 1, first_at)
+        while len(self._counts) > MAX_COUNTED:
+            del self._counts[next(iter(self._counts))]
+        return count + 1, first_at
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+
 class Promotions:
     """Counts deliveries on the device; promotes. Without a device tier it does nothing."""
 
@@ -38,7 +56,7 @@ class Promotions:
         self._put_tier, self._device_tier = core.ladder.put_tier, core.ladder.device_tier
         self._copies = copies
         self._loads = loads
-        self._counts: dict[int, tuple[int, float]] = {}  # handle -> deliveries, when it was first
+        self._counts = Counts()
 
     def delivered(self, rows: Sequence[int]) -> None:
         """These blocks of one chain, its first ones first, are delivered on the device now."""
@@ -61,18 +79,13 @@ class Promotions:
 
     def _count(self, row: int) -> tuple[int, float]:
         """Count one delivery of a block; return how many there were, and when the first was."""
-        handle = self._core.catalog.handle(row)
-        count, first_at = self._counts.pop(handle, (0, self._core.now))
-        self._counts[handle] = (count + 1, first_at)
-        while len(self._counts) > MAX_COUNTED:
-            del self._counts[next(iter(self._counts))]
-        return count + 1, first_at
+        return self._counts.add(self._core.catalog.handle(row), self._core.now)
 
     def _promote(self, row: int, first_at: float) -> bool:
         """Begin to bring a block up; False when that is not to be, now."""
         catalog = self._core.catalog
         if catalog.num_resident[self._put_tier][row] < catalog.namespace_of(row).num_groups:
             return False  # it is just coming up; the next delivery finds it there
-        return self._loads.hot_room.admits(row, first_at) and self._loads.promote(
+        return self._loads.hot_room.admits(row, first_at, self._device_tier) and self._loads.promote(
             row, self._device_tier, Urgency.WAITING, float("inf")
         )

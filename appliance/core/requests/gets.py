@@ -191,7 +191,7 @@ class AcquireJob:
             return [device_tier]
         if not self.request.on_device or not self._loads.hot_room.comes_straight(fragment):
             return [put_tier]
-        is_admitted = self._loads.hot_room.admits(self._rows[block], self._used_before)
+        is_admitted = self._loads.hot_room.admits(self._rows[block], self._used_before, device_tier)
         return [device_tier, put_tier] if is_admitted else [put_tier]
 
     def _may_come(self, fragment: int) -> bool:

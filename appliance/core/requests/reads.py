@@ -51,7 +51,9 @@ class Reads:
         self._promotions = promotions
         self._waiting = waiting
         self._usage = usage
-        self._memories = [tier for tier in core.ladder.memory_tiers if tier in core.rooms]
+        #: Tiers that a delivery onto the device reads: a slower memory tier is not pinned for it.
+        down_to_put_tier = core.ladder.tiers[: core.ladder.put_tier + 1]
+        self._memories = [tier for tier in down_to_put_tier if tier in core.rooms]
         self._jobs: dict[int, AcquireJob] = {}  # unfinished acquires, by each of their calls
 
     def acquire(self, event: AcquireRequested) -> None:
