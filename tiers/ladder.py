@@ -102,3 +102,10 @@ STANDARD = Ladder(
 )
 #: The same where hbm is a GPU's memory, which clients do not map.
 ON_DEVICE = STANDARD.with_spec(STANDARD.device_tier, TierSpec("hbm", TierKind.DEVICE))
+
+
+def with_memory(names: Sequence[str], base: Ladder = STANDARD) -> Ladder:
+    """Return `base` with further host memory above its log, in this order, which clients read in place.
+    Raises ValueError for a name that is taken."""
+    further = [TierSpec(name, TierKind.MEMORY, readable_in_place=True) for name in names]
+    return Ladder([*base.specs[:-1], *further, base.specs[-1]]) if names else base

@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID
 
 from ...policies.registry import UnknownPolicy
 from ...tiers.block import Tier
+from ...tiers.ladder import STANDARD, Ladder, with_memory
 from ..config import SettingsError
 from ..config.units import parse_bytes, parse_duration
 from ..core.options import PlannerOptions, WriteMode
@@ -25,11 +26,9 @@ from ..replay.readers import read_trace
 from ..replay.setups import UNBOUNDED, ModelShape, Setup, choice_of, require_room, single_tier
 from ..replay.sweep import run_setups
 from ..replay.traces import Trace, TraceError
-from ..replay.virtual import DEFAULT_SPEEDS, EdgeSpeed
+from ..replay.virtual import EdgeSpeed, default_speeds
 from .output import console, print_json, talk
 from .target import Failed, json_option
-
-TIERS = {tier.label: tier for tier in (Tier.HBM, Tier.DRAM, Tier.NVME)}
 
 
 def trace_options(command: Any) -> Any:
@@ -94,7 +93,8 @@ def trace_options(command: Any) -> Any:
     "tiers",
     multiple=True,
     metavar="TIER=BYTES,…",
-    help="Several tiers on a virtual clock instead, e.g. dram=64GiB,nvme=1TiB. May be repeated.",
+    help="Several tiers on a virtual clock instead, e.g. dram=64GiB,nvme=1TiB. Further host memory between"
+    " them: cxl:memory=128GiB. May be repeated.",
 )
 @click.option(
     "--write",
@@ -141,10 +141,10 @@ def replay(
         if chart is not None:
             check_target(chart)
         shape = ModelShape.parse(model, layers_per_group)
-        speeds = speeds_of(edges, edges_from)
         if tiers:
             _refuse_mixtures(policies)
         sizes = [tier_sizes(text) for text in tiers]
+        speeds = speeds_of(edges, edges_from, [ladder for ladder, _ in sizes])
         trace = read(trace_path, block_tokens, content_ids, first)
         if tiers:
             setups = _timed_setups(policies, list(zip(tiers, sizes, strict=True)), write, trace, shape)
@@ -165,26 +165,29 @@ def replay(
 
 def _timed_setups(
     policies: Sequence[str],
-    sizes: Sequence[tuple[str, dict[Tier, int]]],
+    sizes: Sequence[tuple[str, tuple[Ladder, dict[Tier, int]]]],
     write: WriteMode,
     trace: Trace,
     shape: ModelShape,
 ) -> list[Setup]:
-    """Return a setup on a virtual clock for each of `sizes` (label, bytes by tier) and policy. Raises
+    """Return a setup on a virtual clock for each of `sizes` (label, ladder, bytes by tier) and policy. Raises
     ValueError where a tier is too small for the blocks of the trace."""
-    for _, size in sizes:
-        require_room(size, trace, shape)
+    for _, (ladder, size) in sizes:
+        require_room(size, trace, shape, ladder)
     return [
         Setup(
             policy,
             label,
             choice_of(policy),
             size,
-            PlannerOptions(write=write, daily_write_bytes=size.get(Tier.NVME)),  # as a daemon's by default
+            PlannerOptions(
+                write=write, daily_write_bytes=size.get(ladder.log_tier)
+            ),  # as a daemon's by default
             shape,
             is_timed=True,
+            ladder=ladder,
         )
-        for label, size in sizes
+        for label, (ladder, size) in sizes
         for policy in policies
     ]
 
@@ -255,23 +258,33 @@ def _run(
         return run_setups(trace, setups, jobs or os.cpu_count() or 1, speeds, advance)
 
 
-def tier_sizes(text: str) -> dict[Tier, int]:
-    """Read `dram=64GiB,nvme=1TiB`. Raises ValueError."""
-    sizes = {}
+def tier_sizes(text: str) -> tuple[Ladder, dict[Tier, int]]:
+    """Read `dram=64GiB,cxl:memory=128GiB,nvme=1TiB`: return the ladder, and bytes by tier. Raises
+    ValueError."""
+    sizes: dict[str, int] = {}
+    further: list[str] = []
     for part in text.split(","):
         name, _, size = part.strip().partition("=")
-        if name not in TIERS:
-            raise ValueError(f"{part!r}: write TIER=BYTES with a tier of {', '.join(TIERS)}")
-        if TIERS[name] in sizes:
+        name, _, kind = name.partition(":")
+        if kind == "memory":
+            further.append(name)
+        elif kind or name not in (spec.name for spec in STANDARD.specs):
+            known = ", ".join(spec.name for spec in STANDARD.specs)
+            raise ValueError(f"{part!r}: write TIER=BYTES with a tier of {known}, or NAME:memory=BYTES")
+        if name in sizes:
             raise ValueError(f"{text!r} names {name} twice")
-        sizes[TIERS[name]] = parse_bytes(size)
-    if Tier.DRAM not in sizes:
-        raise ValueError(f"{text!r} has no dram; every put lands there")
-    return sizes
+        sizes[name] = parse_bytes(size)
+    ladder = with_memory(further)
+    if ladder.put_tier.label not in sizes:
+        raise ValueError(f"{text!r} has no {ladder.put_tier.label}; every put lands there")
+    return ladder, {ladder.named(name): size for name, size in sizes.items()}
 
 
-def speeds_of(edges: Sequence[str], measured: Path | None) -> dict[str, EdgeSpeed]:
+def speeds_of(
+    edges: Sequence[str], measured: Path | None, ladders: Sequence[Ladder] = ()
+) -> dict[str, EdgeSpeed]:
     """Return the edges that were named, over those that were measured. Raises ValueError."""
+    known = {name: speed for one in (STANDARD, *ladders) for name, speed in default_speeds(one).items()}
     speeds: dict[str, EdgeSpeed] = {}
     if measured is not None:
         try:
@@ -285,9 +298,9 @@ def speeds_of(edges: Sequence[str], measured: Path | None) -> dict[str, EdgeSpee
     for text in edges:
         name, _, speed = text.partition("=")
         bandwidth, _, latency = speed.partition("@")
-        if name not in DEFAULT_SPEEDS:
-            raise ValueError(f"no edge {name!r}; known: {', '.join(DEFAULT_SPEEDS)}")
-        latency_s = parse_duration(latency) if latency else DEFAULT_SPEEDS[name].latency_s
+        if name not in known:
+            raise ValueError(f"no edge {name!r}; known: {', '.join(known)}")
+        latency_s = parse_duration(latency) if latency else known[name].latency_s
         speeds[name] = EdgeSpeed(float(parse_bytes(bandwidth.removesuffix("/s"))), latency_s)
         if speeds[name].bandwidth_bytes_per_s <= 0:
             raise ValueError(f"{text!r}: an edge of no bandwidth never ends a copy")

@@ -352,7 +352,7 @@ class Planner:
         session = self.sessions.get(event.session_id)
         rows = self.sessions.end(session) if session else []
         self.prefetching.give_up(rows)
-        count = sum(self.pressure.archive(row) for row in rows) if event.archive else 0
+        count = sum(self.pressure.archiving.add(row) for row in rows) if event.archive else 0
         self.requests.reply(event.call, ev.CountResult(count))
 
     # --------------------------------------------------------------------------------- the machine
@@ -362,7 +362,7 @@ class Planner:
         for handle in self.copies.take_unfit():
             row = self.catalog.row_of(handle)
             if row != NO_ROW:
-                self.pressure.archive(row)
+                self.pressure.archiving.add(row)
 
     def _segment_freed(self, event: ev.SegmentFreed) -> None:
         self.reclaim.segment_freed(event.segment)
@@ -396,7 +396,7 @@ class Planner:
 
     def _drain_started(self, event: ev.DrainStarted) -> None:
         self.writes.is_closed = True
-        num_blocks = self.pressure.flush()
+        num_blocks = self.pressure.archiving.add_all()
         self.requests.reply(event.call, ev.CountResult(num_blocks))
 
     def close_cold_store(self) -> list[ev.Instruction]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from ... import __version__
 from ...tiers.block import Tier
-from ..core.capacity.pressure import ARCHIVE, COPY_AHEAD, IDLE_COPY, SPILL
+from ..core.capacity.archiving import ARCHIVE
+from ..core.capacity.pressure import COPY_AHEAD, IDLE_COPY, SPILL
 from ..core.catalog.story import Decision
 from . import holdings
 from .daemon_view import DaemonView

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...tiers.block import STANDARD_TIERS, Tier
+from ...tiers.ladder import STANDARD, Ladder
 from .traces import F64, I32, Trace
 
 PERCENTILES = (50, 90, 95, 99)
@@ -86,27 +86,28 @@ class Outcome:
 
 
 def hits_by_tier(
-    trace: Trace, num_hits: I32, tiers: Mapping[int, bytes]
+    trace: Trace, num_hits: I32, tiers: Mapping[int, bytes], ladder: Ladder = STANDARD
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return (blocks, tokens) hit per tier.
 
     `num_hits` holds the blocks hit per request, `tiers` one Tier per hit block of a request; requests that
-    are not in it hit in dram only.
+    are not in it hit in the put tier only.
     """
     tokens = trace.tokens_of(num_hits)
-    blocks_of, tokens_of = {Tier.DRAM: int(num_hits.sum())}, {Tier.DRAM: int(tokens.sum())}
+    put_tier = ladder.put_tier
+    blocks_of, tokens_of = {put_tier: int(num_hits.sum())}, {put_tier: int(tokens.sum())}
     block_tokens = trace.block_tokens_of_requests()
     for request, places in tiers.items():
         size, total = int(block_tokens[request]), int(tokens[request])
         for position, tier in enumerate(places):
-            if tier == Tier.DRAM:
+            if tier == put_tier:
                 continue
-            here = STANDARD_TIERS[tier]
+            here = ladder.tiers[tier]
             num_tokens = min(size, total - position * size)
             blocks_of[here] = blocks_of.get(here, 0) + 1
             tokens_of[here] = tokens_of.get(here, 0) + num_tokens
-            blocks_of[Tier.DRAM] -= 1
-            tokens_of[Tier.DRAM] -= num_tokens
+            blocks_of[put_tier] -= 1
+            tokens_of[put_tier] -= num_tokens
     return (
         {tier.label: blocks_of[tier] for tier in sorted(blocks_of)},
         {tier.label: tokens_of[tier] for tier in sorted(tokens_of)},

@@ -7,12 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...tiers.block import STANDARD_TIERS
 from ..config.units import about_bytes, about_duration, format_duration
 from .outcomes import Outcome
 from .traces import Trace
-
-TIER_ORDER = [tier.label for tier in STANDARD_TIERS]
 
 
 def about(trace: Trace) -> str:
@@ -56,10 +53,8 @@ def tables(trace: Trace, outcomes: Sequence[Outcome]) -> RenderableType:
 def hits(outcomes: Sequence[Outcome]) -> Table:
     """Return hit ratios; where setups differ in both policy and capacity, a line each."""
     table = _table("policy", "capacity")
-    tiers = sorted(
-        {tier for outcome in outcomes for tier in outcome.token_hits},
-        key=TIER_ORDER.index,
-    )
+    ladders = sorted((list(outcome.token_hits) for outcome in outcomes), key=len, reverse=True)
+    tiers = list(dict.fromkeys(tier for ladder in ladders for tier in ladder))  # fastest first in each
     names = ["token hits", "block hits"]
     if len(tiers) > 1:
         names += [f"from {tier}" for tier in tiers]

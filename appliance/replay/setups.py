@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, UnknownPolicy, resolve
 from ...tiers.block import Geometry, NamespaceIdentity, Tier
+from ...tiers.ladder import STANDARD, Ladder
 from ...v1.shm import slot_bytes_for
 from ..config import Settings, units
 from ..core.options import PlannerOptions
@@ -96,6 +97,7 @@ class Setup:
     shape: ModelShape = field(default_factory=ModelShape)
     #: Copies take their time on a virtual clock, and so does prefill.
     is_timed: bool = False
+    ladder: Ladder = STANDARD
 
     @property
     def label(self) -> str:
@@ -153,12 +155,14 @@ def largest_block_bytes(trace: Trace, shape: ModelShape) -> int:
     return max(block_slot_bytes(shape.geometry(namespace)) for namespace in trace.namespaces)
 
 
-def require_room(capacity_bytes: Mapping[Tier, int], trace: Trace, shape: ModelShape) -> None:
+def require_room(
+    capacity_bytes: Mapping[Tier, int], trace: Trace, shape: ModelShape, ladder: Ladder = STANDARD
+) -> None:
     """Raise ValueError when a tier would be larger than it is asked to be, because it holds too little."""
     least_bytes = largest_block_bytes(trace, shape)
     geometries = [shape.geometry(namespace) for namespace in trace.namespaces]
     for tier, num_bytes in capacity_bytes.items():
-        needed_bytes = cold_room_bytes(geometries) if tier is Tier.NVME else least_bytes
+        needed_bytes = cold_room_bytes(geometries) if tier == ladder.log_tier else least_bytes
         if num_bytes < needed_bytes:
             raise ValueError(
                 f"{tier.label} of {units.format_bytes(num_bytes)} is too small for blocks of "

@@ -51,7 +51,8 @@ class Shell:
         identities = identities_of(trace, setup.shape)
         self.names = trace.names()
         future: Future = TraceFuture(trace, self.names)
-        rooms = rooms_for(setup.capacity_bytes, [identity.geometry for identity in identities])
+        geometries = [identity.geometry for identity in identities]
+        rooms = rooms_for(setup.capacity_bytes, geometries, setup.ladder)
         # Clients send what is longer than a request may be in several; here that is one.
         longest = max(setup.options.max_blocks_per_request, int(np.diff(trace.first).max(initial=1)))
         options = replace(setup.options, max_blocks_per_request=longest)
@@ -59,6 +60,7 @@ class Shell:
             options,
             rooms,
             policies=setup.choice,
+            ladder=setup.ladder,
             future=future,
             on_policy_failed=on_policy_failed or _give_up,
         )

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...tiers.block import Tier, Urgency
+from ...tiers.block import Urgency
 from ..core import events as ev
 from .outcomes import Outcome, hits_by_tier, percentiles
 from .setups import Setup
 from .shell import CLIENT, PROGRESS_STEP, PolicyFailedListener, Progress, Shell
 from .traces import NO_BLOCK, Trace
-from .virtual import DEFAULT_SPEEDS, EdgeSpeed, VirtualClock, VirtualMover
+from .virtual import EdgeSpeed, VirtualClock, VirtualMover, default_speeds
 
 #: A Tick that continues work comes this much later: what a step of the daemon takes.
 BUSY_TICK_S = 1e-3
@@ -45,7 +45,7 @@ class TimedShell(Shell):
         on_policy_failed: PolicyFailedListener | None = None,
     ) -> None:
         self.clock = VirtualClock()
-        self.speeds = {**DEFAULT_SPEEDS, **(speeds or {})}
+        self.speeds = default_speeds(setup.ladder) | dict(speeds or {})
         self._waiting: dict[int, _Acquire] = {}  # by call
         self._puts: set[int] = set()  # calls
         super().__init__(trace, setup, progress, on_policy_failed)
@@ -103,7 +103,8 @@ class TimedShell(Shell):
         session = trace.sessions[request]
         found = self.planner.lookup(namespace_id, chain)
         assert not isinstance(found, ev.Refusal)
-        num_one_sided = next((n for n, tier in enumerate(found.tiers) if tier > Tier.DRAM), found.num_blocks)
+        log_tier = self.setup.ladder.log_tier
+        num_one_sided = next((n for n, tier in enumerate(found.tiers) if tier == log_tier), found.num_blocks)
         if num_one_sided:
             self._step(ev.Touched(CLIENT, namespace_id, chain[:num_one_sided], session))
         if num_one_sided == num_asked:
@@ -140,14 +141,18 @@ class TimedShell(Shell):
         trace = self.trace
         num_hits, num_missing = len(tiers), int(trace.num_asked[request]) - len(tiers)
         self.num_hits[request] = num_hits
-        if tiers.count(Tier.DRAM) != num_hits:
+        ladder = self.setup.ladder
+        if tiers.count(ladder.put_tier) != num_hits:
             self._tiers[request] = tiers
         namespace = int(trace.namespace[request])
         namespace_id, block_bytes = self.namespace_ids[namespace], self.block_bytes[namespace]
         read_s = 0.0
-        for label, count in (("hbm", tiers.count(Tier.HBM)), ("dram", num_hits - tiers.count(Tier.HBM))):
+        for tier in ladder.memory_tiers:
+            count = tiers.count(tier)
+            if tier == ladder.put_tier:
+                count += tiers.count(ladder.log_tier)  # loaded into it
             if count:
-                edge = f"{label}>runtime"
+                edge = f"{tier.label}>runtime"
                 speed = self.speeds[edge]
                 read_s += speed.latency_s + count * block_bytes / speed.bandwidth_bytes_per_s
                 self.mover.num_bytes[edge] += count * block_bytes
@@ -232,7 +237,7 @@ class TimedShell(Shell):
 
     def _outcome(self, cpu_s: float) -> Outcome:
         trace = self.trace
-        block_hits, token_hits = hits_by_tier(trace, self.num_hits, self._tiers)
+        block_hits, token_hits = hits_by_tier(trace, self.num_hits, self._tiers, self.setup.ladder)
         ttft_s = self._ttft_s[~np.isnan(self._ttft_s)]
         return Outcome(
             label=self.setup.label,

@@ -18,6 +18,7 @@ from ...tiers.base import Cause, CopyOutcome, Room
 from ...tiers.block import Geometry, Tier
 from ...tiers.cold.footer import footer_bytes_for
 from ...tiers.cold.log import SegmentLog, record_bytes
+from ...tiers.ladder import Ladder
 from ...tiers.memory.slots import SlotPool
 from ...v1.shm import slot_bytes_for
 from ..core.events import CopyFinished
@@ -52,6 +53,24 @@ DEFAULT_SPEEDS: Mapping[str, EdgeSpeed] = {
     "dram>runtime": EdgeSpeed(24e9, 20e-6),  # what the runtime itself reads, prefix in hand
     "hbm>runtime": EdgeSpeed(1e12, 5e-6),
 }
+#: A further memory tier: a CXL 2.0 expander on eight lanes, behind one processor.
+FAR_MEMORY = EdgeSpeed(12e9, 20e-6)
+
+
+def default_speeds(ladder: Ladder) -> dict[str, EdgeSpeed]:
+    """Return what the edges of these tiers can do unless that is said, by name."""
+    speeds = dict(DEFAULT_SPEEDS)
+    above: list[str] = [ladder.put_tier.label]
+    for tier in ladder.host_tiers:
+        if tier > ladder.put_tier:
+            name, log = tier.label, ladder.log_tier.label
+            for other in above:
+                speeds[f"{other}>{name}"] = speeds[f"{name}>{other}"] = FAR_MEMORY
+            speeds[f"{name}>{log}"] = DEFAULT_SPEEDS["dram>nvme"]
+            speeds[f"{log}>{name}"] = DEFAULT_SPEEDS["nvme>dram"]
+            speeds[f"{name}>runtime"] = FAR_MEMORY
+            above.append(name)
+    return speeds
 
 
 def memory_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SlotPool:
@@ -85,10 +104,12 @@ def cold_room(capacity_bytes: int, geometries: Sequence[Geometry]) -> SegmentLog
     return SegmentLog(max(3, capacity_bytes // segment_bytes), segment_bytes, footer_bytes)
 
 
-def rooms_for(capacity_bytes: Mapping[Tier, int], geometries: Sequence[Geometry]) -> dict[Tier, Room]:
+def rooms_for(
+    capacity_bytes: Mapping[Tier, int], geometries: Sequence[Geometry], ladder: Ladder
+) -> dict[Tier, Room]:
     """Return the rooms of these tiers."""
     return {
-        tier: cold_room(size, geometries) if tier is Tier.NVME else memory_room(size, geometries)
+        tier: cold_room(size, geometries) if tier == ladder.log_tier else memory_room(size, geometries)
         for tier, size in sorted(capacity_bytes.items())
     }
 

@@ -15,7 +15,7 @@ from kvtier.appliance.core.events import Event, PrefetchRequested
 from kvtier.appliance.core.instructions import BlockChange, Copy, Instruction, Notify
 from kvtier.tiers.block import Tier, Urgency
 
-from .ladder import DRAM, MAPPED, NVME
+from .ladder import CXL, DRAM, MAPPED, NVME
 from .world import Violation, World
 
 if TYPE_CHECKING:
@@ -266,6 +266,8 @@ class Oracle:
         if left is NVME and notice.reason == ADMINISTRATOR and catalog.tier_of(row) is not None:
             return [NVME]
         num_groups = catalog.namespace_of(row).num_groups
+        if left is CXL:
+            return [CXL]  # its children come into dram all the time
         faster = [] if left is NVME else MAPPED.above(left)
         whole = [tier for tier in faster if catalog.num_resident[tier][row] == num_groups]
         return [tier for tier in MAPPED.tiers[: left + 1] if tier not in whole]

@@ -9,7 +9,7 @@ Work is done in steps of bounded number, so that no request waits while ten thou
 is left over is continued at the next event, or at a Tick that `is_busy` asks for.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from enum import Enum
 
@@ -24,12 +24,13 @@ from ..catalog.states import State
 from ..copying.copies import Copies, Move
 from ..copying.refusals import Refusals
 from ..encodings import AS_IT_IS
+from .archiving import Archiving
 from .cold_quota import ColdQuota
 from .reclaim import Reclaim
 from .victims import Victims
 
 #: What copies into a slower tier are called in the story, before the name of the tier that they come from.
-SPILL, COPY_AHEAD, IDLE_COPY, ARCHIVE = "spill", "copy_ahead", "idle_copy", "archive"
+SPILL, COPY_AHEAD, IDLE_COPY = "spill", "copy_ahead", "idle_copy"
 #: Blocks given up or spilled per event: about a millisecond.
 MAX_STEPS = 64
 #: Fragments spilled in one batch: enough for one large write, few enough to land soon.
@@ -65,8 +66,9 @@ class Pressure:
         self._run_eviction = RunEviction(core, residency)
         self.victims = Victims(core, residency)
         self.cold_quota = ColdQuota(core, residency)
-        #: Handles of blocks to demote because their session ended.
-        self._to_archive: deque[int] = deque()
+        self.archiving = Archiving(
+            core, residency, self.copy_down, self.cold_spilling_bytes, self.cold_quota.admits
+        )
         #: Moves of spills that are decided but not started, by (source, target, urgency).
         self._spills: defaultdict[tuple[Tier, Tier, Urgency], list[Move]] = defaultdict(list)
         self._spilled_bytes: defaultdict[Tier, int] = defaultdict(int)  # of them, by source
@@ -160,30 +162,9 @@ class Pressure:
         if len(self._core.rooms) == 1:
             return
         self._reclaim.keep_free_segments()
-        if self._to_archive:
-            self._archive()
+        if self.archiving and self.archiving.run():
+            self.is_busy = True
         self.start_spills()
-
-    def archive(self, row: int) -> bool:
-        """Queue the demotion of a block into the cold store; False when it is there or cannot go."""
-        if self._log_tier not in self._core.rooms or self._log_tier in self._core.offline:
-            return False
-        if self._core.catalog.tier_of(row) is None:
-            return False
-        if all(
-            self._residency.is_covered(row, tier, (self._log_tier,)) for tier in self._ladder.memory_tiers
-        ):
-            return False
-        handle = self._core.catalog.handle(row)
-        if not self._to_archive or self._to_archive[-1] != handle:
-            self._to_archive.append(handle)
-        return True
-
-    def flush(self) -> int:
-        """Queue the demotion of everything that is only in memory (drain). Returns the blocks queued."""
-        catalog = self._core.catalog
-        rows = [row for ns in catalog.namespaces.values() for row in ns.rows.values()]
-        return sum(self.archive(row) for row in rows)
 
     # ------------------------------------------------------------------------- for what is copied ahead
 
@@ -197,17 +178,19 @@ class Pressure:
         in_flight = self._core.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
         return in_flight + self._spilled_bytes[tier]
 
-    def cold_spilling_bytes(self) -> int:
-        """Return the bytes that are on their way from host memory into the cold store, or are about to be."""
+    def cold_spilling_bytes(self, *sources: Tier) -> int:
+        """Return the bytes that are on their way from `sources` into the cold store, or are about to be; from
+        all host memory when none is given."""
         in_flight, log_tier = self._core.bytes_in_flight, self._log_tier
         return sum(
-            in_flight.get((tier, log_tier), 0) + self._spilled_bytes[tier] for tier in self._ladder.host_tiers
+            in_flight.get((tier, log_tier), 0) + self._spilled_bytes[tier]
+            for tier in sources or self._ladder.host_tiers
         )
 
     def copy_down(self, row: int, source: Tier, urgency: Urgency, *, what: str) -> bool:
         """Decide the copies of what `source` has of a block and the cold store has not; `what` names them in
         the story, COPY_AHEAD or IDLE_COPY. False: there is no room for any of it."""
-        return self._spill(row, source, urgency, target=self._log_tier, what=what)
+        return self._spill(row, source, self._log_tier, urgency, archives=True, what=what)
 
     def is_cold_edge_busy(self) -> bool:
         """Whether anything is on its way to or from the cold store, or waits for that."""
@@ -286,24 +269,44 @@ class Pressure:
                     self._passed_over.append((tier, core.catalog.handle(row)))
                 continue
             self._run_eviction.flush()
-            if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
-                residency.evict(row, tier, f"not worth {lower.label}", victim)
-                return Step.EVICTED, 1
-            is_stored = residency.is_below(row, tier)  # slower tiers have it, the next one not
-            if self.spilling_bytes(tier) < self._core.options.max_spill_bytes:
-                if lower == self._log_tier and not self.cold_quota.admits(row):
-                    if residency.may_leave(row, tier):
-                        residency.evict(row, tier, self.cold_quota.reason, victim)
-                        return Step.EVICTED, 1
-                elif self._spill(row, tier):
-                    return Step.SPILLING, 1
-            elif not is_stored:
-                self._next_to_spill[tier, domain] = core.catalog.handle(row)
-            if is_stored and residency.may_leave(row, tier):  # the next tier cannot take it now
-                return Step.EVICTED, self._evict_run(victim, tier, max_blocks, "coldest")
-            policy.offer((row,), core.now)
-            return Step.NOTHING, 0
+            step = self._send_down(victim, tier, lower)
+            if step is Step.NOTHING:
+                if self.spilling_bytes(tier) >= core.options.max_spill_bytes:
+                    self._next_to_spill[tier, domain] = core.catalog.handle(row)
+                policy.offer((row,), core.now)
+            return step, int(step is not Step.NOTHING)
         return Step.NOTHING, 0
+
+    def _send_down(self, victim: Victim, tier: Tier, lower: Tier) -> Step:
+        """Decide the copy of a victim into the next tier down, or evict it where that does not admit it or
+        cannot take it."""
+        row, residency = victim.row, self._residency
+        if residency.may_leave(row, tier) and not self.is_worth_keeping(row, lower):
+            residency.evict(row, tier, f"not worth {lower.label}", victim)
+            return Step.EVICTED
+        if self.spilling_bytes(tier) < self._core.options.max_spill_bytes:
+            if lower == self._log_tier and not self.cold_quota.admits(row):
+                if residency.may_leave(row, tier):
+                    residency.evict(row, tier, self.cold_quota.reason, victim)
+                    return Step.EVICTED
+            elif self._spill(row, tier, target=lower, archives=False):
+                return Step.SPILLING
+        if not self._ladder.is_within_host(tier, lower):
+            return Step.NOTHING
+        if residency.is_below(row, tier) and residency.may_leave(row, tier):
+            residency.evict(
+                row, tier, "coldest", victim
+            )  # the next tier has no room; a slower one has the block
+            return Step.EVICTED
+        further = self._lower(lower)
+        if self.spilling_bytes(tier) or (further is not None and self.spilling_bytes(lower)):
+            return Step.NOTHING  # room appears when that ends
+        if further is not None:  # too small for the block: past it
+            return self._send_down(victim, tier, further)
+        if not residency.may_leave(row, tier):
+            return Step.NOTHING
+        residency.evict(row, tier, f"coldest, no room in {lower.label}", victim)
+        return Step.EVICTED
 
     def _waits_for_spills(self, tier: Tier, lower: Tier | None, domain: int | None) -> bool:
         """Whether whoever was to leave last time still has to be spilled first, and as much is being spilled
@@ -365,17 +368,18 @@ class Pressure:
         self,
         row: int,
         tier: Tier,
+        target: Tier,
         urgency: Urgency = Urgency.IDLE,
-        target: Tier | None = None,
+        *,
+        archives: bool,
         what: str = SPILL,
     ) -> bool:
-        """Decide the copy of a block one tier down (or to `target`). False: there is no room there."""
+        """Decide the copy of a block into a slower tier. `archives`: also of what another one has. False:
+        there is no room there."""
         core = self._core
-        lower = target if target is not None else self._lower(tier)
-        assert lower is not None
         residency = self._residency
         core.transitions.keep(row)  # the segment that makes room for one half of it may hold the other half
-        has_moves = self._decide_moves(row, tier, lower, urgency, archives=target is not None)
+        has_moves = self._decide_moves(row, tier, target, urgency, archives=archives)
         residency.unkeep(row)
         if has_moves:
             name = core.catalog.prefix_hash[row]
@@ -440,22 +444,3 @@ class Pressure:
                 return
             num_left += num_blocks
         self.is_busy = True
-
-    def _archive(self) -> None:
-        catalog = self._core.catalog
-        for _ in range(min(MAX_STEPS, len(self._to_archive))):
-            if self._log_tier in self._core.offline:
-                return
-            row = catalog.row_of(self._to_archive[0])
-            # A part of it may be in the device tier only; copies from a slower one cost the device nothing.
-            for source in reversed(self._ladder.memory_tiers) if row != NO_ROW else ():
-                if self._residency.is_covered(row, source, (self._log_tier,)):
-                    continue
-                in_flight = self._core.bytes_in_flight.get((source, self._log_tier), 0)
-                if in_flight + self._spilled_bytes[source] >= self._core.options.max_spill_bytes:
-                    return
-                is_admitted = self.cold_quota.admits(row)
-                if is_admitted and not self._spill(row, source, Urgency.ENDED, self._log_tier, ARCHIVE):
-                    return
-            self._to_archive.popleft()
-        self.is_busy = self.is_busy or bool(self._to_archive)

@@ -30,6 +30,11 @@ class Rules:
         self._ladder = core.ladder
         self._tiers, self._memory_tiers = core.ladder.tiers, core.ladder.memory_tiers
         self._log_tier = core.ladder.log_tier
+        #: Faster tiers in which a child keeps a block, by the block's tier. None for slower memory: children
+        #: of blocks there are put above them all the time.
+        put_tier = core.ladder.put_tier
+        is_slower_memory = [put_tier < tier < self._log_tier for tier in self._tiers]
+        self._faster = [() if is_slower_memory[tier] else core.ladder.above(tier) for tier in self._tiers]
         self._offline = core.offline
         self._floors = core.floors
 
@@ -42,7 +47,7 @@ class Rules:
             return False
         if catalog.num_children_placed[tier][row] and not self.is_spare_half(row, tier):
             return False
-        for faster in self._tiers[:tier]:
+        for faster in self._faster[tier]:
             if catalog.num_children_placed[faster][row] and not self._stays_above(row, tier, faster):
                 return False
         # A floor in a slower tier does not forbid the copy that takes the block there.

@@ -190,7 +190,7 @@ class Writes:
         self._usage.stored(readable, new, session_id, job.client.id, len(job.rows))
         if self.is_closed:  # whoever drains had looked for what only memory holds before these were there
             for row in rows:
-                self._pressure.archive(row)
+                self._pressure.archiving.add(row)
 
     def _readable(self, rows: list[int], num_groups: int) -> list[int]:
         catalog = self._core.catalog

@@ -82,7 +82,7 @@ def test_a_chain_is_copied_while_all_of_it_is_still_there() -> None:
 def test_what_left_or_was_copied_meanwhile_is_not_copied_again() -> None:
     rig = rig_of(5, SMALL)
     row = rig.planner.catalog.find(rig.namespace_id, hashes("0", 1)[0])
-    assert rig.planner.pressure.archive(row)
+    assert rig.planner.pressure.archiving.add(row)
     rig.tick()
     rig.settle()
     rig.do(ev.EvictRequested(rig.call(), Tier.DRAM, 2 * 2 * SLOT_BYTES))
@@ -96,7 +96,7 @@ def test_what_left_or_was_copied_meanwhile_is_not_copied_again() -> None:
 def test_who_is_on_its_way_down_holds_nobody_up() -> None:
     rig = rig_of(5)
     row = rig.planner.catalog.find(rig.namespace_id, hashes("0", 1)[0])
-    assert rig.planner.pressure.archive(row)
+    assert rig.planner.pressure.archiving.add(row)
     rig.tick()
     (archived,) = rig.copies
     rig.start_put(hashes("5", 1))

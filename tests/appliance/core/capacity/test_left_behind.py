@@ -43,7 +43,7 @@ def test_nothing_is_kept_for_a_cold_store_that_is_lost() -> None:
         rig.put(hashes(f"{number}", 2), session_id="s")
         rig.do(call := ev.SessionEnded(rig.call(), CLIENT, "s", True))
         assert rig.answer(call.call).count == 0
-    assert not rig.planner.pressure._to_archive
+    assert not rig.planner.pressure.archiving
 
 
 def test_records_that_name_each_other_as_parents_tie_no_circle() -> None:

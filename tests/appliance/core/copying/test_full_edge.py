@@ -24,7 +24,7 @@ def full_edge(*names: str) -> Rig:
 def save(rig: Rig, name: str) -> None:
     """See that a block gets into nvme as soon as the edge has room for it."""
     row = rig.planner.catalog.find(rig.namespace_id, hashes(name, 1)[0])
-    assert rig.planner.pressure.archive(row)
+    assert rig.planner.pressure.archiving.add(row)
     rig.tick()
 
 
