@@ -259,8 +259,9 @@ def _run(
 
 
 def tier_sizes(text: str) -> tuple[Ladder, dict[Tier, int]]:
-    """Read `dram=64GiB,cxl:memory=128GiB,nvme=1TiB`: return the ladder, and bytes by tier. Raises
-    ValueError."""
+    """Return the ladder and bytes by tier of `dram=64GiB,cxl:memory=128GiB,nvme=1TiB`.
+
+    Raises ValueError."""
     sizes: dict[str, int] = {}
     further: list[str] = []
     for part in text.split(","):

@@ -17,6 +17,7 @@ from kvtier.appliance.replay.virtual import EdgeSpeed, VirtualClock, VirtualMove
 from kvtier.policies.registry import EVICTION
 from kvtier.tiers.base import Cause, CopyItem
 from kvtier.tiers.block import FragmentLabel, Tier, Urgency
+from kvtier.tiers.ladder import with_memory
 
 from .traces import drawn, request, trace_of
 
@@ -156,3 +157,15 @@ def test_refused_calls_are_told() -> None:
     text = console.export_text()
     assert "7 calls were refused, no_room" in text
     assert "refused calls" in text
+
+
+def test_a_second_memory_keeps_what_the_first_one_has_no_room_for() -> None:
+    ladder = with_memory(["cxl"])
+    sizes = {ladder.put_tier: 3 * BLOCK_BYTES, ladder.named("cxl"): 8 * BLOCK_BYTES}
+    chains = [request(60_000 * n, [10 * n + 1, 10 * n + 2]) for n in range(4)]
+    trace = trace_of(*chains, request(400_000, [1, 2]))
+    setup = Setup("lru", "", choice_of("lru"), sizes, PlannerOptions(), ModelShape(), True, ladder)
+    outcome = run(TimedShell(trace, setup, speeds=SPEEDS))
+    assert outcome.block_hits["cxl"] == 2
+    assert outcome.edge_bytes["cxl>runtime"] == 2 * BLOCK_BYTES
+    assert outcome.edge_bytes["dram>cxl"] >= 2 * BLOCK_BYTES

@@ -16,8 +16,10 @@ MAX_STEPS = 64
 
 
 class Archiving:
-    """Queues blocks and decides their copies, through callables: `copy_down` returns whether there was room,
-    `cold_spilling_bytes` what is on its way down, `admits` whether the tenant's quota has room."""
+    """Queues blocks and decides their copies, through callables.
+
+    `copy_down` returns whether there was room, `cold_spilling_bytes` what is on its way down, `admits`
+    whether the tenant's quota has room."""
 
     def __init__(
         self,

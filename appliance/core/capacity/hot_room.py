@@ -51,8 +51,10 @@ class HotRoom:
         return is_cold_only and catalog.encodings.codec_id(catalog.encoding[fragment]) in self.straight_codecs
 
     def admits(self, row: int, used_before: float, target: Tier) -> bool:
-        """Whether a block last used at `used_before`, this use left out, may take room in `target` now: the
-        device tier, or the put tier for a block of a slower memory tier."""
+        """Return whether a block may take room in `target` now.
+
+        `used_before`: its last use, this one left out. `target`: the device tier, or the put tier for a block
+        of a slower memory."""
         core, catalog = self._core, self._core.catalog
         parent = catalog.parent[row]
         if target not in core.rooms or target in core.offline:

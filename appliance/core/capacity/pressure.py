@@ -179,8 +179,9 @@ class Pressure:
         return in_flight + self._spilled_bytes[tier]
 
     def cold_spilling_bytes(self, *sources: Tier) -> int:
-        """Return the bytes that are on their way from `sources` into the cold store, or are about to be; from
-        all host memory when none is given."""
+        """Return the bytes on their way from `sources` into the cold store, or about to be.
+
+        From all host memory when none is given."""
         in_flight, log_tier = self._core.bytes_in_flight, self._log_tier
         return sum(
             in_flight.get((tier, log_tier), 0) + self._spilled_bytes[tier]

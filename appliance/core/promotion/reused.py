@@ -60,7 +60,10 @@ class ReusePromotions:
                 self._waiting.appendleft((handle, first_at))
                 break
             if self._loads.hot_room.admits(row, first_at, self._put_tier):
-                num_promoted += self._loads.promote(row, self._put_tier, Urgency.WAITING, float("inf"))
+                if not self._loads.promote(row, self._put_tier, Urgency.WAITING, float("inf")):
+                    self._waiting.appendleft((handle, first_at))  # room is being made: an event says when
+                    break
+                num_promoted += 1
         if num_promoted:
             self._loads.start(Urgency.WAITING, float("inf"))
             core.story.count("blocks_promoted_on_use", num_promoted)

@@ -33,7 +33,7 @@ class Tier(int):
     """A memory or a store, as its position in a ladder, fastest first. `a < b` reads "a is faster than b".
 
     There is one object for each position and name, so `is` compares both. `HBM`, `DRAM` and `NVME` are the
-    tiers of a daemon whose settings name no others.
+    tiers of a daemon, unless its settings name others.
     """
 
     HBM: ClassVar["Tier"]

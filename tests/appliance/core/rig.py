@@ -12,7 +12,7 @@ from kvtier.policies.registry import PolicyChoice
 from kvtier.tiers.base import Cause, CopyOutcome, Room
 from kvtier.tiers.block import Geometry, NamespaceIdentity, Tier
 from kvtier.tiers.cold.log import SegmentLog
-from kvtier.tiers.ladder import ON_DEVICE, STANDARD
+from kvtier.tiers.ladder import ON_DEVICE, STANDARD, with_memory
 from kvtier.tiers.memory.slots import SlotPool
 
 SLOT_BYTES = 16 << 10
@@ -40,13 +40,17 @@ class Rig:
         hbm_is_shared: bool = True,
         policies: PolicyChoice | None = None,
         num_extents: int = 1,
+        cxl_blocks: int = 0,
         **options: Any,
     ) -> None:
+        ladder = STANDARD if hbm_is_shared else ON_DEVICE
+        if cxl_blocks:
+            ladder = with_memory(["cxl"], ladder)
         rooms: dict[Tier, Room] = {Tier.DRAM: SlotPool(num_extents, dram_blocks * 2 * SLOT_BYTES)}
         if hbm_blocks:
             rooms[Tier.HBM] = SlotPool(1, hbm_blocks * 2 * SLOT_BYTES)
         if nvme_blocks:
-            rooms[Tier.NVME] = SegmentLog(num_segments, nvme_blocks * 2 * RECORD_BYTES + 4096, 4096)
+            rooms[ladder.log_tier] = SegmentLog(num_segments, nvme_blocks * 2 * RECORD_BYTES + 4096, 4096)
         settings: dict[str, Any] = {
             "high_watermark": 1.0,
             "low_watermark": 1.0,
@@ -54,7 +58,8 @@ class Rig:
             **options,
         }
         settings.setdefault("write", "spill")  # nothing is written that a test does not make necessary
-        ladder = STANDARD if hbm_is_shared else ON_DEVICE
+        if cxl_blocks:
+            rooms[ladder.named("cxl")] = SlotPool(1, cxl_blocks * 2 * SLOT_BYTES)
         self.planner = Planner(PlannerOptions(**settings), rooms, policies=policies, ladder=ladder)
         self.now = 0.0
         self.copies: list[ev.Copy] = []  # not finished yet
@@ -184,9 +189,7 @@ class Rig:
         row = catalog.find(self.namespace_id, prefix_hash)
         num_groups = GEOMETRY.num_groups
         return {
-            t.label
-            for t in (Tier.HBM, Tier.DRAM, Tier.NVME)
-            if row >= 0 and catalog.num_resident[t][row] == num_groups
+            t.label for t in catalog.ladder.tiers if row >= 0 and catalog.num_resident[t][row] == num_groups
         }
 
     def cool(self, chain: Sequence[bytes]) -> None:

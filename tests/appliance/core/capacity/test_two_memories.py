@@ -1,0 +1,79 @@
+"""Two tiers of host memory: blocks are demoted from one into the other and on into the log, read in place in
+both, and promoted when they are used again. The core knows neither by name (tests/test_core_structure.py)."""
+
+from kvtier.appliance.core import events as ev
+from kvtier.tiers.ladder import with_memory
+
+from ..rig import STORED, Rig, hashes
+
+LADDER = with_memory(["cxl"])
+DRAM, CXL, NVME = LADDER.put_tier, LADDER.named("cxl"), LADDER.log_tier
+
+
+def put(rig: Rig, name: str) -> None:
+    assert rig.put(hashes(name, 1)) == [STORED]
+    rig.settle()
+    rig.now += 1.0
+
+
+def where(rig: Rig, name: str) -> set[str]:
+    return rig.where(hashes(name, 1)[0])
+
+
+def get(rig: Rig, name: str) -> ev.AcquireResult:
+    call = rig.acquire(hashes(name, 1))
+    rig.settle()
+    result = rig.answer(call)
+    rig.release(call)
+    rig.settle()
+    rig.now += 1.0
+    assert isinstance(result, ev.AcquireResult)
+    return result
+
+
+def test_the_coldest_block_goes_down_one_memory_at_a_time() -> None:
+    rig = Rig(dram_blocks=2, cxl_blocks=2, nvme_blocks=4)
+    for number in range(5):
+        put(rig, f"p{number}")
+    assert where(rig, "p4") == {"dram"}
+    assert "cxl" in where(rig, "p2")
+    assert where(rig, "p0") == {"nvme"}
+    assert {(copy.source, copy.target) for copy in rig.started} == {(None, DRAM), (DRAM, CXL), (CXL, NVME)}
+
+
+def test_a_block_in_the_second_memory_is_read_in_place() -> None:
+    rig = Rig(dram_blocks=1, cxl_blocks=2, nvme_blocks=0)
+    put(rig, "a")
+    put(rig, "b")
+    assert where(rig, "a") == {"cxl"}
+    num_started = len(rig.started)
+    result = get(rig, "a")
+    assert {ready.tier for ready in result.ready} == {CXL}
+    assert len(rig.started) == num_started, "nothing was loaded for it"
+
+
+def test_a_block_that_is_used_again_there_comes_back_up() -> None:
+    rig = Rig(dram_blocks=1, cxl_blocks=2, nvme_blocks=0)
+    put(rig, "a")
+    put(rig, "b")
+    get(rig, "a")
+    assert where(rig, "a") == {"cxl"}, "a single use is a scan's"
+    get(rig, "a")
+    assert "dram" in where(rig, "a"), "b was not used since a's first use here"
+    assert where(rig, "b") == {"cxl"}
+
+
+def test_a_block_that_the_log_has_is_copied_into_the_next_memory_all_the_same() -> None:
+    rig = Rig(dram_blocks=1, cxl_blocks=2, nvme_blocks=4, write="through")
+    put(rig, "a")
+    assert where(rig, "a") == {"dram", "nvme"}
+    put(rig, "b")
+    assert where(rig, "a") == {"cxl", "nvme"}
+
+
+def test_a_memory_that_takes_nothing_is_passed_over() -> None:
+    rig = Rig(dram_blocks=1, cxl_blocks=1, nvme_blocks=4)
+    assert rig.planner.rooms[CXL].reserve(7, 4096) is not None  # its extent belongs to another domain
+    put(rig, "a")
+    put(rig, "b")
+    assert (where(rig, "a"), where(rig, "b")) == ({"nvme"}, {"dram"})
