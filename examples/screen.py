@@ -80,5 +80,5 @@ def _tiers(tokens_by_tier: Counter[Tier]) -> Text:
     text = Text()
     for tier in sorted(tokens_by_tier):
         text.append(" + " if text else "")
-        text.append(f"{tokens_by_tier[tier]:,} {tier.name.lower()}", STYLES[tier])
+        text.append(f"{tokens_by_tier[tier]:,} {tier.label}", STYLES[tier])
     return text or Text("-", "dim")

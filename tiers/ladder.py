@@ -63,10 +63,8 @@ class Ladder:
         #: Tiers with places in addressable memory: all but the log.
         self.memory_tiers = self.tiers[:-1]
         self.host_tiers = self.tiers[1:-1]  # of kind memory
-
-    def is_within_host(self, source: Tier, target: Tier) -> bool:
-        """Return whether both tiers are memory of the host."""
-        return source in self.host_tiers and target in self.host_tiers
+        #: Ways down from one memory of the host to another.
+        self.host_edges = frozenset((a, b) for a in self.host_tiers for b in self.host_tiers if a < b)
 
     def spec(self, tier: Tier) -> TierSpec:
         """Return what a tier is and can do."""

@@ -16,7 +16,7 @@ from ...v1.addresses import default_target
 from ...v1.arguments import instance, member, number, text, whole
 from ...v1.conversions import identity_to_wire, tier_to_wire, tiers_from_wire, urgency_to_wire
 from ...v1.shm import HASH_BYTES
-from ...v1.types import NamespaceIdentity, Tier, Urgency
+from ...v1.types import STANDARD_TIERS, NamespaceIdentity, Tier, Urgency
 from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError
 from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Retry, Timeout
 from ..values.keys import pack
@@ -186,7 +186,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            floor=tier_to_wire(instance("tier", floor, Tier)),
+            floor=tier_to_wire(_tier(floor)),
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
         )
         response = yield from self.call(attachment, "Pin", request, self.deadline(None))
@@ -205,7 +205,7 @@ class Operations:
             client_id=attachment.client_id,
             namespace_id=namespace_id,
             prefix_hashes=self.chain(attachment, hashes),
-            target=tier_to_wire(instance("tier", target, Tier)),
+            target=tier_to_wire(_tier(target)),
             deadline_ms=milliseconds("deadline_s", deadline_s),
         )
         response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
@@ -288,3 +288,11 @@ def milliseconds(name: str, value: float | None, least: float = float("-inf")) -
     stands for ever. Raises InvalidRequest for what is no number of at least `least`."""
     seconds = 0.0 if value is None else number(name, value, least)
     return max(1, round(min(seconds, _CENTURY_S) * 1000)) if seconds > 0 else 0
+
+
+def _tier(value: object) -> Tier:
+    """Return a tier. Raises InvalidRequest for anything else."""
+    if isinstance(value, Tier):
+        return value
+    known = ", ".join(f"Tier.{tier.label.upper()}" for tier in STANDARD_TIERS)
+    raise InvalidRequest(f"tier must be one of {known}, is {value!r}")

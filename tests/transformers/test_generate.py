@@ -199,7 +199,7 @@ with Client(sys.argv[2]) as client, PrefixStore(model, client, block_tokens=8) a
     cache = store.load(prompt, session="reader")
     output = answer(model, prompt, cache)
     cache.save()
-    tiers = {tier.name: count for tier, count in cache.reuse.tokens_by_tier.items()}
+    tiers = {tier.label: count for tier, count in cache.reuse.tokens_by_tier.items()}
     print(json.dumps([cache.reuse.num_tokens, output[0].tolist(), tiers]))
 """
 
@@ -226,7 +226,7 @@ def test_another_process_and_a_restarted_daemon(tmp_path: Path) -> None:
             cache = store.load(prompt)
             expected = answer(model, prompt, cache)
             assert cache.save().num_refused == 0
-            assert tell(SLIDING, daemon.target) == [96, expected[0].tolist(), {"DRAM": 96}]
+            assert tell(SLIDING, daemon.target) == [96, expected[0].tolist(), {"dram": 96}]
             daemon.stop()
             daemon.start()
             again = store.load(prompt, session="reader")

@@ -59,6 +59,7 @@ class Pressure:
     ) -> None:
         self._core = core
         self._ladder, self._log_tier = core.ladder, core.ladder.log_tier
+        self._host_edges = core.ladder.host_edges
         self._residency = residency
         self._copies = copies
         self._reclaim = reclaim
@@ -162,7 +163,7 @@ class Pressure:
         if len(self._core.rooms) == 1:
             return
         self._reclaim.keep_free_segments()
-        if self.archiving and self.archiving.run():
+        if self.archiving.run():
             self.is_busy = True
         self.start_spills()
 
@@ -292,12 +293,10 @@ class Pressure:
                     return Step.EVICTED
             elif self._spill(row, tier, target=lower, archives=False):
                 return Step.SPILLING
-        if not self._ladder.is_within_host(tier, lower):
+        if (tier, lower) not in self._host_edges:
             return Step.NOTHING
         if residency.is_below(row, tier) and residency.may_leave(row, tier):
-            residency.evict(
-                row, tier, "coldest", victim
-            )  # the next tier has no room; a slower one has the block
+            residency.evict(row, tier, "coldest", victim)  # no room in the next tier; a slower one has it
             return Step.EVICTED
         further = self._lower(lower)
         if self.spilling_bytes(tier) or (further is not None and self.spilling_bytes(lower)):
@@ -361,7 +360,7 @@ class Pressure:
     def _is_clean(self, row: int, tier: Tier, lower: Tier) -> bool:
         """Whether a block can be evicted from `tier` without a copy. Between two memories of the host a copy
         is cheap and saves a load, so there it is made although the cold store has the block."""
-        if self._ladder.is_within_host(tier, lower):
+        if (tier, lower) in self._host_edges:
             return self._residency.is_covered(row, tier, (lower,))
         return self._residency.is_below(row, tier)
 
@@ -394,7 +393,7 @@ class Pressure:
         catalog = core.catalog
         namespace = catalog.namespace_of(row)
         has_moves = False
-        skips_stored = not archives and not self._ladder.is_within_host(tier, lower)
+        skips_stored = not archives and (tier, lower) not in self._host_edges
         for fragment, length in zip(catalog.fragments(row), namespace.fragment_bytes, strict=True):
             is_here = catalog.state[tier][fragment] == State.RESIDENT
             if not is_here or catalog.state[lower][fragment] != State.ABSENT:
