@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ..tiers.base import CopyError
 from ..tiers.block import Tier
 from .backends import PlannerPort, TierBackends
 from .core.events import (
@@ -57,6 +58,7 @@ from .transfer.mover import Mover
 log = logging.getLogger(__name__)
 
 MAX_TICK_DELAY_S = 0.1
+STORE_RETRY_S, MAX_STORE_RETRY_S = 1.0, 60.0  # between two tries of a call of the store that failed
 TURNS_TO_ANSWER = 3  # of the loop, that a result takes to its connection where it comes as a future
 
 R = TypeVar("R")
@@ -104,6 +106,7 @@ class Appliance:
         self.num_store_tasks_done = 0  # that have
         self.num_ticks = 0  # deadlines of the planner that were kept
         self._num_namespaces_storing = 0
+        self._num_store_failures = 0  # calls that have not succeeded since
         self._pending: deque[Event] = deque()
         self._stepping = False
         self._half_done: tuple[Event, float] | None = None  # the step with a second half due, its begin
@@ -304,27 +307,52 @@ class Appliance:
     ) -> None:
         """Run a blocking call of the store in its thread, `then` the rest on the loop.
 
-        A store that cannot keep its metadata is given up as a whole: what it holds may not be what it says.
-        Whatever waited for it then fails by itself, which is how the planner learns of each copy.
+        A store that cannot write its metadata is offline until it can: the call that failed is repeated,
+        ever more rarely. Whatever waited for it meanwhile fails by itself, which is how the planner learns
+        of each copy. A defect is not repeated.
         """
+        delay_s = STORE_RETRY_S
+        is_repeated = False
+
+        def begin() -> None:
+            if self._stopped:
+                return
+            self.num_store_tasks += 1
+            future = self._store_thread.submit(function, argument)
+            future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
 
         def done(future: "Future[R]") -> None:
+            nonlocal delay_s, is_repeated
             self.num_store_tasks -= 1
             self.num_store_tasks_done += 1
             failure = future.exception()
             if failure is None:
                 then(future.result())
+                if is_repeated:
+                    self._repeated_well()
                 return
             log.error("cold store: %s(%s) failed", verb, argument, exc_info=failure)
             self.counters[f"{verb}_failed"] += 1
-            self.lose_tier(Tier.NVME, f"{verb} failed: {failure}")
+            if not is_repeated:
+                self._num_store_failures += 1
+                self.lose_tier(Tier.NVME, f"{verb} failed: {failure}")
+            if isinstance(failure, CopyError):
+                is_repeated = True
+                self._loop.call_later(delay_s, begin)
+                delay_s = min(2 * delay_s, MAX_STORE_RETRY_S)
 
-        self.num_store_tasks += 1
-        future = self._store_thread.submit(function, argument)
-        future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(done, future))
+        begin()
+
+    def _repeated_well(self) -> None:
+        """Take the cold store back when the last of the calls that failed has succeeded."""
+        self._num_store_failures -= 1
+        if self._num_store_failures == 0:
+            log.info("tier %s is back", Tier.NVME.label)
+            self.mover.admit(Tier.NVME)
+            self.step(TierLost(Tier.NVME, False, "its metadata can be written again"))
 
     def lose_tier(self, tier: Tier, reason: str) -> None:
-        """A tier is gone for good: nothing is copied into it any more, and what it held is a miss."""
+        """Copy nothing into a tier from now on; what it held is a miss."""
         log.error("tier %s is lost: %s", tier.label, reason)
         self.counters[f"{tier.label}_lost"] += 1
         self.step(TierLost(tier, True, reason))

@@ -158,12 +158,16 @@ class Mover:
             self._fill(lane)
 
     def refuse(self, target: Tier) -> None:
-        """From now on every copy into `target` ends as TIER_OFFLINE; those in flight may still land."""
+        """End every copy into `target` as TIER_OFFLINE until `admit`; those in flight may still land."""
         self._refused.add(target)
         for edge, lane in self._lanes.items():
             if edge.target is target:
                 for batch in lane.queue.take(lambda batch: True):
                     self._end(lane, batch, Cause.TIER_OFFLINE)
+
+    def admit(self, target: Tier) -> None:
+        """End `refuse`."""
+        self._refused.discard(target)
 
     @property
     def is_busy(self) -> bool:

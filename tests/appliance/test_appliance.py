@@ -325,6 +325,40 @@ def test_a_store_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> Non
     assert "the disk is gone" in caplog.text
 
 
+@pytest.mark.parametrize("verb", ["store_namespace", "free"])
+def test_a_store_that_failed_is_asked_again_and_comes_back(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failed append to the manifest took nvme offline until a restart."""
+    monkeypatch.setattr("kvtier.appliance.appliance.STORE_RETRY_S", 0.001)
+
+    async def main() -> None:
+        recorder = Recorder()
+        recorder.fails = True
+        failing = {"store_namespace": ev.StoreNamespace(IDENTITY), "free": ev.FreeSegment(7)}[verb]
+        planner = ScriptedPlanner([failing])
+        appliance = build(planner, recorder)
+        appliance.step(ev.Tick())
+        await until_told(planner, ev.TierLost)
+        async with asyncio.timeout(60.0):
+            while appliance.counters[f"{verb}_failed"] < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        recorder.fails = False
+        planner.told.clear()
+        back = await until_told(planner, ev.TierLost)
+        assert isinstance(back, ev.TierLost)
+        assert (back.tier, back.offline) == (Tier.NVME, False)
+        assert (ev.SegmentFreed(7) in planner.told) == (verb == "free")
+        recorder.done.clear()
+        planner.script.append([copy(1, SPILL)])
+        appliance.step(ev.Tick())
+        await turns()
+        assert recorder.done == [("copy", 1)], "it takes copies again"
+        recorder.running.pop().set_result([CopyOutcome(None)])
+        await until_told(planner, ev.CopyFinished)
+        await appliance.stop()
+
+    run(main())
+
+
 def test_segments_are_kept_in_the_order_asked_and_freeing_is_told() -> None:
     async def main() -> None:
         recorder = Recorder()
