@@ -115,8 +115,8 @@ class Run:
         world.after(world.spread(self.config.step_s), self._next)
 
     def settle(self) -> None:
-        """Let everything come to rest. A cold store that is too small for what must stay in it reclaims for
-        ever, once a second; after a minute that is stopped, because it is no news."""
+        """Let everything come to rest. A cold store that is too small for what must stay in it is tried for
+        ever, though rarely; after a minute that is stopped, because it is no news."""
         world = self.world
         rests_at = world.now + 60 + self.num_left * 3 * self.config.step_s
         while world.advance():

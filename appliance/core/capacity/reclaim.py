@@ -30,6 +30,8 @@ STEP_BLOCKS = 256
 #: of such blocks would write itself in circles.
 FRUITLESS_FRACTION = 0.9
 FRUITLESS_PAUSE_S = 1.0
+#: Once no segment in turn won room the pauses double, up to this: each try writes a segment in vain.
+MAX_FRUITLESS_PAUSE_S = 60.0
 SPARE_HALF = "half of it, and memory has all"
 
 
@@ -55,6 +57,7 @@ class Reclaim:
         self._is_wanted = False  # a record found no room, however many segments should be free
         self._not_before = 0.0
         self._num_in_vain = 0  # segments in a row that were emptied and won no room
+        self._pause_s = FRUITLESS_PAUSE_S  # after the next one
 
     @property
     def is_busy(self) -> bool:
@@ -130,12 +133,14 @@ class Reclaim:
         is_needed = segment < self._log.num_segments and segment not in self.to_empty
         self.to_empty.discard(segment)
         if is_needed and self._wanted_bytes > FRUITLESS_FRACTION * self._used_bytes:
-            self._not_before = self._core.now + FRUITLESS_PAUSE_S
             self._num_in_vain += 1
+            self._not_before = self._core.now + self._pause_s
             if self._num_in_vain >= self._log.num_segments:
-                self._refusals.full()
+                self._refusals.full(self._pause_s)
+                self._pause_s = min(2 * self._pause_s, MAX_FRUITLESS_PAUSE_S)
         else:
             self._num_in_vain = 0
+            self._pause_s = FRUITLESS_PAUSE_S
         self._core.story.count("segments_reclaimed")
 
     # ------------------------------------------------------------------------------------ internals

@@ -55,11 +55,12 @@ class Refusals:
             if self._num_in_a_row >= MAX_REFUSALS:
                 self._pause("spills_refused")
 
-    def full(self) -> None:
-        """The cold store has no room, and none of what it holds may leave it."""
+    def full(self, pause_s: float = PAUSE_S) -> None:
+        """Ask nothing of the cold store for `pause_s`: it has no room, and none of what it holds may leave."""
         if not self.is_pausing:
             self._pause(f"{self._core.ladder.log_tier.label}_full")
             self.is_full = True
+        self.ask_again_at = max(self.ask_again_at, self._core.now + pause_s)
 
     def _pause(self, counter: str) -> None:
         self.is_full = False

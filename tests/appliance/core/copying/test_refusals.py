@@ -1,11 +1,12 @@
 """A cold store that takes nothing: memory goes on being a cache, and what is cold goes on being read."""
 
-from kvtier.appliance.core.capacity.reclaim import FRUITLESS_PAUSE_S
+from kvtier.appliance.core import events as ev
+from kvtier.appliance.core.capacity.reclaim import FRUITLESS_PAUSE_S, MAX_FRUITLESS_PAUSE_S
 from kvtier.appliance.core.copying.refusals import MAX_REFUSALS, PAUSE_S
 from kvtier.tiers.base import Cause
 from kvtier.tiers.block import Tier
 
-from ..rig import STORED, Rig, hashes
+from ..rig import CLIENT, STORED, Rig, hashes
 
 
 def settle(rig: Rig, cause: Cause | None = Cause.IO_ERROR) -> int:
@@ -107,3 +108,34 @@ def test_puts_find_room_although_nvme_is_full_of_what_must_stay() -> None:
         "the coldest, and no more"
     )
     assert [rig.where(name) for name in beginnings + ends[1:]] == [{"nvme"}] * 3 + [{"dram"}] * 2
+
+
+def test_a_store_too_small_for_what_must_stay_is_tried_ever_more_rarely() -> None:
+    """A segment was emptied, and written elsewhere, every second for as long as the pins lasted."""
+    rig = Rig(dram_blocks=5, nvme_blocks=1, num_segments=4, min_free_segments=1)
+    beginnings, ends = hashes("a", 2), hashes("b", 2)
+    for beginning in beginnings:
+        rig.put([beginning])
+        rig.cool([beginning])
+    pins = []
+    for beginning, end in zip(beginnings, ends, strict=True):
+        rig.put([end], parent=beginning)
+        pins.append(rig.call())
+        rig.do(ev.PinRequested(pins[-1], CLIENT, "", rig.namespace_id, [beginning, end], Tier.NVME, 3600.0))
+    counters = rig.planner.story.counters
+    calls = []
+    for second in range(600):
+        calls.append(rig.start_put(hashes(f"{second}", 1)))
+        rig.settle()
+        rig.tick(1.0)
+    rig.settle()
+    assert [list(rig.answer(call).outcomes) for call in calls] == [[STORED]] * 600
+    assert counters["nvme_full"] > 0
+    assert counters["segments_reclaimed"] < 40
+    for call in pins:
+        rig.do(ev.UnpinRequested(rig.answer(call).pin_id))
+    num_stored = counters["stored_nvme"]
+    rig.tick(MAX_FRUITLESS_PAUSE_S)
+    rig.start_put(hashes("after", 2))
+    while counters["stored_nvme"] == num_stored:
+        rig.finish(rig.copies[0])
