@@ -17,6 +17,7 @@ from pathlib import Path
 from ...policies.registry import ADMISSION, EVICTION, PREFETCH, PolicyChoice, UnknownPolicy, resolve
 from ...tiers.block import Geometry, NamespaceIdentity, Tier
 from ...tiers.ladder import STANDARD, Ladder
+from ...v1.errors import InvalidRequest
 from ...v1.shm import slot_bytes_for
 from ..config import Settings, units
 from ..core.options import PlannerOptions
@@ -57,6 +58,12 @@ class ModelShape:
     def geometry(self, namespace: TraceNamespace) -> Geometry:
         """Return the geometry of a namespace's blocks; one that says its bytes keeps them. Raises
         ValueError."""
+        try:
+            return self._geometry(namespace)
+        except InvalidRequest as error:  # its text begins with a reason, which is for programs
+            raise ValueError(error.message) from None
+
+    def _geometry(self, namespace: TraceNamespace) -> Geometry:
         tokens = namespace.block_tokens
         if namespace.block_bytes:
             # As many layers as the model has: what a recording does not say is how long their prefill takes.

@@ -326,7 +326,9 @@ def test_a_store_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("verb", ["store_namespace", "free"])
-def test_a_store_that_failed_is_asked_again_and_comes_back(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_failed_is_asked_again_and_comes_back(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One failed append to the manifest took nvme offline until a restart."""
     monkeypatch.setattr("kvtier.appliance.appliance.STORE_RETRY_S", 0.001)
 

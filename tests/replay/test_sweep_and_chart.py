@@ -103,6 +103,9 @@ def test_replay_of_tiers_prints_times(trace_path: Path) -> None:
         (("--edge", "dram>moon=1GB/s"), "no edge"),
         (("--edge", "dram>nvme=0GB/s"), "no bandwidth"),
         (("--model", "llama"), "LAYERSxHEADSxDIM"),
+        (("--model", "0x8x128"), "Error: num_layers must be between"),
+        (("--model", "8x8x128:int9"), "Error: unknown dtype 'int9'"),
+        (("--layers-per-group", "99"), "Error: layers_per_group must be between"),
     ],
 )
 def test_wrong_words_are_usage_errors(trace_path: Path, words: tuple[str, str], says: str) -> None:
