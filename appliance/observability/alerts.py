@@ -37,8 +37,8 @@ ALERTS = (
         "1m",
         "critical",
         "Tier {{ $labels.tier }} stopped working; the node goes on without it.",
-        "Look at the device and the log. nvme comes back by itself once its metadata can be written; any other "
-        "tier, and what a defect took offline, with a restart of the daemon.",
+        "Look at the device and the log. nvme comes back by itself once its metadata can be written; "
+        "a lost hbm comes back with a restart of the daemon.",
     ),
     Alert(
         "KvtierCorruptFragments",

@@ -56,7 +56,7 @@ class Refusals:
                 self._pause("spills_refused")
 
     def full(self, pause_s: float = PAUSE_S) -> None:
-        """Ask nothing of the cold store for `pause_s`: it has no room, and none of what it holds may leave."""
+        """Ask nothing of the cold store for `pause_s`: there is no room, and nothing there may leave."""
         if not self.is_pausing:
             self._pause(f"{self._core.ladder.log_tier.label}_full")
             self.is_full = True
