@@ -335,8 +335,9 @@ def test_a_store_that_failed_is_asked_again_and_comes_back(
     async def main() -> None:
         recorder = Recorder()
         recorder.fails = True
-        failing = {"store_namespace": ev.StoreNamespace(IDENTITY), "free": ev.FreeSegment(7)}[verb]
-        planner = ScriptedPlanner([failing])
+        planner = ScriptedPlanner(
+            [ev.StoreNamespace(IDENTITY) if verb == "store_namespace" else ev.FreeSegment(7)]
+        )
         appliance = build(planner, recorder)
         appliance.step(ev.Tick())
         await until_told(planner, ev.TierLost)
