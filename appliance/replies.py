@@ -1,4 +1,4 @@
-"""Replies: the queue of answers of a call that has several, between the planner and the transport.
+"""Queues of the answers of a call that has several, between the planner or the GPU and the transport.
 
 A queue of its own instead of asyncio.Queue: most of what is answered is there when the call returns, and is
 taken without waiting, a task or a future.
@@ -15,28 +15,18 @@ from .errors import ApplianceError, from_refusal
 T = TypeVar("T")
 
 
-class Replies(Generic[T]):
-    """The answers to a call that has several: iterate, or `take` what is already there.
+class AnswerQueue(Generic[T]):
+    """The answers to a call that has several: iterate, or `take` what is already there."""
 
-    Each is converted when it comes: what it names (a slot, a generation) is certain only then.
-    """
-
-    def __init__(self, call: int, convert: Callable[[AcquireResult], T]) -> None:
-        self.call = call
+    def __init__(self) -> None:
         self.ended = False  # nothing will be added
-        self._convert = convert
         self._ready: deque[T | ApplianceError] = deque()
         self._arrived = asyncio.Event()
 
-    def push(self, result: Result) -> None:
-        """Add one result. A refusal, or one marked `last`, is the last."""
-        if isinstance(result, AcquireResult):
-            self._ready.append(self._convert(result))
-            self.ended = result.last
-        else:
-            assert isinstance(result, Refusal)
-            self._ready.append(from_refusal(result))
-            self.ended = True
+    def add(self, answer: T | ApplianceError, *, is_last: bool) -> None:
+        """Add an answer, or the error with which the call ends."""
+        self._ready.append(answer)
+        self.ended = is_last
         self._arrived.set()
 
     def take(self) -> list[T]:
@@ -58,7 +48,7 @@ class Replies(Generic[T]):
         if self._ready and isinstance(self._ready[0], ApplianceError):
             raise self._ready[0]
 
-    def __aiter__(self) -> "Replies[T]":
+    def __aiter__(self) -> "AnswerQueue[T]":
         return self
 
     async def __anext__(self) -> T:
@@ -74,3 +64,23 @@ class Replies(Generic[T]):
         if isinstance(answer, ApplianceError):
             raise answer
         return answer
+
+
+class Replies(AnswerQueue[T]):
+    """The planner's answers to one call.
+
+    Each is converted when it comes: what it names (a slot, a generation) is certain only then.
+    """
+
+    def __init__(self, call: int, convert: Callable[[AcquireResult], T]) -> None:
+        super().__init__()
+        self.call = call
+        self._convert = convert
+
+    def push(self, result: Result) -> None:
+        """Add one result. A refusal, or one marked `last`, is the last."""
+        if isinstance(result, AcquireResult):
+            self.add(self._convert(result), is_last=result.last)
+        else:
+            assert isinstance(result, Refusal)
+            self.add(from_refusal(result), is_last=True)

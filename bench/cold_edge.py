@@ -35,8 +35,7 @@ from kvtier.tiers.cold.engine import ColdStore
 from kvtier.tiers.cold.log import SegmentLog
 from kvtier.tiers.cold.mounts import filesystem_of
 from kvtier.tiers.gpu.decode import gds
-from kvtier.tiers.gpu.decode.chunks import NUM_CHUNKS
-from kvtier.tiers.gpu.decode.cold_edge import ColdCopier
+from kvtier.tiers.gpu.decode.cold_edge import NUM_CHUNKS, ColdCopier
 from kvtier.tiers.gpu.decode.cold_trial import ColdTrial, trial_codecs
 from kvtier.tiers.gpu.decode.decoding import load_decoding
 from kvtier.tiers.gpu.device.contract import Device, DeviceError
@@ -76,7 +75,7 @@ class ColdEdgeRig:
         decoding = load_decoding(device)
         assert decoding is not None, "the kernels do not compile here"
         self.copier = ColdCopier(self.engine, self.store, self.enqueuer, self.readers, decoding)
-        self.trial = ColdTrial(self.copier, decoding, self.readers)
+        self.trial = ColdTrial(self.copier, self.readers)
         for identity in (PLAIN, LOSSY):
             self.store.store_namespace(identity)
         self.store.codecs.adopt({PROFILE.digest: PROFILE})

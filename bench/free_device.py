@@ -69,6 +69,9 @@ class FreeDevice:
     def close(self, memory: DeviceMemory) -> None:
         pass
 
+    def take_event(self) -> Event:
+        return FreeEvent()
+
     def export_event(self) -> tuple[Event, bytes]:
         return FreeEvent(), bytes(64)
 

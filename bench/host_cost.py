@@ -44,8 +44,7 @@ from kvtier.appliance.host.process import tune_garbage_collector
 from kvtier.appliance.transfer.lanes import MAX_BATCH_BYTES, Edge
 from kvtier.tiers.base import CopyItem, MemoryEngine
 from kvtier.tiers.block import FragmentLabel, Geometry, Tier
-from kvtier.tiers.gpu.device.own_events import OwnEvents
-from kvtier.tiers.gpu.pages.gather import GatherCopier, GatherStream
+from kvtier.tiers.gpu.pages.gather import GatherCopier, PageLane
 from kvtier.tiers.gpu.pages.kernels import PieceCopier
 from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
 from kvtier.tiers.gpu.pages.pages import RegisteredPages
@@ -95,16 +94,15 @@ def put_rows(total_mib: int, rounds: int) -> list[dict[str, Any]]:
     layout = PageLayout(num_blocks, 16, length, 2048, 256, (tensor,))
     check_layout(layout, geometry, [LAYERS * layer_bytes])
     pages = RegisteredPages(page_table(layout, geometry, [1 << 45]))
-    events = OwnEvents(rig.device)
     stream = rig.device.take_stream()
     assert stream is not None
     threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
     gather = GatherCopier(
         pages,
-        GatherStream(rig.device, stream, PieceCopier(), events),
+        PageLane(rig.device, threads[0], {Tier.DRAM: rig.hot.pinned.addresses_of}, PieceCopier()),
+        stream,
         cast(MemoryEngine, _NotHashed()),
-        rig.hot.pinned.addresses_of,
-        *threads,
+        threads[1],
         lambda problem: None,
     )
     places = rig.room.reserve_many(0, [length], num_blocks * LAYERS)

@@ -14,8 +14,7 @@ What the device did not confirm is not promised: a failed delivery brought no bl
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ import numpy as np
 from ...tiers.base import CopyError
 from ...tiers.block import STANDARD_TIERS, Tier
 from ...tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault, Event
-from ...tiers.gpu.pages.gather import AddressesOf
 from ...tiers.gpu.pages.kernels import Way
 from ...tiers.memory.places import I64
 from ...v1 import direct_pb2
@@ -33,9 +31,9 @@ from ..appliance import Appliance
 from ..core.events import ReleaseRequested
 from ..core.results import AcquireResult, ReadyFragments
 from ..errors import ApplianceError
-from ..replies import Replies
-from .page_answers import Answers
-from .registrations import Registration
+from ..replies import AnswerQueue, Replies
+from ..security.client_registry import ConnectedClient
+from .mapping import PageMapping
 from .runtime_events import has_happened
 
 log = logging.getLogger(__name__)
@@ -68,51 +66,52 @@ def _columns(ready: ReadyFragments) -> Ready:
     return Ready(*(np.array(column, np.int64) for column in columns))
 
 
-class Delivery:
-    """One get. `ids` are the pages of the blocks from `first_block` on, (blocks, pages per block)."""
+class PageGet(NamedTuple):
+    """What a runtime asked for: blocks of a chain, from `first_block` on, in pages of its own."""
+
+    first_block: int
+    ids: I64  # (blocks, pages per block)
+    after: Event | None  # of the runtime, which uses the pages until it has happened
+    event_set: int | None  # of ours, to tell when each layer group is complete
+
+
+class PageDelivery:
+    """One get. `task` returns its last answer when the pages are the runtime's again; `answers` the others.
+
+    `client` is the registration's own."""
 
     def __init__(
         self,
-        registration: Registration,
+        mapping: PageMapping,
+        client: ConnectedClient,
         appliance: Appliance,
         replies: Replies[AcquireResult],
-        first_block: int,
-        ids: I64,
-        after: Event | None,
-        event_set: int | None,
-        slots: dict[Tier, AddressesOf],
-        enqueuer: Executor,
+        asked: PageGet,
         counters: Counter[str],
-        on_end: Callable[["Delivery"], None],
     ) -> None:
-        self.answers = Answers()
-        self.event_set = event_set
-        self._registration = registration
+        self.answers: AnswerQueue[direct_pb2.GetPagesResponse] = AnswerQueue()
+        self.event_set = asked.event_set
+        self._mapping = mapping
+        self._client = client
         self._appliance = appliance
         self._replies = replies
-        self._first_block = first_block
-        self._ids = ids
-        self._after = after
-        self._slots = slots
-        self._enqueuer = enqueuer
+        self._asked = asked
         self._counters = counters
-        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._cancelled: asyncio.Future[None] = self._loop.create_future()
         self._given_up: asyncio.Future[None] = self._loop.create_future()
         self._result: AcquireResult | None = None  # the last one
         self._first: AcquireResult | None = None  # has what is known of the whole chain
-        self._arrived = np.zeros((len(ids), registration.geometry.num_groups), bool)
+        self._arrived = np.zeros((len(asked.ids), mapping.geometry.num_groups), bool)
         self._num_announced = 0  # layer groups
         self._done: Event | None = None  # taken before the stream gets work of ours
-        self._may_write = after is None  # whether the runtime is done with the pages
+        self._may_write = asked.after is None  # whether the runtime is done with the pages
         self._has_lease = False  # fragments were reported under it
         self._failure = ""
         self.task = self._loop.create_task(self._run())
 
     def cancel(self) -> None:
-        """Enqueue nothing more. The delivery ends when the device is done with what it was given.
-        Idempotent."""
+        """Enqueue nothing more; it ends when the device is done with what it was given. Idempotent."""
         if not self._cancelled.done():
             self._cancelled.set_result(None)
 
@@ -123,7 +122,7 @@ class Delivery:
 
     # ---------------------------------------------------------------------------------------- its life
 
-    async def _run(self) -> None:
+    async def _run(self) -> direct_pb2.GetPagesResponse | ApplianceError:
         refusal: ApplianceError | None = None
         try:
             while (result := await self._next()) is not None:
@@ -139,7 +138,7 @@ class Delivery:
             self._counters[f"direct_get_{problem.cause.value}"] += 1
             self._failure = DEVICE_FAILED
         except Exception:
-            log.exception("delivery into the pages of client %d failed", self._registration.owner)
+            log.exception("delivery into %s failed", self._client.name)
             self._failure = DEVICE_FAILED
         is_quiet = True
         try:
@@ -148,9 +147,7 @@ class Delivery:
             self._fail(problem)
             is_quiet = problem.fault is DeviceFault.LOST
         except Exception:
-            log.exception(
-                "nobody knows when the copies into pages of client %d end", self._registration.owner
-            )
+            log.exception("it is not known when copies into %s end", self._client.name)
             is_quiet = False
         if not is_quiet:
             self._failure = DEVICE_FAILED
@@ -159,8 +156,7 @@ class Delivery:
         if self._cancelled.done():
             self._failure = self._failure or CANCELLED
         self._let_go()
-        self._on_end(self)
-        self.answers.push(refusal or self._last_answer())
+        return refusal or self._last_answer()
 
     async def _next(self) -> AcquireResult | None:
         """Return the planner's next answer; None when there is none, or it is not wanted any more."""
@@ -178,9 +174,9 @@ class Delivery:
     async def _pages_are_free(self) -> bool:
         """Wait for the event that the runtime named; whether it has happened. Raises DeviceError."""
         if not self._may_write:
-            assert self._after is not None
-            device = self._registration.mapping.device
-            self._may_write = await has_happened(device, self._after, self._cancelled)
+            assert self._asked.after is not None
+            device = self._mapping.lane.device
+            self._may_write = await has_happened(device, self._asked.after, self._cancelled)
             if not self._may_write and not self._cancelled.done():
                 self._failure = EVENT_LATE
         return self._may_write
@@ -193,85 +189,86 @@ class Delivery:
 
     async def _take(self, result: AcquireResult) -> None:
         """Enqueue what became readable, tell which layer groups are under way as a whole."""
-        ready = _columns(result.ready)
-        self._arrived[ready.blocks - self._first_block, ready.groups] = True
-        wanted = self._arrived[: max(0, result.num_blocks - self._first_block)]
+        ready, first_block = _columns(result.ready), self._asked.first_block
+        self._arrived[ready.blocks - first_block, ready.groups] = True
+        wanted = self._arrived[: max(0, result.num_blocks - first_block)]
         whole = [bool(column.all()) for column in wanted.T] if len(wanted) else []
         num_whole = (*whole, False).index(False)
         complete = range(self._num_announced, num_whole)
         if result.ready or (self.event_set is not None and len(complete)):
-            work = self._loop.run_in_executor(self._enqueuer, self._enqueue, ready, complete)
-            await work
+            await self._loop.run_in_executor(self._mapping.lane.enqueuer, self._enqueue, ready, complete)
         for group in complete:
             if self.event_set is None:
                 break
-            number = self.event_set * self._registration.geometry.num_groups + group
+            number = self.event_set * self._mapping.geometry.num_groups + group
             answer = direct_pb2.GetPagesResponse(num_blocks=result.num_blocks, group=group, event=number)
-            self.answers.push(answer)
+            self.answers.add(answer, is_last=False)
         self._num_announced = max(self._num_announced, num_whole)
 
-    def _enqueue(self, ready: "Ready", complete: range) -> None:
-        """In the enqueuer's thread: scatter fragments, layer group after layer group. Raises DeviceError,
-        CopyError."""
-        mapping = self._registration.mapping
-        stream = mapping.loads
+    def _enqueue(self, ready: Ready, complete: range) -> None:
+        """Scatter fragments, layer group after layer group. In the enqueuer's thread.
+
+        Raises DeviceError, CopyError."""
+        mapping, stream = self._mapping, self._mapping.loads
         copies = [self._pieces(ready, rows) for rows in ready.runs(by_group=self.event_set is not None)]
         if self._done is None:
-            self._done = self._registration.events.take()
+            self._done = mapping.lane.device.take_event()
         events = mapping.event_sets[self.event_set] if self.event_set is not None else []
         waiting = list(complete) if events else []
         for group, tier, pieces in copies:
             while waiting and waiting[0] < group:
                 stream.record(events[waiting.pop(0)])
             way = Way.WITHIN if tier is Tier.HBM else Way.UP
-            self._registration.copier.copy(stream, pieces, way)
+            mapping.lane.copier.copy(stream, pieces, way)
         for group in waiting:
             stream.record(events[group])
 
-    def _pieces(self, ready: "Ready", rows: I64) -> tuple[int, Tier, CopyPieces]:
+    def _pieces(self, ready: Ready, rows: I64) -> tuple[int, Tier, CopyPieces]:
         """Return the first layer group, the tier and the copies of rows of one tier. Raises CopyError."""
         groups, tier = ready.groups[rows], STANDARD_TIERS[int(ready.tiers[rows[0]])]
-        sources = self._slots[tier](ready.places[rows])
-        ids = self._ids[ready.blocks[rows] - self._first_block]
-        first, pages = int(groups[0]), self._registration.mapping.pages
+        sources = self._mapping.lane.slots[tier](ready.places[rows])
+        ids = self._asked.ids[ready.blocks[rows] - self._asked.first_block]
+        first, pages = int(groups[0]), self._mapping.pages
         has_one = self.event_set is not None  # layer group: the templates of others are not needed yet
         return first, tier, pages.scatter(first if has_one else groups, sources, ids)
 
     async def _device_done(self) -> None:
-        """Wait until the device has done everything it was given. Raises DeviceError: of a lost device
-        nothing moves a byte any more; otherwise nobody knows, and the lease stays."""
-        event = self._done
+        """Wait until the device has done everything it was given.
+
+        Raises DeviceError: a lost device moves no byte any more; with any other error that is not known, and
+        the lease stays."""
+        event, device = self._done, self._mapping.lane.device
         if event is None:
             return
-        mapping = self._registration.mapping
         done: asyncio.Future[DeviceError | None] = self._loop.create_future()
 
-        def ask() -> None:
-            mapping.loads.record(event)
-            mapping.device.when_done(
-                event, lambda error: self._loop.call_soon_threadsafe(done.set_result, error)
-            )
+        def tell(error: DeviceError | None) -> None:
+            if error is None:
+                device.recycle(event)
+            self._loop.call_soon_threadsafe(done.set_result, error)
 
-        await self._loop.run_in_executor(self._enqueuer, ask)
+        def ask() -> None:
+            self._mapping.loads.record(event)
+            device.when_done(event, tell)
+
+        await self._loop.run_in_executor(self._mapping.lane.enqueuer, ask)
         error = await done
         if error is not None:
             raise error
-        self._registration.events.give(event)
 
     def _let_go(self) -> None:
         """End the lease: nothing reads its slots any more."""
-        with suppress(ApplianceError):  # answers that nobody took may name it
+        with suppress(ApplianceError):  # answers that were not taken may name it
             for result in self._replies.take():
                 self._note(result)
         if not self._replies.ended:
             self._appliance.abandon(self._replies)
         elif self._result is not None and self._has_lease:
-            client = self._registration.client.id
-            self._appliance.step(ReleaseRequested(None, client, [self._result.lease_id]))
+            self._appliance.step(ReleaseRequested(None, self._client.id, [self._result.lease_id]))
 
     def _fail(self, problem: DeviceError) -> None:
         if self._failure != DEVICE_FAILED:
-            log.error("delivery into the pages of client %d: %s", self._registration.owner, problem)
+            log.error("delivery into %s: %s", self._client.name, problem)
             self._counters[f"direct_get_device_{problem.fault.value}"] += 1
         self._failure = DEVICE_FAILED
 
@@ -286,8 +283,8 @@ class Delivery:
         answer.tiers = tiers_to_wire(first.tiers)
         answer.num_stored = first.num_stored
         answer.reason = first.reason
-        num_loaded = max(0, result.num_blocks - self._first_block)
+        num_loaded = max(0, result.num_blocks - self._asked.first_block)
         self._counters["direct_gets"] += 1
         self._counters["direct_get_blocks"] += num_loaded
-        self._counters["direct_get_bytes"] += num_loaded * self._registration.geometry.block_bytes
+        self._counters["direct_get_bytes"] += num_loaded * self._mapping.geometry.block_bytes
         return answer

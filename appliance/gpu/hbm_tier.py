@@ -21,8 +21,7 @@ from ...tiers.cold.mounts import filesystem_of
 from ...tiers.copiers import HostCopier
 from ...tiers.gpu.copier import DeviceCopier, DeviceEnd
 from ...tiers.gpu.decode import gds
-from ...tiers.gpu.decode.chunks import NUM_CHUNKS
-from ...tiers.gpu.decode.cold_edge import ColdCopier
+from ...tiers.gpu.decode.cold_edge import NUM_CHUNKS, ColdCopier
 from ...tiers.gpu.decode.cold_trial import quicker_codecs, trial_codecs
 from ...tiers.gpu.decode.decoding import load_decoding
 from ...tiers.gpu.device.contract import Device, DeviceError, DeviceFault
@@ -79,8 +78,9 @@ class HotTier:
             raise StartError(_advice(problem, room, device)) from problem
 
     def measure_links(self) -> dict[Edge, LinkSpeed]:
-        """Time both directions between dram and hbm, on the side; empty where that is not possible. Blocks
-        for some milliseconds."""
+        """Return the speed of both directions between dram and hbm; empty where that cannot be measured.
+
+        Blocks for some milliseconds."""
         with self._measuring:
             if self._is_closing:
                 return {}
@@ -101,8 +101,7 @@ class HotTier:
             self._is_closing = True
 
     def advise_nodes(self, numa_nodes: Sequence[int]) -> str:
-        """Return what is wrong with the NUMA nodes that dram is taken from, for the log; empty when nothing
-        is known to be."""
+        """Return what is wrong with the NUMA nodes that dram is taken from; empty: nothing that is known."""
         place = place_of(self.device, gpus())
         if place is None or place.numa_node is None or place.numa_node in numa_nodes:
             return ""
@@ -110,8 +109,9 @@ class HotTier:
         return f"the GPU is {describe(place)}; copies are quicker with tiers.dram.numa_nodes: [{near}]"
 
     def routes(self, hashers: ThreadPoolExecutor) -> dict[Edge, Route]:
-        """Return the ways between hbm and dram, and inside hbm, for a tier that shrinks. Raises
-        StartError."""
+        """Return the ways between hbm and dram, and inside hbm, for a tier that shrinks.
+
+        Raises StartError."""
         ends: dict[Tier, DeviceEnd] = {Tier.HBM: self.engine, Tier.DRAM: self.pinned}
         routes = {}
         for edge, is_hashed in (
@@ -139,8 +139,10 @@ class HotTier:
         return Route(HostCopier(Fetched(self.engine), store, threads, num_tasks=1))
 
     def cold_route(self, store: ColdStore, readers: ThreadPoolExecutor) -> Route | None:
-        """Return the way from the cold store straight into hbm; None where the device has no memory left for
-        it, or cannot decode, and everything comes by way of dram."""
+        """Return the way from the cold store straight into hbm.
+
+        None where the device has no memory left for it, or cannot decode: everything comes by way of dram.
+        """
         try:
             decoding = load_decoding(self.device)
             if decoding is None:
@@ -153,8 +155,10 @@ class HotTier:
         return Route(self.cold)
 
     def straight_codecs(self, wanted: Switch, store: ColdStore | None) -> frozenset[int]:
-        """Return the codecs whose records come straight from nvme from now on: what is `on`, or what a trial
-        found to be quicker. Blocks for some tenths of a second."""
+        """Return the codecs of records that come straight from nvme from now on.
+
+        They are those of `on`, or those that a trial found to be quicker. Blocks for some tenths of a second.
+        """
         if self.cold is None or self._readers is None or store is None or wanted == "off":
             return frozenset()
         if getattr(store, "is_encrypted", False):  # what lies there is nothing to a device
@@ -173,8 +177,9 @@ class HotTier:
         return found
 
     def serve_peers(self, devices: Sequence[Device], *, is_tried: bool) -> None:
-        """Serve runtimes on these devices, too, which are the tier's from now on. Call it once. Blocks for
-        milliseconds."""
+        """Serve runtimes on these devices, too, which are the tier's from now on.
+
+        To be called once. Blocks for milliseconds."""
         self._peers = Peers(self.engine, self.pinned.addresses_of, devices, is_tried=is_tried)
         self.engine.before_close.insert(0, self._peers.close)
 

@@ -2,7 +2,7 @@
 
     the runtime's event, if any -> the planner's decision -> copies (tiers/gpu/pages/gather.py) -> answer
 
-To the planner such a put is one like any other, whose staging extent is the pages.
+To the planner such a put is one like any other; its staging extent is the pages.
 """
 
 import asyncio
@@ -24,20 +24,17 @@ from .runtime_events import has_happened
 
 
 class PagePuts:
-    """The puts of all registrations. Lives on the event loop. `on_trouble` is told of a broken device;
-    `on_waited` is called when a put of a registration waits for its event no more."""
+    """The puts of all registrations. Lives on the event loop. `on_trouble` is told of a broken device."""
 
     def __init__(
         self,
         service: CacheService,
         counters: Counter[str],
         on_trouble: Callable[[DeviceError], None],
-        on_waited: Callable[[Registration], None],
     ) -> None:
         self._service = service
         self._counters = counters
         self._on_trouble = on_trouble
-        self._on_waited = on_waited
         self._num_waiting: Counter[int] = Counter()  # by the runtime's client
         self._loop = asyncio.get_running_loop()
 
@@ -49,37 +46,39 @@ class PagePuts:
         ids: I64,
         after: Event | None,
     ) -> "asyncio.Future[direct_pb2.PutPagesResponse]":
-        """Store the blocks in the pages `ids` (blocks, pages per block) once `after` has happened; answered
-        when they are stored and the pages are not read any more. Raises CallerError, BusyError."""
-        block_bytes = registration.geometry.block_bytes
+        """Store the blocks in the pages `ids` (blocks, pages per block) once `after` has happened.
+
+        Answered when they are stored and the pages are not read any more. Raises CallerError, BusyError."""
+        block_bytes = registration.mapping.geometry.block_bytes
         if len(ids) * block_bytes >= PUT_BYTES:
             raise error("TOO_LARGE", f"{len(ids)} blocks of {block_bytes} bytes; split the put")
+        store = partial(self._store, caller, registration, reserve, ids)
         if after is None:
-            return self._store(caller, registration, reserve, ids)
+            return store()
         owner = registration.owner
         if self._num_waiting[owner] >= MAX_WAITING_PUTS:
             message = f"{MAX_WAITING_PUTS} puts of this client wait for an event of its own"
             raise error("TOO_MANY_IN_FLIGHT", message, retry_after_s=0.01)
         self._num_waiting[owner] += 1
         registration.num_waiting += 1
-        wait = self._loop.create_task(has_happened(registration.mapping.device, after, registration.ending))
+        wait = self._loop.create_task(
+            has_happened(registration.mapping.lane.device, after, registration.ending)
+        )
         wait.add_done_callback(partial(self._waited, registration))
-        return self._loop.create_task(self._store_after(wait, caller, registration, reserve, ids))
+        return self._loop.create_task(self._store_after(wait, registration, store))
 
     def _waited(self, registration: Registration, _: "asyncio.Future[bool]") -> None:
         """Count a put that waits no more; its event is not asked any more either."""
         registration.num_waiting -= 1
         self._num_waiting[registration.owner] -= 1
         self._num_waiting += Counter()  # drops clients without waiting puts
-        self._on_waited(registration)
+        registration.look()
 
     async def _store_after(
         self,
         wait: "asyncio.Task[bool]",
-        caller: Caller,
         registration: Registration,
-        reserve: kvcache_pb2.ReserveRequest,
-        ids: I64,
+        store: "Callable[[], asyncio.Future[direct_pb2.PutPagesResponse]]",
     ) -> direct_pb2.PutPagesResponse:
         """Store the blocks once the runtime's event has happened. Raises ApplianceError when it does not."""
         try:
@@ -94,13 +93,13 @@ class PagePuts:
             raise error(
                 "BAD_PAGES", f"the event of this put has not happened within {runtime_events.EVENT_S:g} s"
             )
-        return await self._store(caller, registration, reserve, ids)
+        return await store()
 
     def _store(
         self, caller: Caller, registration: Registration, reserve: kvcache_pb2.ReserveRequest, ids: I64
     ) -> "asyncio.Future[direct_pb2.PutPagesResponse]":
         """Let the planner decide, and copy. Raises CallerError."""
-        block_bytes = registration.geometry.block_bytes
+        block_bytes = registration.mapping.geometry.block_bytes
         build = self._service.reservation(caller, registration.client, reserve)
         first = registration.gather.open_put(ids)
         spans = [(first + block * block_bytes, block_bytes) for block in range(len(ids))]
@@ -116,8 +115,9 @@ class PagePuts:
         first: int,
         answer: "results.Result | asyncio.Future[results.Result]",
     ) -> direct_pb2.PutPagesResponse:
-        """Return the planner's answer to the put whose byte 0 is the source `first`, and count it. Raises
-        ApplianceError when the planner refuses."""
+        """Count and return the planner's answer to a put; the source of its byte 0 is `first`.
+
+        Raises ApplianceError when the planner refuses."""
         result = await answer if isinstance(answer, asyncio.Future) else answer
         registration.gather.close_put(first)
         if isinstance(result, results.Refusal):
@@ -126,5 +126,5 @@ class PagePuts:
         num_stored = result.outcomes.count(kvcache_pb2.PUT_OUTCOME_STORED)
         self._counters["direct_puts"] += 1
         self._counters["direct_put_blocks"] += num_stored
-        self._counters["direct_put_bytes"] += num_stored * registration.geometry.block_bytes
+        self._counters["direct_put_bytes"] += num_stored * registration.mapping.geometry.block_bytes
         return direct_pb2.PutPagesResponse(outcomes=result.outcomes)

@@ -1,7 +1,7 @@
 """DirectPath: the calls by which a runtime's pages are filled and read without its help (direct.proto).
 
     RegisterPages -> memory mapped, streams taken, a client of its own opened in the planner
-    GetPages      -> Delivery (deliveries.py)
+    GetPages      -> PageDelivery (deliveries.py)
     PutPages      -> PagePuts (page_puts.py)
     UnregisterPages, or the end of the connection -> nothing new; given back when the device is quiet
 
@@ -9,7 +9,7 @@ All that talks to a device runs on one thread per device, the enqueuer: handing 
 driver takes milliseconds, which the event loop does not have.
 
 A second registration of a process waits until the earlier ones that are ending are quiet. So a runtime that
-lost its connection in the middle of a get knows, once it is registered again, that nobody writes its pages
+lost its connection in the middle of a get knows, once it is registered again, that nothing writes its pages
 any more.
 """
 
@@ -18,27 +18,26 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...tiers.block import HASH_BYTES, NamespaceIdentity, Tier
 from ...tiers.gpu.device.contract import Device, DeviceError, Event
-from ...tiers.gpu.device.own_events import OwnEvents
-from ...tiers.gpu.pages.gather import AddressesOf, GatherCopier, GatherStream
-from ...tiers.gpu.pages.kernels import PieceCopier, load, measured
+from ...tiers.gpu.pages.gather import AddressesOf, GatherCopier, PageLane
+from ...tiers.gpu.pages.kernels import load, measured
 from ...tiers.gpu.pages.layouts import LayoutError, check_layout
 from ...tiers.gpu.pages.pages import PageIdError
 from ...tiers.memory.places import I64
 from ...v1 import direct_pb2
 from ..errors import ApplianceError, error
+from ..replies import AnswerQueue
 from ..security.callers import Caller
 from ..security.client_registry import ConnectedClient
 from ..server.cache_service import CacheService
 from ..transfer.lanes import Route
-from .deliveries import Delivery
-from .page_answers import Answers
+from .deliveries import PageDelivery, PageGet
+from .mapping import DeviceOccupied, apart, layout_of, map_pages
 from .page_puts import PagePuts
 from .registrations import (
     MAX_DELIVERIES,
@@ -47,13 +46,7 @@ from .registrations import (
     MAX_HANDLE_BYTES,
     MAX_REGISTERING,
     MAX_REGISTRATIONS,
-    CountedCopier,
-    DeviceOccupied,
     Registration,
-    apart,
-    find,
-    layout_of,
-    map_pages,
 )
 
 log = logging.getLogger(__name__)
@@ -64,34 +57,38 @@ R = TypeVar("R")
 
 
 class DirectDevice(NamedTuple):
-    """A device and its addresses of slots: dram's, as far as it is pinned, and hbm's, if it has that or
-    reaches it. What is in a tier that is not here comes by way of one that is."""
+    """A device and its addresses of slots, by tier.
+
+    That is dram, as far as it is pinned, and hbm, if the device has that or reaches it. What is in another
+    tier comes by way of one that is here."""
 
     device: Device
     slots: Mapping[Tier, AddressesOf]
 
 
-@dataclass(slots=True)
-class _Lane:
-    """A device with the thread that gives it work."""
+class _OpenLane(NamedTuple):
+    """A device with its enqueuer, and the lane once it is known which way of copying is quicker."""
 
     device: Device
-    slots: dict[Tier, AddressesOf]
     enqueuer: ThreadPoolExecutor
-    copier: "Future[PieceCopier]"
+    lane: "Future[PageLane]"
 
+    @classmethod
+    def of(cls, given: DirectDevice) -> "_OpenLane":
+        """Start the enqueuer of a device, and the trial of its copies there."""
+        device, slots = given
+        enqueuer = ThreadPoolExecutor(1, f"kvtier-direct-{device.index}")
 
-def _close_copier(lane: _Lane) -> None:
-    if lane.copier.exception() is None:
-        lane.copier.result().close()
+        def make() -> PageLane:
+            return PageLane(device, enqueuer, slots, measured(device, load(device)))
 
+        return cls(device, enqueuer, enqueuer.submit(make))
 
-def _lane(given: DirectDevice) -> _Lane:
-    """Start a device's enqueuer; the first thing it does is to find out which way of copying is quicker."""
-    device = given.device
-    enqueuer = ThreadPoolExecutor(1, f"kvtier-direct-{device.index}")
-    copier = enqueuer.submit(lambda: measured(device, load(device)))
-    return _Lane(device, dict(given.slots), enqueuer, copier)
+    def close(self) -> None:
+        """End the enqueuer, and give back what copies had. Blocks."""
+        if self.lane.exception() is None:
+            self.enqueuer.submit(self.lane.result().copier.close)
+        self.enqueuer.shutdown()
 
 
 class DirectPath:
@@ -104,11 +101,11 @@ class DirectPath:
         self._loop = asyncio.get_running_loop()
         self._registrations: list[Registration] = []
         self._registering: Counter[int] = Counter()  # RegisterPages under way, by client
-        self._num_closing = 0  # registrations whose memory is being unmapped
-        self._puts = PagePuts(service, self.counters, self._on_trouble, self._look)
+        self._num_closing = 0  # registrations with memory that is being unmapped
+        self._puts = PagePuts(service, self.counters, self._on_trouble)
         self._numbers = count(1)
         self._is_closed = False
-        self._lanes = {one.device.uuid: _lane(one) for one in devices}
+        self._lanes = {one.device.uuid: _OpenLane.of(one) for one in devices}
 
     # ------------------------------------------------------------------------------------- registering
 
@@ -153,15 +150,14 @@ class DirectPath:
     async def _register(
         self,
         client: ConnectedClient,
-        lane: _Lane,
+        opened: _OpenLane,
         identity: NamespaceIdentity,
         request: direct_pb2.RegisterPagesRequest,
     ) -> direct_pb2.RegisterPagesResponse:
         for earlier in [one for one in self._registrations if one.is_ending and one.pid == client.pid]:
             await asyncio.shield(earlier.ended)
-        geometry, layout = identity.geometry, layout_of(request)
-        copier = await asyncio.wrap_future(lane.copier)
-        make = apart(lambda: map_pages(lane.device, layout, geometry, request), f"kvtier-map-{client.id}")
+        lane = await asyncio.wrap_future(opened.lane)
+        make = apart(lambda: map_pages(lane, identity.geometry, request), f"kvtier-map-{client.id}")
         try:
             mapping = await asyncio.wrap_future(make)
         except DeviceOccupied:
@@ -170,29 +166,16 @@ class DirectPath:
         except DeviceError as problem:
             self.counters[f"direct_register_{problem.fault.value}"] += 1
             raise error("NO_DEVICE", f"the pages cannot be opened: {problem}") from None
-        own_events = OwnEvents(lane.device)
         dram = self._service.memory(Tier.DRAM)
-        gather = GatherCopier(
-            mapping.pages,
-            GatherStream(lane.device, mapping.saves, copier, own_events),
-            dram,
-            lane.slots[Tier.DRAM],
-            lane.enqueuer,
-            self._hashers,
-            self._on_trouble,
-        )
+        gather = GatherCopier(mapping.pages, lane, mapping.saves, dram, self._hashers, self._on_trouble)
+        registration = Registration(next(self._numbers), client, mapping, gather, self._close_quiet)
         try:
             if self._is_closed or self._service.clients.get(client.id) is not client:
                 raise error("UNKNOWN_CLIENT", "the client is gone")
-            counted = CountedCopier(gather, lambda by: self._gathering(gather, by))
-            own = self._service.clients.open_pages(client, {Tier.DRAM: Route(counted)})
+            registration.client = self._service.clients.open_pages(client, {Tier.DRAM: Route(registration)})
         except ApplianceError:
-            await asyncio.wrap_future(apart(mapping.give_back, f"kvtier-unmap-{client.id}"))
+            await self._give_back(registration)
             raise
-        registration = Registration(
-            next(self._numbers), client.id, client.pid, own, geometry, mapping, gather, copier, own_events
-        )
-        registration.free_sets = list(range(len(mapping.event_sets)))
         self._registrations.append(registration)
         self.counters["direct_registrations"] += 1
         handles = mapping.event_handles
@@ -203,18 +186,20 @@ class DirectPath:
     ) -> "asyncio.Future[direct_pb2.UnregisterPagesResponse]":
         """Forget pages; answered when nothing touches them any more."""
         registration = self._own(caller, request.registration_id)
-        self._end(registration)
+        registration.end()
         return self._answer_after(registration.ended, direct_pb2.UnregisterPagesResponse())
 
     def client_gone(self, client_id: int) -> None:
         """A connection ended: end its registrations. Idempotent."""
         for registration in list(self._registrations):
             if registration.owner == client_id and not registration.is_ending:
-                self._end(registration)
+                registration.end()
 
     # -------------------------------------------------------------------------------------------- gets
 
-    def get_pages(self, caller: Caller, request: direct_pb2.GetPagesRequest) -> Answers:
+    def get_pages(
+        self, caller: Caller, request: direct_pb2.GetPagesRequest
+    ) -> AnswerQueue[direct_pb2.GetPagesResponse]:
         """Start a get into pages; return its answers, now and to come."""
         registration = self._own(caller, request.registration_id)
         acquire = request.acquire
@@ -227,8 +212,7 @@ class DirectPath:
         num_blocks = len(acquire.prefix_hashes) // HASH_BYTES - acquire.first_block
         ids = self._ids(registration, request.page_ids, num_blocks, is_target=True)
         after = self._event(registration, request.after_event)
-        lane = self._lanes[registration.mapping.device.uuid]
-        reads_hbm = Tier.HBM in lane.slots
+        reads_hbm = Tier.HBM in registration.mapping.lane.slots
         self.counters["direct_gets_without_hbm"] += not reads_hbm
         replies = self._service.start_acquire(
             caller, acquire, lambda result: result, registration.client, reads_hbm
@@ -237,27 +221,31 @@ class DirectPath:
         if request.with_events and registration.free_sets:
             event_set = registration.free_sets.pop()
 
-        def ended(delivery: Delivery) -> None:
-            del registration.deliveries[acquire.request_id]
-            if delivery.event_set is not None:
-                registration.free_sets.append(delivery.event_set)
-            self._look(registration)
-
-        delivery = Delivery(
-            registration,
+        delivery = PageDelivery(
+            registration.mapping,
+            registration.client,
             self._service.appliance,
             replies,
-            acquire.first_block,
-            ids,
-            after,
-            event_set,
-            lane.slots,
-            lane.enqueuer,
+            PageGet(acquire.first_block, ids, after, event_set),
             self.counters,
-            ended,
         )
         registration.deliveries[acquire.request_id] = delivery
+        delivery.task.add_done_callback(partial(self._delivered, registration, acquire.request_id))
         return delivery.answers
+
+    def _delivered(
+        self,
+        registration: Registration,
+        request_id: str,
+        task: "asyncio.Future[direct_pb2.GetPagesResponse | ApplianceError]",
+    ) -> None:
+        """Give the last answer of a get, when its pages and its event set are free again."""
+        delivery = registration.deliveries.pop(request_id)
+        if delivery.event_set is not None:
+            registration.free_sets.append(delivery.event_set)
+        registration.look()
+        if not task.cancelled():
+            delivery.answers.add(task.result(), is_last=True)
 
     def cancel_pages(
         self, caller: Caller, request: direct_pb2.CancelPagesRequest
@@ -284,48 +272,27 @@ class DirectPath:
         after = self._event(registration, request.after_event)
         return self._puts.start(caller, registration, reserve, ids, after)
 
-    def _gathering(self, gather: GatherCopier, by: int) -> None:
-        """Count batches of puts that a device works on."""
-        for registration in self._registrations:
-            if registration.gather is gather:
-                registration.num_gathering += by
-                self._look(registration)
-
     # -------------------------------------------------------------------------------------------- ends
 
-    def _end(self, registration: Registration) -> None:
-        """Start nothing new; what is under way decides when it is over."""
-        registration.is_ending = True
-        registration.ending.set_result(None)
-        registration.gather.is_closed = True
-        for delivery in list(registration.deliveries.values()):
-            delivery.cancel()
-        self._look(registration)
-
-    def _look(self, registration: Registration) -> None:
-        """Give an ending registration back when it has become quiet."""
-        if not registration.is_ending or not registration.is_quiet or registration not in self._registrations:
-            return
+    def _close_quiet(self, registration: Registration) -> None:
+        """Give back a registration that has ended and that no stream touches any more."""
         self._registrations.remove(registration)
         self._service.clients.close(registration.client.id, "pages unregistered")
-        mapping = registration.mapping
+        work = self._loop.create_task(self._give_back(registration))
+        work.add_done_callback(lambda _: registration.ended.set_result(None))
 
-        def give_back() -> None:
-            registration.events.close()
-            mapping.give_back()
-
+    async def _give_back(self, registration: Registration) -> None:
+        """Close what a registration has of the device. A failure is logged and counted."""
         self._num_closing += 1
-        work = apart(give_back, f"kvtier-unmap-{registration.owner}")
-        work.add_done_callback(
-            lambda work: self._loop.call_soon_threadsafe(self._gave_back, registration, work)
-        )
-
-    def _gave_back(self, registration: Registration, work: "Future[None]") -> None:
-        self._num_closing -= 1
-        if work.exception() is not None:
-            log.error("pages of client %d could not be closed", registration.owner, exc_info=work.exception())
+        try:
+            await asyncio.wrap_future(
+                apart(registration.mapping.give_back, f"kvtier-unmap-{registration.owner}")
+            )
+        except DeviceError as problem:
+            log.error("pages of client %d could not be closed: %s", registration.owner, problem)
             self.counters["direct_close_failed"] += 1
-        registration.ended.set_result(None)
+        finally:
+            self._num_closing -= 1
 
     def _on_trouble(self, problem: DeviceError) -> None:
         """A put met a broken device; on any thread."""
@@ -344,11 +311,11 @@ class DirectPath:
         ending = list(self._registrations)
         for registration in ending:
             if not registration.is_ending:
-                self._end(registration)
+                registration.end()
         ended = [registration.ended for registration in ending]
         if ended and (await asyncio.wait(ended, timeout=CLOSE_GRACE_S))[1]:
             log.error("registered pages are still being copied; shutting the devices down")
-            for lane in reversed(self._lanes.values()):  # whoever reads another one's memory first
+            for lane in reversed(self._lanes.values()):  # peers first: they read the memory of hbm's
                 await asyncio.to_thread(lane.device.shut_down)
             for registration in ending:
                 registration.gather.give_up()
@@ -356,8 +323,7 @@ class DirectPath:
                     delivery.give_up()
             await asyncio.wait(ended, timeout=CLOSE_GRACE_S)
         for lane in self._lanes.values():
-            lane.enqueuer.submit(_close_copier, lane)
-            await asyncio.to_thread(lane.enqueuer.shutdown)
+            await asyncio.to_thread(lane.close)
 
     def check_integrity(self) -> list[str]:
         """Audit: no registration that is over, no event set used twice."""
@@ -367,15 +333,14 @@ class DirectPath:
 
     def _own(self, caller: Caller, number: int) -> Registration:
         assert caller.client is not None, "only over the local channel"
-        registration = find(self._registrations, number, caller.client.id)
-        if registration is None:
-            raise error(
-                "UNKNOWN_PAGES", f"this client has no registration {number}; register the pages (again)"
-            )
-        return registration
+        for registration in self._registrations:
+            is_own = (registration.id, registration.owner) == (number, caller.client.id)
+            if is_own and not registration.is_ending:
+                return registration
+        raise error("UNKNOWN_PAGES", f"this client has no registration {number}; register the pages (again)")
 
     def _check_geometry(self, caller: Caller, registration: Registration, namespace_id: int) -> None:
-        if self._service.identity_of(caller, namespace_id).geometry != registration.geometry:
+        if self._service.identity_of(caller, namespace_id).geometry != registration.mapping.geometry:
             raise error("BAD_PAGES", "the namespace has another geometry than the pages were registered for")
 
     def _ids(self, registration: Registration, packed: bytes, num_blocks: int, *, is_target: bool) -> I64:
@@ -390,7 +355,7 @@ class DirectPath:
             raise error("BAD_PAGES", f"event {number} of {len(known)} that were registered")
         return known[number - 1] if number else None
 
-    def _answer_after(self, future: "asyncio.Future[None]", answer: R) -> "asyncio.Future[R]":
+    def _answer_after(self, future: "asyncio.Future[Any]", answer: R) -> "asyncio.Future[R]":
         later: asyncio.Future[R] = self._loop.create_future()
         future.add_done_callback(lambda _: None if later.done() else later.set_result(answer))
         return later

@@ -3,7 +3,7 @@
 A peer has no slab. It reads what lies elsewhere: pinned dram, which is registered once and for every device
 of the process, and the slots of the hot tier's device where it can reach them (NVLink, or PCIe without an
 IOMMU between). A copy into a runtime's pages is work of the runtime's own device; so a peer that is lost ends
-its own lane and nothing else, and nobody waits for another one's streams.
+its own lane and nothing else, and no device waits for the streams of another.
 
 Whether a peer can reach the hot tier is not taken from the driver's word: behind an IOMMU it may say yes and
 read something else (CUDA C++ Programming Guide, "Peer-to-Peer Memory Access": IOMMU on Linux). A few
@@ -15,24 +15,15 @@ access (CUDA passes them through host memory of its own, which dram already is).
 
 import logging
 import mmap
-import threading
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from ...tiers.block import Tier
-from ...tiers.gpu.device.contract import (
-    Addresses,
-    CopyPieces,
-    Device,
-    DeviceError,
-    DeviceFault,
-    Event,
-    Stream,
-)
+from ...tiers.gpu.device.contract import Addresses, Device, DeviceError, DeviceFault, Event, pieces_of
 from ...tiers.gpu.device.cuda import CudaDevice, num_devices
 from ...tiers.gpu.device.pinned import as_copy_error
+from ...tiers.gpu.device.waiting import copy_and_wait
 from ...tiers.gpu.hbm import HbmEngine
 from ...tiers.gpu.pages.gather import AddressesOf
 from ...tiers.memory.places import I64
@@ -88,15 +79,17 @@ class Peers:
         home = self._engine.device
         try:
             if self._probe is None:
-                self._probe = home.export_event()[0]
+                self._probe = home.take_event()
             return device.reach(home) and (not is_tried or carries(device, home))
         except DeviceError as problem:
             log.warning("device %d cannot be a peer: %s", device.index, problem)
             return False
 
     def _addresses_of(self, places: Sequence[int] | I64) -> Addresses:
-        """Return the addresses of hbm's slots for a peer. Raises CopyError; also when the hot tier's device
-        is lost and nobody has noticed: it is asked before anything is read from it."""
+        """Return the addresses of hbm's slots for a peer.
+
+        Raises CopyError; also when the hot tier's device is lost and that was not noticed yet: it is asked
+        before anything is read from it."""
         assert self._probe is not None
         try:
             self._probe.is_done()
@@ -116,8 +109,9 @@ class Peers:
 
 
 def carries(device: Device, home: Device) -> bool:
-    """Whether `device` reads from the memory of `home`, which it reaches, what was written there. Blocks for
-    milliseconds. Raises DeviceError."""
+    """Whether `device` reads from the memory of `home`, which it reaches, what was written there.
+
+    Blocks for milliseconds. Raises DeviceError."""
     host = mmap.mmap(-1, 2 * TRIAL_BYTES)
     whole = np.frombuffer(host, np.uint8)
     sent, came = whole[:TRIAL_BYTES], whole[TRIAL_BYTES:]
@@ -127,34 +121,15 @@ def carries(device: Device, home: Device) -> bool:
     to_home, to_peer = home.take_stream(), device.take_stream()
     if to_home is None or to_peer is None:
         raise DeviceError(DeviceFault.REFUSED, "no stream is free to try a peer with")
-    _copy(home, to_home, [there, at_home.address])
-    _copy(device, to_peer, [at_home.address, at_peer.address, there + TRIAL_BYTES])
+    for on, stream, source, target in (
+        (home, to_home, there, at_home.address),
+        (device, to_peer, at_home.address, at_peer.address),
+        (device, to_peer, at_peer.address, there + TRIAL_BYTES),
+    ):
+        copy_and_wait(on, stream, pieces_of([(source, target, TRIAL_BYTES)]), TRIAL_S)
     home.give_stream(to_home)
     device.give_stream(to_peer)
     home.free(at_home)
     device.free(at_peer)
     home.unregister_host(there)
     return bool((sent == came).all())
-
-
-def _copy(device: Device, stream: Stream, stops: Sequence[int]) -> None:
-    """Copy from stop to stop and wait for the end. Raises DeviceError; what hangs keeps its memory until the
-    device is shut down."""
-    for source, target in pairwise(stops):
-        columns = np.array([source], np.uint64), np.array([target], np.uint64)
-        stream.copy(CopyPieces(*columns, np.array([TRIAL_BYTES], np.int64)))
-    event = stream.record()
-    is_told = threading.Event()
-    errors: list[DeviceError] = []
-
-    def tell(error: DeviceError | None) -> None:
-        if error is not None:
-            errors.append(error)
-        is_told.set()
-
-    device.when_done(event, tell)
-    if not is_told.wait(TRIAL_S):
-        raise DeviceError(DeviceFault.REFUSED, f"a trial copy is not done after {TRIAL_S:g} s")
-    if errors:
-        raise errors[0]
-    device.recycle(event)

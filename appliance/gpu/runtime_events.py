@@ -18,9 +18,10 @@ EVENT_S = 30.0  # no step of a runtime takes that long
 
 
 async def has_happened(device: Device, event: Event, given_up: "asyncio.Future[None]") -> bool:
-    """Wait until `event` has happened; False when it has not within EVENT_S, or `given_up` came first. When
-    it returns or raises, cancelled or not, `event` is not asked any more. Raises DeviceError when the device
-    is lost."""
+    """Wait until `event` has happened; False when it has not within EVENT_S, or `given_up` came first.
+
+    When it returns or raises, cancelled or not, `event` is not asked any more. Raises DeviceError when the
+    device is lost."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[DeviceError | None] = loop.create_future()
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtier.appliance.gpu import mapping
 from kvtier.appliance.gpu import page_service as direct
-from kvtier.appliance.gpu import registrations
-from kvtier.appliance.gpu.registrations import Mapping, Registration
+from kvtier.appliance.gpu.mapping import PageMapping
+from kvtier.appliance.gpu.registrations import Registration
 from kvtier.clients import AsyncClient, Client, PutOutcome, Tier
 from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, Event
 from kvtier.tiers.gpu.pages import kernels
@@ -372,9 +373,9 @@ def test_after_a_silent_daemon_the_next_call_waits_until_the_old_one_let_go(
     def check_layout(*arguments: Any) -> None:
         asked.append(arguments)
 
-    def map_pages(*arguments: Any) -> Mapping:
+    def map_pages(*arguments: Any) -> PageMapping:
         opened.append(stalled.opened())
-        return registrations.map_pages(*arguments)
+        return mapping.map_pages(*arguments)
 
     monkeypatch.setattr(direct, "check_layout", check_layout)
     monkeypatch.setattr(direct, "map_pages", map_pages)

@@ -16,7 +16,7 @@ from kvtier.appliance.gpu.registrations import MAX_REGISTERING, MAX_WAITING_PUTS
 from kvtier.appliance.gpu.runtime_events import has_happened
 from kvtier.clients import AsyncClient
 from kvtier.clients.errors import InvalidRequest, NotFound, Overloaded, PreconditionFailed
-from kvtier.tiers.gpu.device.contract import DeviceMemory
+from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault, DeviceMemory
 from kvtier.v1 import direct_pb2
 from kvtier.v1.local import Method
 from tests.fakes.gpu.device import FakeDevice
@@ -27,6 +27,7 @@ from .direct_scene import (
     GEOMETRY,
     IDENTITY,
     NUM_PAGES,
+    NUM_STREAMS,
     WAIT_S,
     Runtime,
     Served,
@@ -233,6 +234,43 @@ class Gated(FakeDevice):
     def close(self, memory: DeviceMemory) -> None:
         assert self.may_close.wait(WAIT_S)
         super().close(memory)
+
+
+class Refusing(Gated):
+    """Closes memory of other processes, and then says that it could not."""
+
+    def close(self, memory: DeviceMemory) -> None:
+        super().close(memory)
+        raise DeviceError(DeviceFault.REFUSED, "test")
+
+
+def test_what_cannot_be_closed_keeps_nothing_else_from_being_given_back(tmp_path: Path) -> None:
+    """Neither streams nor events, whether the runtime unregisters or goes while its pages are mapped."""
+    device, pages = Refusing(num_streams=NUM_STREAMS, seed=3), Pages()
+    with Served(tmp_path, device=device) as served:
+        num_free = len(device._free_streams)
+        with runtime_at(served.target, num_events=1, num_event_sets=1):
+            pass
+        served.until(lambda: served.daemon.direct.counters["direct_close_failed"] == 1)
+        assert len(device._free_streams) == num_free
+        device.may_open.clear()
+
+        async def main() -> None:
+            async with AsyncClient(served.target) as client:
+                namespace = await client.register(IDENTITY)
+                call = client.register_pages(namespace, "vllm", pages.tensors, pages.exporter)
+                registering = asyncio.create_task(call)
+                await asyncio.to_thread(served.until, lambda: served.daemon.direct._registering.total() == 1)
+                registering.cancel()
+
+        asyncio.run(main())
+        served.until(lambda: not len(served.daemon.service.clients))
+        device.may_open.set()
+        served.until(lambda: not served.daemon.direct._registering)
+        assert served.count("direct_close_failed") == 2
+        assert len(device._free_streams) == num_free
+        served.assert_at_rest()
+    pages.device.shut_down()
 
 
 @pytest.fixture

@@ -183,8 +183,8 @@ def sweep(kind: str, write: Callable[[Any], None]) -> bool:
             num_bytes = size * min(kernels.MEASURED_PIECES, kernels.MEASURED_BYTES // size)
             row: dict[str, Any] = {"way": way, "piece_bytes": size, "num_bytes": num_bytes}
             for name, copy in means.items():
-                timer = kernels._Timer(stream, event)
-                seconds = statistics.median(timer.time_s(copy, source, target, size) for _ in range(5))
+                timed = (kernels.time_s(stream, event, copy, source, target, size) for _ in range(5))
+                seconds = statistics.median(timed)
                 row[f"{name}_gb_per_s"] = num_bytes / seconds / 1e9
             rows.append(row)
             print(json.dumps(row), flush=True)

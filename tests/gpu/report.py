@@ -127,7 +127,7 @@ FIGURES = (
     Figure("device contract, between two processes", "all pass", "across", _tests),
     Figure("torch tensor exported from a fresh thread, opened twice", "same bytes", "shared", _exported),
     Figure("hot tier", "all pass", "hbm", _tests),
-    Figure("kernels copy, encode, decode and hash, bit for bit", "all pass", "kernels", _tests),
+    Figure("kernels copy, decode and hash, bit for bit", "all pass", "kernels", _tests),
     Figure("quantised records decode bit for bit", "all pass", "quantised", _tests),
     Figure("batch of copies in one call of the driver", "4,096 works", "batches", _batches),
     Figure("runtime killed before its event", "others and heartbeat live", "killed", _killed),

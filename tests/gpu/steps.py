@@ -16,7 +16,7 @@ _PYTHON = (sys.executable, "-W", "default", "-m")
 _PYTEST = (*_PYTHON, "pytest", "-q", "-rfEs", "-W", "default", "--timeout=45", "-p", "no:cacheprovider")
 _ONCE = (
     "test_pieces_by_the_kernel[333]",
-    "test_the_codec_is_bit_identical_both_ways[shape0]",
+    "test_exponents_decode_to_the_hosts_bits[shape0]",
     "test_the_digest_is_the_hosts[1024]",
     "test_quantised_records_decode_to_the_hosts_bits[int-4-bfloat16]",
 )

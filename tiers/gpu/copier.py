@@ -3,12 +3,11 @@
 A batch is one call: its fragments become columns of addresses, neighbours become one piece, and the device's
 own DMA does the rest while no thread of ours does anything. The order of things is what matters here:
 
-    event taken -> order after every flight that touches the same places -> copy -> event recorded -> (told)
+    order after every flight that touches the same places (flights.py) -> copy -> (told)
     -> identity of the source compared again -> (checksum of the landed copy) -> the future completes
 
-The event is taken before anything is enqueued, so that the end of every copy is reported. The future
-completes only after the device said so; the planner gives a place back after that and not before (I-6).
-Cancelling the future has no effect, as in HostCopier and for the same reason."""
+The future completes only after the device said so; the planner gives a place back after that and not before
+(I-6). Cancelling the future has no effect, as in HostCopier and for the same reason."""
 
 import logging
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ from ..block import FragmentLabel, Tier
 from ..memory.headers import LabelColumns
 from ..memory.places import I64, column_of, extents_of
 from ..payload import checksum
-from .device.contract import Addresses, CopyPieces, DeviceError, DeviceFault, Event, Stream
-from .device.flights import Flight, TouchedPlaces
+from .device.contract import Addresses, CopyPieces, DeviceError, DeviceFault, Stream
+from .device.flights import TouchedPlaces
 from .device.pinned import Pinned, as_copy_error
 from .hbm import HbmEngine
 
@@ -40,12 +39,8 @@ class DeviceEnd(Protocol):
         """Which tier it is."""
         ...
 
-    def address_of(self, place: int) -> int:
-        """Return where the slot at `place` begins. Raises CopyError."""
-        ...
-
-    def addresses_of(self, places: I64) -> Addresses:
-        """Return `address_of` of each, (n,) uint64. Raises CopyError."""
+    def addresses_of(self, places: Sequence[int] | I64) -> Addresses:
+        """Return where the slots at `places` begin, (n,) uint64. Raises CopyError."""
         ...
 
     def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
@@ -53,17 +48,14 @@ class DeviceEnd(Protocol):
         ...
 
     def generations_of(self, places: I64, labels: LabelColumns) -> NDArray[np.uint64] | None:
-        """Return the generations of what is published at `places`, (n,) uint64, if that is what the labels
-        say; None: `verify` says what is wrong, if anything is."""
+        """Return the generations of what is published at `places`, (n,) uint64.
+
+        None where that is not what the labels say: `verify` says what is wrong, if anything is."""
         ...
 
 
 class _DeviceBatch:
-    """One call of `start`: what is asked, what came of it, and which items were begun.
-
-    It `is_whole` while nothing is known to be wrong with any of its items: it is looked at in columns then,
-    and item by item where something is.
-    """
+    """One call of `start`: what is asked, what came of it, and which items were begun."""
 
     def __init__(self, items: Sequence[CopyItem]) -> None:
         self.items = items
@@ -71,7 +63,6 @@ class _DeviceBatch:
         self.opened: Sequence[int] = ()  # positions of items on their way
         self.generations: Sequence[int] | NDArray[np.uint64] = ()  # of their sources
         self.columns: _Columns | None = None  # of the items on their way
-        self.is_whole = False
         self.future: Future[list[CopyOutcome]] = Future()
         self.future.set_running_or_notify_cancel()  # from now on cancel() answers no
 
@@ -94,6 +85,11 @@ class _Columns:
         self.read, self.written, labels = zip(*items, strict=True)
         self.sources, self.targets = column_of(self.read), column_of(self.written)
         self.identities = LabelColumns(labels)
+
+    def pieces(self, sources: Addresses, targets: Addresses) -> CopyPieces:
+        """Return the copies of the items; their slots begin at `sources` and `targets`, (n,)."""
+        extents = extents_of(self.sources), extents_of(self.targets)
+        return coalesce(sources, targets, self.identities.lengths, *extents)
 
 
 class DeviceCopier:
@@ -145,24 +141,25 @@ class DeviceCopier:
     def _launch(self, batch: _DeviceBatch) -> None:
         """Enqueue a batch. Every way out of here completes its future, now or when the device has."""
         try:
-            pieces = self._open(batch)
-            if pieces is None:
+            pieces = self._open_whole(batch) or self._open_each(batch)
+            if pieces is None or batch.columns is None:
                 batch.future.set_result(batch.outcomes)
                 return
             stream = self._streams[self._next % len(self._streams)]
             self._next += 1
-            self._enqueue(batch, stream, stream.record(), pieces)
+            reads = TouchedPlaces(self._source.tier, batch.columns.read)
+            writes = TouchedPlaces(self._target.tier, batch.columns.written)
+            enqueue, landed = partial(stream.copy, pieces), partial(self._landed, batch)
+            self._engine.flights.launch(stream, reads, writes, enqueue, landed)
         except DeviceError as error:
             self._fail(batch, error)
         except BaseException as bug:  # a programmer's error reaches the caller through the future
             batch.future.set_exception(bug)
 
-    def _open(self, batch: _DeviceBatch) -> CopyPieces | None:
-        """Compare identities and find addresses; None when no item is left."""
-        return self._open_whole(batch) or self._open_each(batch)
-
     def _open_whole(self, batch: _DeviceBatch) -> CopyPieces | None:
-        """Do it for all items at once; None, and nothing done, where that is not possible for one of them."""
+        """Compare identities and find addresses of all items at once.
+
+        None, and nothing done, where that is not possible for one of them."""
         if not batch.items:
             return None
         columns = _Columns(batch.items)
@@ -174,19 +171,18 @@ class DeviceCopier:
             targets = self._target.addresses_of(columns.targets)
         except CopyError:
             return None
-        batch.opened, batch.generations = range(len(batch.items)), generations
-        batch.columns, batch.is_whole = columns, True
-        extents = extents_of(columns.sources), extents_of(columns.targets)
-        return coalesce(sources, targets, columns.identities.lengths, *extents)
+        batch.opened, batch.generations, batch.columns = range(len(batch.items)), generations, columns
+        return columns.pieces(sources, targets)
 
     def _open_each(self, batch: _DeviceBatch) -> CopyPieces | None:
-        """Do it item by item: those with which something is wrong end with their cause."""
+        """Do it item by item: those with which something is wrong end with their cause. None: no item is
+        left."""
         sources, targets, opened, generations = [], [], [], []
         for position, item in enumerate(batch.items):
             try:
                 generation = self._source.verify(item.source, item.label)
-                source = self._source.address_of(item.source)
-                target = self._target.address_of(item.target)
+                source = self._source.addresses_of([item.source])
+                target = self._target.addresses_of([item.target])
             except CopyError as error:
                 batch.outcomes[position] = CopyOutcome(error.cause)
                 continue
@@ -194,48 +190,16 @@ class DeviceCopier:
             targets.append(target)
             opened.append(position)
             generations.append(generation)
-        batch.opened, batch.generations = opened, generations
         if not opened:
             return None
-        columns = batch.columns = _Columns(batch.begun)
-        extents = extents_of(columns.sources), extents_of(columns.targets)
-        return coalesce(
-            np.array(sources, np.uint64), np.array(targets, np.uint64), columns.identities.lengths, *extents
-        )
+        batch.opened, batch.generations = opened, generations
+        batch.columns = _Columns(batch.begun)
+        return batch.columns.pieces(np.concatenate(sources), np.concatenate(targets))
 
-    def _enqueue(self, batch: _DeviceBatch, stream: Stream, event: Event, pieces: CopyPieces) -> None:
-        """From here on the device may touch the places; only `_landed` ends that."""
-        device, flights, columns = self._engine.device, self._engine.flights, batch.columns
-        assert columns is not None
-        reads, writes = (
-            TouchedPlaces(self._source.tier, columns.read),
-            TouchedPlaces(self._target.tier, columns.written),
-        )
-        flight = Flight(stream, event, reads, writes)
-        refused: DeviceError | None = None
-        flights.begin(flight)
-        try:
-            try:
-                stream.copy(pieces)
-            except DeviceError as error:
-                if error.fault is DeviceFault.LOST:
-                    raise
-                refused = error  # some pieces may be under way: wait for them all the same
-            stream.record(event)
-            device.when_done(event, partial(self._landed, batch, flight, refused))
-        except BaseException:  # lost: nothing of it moves any more
-            flights.end(flight)
-            device.recycle(event)
-            raise
-
-    def _landed(
-        self, batch: _DeviceBatch, flight: Flight, refused: DeviceError | None, error: DeviceError | None
-    ) -> None:
-        """The device is done with a flight, or will never say. On a thread of the device's."""
-        self._engine.flights.end(flight)
-        self._engine.device.recycle(flight.event)
-        if error is not None or refused is not None:
-            self._fail(batch, error or refused)
+    def _landed(self, batch: _DeviceBatch, error: DeviceError | None) -> None:
+        """The device is done with a batch, or will never say. On a thread of the device's."""
+        if error is not None:
+            self._fail(batch, error)
         elif self._hashers is None:
             self._settle(batch)
         else:
@@ -259,10 +223,11 @@ class DeviceCopier:
             batch.future.set_exception(bug)
 
     def _settle_whole(self, batch: _DeviceBatch) -> int | None:
-        """Settle all items at once and return their bytes; None, and nothing done, where that is not
-        possible."""
+        """Settle all items at once and return their bytes.
+
+        None, and nothing done, where that is not possible."""
         columns = batch.columns
-        if columns is None or not batch.is_whole or self._hashers is not None:
+        if columns is None or len(batch.opened) < len(batch.items) or self._hashers is not None:
             return None
         generations = self._source.generations_of(columns.sources, columns.identities)
         if generations is None or not np.array_equal(generations, batch.generations):
@@ -288,8 +253,7 @@ class DeviceCopier:
                 batch.outcomes[position] = CopyOutcome(error.cause)
         return num_bytes
 
-    def _fail(self, batch: _DeviceBatch, error: DeviceError | None) -> None:
-        assert error is not None
+    def _fail(self, batch: _DeviceBatch, error: DeviceError) -> None:
         if error.fault is DeviceFault.LOST:
             hot = [item.source for item in batch.begun if self._source.tier is Tier.HBM]
             hot += [item.target for item in batch.begun if self._target.tier is Tier.HBM]
@@ -306,8 +270,10 @@ class DeviceCopier:
 def coalesce(
     sources: Addresses, targets: Addresses, lengths: I64, source_extents: I64, target_extents: I64
 ) -> CopyPieces:
-    """Return the pieces of copies (n,) with neighbours merged, if adjacent in source *and* target and in one
-    extent each: extents are registered one by one. `sources`, `targets`, `lengths`: (n,), n > 0."""
+    """Return the pieces of copies with neighbours merged.
+
+    Those are adjacent in source *and* target, and in one extent each: extents are registered one by one. All
+    arguments: (n,), n > 0."""
     if bool((sources[1:] < sources[:-1]).any()):
         order = np.argsort(sources, kind="stable")
         sources, targets, lengths = sources[order], targets[order], lengths[order]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...v1.shm import CHECKSUM_BYTES, extent_of, place_of
+from ...v1.shm import CHECKSUM_BYTES, place_of
 from ..base import Buffer, Cause, CopyError, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..memory.headers import LabelColumns
@@ -52,7 +52,7 @@ class HbmEngine:
 
     def __init__(self, device: Device, room: SlotPool) -> None:
         self.device = device
-        self.flights = Flights()
+        self.flights = Flights(device)
         self.on_lost: Callable[[str], object] | None = None
         self.before_close: list[Callable[[], None]] = []  # frees resources of the device
         self._room = room
@@ -75,21 +75,19 @@ class HbmEngine:
 
     # ------------------------------------------------------------------------------ bytes (any thread)
 
-    def address_of(self, place: int) -> int:
-        """Return the device address of the slot at `place`. Raises CopyError when the tier is gone."""
+    def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:
+        """Return the device addresses of the slots at `places`, (n,) uint64.
+
+        Raises CopyError when the tier is gone or a place is quarantined."""
+        column = column_of(places)
         if self._lost or self._is_closed:
             raise CopyError(Cause.TIER_OFFLINE, self._lost or "the tier is closed")
-        if place in self._quarantine:
-            raise CopyError(Cause.TIER_OFFLINE, f"place {place:#x} is quarantined")
-        return self._start_of(extent_of(place)) + self._room.offset_of(place)
-
-    def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:
-        """Return `address_of` of each, (n,) uint64. Raises CopyError."""
-        column = column_of(places)
-        if self._lost or self._is_closed or self._quarantine:
-            for place in column.tolist():
-                self.address_of(place)  # raises where something stands in the way
+        if self._quarantine and (kept := self._quarantine.intersection(column.tolist())):
+            raise CopyError(Cause.TIER_OFFLINE, f"place {min(kept):#x} is quarantined")
         return addresses(column, self._start_of, self._slot_bytes_of)
+
+    def _address_of(self, place: int) -> int:
+        return int(self.addresses_of([place])[0])
 
     def _slot_bytes_of(self, number: int) -> int:
         return self._room.slot_bytes_of(place_of(number, 0))
@@ -112,7 +110,7 @@ class HbmEngine:
         assert len(payload) == label.raw_length
         assert place not in self._published, "a published slot must be retracted before it is written"
         try:
-            digest = self._bounce.store(self.address_of(place), payload)
+            digest = self._bounce.store(self._address_of(place), payload)
         except DeviceError as error:
             raise self._failed(as_copy_error(error), error) from error
         except CopyError as error:
@@ -121,8 +119,9 @@ class HbmEngine:
         return label.checksum or digest
 
     def read(self, place: int, label: FragmentLabel, into: Buffer) -> None:
-        """Fetch the fragment at `place`, its identity compared before and after, and its checksum: a device
-        may have lost a bit that no ECC noticed. Raises CopyError."""
+        """Fetch the fragment at `place`, its identity compared before and after, and its checksum.
+
+        A device may have lost a bit that no ECC noticed. Raises CopyError."""
         assert len(into) == label.raw_length
         generation = self.verify(place, label)
         self.fetch(place, into)
@@ -133,7 +132,7 @@ class HbmEngine:
     def fetch(self, place: int, into: Buffer) -> None:
         """Fill `into` with what is at `place`, whatever it is. Blocks. Raises CopyError."""
         try:
-            self._bounce.fetch(self.address_of(place), into)
+            self._bounce.fetch(self._address_of(place), into)
         except DeviceError as error:
             raise self._failed(as_copy_error(error), error) from error
         except CopyError as error:
@@ -141,8 +140,10 @@ class HbmEngine:
         self.count_reads(1, len(into))
 
     def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
-        """Return the generation of the published fragment at `place`. Raises CopyError (WRONG_IDENTITY) when
-        it is not that of `label`, not published, or not of `generation` any more."""
+        """Return the generation of the published fragment at `place`.
+
+        Raises CopyError (WRONG_IDENTITY) when it is not that of `label`, not published, or not of
+        `generation` any more."""
         found = self._published.get(place)
         if found is None or not _is_same(found[1], label):
             raise self._failed(
@@ -237,8 +238,7 @@ class HbmEngine:
             )
 
     def check_integrity(self) -> list[str]:
-        """Audit: what is published is taken, fits its slot, is not quarantined, and has a generation of its
-        own."""
+        """Return what is wrong: published slots that are free, too small, quarantined, or not told apart."""
         problems = [*self.flights.check_integrity(), *getattr(self.device, "check_integrity", list)()]
         seen: set[int] = set()
         for place, (generation, label) in self._published.items():
@@ -291,8 +291,9 @@ class Fetched:
         self._engine = engine
 
     def view(self, place: int, length: int) -> Buffer:
-        """Return the `length` bytes at `place`, page-aligned, as the cold store likes them. Blocks. Raises
-        CopyError."""
+        """Return the `length` bytes at `place`, page-aligned, as the cold store likes them. Blocks.
+
+        Raises CopyError."""
         into: Buffer = memoryview(mmap.mmap(-1, length))
         self._engine.fetch(place, into)
         return into

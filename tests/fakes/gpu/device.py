@@ -60,9 +60,9 @@ class _Call:
 class FakeDevice:
     """Implements `Device`. Drive it with `step` or `run`, unless it `is_live`.
 
-    `capacity_bytes` bounds allocations, `max_registered_bytes` host memory, `num_streams` and `num_events`
-    the pools. The same `seed` and the same calls give the same schedule (not when live: threads have their
-    own mind). `compiler` makes launches of kernels' source; without it there are no kernels.
+    `capacity_bytes` bounds allocations, `max_registered_bytes` host memory, `num_streams` the
+    pool of streams. The same `seed` and the same calls give the same schedule (not when live: threads have
+    their own mind). `compiler` makes launches of kernels' source; without it there are no kernels.
 
     As CUDA reportedly does, `close` of a live device waits until its streams are idle. What a killed process
     had recorded is never done, so a stream that waits for another process's event is a violation, unless
@@ -80,7 +80,6 @@ class FakeDevice:
         capacity_bytes: int = 256 << 20,
         max_registered_bytes: int = UNLIMITED,
         num_streams: int = 16,
-        num_events: int = 64,
         seed: int = 0,
         is_live: bool = False,
         compiler: Callable[[str, Sequence[str]], Launch] | None = None,
@@ -103,7 +102,7 @@ class FakeDevice:
         first = index * MAX_STREAMS  # the audit knows streams of several devices by their numbers
         self._streams = [FakeStream(self, first + number) for number in range(num_streams)]
         self._free_streams = list(self._streams)
-        self._num_free_events = num_events
+        self._num_events = 0  # taken out of the pool
         self._calls: list[_Call] = []
         self._random = Random(seed)
         self._lost = ""
@@ -189,6 +188,12 @@ class FakeDevice:
             assert stream not in self._free_streams, "given back twice"
             self._free_streams.append(cast(FakeStream, stream))
 
+    def take_event(self) -> FakeEvent:
+        """See Device.take_event."""
+        with self._working("take_event"):
+            self._num_events += 1
+            return FakeEvent(self)
+
     def export_event(self) -> tuple[Event, bytes]:
         """See Device.export_event."""
         with self._working("export_event"):
@@ -208,7 +213,7 @@ class FakeDevice:
             if mine.is_recycled:
                 raise self._violation("an event was recycled twice")
             mine.close()
-            self._num_free_events += mine.is_pooled
+            self._num_events -= mine.is_pooled
 
     def enqueue_copy(self, stream: FakeStream, pieces: CopyPieces) -> None:
         """Take over a copy, whose arrays may change afterwards. Refuses what a GPU would trip over."""
@@ -240,11 +245,7 @@ class FakeDevice:
     def enqueue_record(self, stream: FakeStream, event: FakeEvent | None) -> FakeEvent:
         """Take over a mark in a stream's work."""
         with self._working("enqueue_record"):
-            if event is None:
-                if self._num_free_events == 0:
-                    raise DeviceError(DeviceFault.REFUSED, "all events are in use; recycle some")
-                self._num_free_events -= 1
-                event = FakeEvent(self)
+            event = event or self.take_event()
             self._check_event(event)
             event.clock = self._order.record(stream.number)
             event.cells[RECORDED] += 1
@@ -428,6 +429,8 @@ class FakeDevice:
         with self._changed:
             if self._is_shut_down:
                 return
+            if self._num_events and not self._lost:
+                self.left_behind.append(f"{self._num_events} events")
             self._lose(self._lost or "the device was shut down")
             self._is_shut_down = True
             self._changed.notify_all()

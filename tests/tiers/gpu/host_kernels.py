@@ -32,7 +32,6 @@ static inline unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bit
 static inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
 static inline unsigned long long __umul64hi(unsigned long long left, unsigned long long right)
 { return (unsigned long long)((unsigned __int128)left * right >> 64); }
-static inline unsigned atomicAdd(unsigned* at, unsigned by) { unsigned old = *at; *at += by; return old; }
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 struct FlushToZero {  // and operands that are subnormal count as zero

@@ -87,6 +87,10 @@ class Hot:
         self.warm.retract(place)
         self.warm_room.release(place, length)
 
+    def peek(self, place: int) -> bytes:
+        """Return what is in a slot of hbm now."""
+        return self.device.peek(int(self.hot.addresses_of([place])[0]), LENGTH)
+
     def copy(self, copier: DeviceCopier, items: Sequence[CopyItem]) -> list[CopyOutcome]:
         """Copy, let the device's time pass, return the outcomes."""
         future = copier.start(items)

@@ -290,7 +290,7 @@ def stubbed_cuda(
     else:
         stub, where = getattr(beside, "stub"), getattr(beside, "stub").fakes[beside.index]  # noqa: B009
         patcher = None
-    fake = FakeDevice(index, is_live=True, num_streams=64, num_events=10_000, beside=where, **options)
+    fake = FakeDevice(index, is_live=True, num_streams=64, beside=where, **options)
     stub.fakes[index] = fake
     device: Any = CudaDevice(index)
     device.stub = stub

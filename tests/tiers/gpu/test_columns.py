@@ -105,7 +105,7 @@ def test_addresses_are_those_of_one_look_each_in_any_extents() -> None:
             assert len({place >> 32 for place in places}) == 3
             order = np.random.default_rng(3).permutation(len(places))
             mixed = [places[i] for i in order] + places[:2]
-            assert end.addresses_of(mixed).tolist() == [end.address_of(place) for place in mixed]
+            assert end.addresses_of(mixed).tolist() == [int(end.addresses_of([place])[0]) for place in mixed]
             assert end.addresses_of([]).tolist() == []
 
 
@@ -160,8 +160,8 @@ def test_a_batch_ends_item_by_item(
         assert engine.statistics().failures.get(Cause.WRONG_IDENTITY, 0) - before == num_wrong
         for item, outcome, (number, _) in zip(items, expected, kinds, strict=True):
             if outcome.cause is None:
-                address = hot.pinned.address_of if edge == "down" else hot.hot.address_of
-                there = hot.device.peek(address(item.target), LENGTH)
+                end = hot.pinned if edge == "down" else hot.hot
+                there = hot.device.peek(int(end.addresses_of([item.target])[0]), LENGTH)
                 assert there == make_payload(number, LENGTH)
 
 
@@ -183,7 +183,7 @@ class Ordered:
 
     def __init__(self, seed: int) -> None:
         self.device = FakeDevice(seed=seed)
-        self.flights = Flights()
+        self.flights = Flights(self.device)
         self.start = {tier: self.device.allocate(8 * LENGTH).address for tier in (Tier.HBM, Tier.DRAM)}
         self.open: list[Flight] = []
         self.streams: list[Stream] = [s for _ in range(4) if (s := self.device.take_stream()) is not None]

@@ -1,5 +1,5 @@
-"""The device's codec: its own source run on the host, bit for bit what numba's loops do, both ways; and what
-it refuses."""
+"""The device's codec: its own source run on the host, bit for bit what numba's loops do; and what it
+refuses."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from kvtier.tiers.codecs.base import CodecError, DoesNotFit, Shape
 from kvtier.tiers.codecs.exact.exponents import Exponents, Layout
 from kvtier.tiers.gpu.decode import exponent_kernels
-from kvtier.tiers.gpu.decode.exponents import NUM_SLABS, DeviceExponents, Record, load
+from kvtier.tiers.gpu.decode.decoding import load_decoding
+from kvtier.tiers.gpu.decode.exponents import NUM_SLABS, DeviceExponents, Record
 from kvtier.tiers.gpu.device.contract import DeviceMemory, Stream
 from kvtier.tiers.gpu.pages import kernels as pieces
 from tests.fakes.gpu.device import FakeDevice
@@ -65,30 +66,14 @@ class Bench:
         records = [
             Record(self.place(len(s), s), len(s), self.place(self.shape.raw_bytes + 16)) for s in stored
         ]
-        ticket = self.codec.decode(self.stream, self.shape, records)
+        ticket = self.codec.decode(self.stream, Exponents(), self.shape, records)
         assert ticket is not None
         self.finish()
-        status, _ = ticket.results()
+        status = ticket.results()
         raw_bytes = self.shape.raw_bytes
         for record in records:
             assert self.device.peek(record.raw + raw_bytes, 16) == b"\xa5" * 16, "wrote behind its place"
         return status.tolist(), [self.device.peek(record.raw, raw_bytes) for record in records]
-
-    def encode(self, payloads: list[bytes], room: int) -> tuple[list[int], list[bytes]]:
-        """Encode payloads into `room` bytes each; return their status and what was written, as long as it
-        is."""
-        records = [Record(self.place(room + 16), room, self.place(len(p), p)) for p in payloads]
-        ticket = self.codec.encode(self.stream, self.shape, records)
-        assert ticket is not None
-        self.finish()
-        status, lengths = ticket.results()
-        for record in records:
-            assert self.device.peek(record.stored + room, 16) == b"\xa5" * 16, "wrote behind its place"
-        written = [
-            b"" if wrong else self.device.peek(record.stored, int(length))
-            for record, wrong, length in zip(records, status, lengths, strict=True)
-        ]
-        return status.tolist(), written
 
     def close(self) -> None:
         """Give everything back, and see that nothing went wrong."""
@@ -166,14 +151,6 @@ def test_decodes_what_the_host_encoded(bench: Bench) -> None:
     assert raw == payloads
 
 
-def test_encodes_the_same_bytes_as_the_host(bench: Bench) -> None:
-    payloads = [p for seed in range(3) for p in payloads_of(bench.shape, seed)]
-    on_host = [encoded(bench.shape, payload) for payload in payloads]
-    status, written = bench.encode(payloads, Exponents().stored_bound(bench.shape))
-    assert status == [2 if stored is None else 0 for stored in on_host]
-    assert written == [stored or b"" for stored in on_host]
-
-
 def test_refuses_exactly_what_the_host_refuses(bench: Bench) -> None:
     """Damaged in the head, in the planes, in the list: the same verdict and, if it passes, the same bytes."""
     shape, rng = bench.shape, random.Random(7)
@@ -201,8 +178,6 @@ def test_not_a_byte_more_than_there_is(bench: Bench) -> None:
     assert stored is not None
     assert bench.decode([stored]) == ([0], [payload])
     assert bench.decode([stored[:-1]])[0] == [1]
-    assert bench.encode([payload], len(stored)) == ([0], [stored])
-    assert bench.encode([payload], len(stored) - 1)[0] == [2]
 
 
 def test_scratch_is_bounded_and_comes_back(kernels: HostKernels) -> None:
@@ -210,14 +185,14 @@ def test_scratch_is_bounded_and_comes_back(kernels: HostKernels) -> None:
     bench = Bench(kernels, shape, 3)
     stored = (encoded(shape, payloads_of(shape, 1)[1]) or b"").ljust(bench.stored_bytes, b"\0")
     record = Record(bench.place(len(stored), stored), len(stored), bench.place(shape.raw_bytes))
-    tickets = [bench.codec.decode(bench.stream, shape, [record]) for _ in range(NUM_SLABS)]
+    tickets = [bench.codec.decode(bench.stream, Exponents(), shape, [record]) for _ in range(NUM_SLABS)]
     assert None not in tickets
-    assert bench.codec.decode(bench.stream, shape, [record]) is None
+    assert bench.codec.decode(bench.stream, Exponents(), shape, [record]) is None
     bench.finish()
     for ticket in tickets:
         assert ticket is not None
-        assert ticket.results()[0].tolist() == [0]
-    assert bench.codec.decode(bench.stream, shape, [record]) is not None
+        assert ticket.results().tolist() == [0]
+    assert bench.codec.decode(bench.stream, Exponents(), shape, [record]) is not None
     bench.finish()
     bench.close()
 
@@ -229,11 +204,12 @@ def test_what_it_does_not_take() -> None:
         raise AssertionError(name)
 
     codec = DeviceExponents(device, never)
-    assert codec.max_fragments(SHAPES[0]) == 256
-    assert codec.max_fragments(SHAPES[0]._replace(dtype="float16")) == 0
-    assert codec.max_fragments(Shape(1, 2, 1 << 14, 8, 512, "bfloat16")) == 0  # longer than a call takes
+    exponents, too_long = Exponents(), Shape(1, 2, 1 << 14, 8, 512, "bfloat16")
+    assert codec.limits(exponents, SHAPES[0]).max_fragments == 256
+    assert codec.limits(exponents, SHAPES[0]._replace(dtype="float16")).max_fragments == 0
+    assert codec.limits(exponents, too_long).max_fragments == 0, "longer than a call takes"
     codec.close()
-    assert load(device) is None
+    assert load_decoding(device) is None, "no compiler"
 
 
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvtier.tiers.gpu.decode.digest import NUM_SLABS, DeviceDigest, load_digest
+from kvtier.tiers.gpu.decode.digest import NUM_SLABS, DeviceDigest, digests_of
 from kvtier.tiers.gpu.decode.digest_kernels import MIN_BYTES, NAMES, SOURCE
 from kvtier.tiers.gpu.device.contract import DeviceMemory
 from tests.fakes.gpu.device import FakeDevice
@@ -20,10 +20,8 @@ class Bench:
     """A fake device that hashes."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.device = FakeDevice(seed=seed, compiler=on_host)
-        digest = load_digest(self.device)
-        assert digest is not None
-        self.digest: DeviceDigest = digest
+        self.device = FakeDevice(seed=seed)
+        self.digest = DeviceDigest(self.device, on_host(SOURCE, NAMES))
         stream = self.device.take_stream()
         assert stream is not None
         self.stream = stream
@@ -58,7 +56,7 @@ def test_the_same_as_on_the_host(length: int) -> None:
     ticket = bench.digest.digest(bench.stream, [bench.place(payload) for payload in payloads], length)
     bench.finish()
     assert ticket is not None
-    digests = ticket.results()
+    digests = digests_of(ticket)
     assert digests == [xxhash.xxh3_128_digest(payload) for payload in payloads]
     assert [int.from_bytes(d[8:], "big") for d in digests] == [xxhash.xxh3_64_intdigest(p) for p in payloads]
     bench.close()
@@ -78,7 +76,7 @@ def test_every_bit_counts() -> None:
         ticket = bench.digest.digest(bench.stream, places[first : first + 200], length)
         bench.finish()
         assert ticket is not None
-        digests += ticket.results()
+        digests += digests_of(ticket)
     assert digests[0] == xxhash.xxh3_128_digest(payload)
     assert len(set(digests)) == len(places)
     bench.close()
@@ -91,7 +89,7 @@ def test_what_is_hashed_is_what_is_there_when_the_stream_gets_there() -> None:
     bench.device.poke(place, b"\x01" * length)  # before any time has passed
     bench.finish()
     assert ticket is not None
-    assert ticket.results() == [xxhash.xxh3_128_digest(b"\x01" * length)]
+    assert digests_of(ticket) == [xxhash.xxh3_128_digest(b"\x01" * length)]
     bench.close()
 
 
@@ -113,12 +111,6 @@ def test_without_scratch_the_answer_is_none_and_not_a_wait() -> None:
     assert again is not None
     bench.finish()
     bench.close()
-
-
-def test_no_compiler_is_no_digest() -> None:
-    device = FakeDevice()
-    assert load_digest(device) is None
-    device.shut_down()
 
 
 @pytest.mark.parametrize("architecture", ["compute_80", "compute_90"])

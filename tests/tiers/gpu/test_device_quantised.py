@@ -83,7 +83,7 @@ class Bench:
             assert self.device.peek(record.raw + shape.raw_bytes, 16) == b"\xa5" * 16, (
                 "wrote behind its place"
             )
-        return ticket.status().tolist(), [self.device.peek(r.raw, shape.raw_bytes) for r in records]
+        return ticket.results().tolist(), [self.device.peek(r.raw, shape.raw_bytes) for r in records]
 
     def close(self) -> None:
         self.decoder.close()
@@ -162,8 +162,8 @@ def test_a_scale_that_is_not_finite_is_refused_as_on_the_host(name: str) -> None
 
 def test_what_stays_on_the_host() -> None:
     bench, codec = Bench(), profiled(RULES["int4"])
-    assert bench.decoder.min_bytes(codec, SHAPE) == codec.stored_bound(SHAPE)
-    assert bench.decoder.min_bytes(codec, SHAPE._replace(num_heads=2)) is None, "another model's"
+    assert bench.decoder.limits(codec, SHAPE).min_bytes == codec.stored_bound(SHAPE)
+    assert bench.decoder.limits(codec, SHAPE._replace(num_heads=2)).max_fragments == 0, "another model's"
     bench.close()
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from kvtier.tiers.base import Cause, CopyItem, CopyOutcome
-from kvtier.tiers.block import Geometry
+from kvtier.tiers.block import Geometry, Tier
 from kvtier.tiers.gpu.device.contract import DeviceError
-from kvtier.tiers.gpu.device.own_events import OwnEvents
-from kvtier.tiers.gpu.pages.gather import GatherCopier, GatherStream
+from kvtier.tiers.gpu.pages.gather import GatherCopier, PageLane
 from kvtier.tiers.gpu.pages.kernels import PieceCopier
 from kvtier.tiers.gpu.pages.layouts import PageLayout, PageTensor, check_layout, page_table
 from kvtier.tiers.gpu.pages.pages import RegisteredPages
@@ -78,10 +77,9 @@ def make_scene(hashers: Executor | None = None) -> Scene:
     troubles: list[DeviceError] = []
     gather = GatherCopier(
         RegisteredPages(page_table(layout, GEOMETRY, [memory.address])),
-        GatherStream(device, stream, PieceCopier(), OwnEvents(device)),
+        PageLane(device, Inline(), {Tier.DRAM: hot.pinned.addresses_of}, PieceCopier()),
+        stream,
         hot.warm,
-        hot.pinned.addresses_of,
-        Inline(),
         hashers or Inline(),
         troubles.append,
     )

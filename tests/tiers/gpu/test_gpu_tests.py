@@ -26,7 +26,7 @@ def device() -> Iterator[FakeDevice]:
 
 @pytest.mark.parametrize("shape", on_gpu.SHAPES)
 def test_the_codec(device: FakeDevice, shape: Shape) -> None:
-    on_gpu.test_the_codec_is_bit_identical_both_ways(device, shape)
+    on_gpu.test_exponents_decode_to_the_hosts_bits(device, shape)
 
 
 def test_the_digest(device: FakeDevice) -> None:

@@ -5,6 +5,7 @@ import ctypes
 import random
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,9 @@ clock = Clock()
 
 
 class Launching(HostLaunch):
-    def __call__(self, stream: Any, sources: int, targets: int, lengths: int, num_pieces: int) -> None:
+    def __call__(self, stream: Any, name: str, num_threads: int, arguments: Sequence[Any]) -> None:
         self.device.is_launching = True  # type: ignore[attr-defined]
-        super().__call__(stream, sources, targets, lengths, num_pieces)
+        super().__call__(stream, name, num_threads, arguments)
         self.device.is_launching = False  # type: ignore[attr-defined]
 
 

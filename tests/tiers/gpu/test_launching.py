@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvtier.tiers.gpu.device import launching
-from kvtier.tiers.gpu.device.contract import DeviceError, DeviceFault
+from kvtier.tiers.gpu.device.contract import CopyPieces, DeviceError, DeviceFault
 from kvtier.tiers.gpu.device.cuda import CudaDevice
 from kvtier.tiers.gpu.pages import kernels
 from tests.tiers.gpu.stub_cuda import stubbed_cuda
@@ -96,9 +96,11 @@ def test_a_launch_is_one_call_on_the_given_stream(
     assert cupy.launched == [("two", (4,), (256,), (np.int32(7),), stream.pointer)]
     copy = kernels.load(device)
     assert copy is not None
-    copy(stream, 1, 2, 3, 1 << 20)
+    copier = kernels.PieceKernel(device, copy)
+    copier.copy(stream, CopyPieces(*np.zeros((3, 1 << 16), np.uint64)))
     assert cupy.launched[1][:3] == (kernels.NAME, (kernels.MAX_BLOCKS,), (256,))
     assert [argument.itemsize for argument in cupy.launched[1][3]] == [8, 8, 8, 4]
+    copier.close()
     device.give_stream(stream)
 
 
@@ -140,6 +142,6 @@ def test_a_launch_that_fails_is_a_device_error(
         launch(stream, "one", 1, [])
     assert caught.value.fault is DeviceFault.REFUSED
     with pytest.raises(DeviceError, match="status 1") as caught:
-        copy(stream, 1, 2, 3, 1)
+        copy(stream, kernels.NAME, 32, [])
     assert caught.value.fault is DeviceFault.REFUSED
     device.give_stream(stream)

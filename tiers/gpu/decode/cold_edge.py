@@ -25,8 +25,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from ....v1.shm import PAGE_BYTES
 from ...base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
 from ...block import FragmentLabel, Tier
@@ -35,14 +33,25 @@ from ...codecs.records import RecordCodecs
 from ...cold.log import record_bytes
 from ...cold.record_io import stored_bytes
 from ...cold.segment_io import TransferItem
-from ..device.contract import CopyPieces, Device, DeviceError, DeviceFault, DeviceMemory, Stream
-from ..device.flights import NOTHING, Flight, TouchedPlaces
+from ..device.contract import Device, DeviceError, DeviceFault, DeviceMemory, Stream, pieces_of
+from ..device.flights import NOTHING, TouchedPlaces
+from ..device.slabs import Slab, Slabs
 from ..hbm import HbmEngine
-from .chunks import Chunk, Chunks
 from .decoding import DecodeItem, DeviceDecoding, Findings
 from .exponents import Record
 
 log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 16 << 20
+NUM_CHUNKS = 4  # batches under way: more find none, and are done by the host
+
+
+def make_chunks(device: Device, chunk_bytes: int = CHUNK_BYTES, num_chunks: int = NUM_CHUNKS) -> Slabs:
+    """Return the chunks in which records rest between the cold store and their slots.
+
+    Every record has an area of whole pages in both halves of a chunk, at the same offset: its header's page,
+    its payload. Raises DeviceError."""
+    return Slabs(device, {"records": chunk_bytes}, {}, num_chunks)
 
 
 class ColdSource(Protocol):
@@ -88,25 +97,25 @@ class _ColdBatch:
     items: Sequence[CopyItem]
     outcomes: list[CopyOutcome]
     future: "Future[list[CopyOutcome]]" = field(default_factory=Future)
-    chunk: Chunk | None = None
+    chunk: Slab | None = None
     loads: list[_Load] = field(default_factory=list)  # what goes through the chunk
     on_host: list[int] = field(default_factory=list)  # positions of what the host does
     disputed: set[int] = field(default_factory=set)  # of them what the device found to be wrong
     is_direct: bool = False  # read by GPUDirect Storage
+    findings: Findings | None = None  # of the device, once it was asked
 
-    def fail(self, positions: Sequence[int], cause: Cause) -> None:
-        """These items end with `cause`."""
-        for position in positions:
-            self.outcomes[position] = CopyOutcome(cause)
+    @property
+    def targets(self) -> list[int]:
+        """The places in hbm of what goes through the chunk."""
+        return [self.items[load.position].target for load in self.loads]
 
 
 class ColdCopier:
-    """Implements `Copier` for the edge from the cold store to hbm. Takes a stream and chunks of the engine's
-    device until the engine is closed.
+    """Implements `Copier` for the edge from the cold store to hbm.
 
-    `readers` wait for the disk, and decode what the device does not; `enqueuer` is the one thread that gives
-    the device work. `decoding` None: everything is decoded on the host. Raises DeviceError when there is no
-    stream or no memory for the chunks."""
+    Takes a stream and chunks of the engine's device until the engine is closed. `readers` wait for the disk,
+    and decode what the device does not; `enqueuer` is the one thread that gives the device work. Raises
+    DeviceError when there is no stream or no memory for the chunks."""
 
     def __init__(
         self,
@@ -114,8 +123,8 @@ class ColdCopier:
         store: ColdSource,
         enqueuer: Executor,
         readers: Executor,
-        decoding: DeviceDecoding | None,
-        chunks: Chunks | None = None,
+        decoding: DeviceDecoding,
+        chunks: Slabs | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.direct: DirectReads | None = None  # once it was found to be quicker
@@ -124,12 +133,12 @@ class ColdCopier:
         self._enqueuer = enqueuer
         self._readers = readers
         self.decoding = decoding
-        self._is_trusted = decoding is not None
+        self._is_trusted = True  # until a kernel made something wrong of a good record
         stream = engine.device.take_stream()
         if stream is None:
             raise DeviceError(DeviceFault.REFUSED, "no stream left for the edge from nvme to hbm")
         self._stream: Stream = stream
-        self.chunks = chunks or Chunks(engine.device)
+        self.chunks = chunks or make_chunks(engine.device)
         engine.before_close.append(self._give_back)
 
     @property
@@ -178,7 +187,7 @@ class ColdCopier:
         for position, item in enumerate(batch.items):
             num_bytes = record_bytes(stored_bytes(item.label))
             load = self._load(position, end, item.label)
-            if load is not None and end + num_bytes <= self.chunks.chunk_bytes:
+            if load is not None and end + num_bytes <= self.chunks.shared_bytes:
                 batch.loads.append(load)
                 end += num_bytes
             else:
@@ -199,19 +208,18 @@ class ColdCopier:
         if shape.raw_bytes != label.raw_length:
             return None
         if needs_kernels and not (
-            self._is_trusted
-            and self.decoding is not None
-            and self.decoding.takes(codec, shape, stored_bytes(label))
+            self._is_trusted and self.decoding.takes(codec, shape, stored_bytes(label))
         ):
             return None
         return _Load(position, area, codec, shape)
 
-    def _read_by_host(self, batch: _ColdBatch, chunk: Chunk) -> None:
+    def _read_by_host(self, batch: _ColdBatch, chunk: Slab) -> None:
         """Read, and compare the hashes of what is stored."""
         transfers = []
         for load in batch.loads:
             source, _, label = batch.items[load.position]
-            transfers.append((source, label, chunk.payload(load.area, stored_bytes(label))))
+            payload = chunk.view[load.area + PAGE_BYTES :][: stored_bytes(label)]
+            transfers.append((source, label, payload))
         good = []
         outcomes = self._store.read_batch(transfers, as_stored=True)
         for load, outcome in zip(batch.loads, outcomes, strict=True):
@@ -247,42 +255,17 @@ class ColdCopier:
         """Enqueue what brings the loads into their slots, and ask to be told."""
         if not batch.loads:
             return self._hand(self._readers, batch, self._settle)
-        device, flights, stream = self._engine.device, self._engine.flights, self._stream
         try:
-            targets = [self._engine.address_of(batch.items[load.position].target) for load in batch.loads]
-            event = stream.record()
-        except CopyError as error:  # hbm is gone
-            batch.fail([load.position for load in batch.loads], error.cause)
-            batch.loads = []
-            return self._hand(self._readers, batch, self._settle)
-        except DeviceError as error:
-            return self._broke(batch, error)
-        writes = TouchedPlaces(Tier.HBM, [batch.items[load.position].target for load in batch.loads])
-        flight = Flight(stream, event, NOTHING, writes)
-        findings: Findings | None = None
-        refused: DeviceError | None = None
-        try:
-            flights.begin(flight)
-        except DeviceError as error:
-            device.recycle(event)
-            return self._broke(batch, error)
-        try:
-            try:
-                findings = self._enqueue(batch, targets)
-            except DeviceError as error:
-                if error.fault is DeviceFault.LOST:
-                    raise
-                refused = error  # something of it may be under way: wait for that all the same
-            stream.record(event)
-            device.when_done(event, partial(self._landed, batch, flight, findings, refused))
-        except DeviceError as error:  # lost: nothing of it moves any more
-            flights.end(flight)
-            device.recycle(event)
+            targets = self._engine.addresses_of(batch.targets).tolist()
+            writes = TouchedPlaces(Tier.HBM, batch.targets)
+            enqueue, landed = partial(self._enqueue, batch, targets), partial(self._landed, batch)
+            self._engine.flights.launch(self._stream, NOTHING, writes, enqueue, landed)
+        except (CopyError, DeviceError) as error:
             self._broke(batch, error)
         return None
 
-    def _enqueue(self, batch: _ColdBatch, targets: Sequence[int]) -> Findings:
-        """Raises DeviceError."""
+    def _enqueue(self, batch: _ColdBatch, targets: Sequence[int]) -> None:
+        """Give the stream what brings the loads to `targets`, their slots' addresses. Raises DeviceError."""
         chunk, stream = batch.chunk, self._stream
         assert chunk is not None
         copies: list[tuple[int, int, int]] = []
@@ -305,53 +288,43 @@ class ColdCopier:
                 )
         for columns in (copies, moves):
             if columns:
-                stream.copy(_pieces(columns))
-        if not works:
-            return Findings(0, [])
-        assert self.decoding is not None
-        return self.decoding.enqueue(stream, works)
+                stream.copy(pieces_of(columns))
+        batch.findings = self.decoding.enqueue(stream, works)
 
-    def _broke(self, batch: _ColdBatch, error: DeviceError) -> None:
+    def _broke(self, batch: _ColdBatch, error: CopyError | DeviceError) -> None:
         """Nothing of a batch is under way, and nothing will be: its slots are as they were."""
-        if error.fault is DeviceFault.LOST:
-            self._engine.lost(str(error), [batch.items[load.position].target for load in batch.loads])
-            batch.fail([load.position for load in batch.loads], Cause.TIER_OFFLINE)
-        else:
+        positions = [load.position for load in batch.loads]
+        if isinstance(error, DeviceError) and error.fault is not DeviceFault.LOST:
             log.warning("from nvme to hbm: %s", error)
-            batch.on_host += [load.position for load in batch.loads]
+            batch.on_host += positions
+        else:  # hbm is gone
+            if isinstance(error, DeviceError):
+                self._engine.lost(str(error), batch.targets)
+            for position in positions:
+                batch.outcomes[position] = CopyOutcome(Cause.TIER_OFFLINE)
         batch.loads = []
         self._hand(self._readers, batch, self._settle)
 
-    def _landed(
-        self,
-        batch: _ColdBatch,
-        flight: Flight,
-        findings: Findings | None,
-        refused: DeviceError | None,
-        error: DeviceError | None,
-    ) -> None:
-        """The device is done with a flight, or will never say. On a thread of the device's."""
-        self._engine.flights.end(flight)
-        self._engine.device.recycle(flight.event)
-        trouble = error or refused
-        if trouble is not None:
-            self._broke(batch, trouble)
+    def _landed(self, batch: _ColdBatch, error: DeviceError | None) -> None:
+        """The device is done with a batch, or will never say. On a thread of the device's."""
+        if error is not None:
+            self._broke(batch, error)
         else:
-            assert findings is not None
-            self._hand(self._readers, batch, partial(self._judge, findings))
+            self._hand(self._readers, batch, self._judge)
 
     # ----------------------------------------------------------------------------- a reader's thread, again
 
-    def _judge(self, findings: Findings, batch: _ColdBatch) -> None:
+    def _judge(self, batch: _ColdBatch) -> None:
         """Believe what has the checksum that its record says; have the host do the rest again."""
-        chunk = batch.chunk
+        chunk, findings = batch.chunk, batch.findings
         assert chunk is not None
+        assert findings is not None
         digests = iter(findings.digests())
         num_landed = num_bytes = 0
         for load in batch.loads:
             item = batch.items[load.position]
             if batch.is_direct:
-                outcome = self._store.confirm(item.source, item.label, chunk.header(load.area))
+                outcome = self._store.confirm(item.source, item.label, chunk.view[load.area :][:PAGE_BYTES])
             else:
                 outcome = CopyOutcome(None, load.checksum)
             digest = next(digests) if load.codec is not None or batch.is_direct else load.checksum
@@ -398,10 +371,4 @@ class ColdCopier:
     def _give_back(self) -> None:
         self._engine.device.give_stream(self._stream)
         self.chunks.close()
-        if self.decoding is not None:
-            self.decoding.close()
-
-
-def _pieces(rows: Sequence[tuple[int, int, int]]) -> CopyPieces:
-    sources, targets, lengths = zip(*rows, strict=True)
-    return CopyPieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))
+        self.decoding.close()

@@ -9,7 +9,6 @@ Storage the same with a file in the cold store's directory. Never ran on a GPU.
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -25,10 +24,11 @@ from ...codecs.lossy.profile import Profile, uniform_rules
 from ...codecs.lossy.profiled import Profiled
 from ...codecs.trial import trial_payload
 from ...payload import checksum
-from ..device.contract import CopyPieces, DeviceError, DeviceFault, DeviceMemory, Event, Stream
-from .chunks import Chunk
+from ..device.contract import DeviceError, DeviceFault, DeviceMemory, Stream, pieces_of
+from ..device.slabs import Slab
+from ..device.waiting import copy_and_wait, wait_for
 from .cold_edge import ColdCopier
-from .decoding import DecodeItem, DeviceDecoding
+from .decoding import DecodeItem
 from .exponents import Record
 from .gds import OpenFile, Trial, compare
 
@@ -55,8 +55,8 @@ class ColdTrial:
 
     Raises DeviceError when there is nothing to try it with."""
 
-    def __init__(self, copier: ColdCopier, decoding: DeviceDecoding, helpers: Executor) -> None:
-        self._decoding = decoding
+    def __init__(self, copier: ColdCopier, helpers: Executor) -> None:
+        self._decoding = copier.decoding
         self._helpers = helpers
         self._copier = copier
         self._device = copier.device
@@ -64,14 +64,12 @@ class ColdTrial:
         if stream is None or None in chunks:
             raise DeviceError(DeviceFault.REFUSED, "no stream or chunk is free to measure with")
         self._stream: Stream = stream
-        self._chunks: list[Chunk] = [chunk for chunk in chunks if chunk is not None]
-        self._event: Event = self._device.export_event()[0]
-        self._num_fragments = min(NUM_FRAGMENTS, copier.chunks.chunk_bytes // (2 * SHAPE.raw_bytes))
-        self._file_bytes = min(FILE_BYTES, copier.chunks.chunk_bytes)
+        self._chunks: list[Slab] = [chunk for chunk in chunks if chunk is not None]
+        self._num_fragments = min(NUM_FRAGMENTS, copier.chunks.shared_bytes // (2 * SHAPE.raw_bytes))
+        self._file_bytes = min(FILE_BYTES, copier.chunks.shared_bytes)
 
     def close(self) -> None:
         """Give everything back."""
-        self._device.recycle(self._event)
         self._device.give_stream(self._stream)
         for chunk in self._chunks:
             self._copier.chunks.give(chunk)
@@ -96,15 +94,15 @@ class ColdTrial:
         found: list[bytes | None] = []
 
         def by_device() -> None:
-            self._copy(encoded.host, encoded.device, self._num_fragments * stored_bytes)
+            sent = (encoded.host, encoded.device, self._num_fragments * stored_bytes)
+            self._stream.copy(pieces_of([sent]))
             findings = self._decoding.enqueue(self._stream, works)
-            self._wait()
+            wait_for(self._device, self._stream, HANG_S)
             found.extend(findings.digests())
 
         def by_host() -> None:
             list(self._helpers.map(partial(codec.decode, SHAPE), stored, raw))
-            self._copy(decoded.host, decoded.device, self._num_fragments * SHAPE.raw_bytes)
-            self._wait()
+            self._copy(decoded, self._num_fragments * SHAPE.raw_bytes)
 
         by_host()  # compiles the loops; and says what is right
         by_device()
@@ -127,8 +125,7 @@ class ColdTrial:
 
             def bounce() -> None:
                 _read_all(descriptor, chunk.view[: self._file_bytes])
-                self._copy(chunk.host, chunk.device, self._file_bytes)
-                self._wait()
+                self._copy(chunk, self._file_bytes)
 
             def is_same() -> bool:
                 direct()
@@ -137,7 +134,7 @@ class ColdTrial:
                     self._stream,
                     [DecodeItem(None, shape, Record(chunk.device, self._file_bytes, chunk.device))],
                 )
-                self._wait()
+                wait_for(self._device, self._stream, HANG_S)
                 came.extend(findings.digests())
                 return came == [checksum(memoryview(content))]
 
@@ -148,37 +145,22 @@ class ColdTrial:
             os.close(descriptor)
             path.unlink(missing_ok=True)
 
-    def _copy(self, source: int, target: int, num_bytes: int) -> None:
-        columns = np.array([source], np.uint64), np.array([target], np.uint64), np.array([num_bytes])
-        self._stream.copy(CopyPieces(*columns))
-
-    def _wait(self) -> None:
-        """Wait for what the stream was given. Raises DeviceError."""
-        told: list[DeviceError | None] = []
-        is_over = threading.Event()
-
-        def tell(error: DeviceError | None) -> None:
-            told.append(error)
-            is_over.set()
-
-        self._stream.record(self._event)
-        self._device.when_done(self._event, tell)
-        if not is_over.wait(HANG_S):
-            raise DeviceError(DeviceFault.LOST, f"a trial did not end in {HANG_S:g} s")
-        if told[0] is not None:
-            raise told[0]
+    def _copy(self, chunk: Slab, num_bytes: int) -> None:
+        """Copy the beginning of a chunk to the device and wait. Raises DeviceError."""
+        pieces = pieces_of([(chunk.host, chunk.device, num_bytes)])
+        copy_and_wait(self._device, self._stream, pieces, HANG_S)
 
 
 def quicker_codecs(
     copier: ColdCopier, helpers: Executor, disk: tuple[Path, OpenFile] | None = None
 ) -> frozenset[int]:
-    """Return the codecs of which records go faster straight to the device; 0 among them where a `disk`
-    (directory, what opens files) is given and GPUDirect Storage is quicker. `helpers` decode for the host.
-    Blocks for some tenths of a second. What fails is left out, with a line in the log."""
-    if copier.decoding is None:
-        return frozenset()
+    """Return the codecs of which records go faster straight to the device.
+
+    0 is among them where a `disk` (directory, what opens files) is given and GPUDirect Storage is quicker.
+    `helpers` decode for the host. Blocks for some tenths of a second. What fails is left out, with a line in
+    the log."""
     try:
-        trial = ColdTrial(copier, copier.decoding, helpers)
+        trial = ColdTrial(copier, helpers)
     except DeviceError as problem:
         log.warning("nvme to hbm was not tried: %s", problem)
         return frozenset()

@@ -8,18 +8,20 @@ Never ran on a GPU.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from typing import NamedTuple
 
 from ...codecs.base import Codec, Shape
 from ...codecs.exact.exponents import Exponents
 from ...codecs.lossy.profiled import Profiled
-from ..device.contract import Device, DeviceError, Stream
+from ..device.contract import Device, Stream
 from ..device.launching import load
-from . import exponent_kernels, quantised_kernels
-from .digest import DeviceDigest, DigestTicket, load_digest
-from .exponents import DeviceExponents, Record, Ticket
-from .quantised import MAX_FRAGMENTS, DeviceQuantised, QuantisedTicket
+from ..device.slabs import Ticket
+from . import digest_kernels, exponent_kernels, quantised_kernels
+from .digest import DeviceDigest, digests_of
+from .exponents import CallLimits, DeviceExponents, Record
+from .quantised import DeviceQuantised
 
 
 class DecodeItem(NamedTuple):
@@ -31,12 +33,11 @@ class DecodeItem(NamedTuple):
 
 
 class DecodeCall(NamedTuple):
-    """Fragments of one call, by their positions, and the tickets by which the device will say what came of
-    them."""
+    """Fragments of one call, by their positions, and the tickets of their decoding and of their digests."""
 
     positions: list[int]
-    decoded: Ticket | QuantisedTicket | None
-    digests: DigestTicket
+    decoded: Ticket | None  # None: they are raw
+    digests: Ticket
 
 
 class Findings:
@@ -47,17 +48,15 @@ class Findings:
         self._parts = parts
 
     def digests(self) -> list[bytes | None]:
-        """Return the checksum of each slot; empty where nothing encodes to that record, None where there was
-        no scratch for it. Call it once, when the device is known to be done."""
+        """Return the checksum of each slot.
+
+        Empty where nothing encodes to that record, None where there was no scratch for it. Call it once, when
+        the device is known to be done.
+        """
         found: list[bytes | None] = [None] * self._num_works
         for part in self._parts:
-            digests = part.digests.results()
-            if isinstance(part.decoded, Ticket):
-                wrong = part.decoded.results()[0].tolist()
-            elif part.decoded is not None:
-                wrong = part.decoded.status().tolist()
-            else:
-                wrong = [0] * len(digests)
+            digests = digests_of(part.digests)
+            wrong = [0] * len(digests) if part.decoded is None else part.decoded.results().tolist()
             for position, digest, is_wrong in zip(part.positions, digests, wrong, strict=True):
                 found[position] = b"" if is_wrong else digest
         return found
@@ -67,32 +66,35 @@ class DeviceDecoding:
     """Decoders and digest of one device. For one thread at a time. `close` when no stream works for it."""
 
     def __init__(self, exponents: DeviceExponents, quantised: DeviceQuantised, digest: DeviceDigest) -> None:
-        self._exponents = exponents
-        self._quantised = quantised
+        self._decoders: dict[type, DeviceExponents | DeviceQuantised] = {
+            Exponents: exponents,
+            Profiled: quantised,
+        }
         self._digest = digest
 
     def takes(self, codec: Codec | None, shape: Shape, stored_bytes: int) -> bool:
-        """Whether fragments of `shape`, encoded by `codec` in `stored_bytes`, can be decoded, or as they are
-        only hashed, here. Any thread."""
-        if not self._digest.max_fragments(shape.raw_bytes):
-            return False
-        if isinstance(codec, Exponents):
-            is_long_enough = codec.accepts(shape) and stored_bytes >= self._exponents.min_bytes(shape)
-            return is_long_enough and self._exponents.max_fragments(shape) > 0
-        if isinstance(codec, Profiled):
-            least_bytes = self._quantised.min_bytes(codec, shape)
-            return least_bytes is not None and stored_bytes >= least_bytes
-        return codec is None
+        """Whether fragments of `shape` can be decoded here, or only hashed where `codec` is None.
+
+        `stored_bytes`: how long their records' payloads are. Any thread.
+        """
+        limits = self._limits(codec, shape)
+        return limits.max_fragments > 0 and stored_bytes >= limits.min_bytes
+
+    def _limits(self, codec: Codec | None, shape: Shape) -> CallLimits:
+        num_hashed = self._digest.max_fragments(shape.raw_bytes)
+        if codec is None:
+            return CallLimits(0, num_hashed)
+        decoder = self._decoders.get(type(codec))
+        min_bytes, num_decoded = decoder.limits(codec, shape) if decoder is not None else (0, 0)
+        return CallLimits(min_bytes, min(num_hashed, num_decoded))
 
     def enqueue(self, stream: Stream, works: Sequence[DecodeItem]) -> Findings:
-        """Enqueue everything for `works`, all of which it `takes`. Raises DeviceError; scratch of calls that
-        were begun is then not used again."""
-        parts = []
-        for positions in self._calls(works):
-            part = self._call(stream, positions, works)
-            if part is not None:
-                parts.append(part)
-        return Findings(len(works), parts)
+        """Enqueue everything for `works`, all of which it `takes`.
+
+        Raises DeviceError; scratch of calls that were begun is then not used again.
+        """
+        calls = [self._call(stream, positions, works) for positions in self._calls(works)]
+        return Findings(len(works), [call for call in calls if call is not None])
 
     def _calls(self, works: Sequence[DecodeItem]) -> Iterator[list[int]]:
         """Cut works into calls: one codec, one shape, no more of them than a call takes."""
@@ -102,12 +104,7 @@ class DeviceDecoding:
 
         for _, run in groupby(sorted(range(len(works)), key=kind), kind):
             positions = list(run)
-            codec, shape = works[positions[0]].codec, works[positions[0]].shape
-            most = self._digest.max_fragments(shape.raw_bytes)
-            if isinstance(codec, Exponents):
-                most = min(most, self._exponents.max_fragments(shape))
-            elif codec is not None:
-                most = min(most, MAX_FRAGMENTS)
+            most = self._limits(*works[positions[0]][:2]).max_fragments
             for first in range(0, len(positions), most):
                 yield positions[first : first + most]
 
@@ -116,37 +113,36 @@ class DeviceDecoding:
             return None
         codec, shape, _ = works[positions[0]]
         records = [works[position].record for position in positions]
-        decoded: Ticket | QuantisedTicket | None = None
-        if isinstance(codec, Profiled):
-            decoded = self._quantised.decode(stream, codec, shape, records)
-        elif codec is not None:
-            decoded = self._exponents.decode(stream, shape, records)
-        if codec is not None and decoded is None:
-            return None
+        decoded = None
+        if codec is not None:
+            decoded = self._decoders[type(codec)].decode(stream, codec, shape, records)
+            if decoded is None:
+                return None
         digests = self._digest.digest(stream, [record.raw for record in records], shape.raw_bytes)
         assert digests is not None, "only this thread takes scratch"
         return DecodeCall(positions, decoded, digests)
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
-        for part in (self._exponents, self._quantised, self._digest):
+        for part in (*self._decoders.values(), self._digest):
             part.close()
 
 
 def load_decoding(device: Device) -> DeviceDecoding | None:
-    """Return what decodes on `device`; None where kernels cannot run there. Compiles them. Raises
-    DeviceError."""
+    """Compile the kernels; return what decodes on `device`, or None where kernels cannot run there.
+
+    Raises DeviceError.
+    """
     exponents = load(device, exponent_kernels.SOURCE, exponent_kernels.NAMES)
     quantised = load(device, quantised_kernels.SOURCE, quantised_kernels.NAMES)
-    digest = load_digest(device)
+    digest = load(device, digest_kernels.SOURCE, digest_kernels.NAMES)
     if exponents is None or quantised is None or digest is None:
         return None
-    made: list[DeviceExponents | DeviceQuantised] = []
-    try:
-        made.append(on_exponents := DeviceExponents(device, exponents))
-        made.append(on_profiles := DeviceQuantised(device, quantised))
-    except DeviceError:
-        for part in (*made, digest):
-            part.close()
-        raise
-    return DeviceDecoding(on_exponents, on_profiles, digest)
+    with ExitStack() as undo:
+        on_exponents = DeviceExponents(device, exponents)
+        undo.callback(on_exponents.close)
+        on_profiles = DeviceQuantised(device, quantised)
+        undo.callback(on_profiles.close)
+        decoding = DeviceDecoding(on_exponents, on_profiles, DeviceDigest(device, digest))
+        undo.pop_all()
+    return decoding

@@ -21,7 +21,7 @@ XXH3_hashLong_128b, default secret, seed 0. Never ran on a GPU.
 
 import struct
 
-import numpy as np
+from ..device.launching import PRELUDE
 
 MIN_BYTES = 241  # shorter inputs are hashed in another way
 STRIPE_BYTES, BLOCK_BYTES, LANES = 64, 1024, 8
@@ -49,22 +49,13 @@ __device__ static const u64 MERGE_HIGH[] = {{{_words(117, 8)}}};
 """
 
 SOURCE = (
-    r"""
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-"""
+    PRELUDE
     + _TABLES
     + r"""
 static const u64 PRIME32_1 = 0x9E3779B1ull, PRIME32_2 = 0x85EBCA77ull, PRIME32_3 = 0xC2B2AE3Dull;
 static const u64 PRIME64_1 = 0x9E3779B185EBCA87ull, PRIME64_2 = 0xC2B2AE3D27D4EB4Full;
 static const u64 PRIME64_3 = 0x165667B19E3779F9ull, PRIME64_4 = 0x85EBCA77C2B2AE63ull;
 static const u64 PRIME64_5 = 0x27D4EB2F165667C5ull;
-
-#define EACH(i, count) \
-    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < (i64)(count); \
-         i += (i64)blockDim.x * gridDim.x)
 
 // What one stripe adds to one of the eight sums: the word beside it, and its own two halves multiplied.
 __device__ static u64 taken(const u64* stripe, int lane, u64 key)
@@ -143,8 +134,3 @@ extern "C" __global__ void kvtier_digest_merge(
 def num_blocks_of(num_bytes: int) -> int:
     """Return how many whole blocks are scrambled before the end of `num_bytes` bytes."""
     return (num_bytes - 1) // BLOCK_BYTES
-
-
-def as_digest(halves: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> bytes:
-    """Return the digest as `xxhash` writes it, 16 bytes, from the kernels' `halves` (2,) uint64."""
-    return halves.astype(">u8").tobytes()

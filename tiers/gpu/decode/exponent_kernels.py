@@ -1,4 +1,4 @@
-"""The codec `exponents` on a device: the bytes of tiers/codecs/exact/exponents.py, both ways, in CUDA.
+"""The decoder of `exponents` on a device: the values of tiers/codecs/exact/exponents.py, in CUDA.
 
 Bit planes were chosen for this: a value's three code bits stand in one byte each, at its own position, and
 which values are exceptions is the AND of three words. So no thread reads what another one decoded. Where an
@@ -18,13 +18,11 @@ the head says and whether they end before the record does. Shape and length are 
 Layout of a stored fragment: see Exponents. Never ran on a GPU.
 """
 
-SOURCE = r"""
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
+from ..device.launching import PRELUDE
 
+SOURCE = (
+    PRELUDE
+    + r"""
 struct Shape {            // of every fragment of a launch
     int num_fragments;
     int num_parts;        // layers times planes
@@ -39,17 +37,13 @@ struct Shape {            // of every fragment of a launch
 #define TAKE_SHAPE \
     const Shape s = {num_fragments, num_parts, num_values, num_blocks, blocks_at, exceptions_at}
 
-static const int BLOCK = 512, LANES = 64, BLOCK_BYTES = 512 + 192, SAMPLES = 512, WINDOW = 7, NUM_WINDOWS = 6;
-static const u32 WRONG = 1, DOES_NOT_FIT = 2;
+static const int BLOCK = 512, LANES = 64, BLOCK_BYTES = 512 + 192;
+static const u32 WRONG = 1;
 
-#define EACH(i, count) \
-    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < (i64)(count); \
-         i += (i64)blockDim.x * gridDim.x)
-
-__device__ static u8* block_of(const Shape s, const u64* stored, i64 index)
+__device__ static const u8* block_of(const Shape s, const u64* stored, i64 index)
 {
     const i64 per_fragment = (i64)s.num_parts * s.num_blocks;
-    return (u8*)stored[index / per_fragment] + s.blocks_at + index % per_fragment * BLOCK_BYTES;
+    return (const u8*)stored[index / per_fragment] + s.blocks_at + index % per_fragment * BLOCK_BYTES;
 }
 
 __device__ static u16* values_of(const Shape s, const u64* raw, i64 index)
@@ -71,8 +65,6 @@ __device__ static u32 marks_before(const u8* block, int lane)  // of this block
     return before + __popcll(marks_of(block, lane / 8) & ((1ull << lane % 8 * 8) - 1));
 }
 
-// ------------------------------------------------------------------------------------------- both ways
-
 extern "C" __global__ void kvtier_exponents_count(SHAPE, const u64* stored, u32* counts)
 {
     TAKE_SHAPE;
@@ -86,7 +78,7 @@ extern "C" __global__ void kvtier_exponents_count(SHAPE, const u64* stored, u32*
 
 // The values behind the last whole block of a part: as they are, at the end of the record.
 extern "C" __global__ void kvtier_exponents_tail(
-    SHAPE, const u64* stored, const u64* raw, const u32* ends, const u32* status, int is_decoding)
+    SHAPE, const u64* stored, const u64* raw, const u32* ends, const u32* status)
 {
     TAKE_SHAPE;
     const int length = s.num_values - s.num_blocks * BLOCK;
@@ -94,19 +86,11 @@ extern "C" __global__ void kvtier_exponents_tail(
         const i64 fragment = i / ((i64)s.num_parts * length);
         if (status[fragment]) continue;
         const i64 inside = i % ((i64)s.num_parts * length);
-        u8* bytes = (u8*)stored[fragment] + s.exceptions_at + ends[fragment] + 2 * inside;
-        u16* value = (u16*)raw[fragment] + inside / length * s.num_values + s.num_blocks * BLOCK
-            + inside % length;
-        if (is_decoding) {
-            *value = (u16)(bytes[0] | bytes[1] << 8);
-        } else {
-            bytes[0] = (u8)*value;
-            bytes[1] = (u8)(*value >> 8);
-        }
+        const u8* bytes = (const u8*)stored[fragment] + s.exceptions_at + ends[fragment] + 2 * inside;
+        u16* part = (u16*)raw[fragment] + inside / length * s.num_values + s.num_blocks * BLOCK;
+        part[inside % length] = (u16)(bytes[0] | bytes[1] << 8);
     }
 }
-
-// ---------------------------------------------------------------------------------------------- decode
 
 // offsets: where in its fragment's list the exceptions of a block begin; rooms: bytes the list may have.
 extern "C" __global__ void kvtier_exponents_find(
@@ -155,123 +139,7 @@ extern "C" __global__ void kvtier_exponents_decode(
         }
     }
 }
-
-// ---------------------------------------------------------------------------------------------- encode
-
-// histogram: 256 counters a part, all zero before.
-extern "C" __global__ void kvtier_exponents_sample(SHAPE, const u64* raw, u32* histogram)
-{
-    TAKE_SHAPE;
-    const int row_values = (s.num_blocks - 1 + s.num_blocks % 2) * LANES;
-    const int num_samples = s.num_blocks ? SAMPLES : 0;
-    EACH(i, (i64)s.num_fragments * s.num_parts * num_samples) {
-        const i64 part = i / SAMPLES;
-        const int sample = (int)(i % SAMPLES);
-        const u16* values = (const u16*)raw[part / s.num_parts] + part % s.num_parts * s.num_values;
-        const u16 value = values[sample / LANES * row_values + sample % LANES];
-        atomicAdd(&histogram[part * 256 + (value >> 7 & 0xff)], 1u);
-    }
-}
-
-extern "C" __global__ void kvtier_exponents_top(SHAPE, const u64* stored, const u32* histogram)
-{
-    TAKE_SHAPE;
-    EACH(part, (i64)s.num_fragments * s.num_parts) {
-        const u32* counts = histogram + part * 256;
-        int largest = s.num_blocks ? 255 : 0;
-        while (largest && !counts[largest]) --largest;
-        int most = -1, top = 0, inside = 0, best = 0;
-        for (int number = 0; number < NUM_WINDOWS; ++number) {
-            inside = 0;
-            for (int i = number; i < number + WINDOW; ++i) inside += (int)counts[(u8)(largest - i)];
-            if (inside > most) {
-                most = inside;
-                best = number;
-            }
-        }
-        top = (u8)(largest - best);
-        const int is_elsewhere = best == NUM_WINDOWS - 1 || 8 * most < 7 * SAMPLES;
-        most = is_elsewhere ? -1 : SAMPLES;  // nothing is more
-        inside = 0;
-        for (int exponent = 0; exponent < 256; ++exponent) {
-            inside += (int)counts[exponent];
-            if (exponent >= WINDOW) inside -= (int)counts[exponent - WINDOW];
-            if (inside > most) {
-                most = inside;
-                top = exponent;
-            }
-        }
-        ((u32*)stored[part / s.num_parts])[1 + 2 * (part % s.num_parts)] = (u32)top;
-    }
-}
-
-extern "C" __global__ void kvtier_exponents_pack(SHAPE, const u64* stored, const u64* raw)
-{
-    TAKE_SHAPE;
-    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks * LANES) {
-        const i64 index = i / LANES, part = index / s.num_blocks;
-        const int lane = (int)(i % LANES);
-        const u8 top = (u8)((const u32*)stored[part / s.num_parts])[1 + 2 * (part % s.num_parts)];
-        const u16* values = values_of(s, raw, index) + lane;
-        u8* block = block_of(s, stored, index);
-        u8 planes[3] = {0, 0, 0};
-        for (int bit = 0; bit < 8; ++bit) {
-            const u16 value = values[bit * LANES];
-            const u8 below = (u8)(top - (value >> 7 & 0xff));  // wraps around
-            const u8 code = below > 7 ? 7 : below;
-            block[bit * LANES + lane] = (u8)((value >> 8 & 0x80) | (value & 0x7f));
-            for (int plane = 0; plane < 3; ++plane) planes[plane] |= (u8)((code >> plane & 1) << bit);
-        }
-        for (int plane = 0; plane < 3; ++plane) block[BLOCK + plane * LANES + lane] = planes[plane];
-    }
-}
-
-// Completes the heads; lengths: bytes of each whole record.
-extern "C" __global__ void kvtier_exponents_place(
-    SHAPE, const u64* stored, const i64* rooms, const u32* counts, u32* offsets, u32* ends, u32* status,
-    i64* lengths)
-{
-    TAKE_SHAPE;
-    EACH(fragment, s.num_fragments) {
-        u32* head = (u32*)stored[fragment];
-        i64 end = 0, i = fragment * s.num_parts * s.num_blocks;
-        head[0] = (u32)s.num_parts;
-        for (int part = 0; part < s.num_parts; ++part) {
-            const i64 begin = end;
-            for (int block = 0; block < s.num_blocks; ++block, ++i) {
-                offsets[i] = (u32)end;
-                end += counts[i];
-            }
-            head[2 + 2 * part] = (u32)(end - begin);
-        }
-        for (int word = 1 + 2 * s.num_parts; word < s.blocks_at / 4; ++word) head[word] = 0;
-        ends[fragment] = (u32)end;
-        status[fragment] = end > rooms[fragment] ? DOES_NOT_FIT : 0;
-        lengths[fragment] = s.exceptions_at + end + 2ll * s.num_parts * (s.num_values - s.num_blocks * BLOCK);
-    }
-}
-
-extern "C" __global__ void kvtier_exponents_list(
-    SHAPE, const u64* stored, const u64* raw, const u32* offsets, const u32* status)
-{
-    TAKE_SHAPE;
-    EACH(i, (i64)s.num_fragments * s.num_parts * s.num_blocks * LANES) {
-        const i64 index = i / LANES, fragment = index / s.num_blocks / s.num_parts;
-        const int lane = (int)(i % LANES);
-        if (status[fragment]) continue;
-        const u8* block = block_of(s, stored, index);
-        const u8* codes = block + BLOCK + lane;
-        const u8 marks = codes[0] & codes[LANES] & codes[2 * LANES];
-        if (!marks) continue;
-        u8* exception = (u8*)stored[fragment] + s.exceptions_at + offsets[index] + marks_before(block, lane);
-        const u16* values = values_of(s, raw, index) + lane;
-        for (int bit = 0; bit < 8; ++bit)
-            if (marks >> bit & 1) *exception++ = (u8)(values[bit * LANES] >> 7);
-    }
-}
 """
-
-NAMES = tuple(
-    f"kvtier_exponents_{step}"
-    for step in ("count", "tail", "find", "decode", "sample", "top", "pack", "place", "list")
 )
+
+NAMES = tuple(f"kvtier_exponents_{step}" for step in ("count", "find", "decode", "tail"))

@@ -121,8 +121,10 @@ class Reader:
 
 
 class Records:
-    """Implements DirectReads for the records of a cold store: one open file per life of a segment, the ones
-    used last. Thread-safe. `close` when no read is under way."""
+    """Implements DirectReads for the records of a cold store.
+
+    Keeps one open file per life of a segment, the ones used last. Thread-safe. `close` when no read is under
+    way."""
 
     def __init__(self, whereabouts: Callable[[int], tuple[Path, int, int]], open_file: OpenFile) -> None:
         self._whereabouts = whereabouts
@@ -180,8 +182,9 @@ def compare(
     num_rounds: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Trial:
-    """Time both ways of bringing the same bytes to the device, in turn, so that neither has the quieter
-    disk. `is_same` compares what they brought. Raises DeviceError (REFUSED) when that differs."""
+    """Time both ways of bringing the same bytes to the device, in turns: neither has the quieter disk.
+
+    `is_same` compares what they brought. Raises DeviceError (REFUSED) when that differs."""
 
     def time_s(way: Callable[[], None]) -> float:
         began_at = clock()

@@ -12,13 +12,13 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from ...codecs.base import Shape
+from ...codecs.base import Codec, Shape
 from ...codecs.lossy.profile import Rule
 from ...codecs.lossy.profiled import Profiled
 from ..device.contract import Device, Stream
 from ..device.launching import Launch
-from ..device.slabs import Slab, Slabs
-from .exponents import Record
+from ..device.slabs import KernelStep, Slabs, Ticket
+from .exponents import CallLimits, Record, columns_of
 from .quantised_kernels import CODERS, COLUMNS, NAMES
 
 NUM_SLABS = 4
@@ -26,23 +26,6 @@ MAX_FRAGMENTS = 256  # of one call
 MAX_SEGMENTS = 4096  # of one fragment
 MAX_HEADS = 1 << 16  # heads of all layers and planes of one fragment
 MAX_VALUES = 1 << 31  # of one fragment
-_ALIGNMENT = 8
-
-
-class QuantisedTicket:
-    """One call under way. Ask `status` once, when the device is known to be done with it."""
-
-    def __init__(self, slabs: Slabs, slab: Slab, num_fragments: int) -> None:
-        self._slabs = slabs
-        self._slab = slab
-        self._num_fragments = num_fragments
-
-    def status(self) -> NDArray[np.uint32]:
-        """Return (n,) uint32, for each fragment 0, or 1 for bytes that the codec does not write. Frees the
-        scratch."""
-        found: NDArray[np.uint32] = self._slab.column("status", np.uint32, self._num_fragments).copy()
-        self._slabs.give(self._slab)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,55 +59,44 @@ class DeviceQuantised:
             NUM_SLABS,
         )
 
-    def min_bytes(self, profiled: Profiled, shape: Shape) -> int | None:
-        """Return how long a record of this profile and shape is at least; None: decode it on the host."""
-        plan = self._plan(profiled, shape)
-        return None if plan is None else plan.num_bytes
+    def limits(self, codec: Codec, shape: Shape) -> CallLimits:
+        """Return what one call takes of fragments of this profile and shape."""
+        plan = self._plan(codec, shape)
+        return CallLimits(0, 0) if plan is None else CallLimits(plan.num_bytes, MAX_FRAGMENTS)
 
-    def decode(
-        self, stream: Stream, profiled: Profiled, shape: Shape, records: Sequence[Record]
-    ) -> QuantisedTicket | None:
-        """Enqueue the decoding of `records`, MAX_FRAGMENTS of at least `min_bytes` at most; None when all
-        scratch is in use. Raises DeviceError; that scratch is then not used again."""
-        plan, count = self._plan(profiled, shape), len(records)
+    def decode(self, stream: Stream, codec: Codec, shape: Shape, records: Sequence[Record]) -> Ticket | None:
+        """Enqueue the decoding of `records`, within `limits`; None when all scratch is in use.
+
+        Results: (n,) uint32, for each fragment 0, or 1 for bytes that the codec does not write. Raises
+        DeviceError; that scratch is then not used again.
+        """
+        assert isinstance(codec, Profiled)
+        plan, count = self._plan(codec, shape), len(records)
         assert plan is not None, "this profile is decoded on the host"
         assert 0 < count <= MAX_FRAGMENTS, f"{count} fragments in one call"
-        columns = np.array(records, np.int64).reshape(-1, 3).T
-        assert (columns[1] >= plan.num_bytes).all(), "records that are too short are the caller's to refuse"
-        assert not (columns[0] % _ALIGNMENT).any(), "records begin at multiples of eight bytes"
-        slab = self._slabs.take()
-        if slab is None:
-            return None
-        filled = {
-            "segments": plan.segments,
-            "segment_of": plan.segment_of,
-            "stored": columns[0].astype(np.uint64),
-            "raw": columns[2].astype(np.uint64),
-            "status": np.zeros(count, np.uint32),
-        }
-        for part, values in filled.items():
-            slab.column(part, values.dtype, values.size)[:] = values.ravel()
-            slab.send(stream, part, values.nbytes)
-        num_units = plan.segment_of.shape[0]
-        is_half = profiled.profile.dtype == "float16"
-        numbers = (count, num_units, shape.num_tokens, shape.num_heads, shape.head_dim, is_half)
-        arguments = [*map(np.int32, numbers), *(np.uint64(slab.at(part)) for part in filled)]
-        self._launch(stream, NAMES[0], count * shape.num_values, arguments)
-        slab.fetch(stream, "status", 4 * count)
-        return QuantisedTicket(self._slabs, slab, count)
+        columns = columns_of(records, plan.num_bytes)
+        del columns["rooms"]
+        columns |= {"segments": plan.segments, "segment_of": plan.segment_of}
+        is_half = codec.profile.dtype == "float16"
+        sizes = (shape.num_tokens, shape.num_heads, shape.head_dim, is_half)
+        numbers = [np.int32(number) for number in (count, plan.segment_of.shape[0], *sizes)]
+        parts = ("segments", "segment_of", "stored", "raw", "status")
+        step = KernelStep(NAMES[0], count * shape.num_values, numbers, parts)
+        return self._slabs.call(stream, self._launch, columns, [step], ("status", np.uint32, count))
 
     def close(self) -> None:
         """Give the scratch back. Idempotent."""
         self._slabs.close()
 
-    def _plan(self, profiled: Profiled, shape: Shape) -> _Plan | None:
-        key = (profiled.profile.digest, shape)
+    def _plan(self, codec: Codec, shape: Shape) -> _Plan | None:
+        assert isinstance(codec, Profiled)
+        key = (codec.profile.digest, shape)
         if key not in self._plans:
-            self._plans[key] = plan_of(profiled, shape)
+            self._plans[key] = _plan_of(codec, shape)
         return self._plans[key]
 
 
-def plan_of(profiled: Profiled, shape: Shape) -> _Plan | None:
+def _plan_of(profiled: Profiled, shape: Shape) -> _Plan | None:
     """Return where the segments of these fragments lie; None: they are not for a device."""
     placed = profiled.fixed_rates(shape) if profiled.accepts(shape) else None
     num_units = shape.num_layers * shape.num_planes

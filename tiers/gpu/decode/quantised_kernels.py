@@ -15,25 +15,19 @@ Rejected: a thread a tile, as the host loops (a hundred times fewer threads than
 of addresses made on the host (as many bytes as the values). Never ran on a GPU.
 """
 
+from ..device.launching import PRELUDE
+
 #: Columns of the table of segments, int32 each.
 COLUMNS = ("start", "first_head", "num_heads", "coder", "bits", "by_channel", "group_tokens", "num_tiles")
 CODERS = {"exact": 0, "int": 1, "fp8_e4m3": 2, "fp8_e5m2": 3}
 NAMES = ("kvtier_quantised_decode",)
 
-SOURCE = r"""
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
+SOURCE = (
+    PRELUDE
+    + r"""
 struct Segment { int start, first_head, num_heads, coder, bits, by_channel, group_tokens, num_tiles; };
 static const int EXACT = 0, INT = 1, E4M3 = 2;
 static const u32 WRONG = 1;
-
-#define EACH(i, count) \
-    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < (i64)(count); \
-         i += (i64)blockDim.x * gridDim.x)
 
 __device__ static float power_of_two(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
 
@@ -126,3 +120,4 @@ extern "C" __global__ void kvtier_quantised_decode(
     }
 }
 """
+)

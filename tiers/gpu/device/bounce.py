@@ -7,11 +7,10 @@ the cold store, a test's buffer. One copy at a time; a caller blocks."""
 import mmap
 import threading
 
-import numpy as np
-
 from ...base import Buffer
 from ...payload import copy, copy_and_checksum
-from .contract import CopyPieces, Device, DeviceError, DeviceFault
+from .contract import Device, DeviceError, DeviceFault, pieces_of
+from .waiting import copy_and_wait
 
 BOUNCE_BYTES = 4 << 20
 WAIT_S = 60.0  # beyond every copy of this size that will ever end
@@ -32,8 +31,9 @@ class Bounce:
         self._address = device.register_host(self._view, is_read_only=False)
 
     def store(self, address: int, payload: Buffer) -> bytes:
-        """Copy `payload` to the device; return the checksum of what was stored. Blocks. Raises
-        DeviceError."""
+        """Copy `payload` to the device; return the checksum of what was stored. Blocks.
+
+        Raises DeviceError."""
         with self._lock:
             if len(payload) <= len(self._view):
                 digest = copy_and_checksum(self._view[: len(payload)], payload)
@@ -57,27 +57,7 @@ class Bounce:
                 copy(part, self._view[: len(part)])
 
     def _move(self, source: int, target: int, num_bytes: int) -> None:
-        columns = (
-            np.array([source], np.uint64),
-            np.array([target], np.uint64),
-            np.array([num_bytes], np.int64),
-        )
-        is_told = threading.Event()
-        told: list[DeviceError | None] = []
-
-        def tell(error: DeviceError | None) -> None:
-            told.append(error)
-            is_told.set()
-
-        self._stream.copy(CopyPieces(*columns))
-        event = self._stream.record()
-        self._device.when_done(event, tell)
-        if not is_told.wait(WAIT_S):
-            # The buffer may still be written: it must not be used again.
-            raise DeviceError(DeviceFault.LOST, f"a copy of {num_bytes} bytes did not end in {WAIT_S:.0f} s")
-        self._device.recycle(event)
-        if told[0] is not None:
-            raise told[0]
+        copy_and_wait(self._device, self._stream, pieces_of([(source, target, num_bytes)]), WAIT_S)
 
     def close(self) -> None:
         """Give everything back."""

@@ -12,7 +12,7 @@ and waited for on the other. Completion is asked (`is_done`) or told (`when_done
 event loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -62,6 +62,12 @@ class CopyPieces(NamedTuple):
     lengths: NDArray[np.int64]
 
 
+def pieces_of(rows: Iterable[tuple[int, int, int]]) -> CopyPieces:
+    """Return the copies of `rows`, one or more of (source, target, bytes)."""
+    sources, targets, lengths = zip(*rows, strict=True)
+    return CopyPieces(np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.int64))
+
+
 class Event(Protocol):
     """A point in a stream's work."""
 
@@ -78,17 +84,19 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """What is enqueued from now on happens after `event` as it was recorded last, by whichever stream of
-        this process. No effect when it never was. The event may be recycled or recorded again at once.
+        """Order what is enqueued from now on after `event`.
+
+        That is, as it was recorded last, by whichever stream of this process; no effect when it never was.
+        The event may be recycled or recorded again at once.
 
         A stream must not wait for an event of another process: where that process is killed, nothing on this
         stream ever happens again. `Device.when_done` has an end."""
         ...
 
     def record(self, event: Event | None = None) -> Event:
-        """Return an event that is done when everything enqueued so far is: `event`, which may be recorded
-        again and again, or a new one of the device's bounded pool. Give it back (`Device.recycle`). Raises
-        DeviceError (REFUSED) when the pool is empty."""
+        """Return an event that is done when everything enqueued so far is.
+
+        It is `event`, which may be recorded again and again, or one of `Device.take_event`."""
         ...
 
 
@@ -113,9 +121,11 @@ class Device(Protocol):
         ...
 
     def register_host(self, buffer: Buffer, *, is_read_only: bool) -> int:
-        """Pin host memory and return its address for `CopyPieces`, of this device and of every other that
-        this process has opened. Raises DeviceError (REFUSED), saying which limit stands in the way.
-        Registering takes milliseconds per gigabyte: not on the event loop.
+        """Pin host memory and return its address for `CopyPieces`.
+
+        The address is valid for this device and every other that this process has opened. Registering takes
+        milliseconds per gigabyte: not on the event loop. Raises DeviceError (REFUSED), saying which limit
+        stands in the way.
 
         `is_read_only`: for memory that is mapped so, which not every device can register."""
         ...
@@ -125,10 +135,11 @@ class Device(Protocol):
         ...
 
     def reach(self, peer: "Device") -> bool:
-        """Let `CopyPieces` of this device name what `peer`, another device of this process, has allocated or
-        will allocate. False where the hardware does not do that. Idempotent. A copy is this device's work,
-        and is ordered by its events. When `peer` is lost a copy is refused; one under way may take this
-        device with it."""
+        """Let `CopyPieces` of this device name memory of `peer`, another device of this process.
+
+        That is what it has allocated or will allocate. False where the hardware does not do that. Idempotent.
+        A copy is this device's work, and is ordered by its events. When `peer` is lost a copy is refused; one
+        under way may take this device with it."""
         ...
 
     def export(self, memory: DeviceMemory) -> bytes:
@@ -159,14 +170,22 @@ class Device(Protocol):
         """Put a stream back. What is enqueued on it goes on; the next user's work is ordered after that."""
         ...
 
+    def take_event(self) -> Event:
+        """Return an event of the pool, which grows. Give it back with `recycle`. Raises DeviceError.
+
+        To be taken before copies are enqueued: a caller that finds out afterwards that it has no event cannot
+        learn when they end, and must keep their memory for good."""
+        ...
+
     def recycle(self, event: Event) -> None:
-        """Put a recorded event back into the pool. One of `export_event` or `open_event` ends with this."""
+        """Put an event back into the pool. One of `export_event` or `open_event` ends with this."""
         ...
 
     def when_done(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
-        """Call `call(None)` once `event` is done, or `call(error)` when that will never be known. On a thread
-        of the device's; it must be short. An event that is recorded again meanwhile is done when that
-        recording is.
+        """Call `call(None)` once `event` is done, or `call(error)` when that will never be known.
+
+        On a thread of the device's; it must be short. An event that is recorded again meanwhile is done when
+        that recording is.
 
         Returns what ends the wait: then `call` is called soon, with an error (REFUSED) where the event is not
         done. An event of another process may need it: it is never done when that process was killed."""

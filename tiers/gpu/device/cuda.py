@@ -89,8 +89,9 @@ _BROKEN_CONTEXT = frozenset((*range(700, 720), 999))
 
 
 def fault_of(status: int, *, is_foreign: bool = False) -> DeviceFault:
-    """Return how far the damage of a CUDA status goes. What is not known to be harmless breaks the device: it
-    would not be known whether memory is quiet.
+    """Return how far the damage of a CUDA status goes.
+
+    What is not known to be harmless breaks the device: it would not be known whether memory is quiet.
 
     `is_foreign`: the call opened a handle that another process sent. Then nothing was touched yet, and an
     unknown status refuses the handle; else a forged one would take the device from all clients.
@@ -152,8 +153,7 @@ class CudaStream:
         self.pointer = pointer
 
     def copy(self, pieces: CopyPieces) -> None:
-        """See Stream.copy. A call of the driver for BATCH_PIECES where it has batches, one per piece
-        otherwise."""
+        """See Stream.copy. One call of the driver for BATCH_PIECES where it has batches, else one each."""
         if self.device.has_batches:
             self.device.enter()
             try:
@@ -178,10 +178,10 @@ class CudaStream:
 class CudaDevice:
     """Implements `Device` for device `index` of this process. Raises DeviceError (UNAVAILABLE), with the fix.
 
-    `num_streams` and `num_events` bound its pools.
+    `num_streams` bounds its pool of streams.
     """
 
-    def __init__(self, index: int = 0, *, num_streams: int = 64, num_events: int = 512) -> None:
+    def __init__(self, index: int = 0, *, num_streams: int = 64) -> None:
         os.environ.setdefault(*CONNECTIONS)  # read when the driver is initialised
         self.index = index
         self._lost = ""
@@ -199,7 +199,6 @@ class CudaDevice:
         self.name = name.value.decode()
         self.bus_id = bus_id.value.decode().lower()
         self._free_events: list[CudaEvent] = []
-        self._num_events_left = num_events
         self._allocations: set[int] = set()
         self._opened: Counter[int] = Counter()  # how often each is open: CUDA counts, and returns it again
         self._registered: dict[int, Any] = {}  # address -> view that keeps the buffer from being unmapped
@@ -349,13 +348,10 @@ class CudaDevice:
             self._free_streams.append(cast(CudaStream, stream))
 
     def take_event(self) -> CudaEvent:
-        """Return an event of the pool. Raises DeviceError (REFUSED) when it is empty."""
+        """See Device.take_event."""
         with self._lock:
             if self._free_events:
                 return self._free_events.pop()
-            if self._num_events_left == 0:
-                raise DeviceError(DeviceFault.REFUSED, "all events are in use; recycle some")
-            self._num_events_left -= 1
         pointer = self._made(c_void_p(), "cuEventCreate", cuda.EVENT_DISABLE_TIMING)
         return CudaEvent(self, pointer, True)
 
@@ -388,8 +384,10 @@ class CudaDevice:
     # --------------------------------------------------------------------------------------------- end
 
     def shut_down(self) -> None:
-        """See Device.shut_down. Waits ten seconds at most. What hangs for longer keeps its memory, which goes
-        with the process: giving it back would wait for ever."""
+        """See Device.shut_down. Waits ten seconds at most.
+
+        What hangs for longer keeps its memory, which goes with the process: giving it back would wait for
+        ever."""
         if self._is_shut_down:
             return
         self._is_shut_down = True

@@ -10,13 +10,14 @@ run only for places that two flights touch."""
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...block import STANDARD_TIERS, Tier
-from .contract import Event, Stream
+from .contract import Device, DeviceError, DeviceFault, Event, Stream
 
 
 class TouchedPlaces(NamedTuple):
@@ -51,12 +52,60 @@ class _Open:
 
 
 class Flights:
-    """The flights that have not ended. Thread-safe."""
+    """The flights of `device` that have not ended. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._open = {tier: _Open() for tier in STANDARD_TIERS}
         self._num_open = 0
         self._changed = threading.Condition()
+
+    def launch(
+        self,
+        stream: Stream,
+        reads: TouchedPlaces,
+        writes: TouchedPlaces,
+        enqueue: Callable[[], Any],
+        landed: Callable[[DeviceError | None], None],
+    ) -> None:
+        """Call `enqueue`, which gives `stream` copies, after every flight that touches the same places.
+
+        `landed` is called once, on a thread of the device's, when none of them is under way any more: with
+        None, or with an error when they failed or their end is not known. Raises DeviceError when nothing is
+        under way, nor will be.
+        """
+        event = self._device.take_event()  # before anything is enqueued: the end of every copy is reported
+        flight = Flight(stream, event, reads, writes)
+        try:
+            self.begin(flight)
+        except DeviceError:
+            self._device.recycle(event)
+            raise
+        refused: DeviceError | None = None
+        try:
+            try:
+                enqueue()
+            except DeviceError as error:
+                if error.fault is DeviceFault.LOST:
+                    raise
+                refused = error  # some of it may be under way: wait for that all the same
+            stream.record(event)
+            self._device.when_done(event, partial(self._landed, flight, landed, refused))
+        except BaseException:  # lost: nothing of it moves any more
+            self.end(flight)
+            self._device.recycle(event)
+            raise
+
+    def _landed(
+        self,
+        flight: Flight,
+        landed: Callable[[DeviceError | None], None],
+        refused: DeviceError | None,
+        error: DeviceError | None,
+    ) -> None:
+        self.end(flight)
+        self._device.recycle(flight.event)
+        landed(error or refused)
 
     def begin(self, flight: Flight) -> None:
         """Enter a flight, before anything of it is enqueued: its stream waits for all that it conflicts with.

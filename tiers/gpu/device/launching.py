@@ -20,6 +20,18 @@ log = logging.getLogger(__name__)
 
 THREADS = 256  # of a block
 MAX_BLOCKS = 1024  # kernels stride over what is more
+#: What a kernel's source may begin with: names of types, and a loop in which all threads share the work.
+PRELUDE = r"""
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define EACH(i, count) \
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < (i64)(count); \
+         i += (i64)blockDim.x * gridDim.x)
+"""
 
 
 class Launch(Protocol):
@@ -37,8 +49,9 @@ class _StreamPointer(NamedTuple):
 
 
 def load(device: Device, source: str, names: Sequence[str], max_blocks: int = MAX_BLOCKS) -> Launch | None:
-    """Return what launches the kernels `names` of `source` on `device`; None where that is not possible, with
-    the reason in the log. Compiles them, which takes a second or so."""
+    """Compile `source`; return what launches its kernels `names` on `device`. Takes a second or so.
+
+    None where that is not possible, with the reason in the log."""
     compiler = getattr(device, "compiler", None)
     if compiler is not None:
         stand_in: Launch = compiler(source, names)

@@ -12,16 +12,12 @@ made on a default that is off by a factor of twenty).
 """
 
 import mmap
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
-
-from .contract import CopyPieces, Device, DeviceError, DeviceFault, DeviceMemory
-from .own_events import OwnEvents
+from .contract import Device, DeviceError, DeviceFault, DeviceMemory, pieces_of
+from .waiting import copy_and_wait
 
 NUM_COPIES = 4
 SMALL_BYTES = 4096
@@ -64,21 +60,10 @@ def _both_ways(
     stream = device.take_stream()
     if stream is None:
         raise DeviceError(DeviceFault.REFUSED, "no stream is free to measure with")
-    events = OwnEvents(device)
-    event = events.take()
 
     def time_s(source: int, target: int, length: int) -> float:
-        columns = np.array([source], np.uint64), np.array([target], np.uint64), np.array([length])
-        ended: list[DeviceError | None] = []
-        is_over = threading.Event()
         began_at = clock()
-        stream.copy(CopyPieces(*columns))
-        stream.record(event)
-        device.when_done(event, partial(_note, ended, is_over))
-        if not is_over.wait(HANG_S):
-            raise DeviceError(DeviceFault.REFUSED, f"a copy did not end in {HANG_S:g} s")
-        if ended[0] is not None:
-            raise ended[0]
+        copy_and_wait(device, stream, pieces_of([(source, target, length)]), HANG_S)
         return clock() - began_at
 
     def speed(source: int, target: int) -> LinkSpeed:
@@ -93,11 +78,4 @@ def _both_ways(
 
     up, down = speed(host, memory.address), speed(memory.address, host)
     device.give_stream(stream)
-    events.give(event)
-    events.close()
     return up, down
-
-
-def _note(ended: list[DeviceError | None], is_over: threading.Event, error: DeviceError | None) -> None:
-    ended.append(error)
-    is_over.set()

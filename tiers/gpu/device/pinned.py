@@ -14,13 +14,12 @@ import logging
 import resource
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....v1.shm import extent_of, place_of
+from ....v1.shm import place_of
 from ...base import Cause, CopyError
 from ...block import FragmentLabel, Tier
 from ...memory.engine import ExtentEngine
@@ -33,17 +32,6 @@ log = logging.getLogger(__name__)
 
 _IOMMU_GROUPS = Path("/sys/kernel/iommu_groups")
 _CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedReport:
-    """What is registered with the device, for `doctor`. `refused` is the device's last word on what is
-    not."""
-
-    num_extents: int
-    num_bytes: int
-    refused: str
-    limits: tuple[str, ...]
 
 
 class Pinned:
@@ -60,7 +48,6 @@ class Pinned:
         self._device = device
         self._room = room
         self._addresses: dict[int, int] = {}  # extent -> where its data begins
-        self._refused = ""
         self._is_closed = False
         self._lock = threading.Lock()
         engine.before_unmap = self.unpin
@@ -74,13 +61,10 @@ class Pinned:
         return self.engine.generations_of(places, labels)
 
     def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:
-        """Return `address_of` of each, (n,) uint64. Raises CopyError."""
-        return addresses(column_of(places), self._start_of, self._slot_bytes_of)
+        """Return the addresses of the slots at `places`, (n,) uint64.
 
-    def address_of(self, place: int) -> int:
-        """Return the address of the slot at `place`. May register its extent, which takes milliseconds.
-        Raises CopyError."""
-        return self._start_of(extent_of(place)) + self._room.offset_of(place)
+        May register their extents, which takes milliseconds. Raises CopyError."""
+        return addresses(column_of(places), self._start_of, self._slot_bytes_of)
 
     def _start_of(self, number: int) -> int:
         """Return where the data of extent `number` begins, which is registered now if need be. Raises
@@ -97,18 +81,15 @@ class Pinned:
         return self._room.slot_bytes_of(place_of(number, 0))
 
     def pin(self, number: int) -> int:
-        """Register extent `number` unless it is; return where its data begins. Raises DeviceError,
-        CopyError."""
+        """Register extent `number` unless it is; return where its data begins.
+
+        Raises DeviceError, CopyError."""
         with self._lock:
             if self._is_closed:
                 raise CopyError(Cause.TIER_OFFLINE, "the warm tier is not pinned any more")
             address = self._addresses.get(number)
             if address is None:
-                try:
-                    address = self._device.register_host(self.engine.data_of(number), is_read_only=False)
-                except DeviceError as error:
-                    self._refused = str(error)
-                    raise
+                address = self._device.register_host(self.engine.data_of(number), is_read_only=False)
                 self._addresses[number] = address
             return address
 
@@ -120,8 +101,10 @@ class Pinned:
                 self._device.unregister_host(address)
 
     def pin_all(self) -> None:
-        """Register every extent, in the order in which they come into use. Blocks; call it in a thread, after
-        `prefault`. What the device refuses is logged once; copies to it will fail and be counted."""
+        """Register every extent, in the order in which they come into use.
+
+        Blocks; call it in a thread, after `prefault`. What the device refuses is logged once; copies to it
+        will fail and be counted."""
         for number in self._room.extents():
             try:
                 self.pin(number)
@@ -132,14 +115,6 @@ class Pinned:
                     "warm memory is pinned up to extent %d only: %s; %s", number, error, "; ".join(limits())
                 )
                 return
-
-    def report(self) -> PinnedReport:
-        """Say what is pinned, and what stands in the way of the rest."""
-        with self._lock:
-            num_extents = len(self._addresses)
-            return PinnedReport(
-                num_extents, num_extents * self._room.extent_bytes, self._refused, tuple(limits())
-            )
 
     def close(self) -> None:
         """Unregister everything, for good. Idempotent. The caller knows that no stream touches it."""

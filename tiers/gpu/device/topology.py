@@ -26,8 +26,9 @@ _MAX_NVLINKS = 18  # of one GPU (Hopper, Blackwell)
 
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """One GPU in its host. `nvlinks`: how many links lead to another GPU, by its bus id; "switch" where they
-    lead into an NVSwitch. A width of 0 is not known."""
+    """One GPU in its host. A width of 0 is not known.
+
+    `nvlinks`: how many links lead to another GPU, by its bus id; "switch": into an NVSwitch."""
 
     bus_id: str  # 0000:17:00.0
     numa_node: int | None  # None: the kernel does not say, or there is only one
@@ -99,8 +100,7 @@ def place_of(device: Device, places: Sequence[GpuPlace]) -> GpuPlace | None:
 
 
 def describe(place: GpuPlace) -> str:
-    """Return a GPU's place in words: "0000:17:00.0 on node 0, PCIe x16 at 32 GT/s, NVLink: 18 to a
-    switch"."""
+    """Return a place in words: "0000:17:00.0 on node 0, PCIe x16 at 32 GT/s, NVLink: 18 to a switch"."""
     node = "an unknown node" if place.numa_node is None else f"node {place.numa_node}"
     words = [f"{place.bus_id} on {node}"]
     if place.pcie_width:

@@ -47,8 +47,9 @@ class Watcher:
         self._thread.start()
 
     def watch(self, event: Event, call: Callable[[DeviceError | None], Any]) -> Callable[[], None]:
-        """Call `call(None)` when `event` is done, `call(error)` when that will never be known. See
-        Device.when_done."""
+        """Call `call(None)` when `event` is done, `call(error)` when that will never be known.
+
+        See Device.when_done."""
         watch = _Watch(event, call)
         with self._changed:
             if not self._is_closing:
@@ -59,8 +60,9 @@ class Watcher:
         return watch.give_up
 
     def close(self, wait_s: float) -> bool:
-        """Let what is open end, `wait_s` at most; tell the rest that it is not known. Idempotent. Returns
-        whether everything had ended."""
+        """Let what is open end, `wait_s` at most; tell the rest that it is not known. Idempotent.
+
+        Returns whether everything had ended."""
         with self._changed:
             is_quiet = self._changed.wait_for(lambda: not self._open, wait_s)
             self._is_closing = True

@@ -13,7 +13,7 @@ a question, whether the device still writes. Such slots are kept, their futures 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import count
@@ -23,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base import Cause, CopyError, CopyItem, CopyOutcome, MemoryEngine, landed
+from ...block import Tier
 from ...memory.places import I64, column_of
 from ...payload import checksum
 from ..device.contract import Addresses, CopyPieces, Device, DeviceError, DeviceFault, Event, Stream
-from ..device.own_events import OwnEvents
 from .kernels import PieceCopier, Way
 from .pages import RegisteredPages
 
@@ -56,37 +56,37 @@ class _GatherBatch:
         self.future.set_result([CopyOutcome(cause)] * len(self.places))
 
 
-class GatherStream(NamedTuple):
-    """One stream of a device, with the copier and the events of its work."""
+class PageLane(NamedTuple):
+    """A device with what copies from and to pages need there.
+
+    `enqueuer` is the one thread that gives the device work. `slots` return its addresses of places, by tier.
+    """
 
     device: Device
-    stream: Stream
+    enqueuer: Executor
+    slots: Mapping[Tier, AddressesOf]
     copier: PieceCopier
-    events: OwnEvents
 
 
 class GatherCopier:
-    """Puts of one registration, in the order of their batches on one stream.
+    """Puts of one registration into `memory`, which is dram, in the order of their batches on `stream`.
 
-    `enqueuer` is the one thread that gives the stream of `saves` work; `hashers` are shared. `slots` returns
-    the device's addresses of places in `memory`. `on_trouble` hears of a broken device, on any thread.
+    `hashers` are shared. `on_trouble` hears of a broken device, on any thread.
     """
 
     def __init__(
         self,
         pages: RegisteredPages,
-        saves: GatherStream,
+        lane: PageLane,
+        stream: Stream,
         memory: MemoryEngine,
-        slots: AddressesOf,
-        enqueuer: Executor,
         hashers: Executor,
         on_trouble: Callable[[DeviceError], None],
     ) -> None:
         self._pages = pages
-        self._device, self._stream, self._copier, self._events = saves
+        self._lane = lane
+        self._stream = stream
         self._memory = memory
-        self._slots = slots
-        self._enqueuer = enqueuer
         self._hashers = hashers
         self._on_trouble = on_trouble
         self._puts: dict[int, I64] = {}
@@ -95,8 +95,9 @@ class GatherCopier:
         self.is_closed = False
 
     def open_put(self, ids: I64) -> int:
-        """Return the source of byte 0 of a put from pages `ids` (num_blocks, pages_per_block), which may be
-        read from now on. End it with `close_put`."""
+        """Return the source of byte 0 of a put from pages `ids` (num_blocks, pages_per_block).
+
+        They may be read from now on, until `close_put`."""
         number = next(self._numbers)
         self._puts[number] = ids
         return number * PUT_BYTES
@@ -113,7 +114,7 @@ class GatherCopier:
             batch.end_all(Cause.SOURCE_GONE)
         else:
             batch.ids = {number: self._puts[number] for number in puts}
-            self._enqueuer.submit(self._enqueue, batch)
+            self._lane.enqueuer.submit(self._enqueue, batch)
         return batch.future
 
     def give_up(self) -> None:
@@ -131,11 +132,11 @@ class GatherCopier:
             if self.is_closed:
                 return batch.end_all(Cause.SOURCE_GONE)
             pieces = self._pieces(batch)
-            event = self._events.take()
+            event = self._lane.device.take_event()
             is_under_way = True
-            self._copier.copy(self._stream, pieces, Way.DOWN)
+            self._lane.copier.copy(self._stream, pieces, Way.DOWN)
             self._stream.record(event)
-            self._device.when_done(event, partial(self._landed, batch, event))
+            self._lane.device.when_done(event, partial(self._landed, batch, event))
         except DeviceError as error:
             self._broke(batch, error, is_under_way)
         except CopyError as error:  # a slot that cannot be pinned
@@ -150,7 +151,7 @@ class GatherCopier:
 
     def _pieces(self, batch: _GatherBatch) -> CopyPieces:
         """Return the copies of a batch. Raises CopyError."""
-        targets = self._slots(batch.targets)
+        targets = self._lane.slots[Tier.DRAM](batch.targets)
         blocks = batch.offsets // self._pages.table.geometry.block_bytes
         if len(batch.ids) == 1:
             [ids] = batch.ids.values()
@@ -174,7 +175,7 @@ class GatherCopier:
         """On a thread of the device's: hand what landed to the hashers."""
         if error is not None:
             return self._broke(batch, error, may_write=True)
-        self._events.give(event)
+        self._lane.device.recycle(event)
         try:
             self._hashers.submit(self._hash, batch)
         except RuntimeError:  # shut down: the daemon is going

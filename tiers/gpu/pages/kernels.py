@@ -22,13 +22,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from ..device import launching
 from ..device.contract import Addresses, CopyPieces, Device, DeviceError, DeviceFault, Event, Stream
-from ..device.own_events import OwnEvents
+from ..device.launching import Launch
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +66,6 @@ MEASURED_PIECES = 4096
 SIZES = (256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10)
 
 
-class PieceLaunch(Protocol):
-    """Starts the kernel: on `stream`, with device addresses of its three columns."""
-
-    def __call__(self, stream: Stream, sources: int, targets: int, lengths: int, num_pieces: int) -> None:
-        """Enqueue one launch. Raises DeviceError."""
-        ...
-
-
 @dataclass(slots=True)
 class _ColumnSlab:
     """Columns of one launch, which must not change before it is done."""
@@ -91,7 +82,7 @@ class PieceKernel:
     waiting is what this thread must not do. Raises DeviceError when memory cannot be pinned.
     """
 
-    def __init__(self, device: Device, launch: PieceLaunch, slab_pieces: int = SLAB_PIECES) -> None:
+    def __init__(self, device: Device, launch: Launch, slab_pieces: int = SLAB_PIECES) -> None:
         self._device = device
         self._launch = launch
         self._slab_pieces = slab_pieces
@@ -99,7 +90,6 @@ class PieceKernel:
         self._address = device.register_host(memory.data.cast("B"), is_read_only=False)
         step = memory.strides[0]
         self._slabs = [_ColumnSlab(memory[i], self._address + i * step) for i in range(NUM_SLABS)]
-        self._events = OwnEvents(device)
 
     def copy(self, stream: Stream, pieces: CopyPieces) -> None:
         """Enqueue `pieces`, in parts as large as a slab. Raises DeviceError."""
@@ -114,28 +104,29 @@ class PieceKernel:
 
     def _copy_part(self, stream: Stream, part: CopyPieces, slab: _ColumnSlab) -> None:
         if slab.event is None:
-            slab.event = self._events.take()
+            slab.event = self._device.take_event()
         num_pieces = len(part.lengths)
         for row, column in enumerate(part):
             slab.columns[row, :num_pieces] = column
         column_bytes = slab.columns.strides[0]
-        places = [slab.address + row * column_bytes for row in range(3)]
-        self._launch(stream, places[0], places[1], places[2], num_pieces)
+        places = [np.uint64(slab.address + row * column_bytes) for row in range(3)]
+        self._launch(stream, NAME, num_pieces * 32, [*places, np.int32(num_pieces)])
         stream.record(slab.event)
 
     def close(self) -> None:
         """Unpin the columns. Idempotent."""
         for slab in self._slabs:
             if slab.event is not None:
-                self._events.give(slab.event)
+                self._device.recycle(slab.event)
                 slab.event = None
-        self._events.close()
         self._device.unregister_host(self._address)
 
 
 class Way(Enum):
-    """Between which memories a copy goes. Small pieces have a crossover of its own on each: across the link a
-    batch hides behind the link's speed, within the device nothing does."""
+    """Between which memories a copy goes.
+
+    Each has a crossover of its own: across the link a batch of small pieces hides behind the link's speed,
+    within the device nothing does."""
 
     UP = "pinned to device"
     DOWN = "device to pinned"
@@ -143,8 +134,7 @@ class Way(Enum):
 
 
 class PieceCopier:
-    """Copies pieces the quicker way: by the kernel below `kernel_below_bytes[way]` a piece, else as a
-    batch."""
+    """Copies pieces the quicker way: by the kernel below `kernel_below_bytes[way]` each, else as a batch."""
 
     def __init__(
         self, kernel: PieceKernel | None = None, kernel_below_bytes: Mapping[Way, int] | None = None
@@ -172,11 +162,11 @@ class PieceCopier:
 def crossover(
     batch_s: Callable[[int], float], kernel_s: Callable[[int], float], sizes: Sequence[int] = SIZES
 ) -> int:
-    """Return the piece size from which on a batch is at least as quick as the kernel; 0 when it always is,
-    and twice the largest of `sizes` when it never is.
+    """Return the size of pieces, in bytes, from which on a batch is at least as quick as the kernel.
 
-    `batch_s(size)` and `kernel_s(size)` time the same bytes in pieces of that size; each is asked three times
-    and its median counts, because the first launch compiles and a busy link has outliers.
+    0 when it always is, and twice the largest of `sizes` when it never is. `batch_s(size)` and
+    `kernel_s(size)` time the same bytes in pieces of that size; each is asked three times and its median
+    counts, because the first launch compiles and a busy link has outliers.
     """
 
     def median(time_s: Callable[[int], float], size: int) -> float:
@@ -186,9 +176,10 @@ def crossover(
     return 2 * max(slower) if slower else 0
 
 
-def measured(device: Device, launch: PieceLaunch | None) -> PieceCopier:
-    """Return the copier for `device`, batch and kernel timed on each Way. Takes a part of a second, without
-    waiting for anything but the device. Where that fails: batches only."""
+def measured(device: Device, launch: Launch | None) -> PieceCopier:
+    """Return the copier for `device`, batch and kernel timed on each Way; batches only where that fails.
+
+    Takes a part of a second, without waiting for anything but the device."""
     if launch is None:
         return PieceCopier()
     kernel = None
@@ -217,59 +208,44 @@ def _measure(device: Device, kernel: PieceKernel) -> dict[Way, int]:
         if stream is None:
             raise DeviceError(DeviceFault.REFUSED, "no stream is free to measure with")
         undo.callback(device.give_stream, stream)
-        events = OwnEvents(device)
-        undo.callback(events.close)
-        event = events.take()
-        undo.callback(events.give, event)
+        event = device.take_event()
+        undo.callback(device.recycle, event)
         ends = {
             Way.UP: (pinned, both.address),
             Way.DOWN: (both.address, pinned),
             Way.WITHIN: (both.address, both.address + MEASURED_BYTES),
         }
-        timer = _Timer(stream, event)
         return {
             way: crossover(
-                partial(timer.time_s, stream.copy, source, target),
-                partial(timer.time_s, partial(kernel.copy, stream), source, target),
+                partial(time_s, stream, event, stream.copy, source, target),
+                partial(time_s, stream, event, partial(kernel.copy, stream), source, target),
             )
             for way, (source, target) in ends.items()
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    """Times copies on one stream."""
+def time_s(
+    stream: Stream, event: Event, copy: Callable[[CopyPieces], None], source: int, target: int, size: int
+) -> float:
+    """Return the seconds that `copy` takes on `stream`, for pieces of `size` bytes.
 
-    stream: Stream
-    event: Event
-
-    def time_s(self, copy: Callable[[CopyPieces], None], source: int, target: int, size: int) -> float:
-        """Return what `copy` takes for pieces of `size` bytes, MEASURED_BYTES or MEASURED_PIECES of them.
-        Raises DeviceError."""
-        num_pieces = min(MEASURED_PIECES, MEASURED_BYTES // size)
-        offsets = np.arange(num_pieces, dtype=np.uint64) * np.uint64(size)
-        pieces = CopyPieces(
-            np.uint64(source) + offsets, np.uint64(target) + offsets, np.full(num_pieces, size, np.int64)
-        )
-        began_at = time.perf_counter()
-        copy(pieces)
-        self.stream.record(self.event)
-        while not self.event.is_done():  # milliseconds, on a thread of its own
-            continue
-        return time.perf_counter() - began_at
+    There are MEASURED_BYTES or MEASURED_PIECES of them. Raises DeviceError."""
+    num_pieces = min(MEASURED_PIECES, MEASURED_BYTES // size)
+    offsets = np.arange(num_pieces, dtype=np.uint64) * np.uint64(size)
+    pieces = CopyPieces(
+        np.uint64(source) + offsets, np.uint64(target) + offsets, np.full(num_pieces, size, np.int64)
+    )
+    began_at = time.perf_counter()
+    copy(pieces)
+    stream.record(event)
+    while not event.is_done():  # milliseconds, on a thread of its own
+        continue
+    return time.perf_counter() - began_at
 
 
-def load(device: Device) -> PieceLaunch | None:
-    """Return what launches the kernel on `device`; None where that is not possible, with the reason in the
-    log. Compiles it. Never ran on a GPU."""
-    if not hasattr(device, "enter"):  # not CUDA
-        return None
-    start = launching.load(device, SOURCE, (NAME,), MAX_BLOCKS)
-    if start is None:
-        return None
+def load(device: Device) -> Launch | None:
+    """Compile the kernel; return what launches it on `device`, or None where that is not possible.
 
-    def launch(stream: Stream, sources: int, targets: int, lengths: int, num_pieces: int) -> None:
-        arguments = (np.uint64(sources), np.uint64(targets), np.uint64(lengths), np.int32(num_pieces))
-        start(stream, NAME, num_pieces * 32, arguments)
-
-    return launch
+    The reason is in the log. Never ran on a GPU."""
+    is_cuda = hasattr(device, "enter")
+    return launching.load(device, SOURCE, (NAME,), MAX_BLOCKS) if is_cuda else None

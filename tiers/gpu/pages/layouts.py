@@ -69,8 +69,9 @@ class PageTable:
 
     @property
     def is_portable(self) -> bool:
-        """Whether fragments have the portable order, so that other layouts can read them; else their bytes
-        are in the order of these very pages, layer after layer."""
+        """Whether fragments have the portable order, so that other layouts can read them.
+
+        Else their bytes are in the order of these very pages, layer after layer."""
         return self.geometry.layout == LAYOUT
 
     @property
@@ -90,9 +91,10 @@ def row_bytes_of(geometry: Geometry) -> int:
 
 
 def check_layout(layout: PageLayout, geometry: Geometry, allocation_bytes: Sequence[int]) -> None:
-    """Raise LayoutError unless `layout` puts every page of `geometry` inside its allocations, which have
-    `allocation_bytes` bytes, each (layer, plane) in one place, and no element over another one of its
-    tensor."""
+    """Raise LayoutError unless `layout` can be the pages of `geometry`.
+
+    It must put every page inside its allocations, which have `allocation_bytes` bytes, each (layer, plane) in
+    one place, and no element over another one of its tensor."""
     if geometry.layout != LAYOUT and geometry.block_tokens != layout.page_tokens:
         raise LayoutError(
             f"a namespace of layout {geometry.layout!r} keeps pages as they are: page_tokens must be its "

@@ -19,8 +19,9 @@ from .layouts import PageTable
 
 
 class Template(NamedTuple):
-    """The pieces of one fragment, (pieces,) int64 each, in the order of its bytes; or of many fragments with
-    equally many, (fragments, pieces) each."""
+    """The pieces of one fragment, (pieces,) int64 each, in the order of its bytes.
+
+    Or of many fragments with equally many, (fragments, pieces) each."""
 
     offsets: I64  # in the fragment
     addresses: I64  # in page 0
@@ -75,8 +76,10 @@ class RegisteredPages:
         return self._templates[group]
 
     def scatter(self, groups: int | I64, fragments: Addresses, ids: I64) -> CopyPieces:
-        """Return the copies of `fragments` (n,) addresses into pages: fragment i goes to row i of `ids`
-        (n, pages_per_block). `groups`: the layer group of all fragments, or of each, (n,)."""
+        """Return the copies of `fragments`, (n,) addresses, into pages.
+
+        Fragment i goes to row i of `ids` (n, pages_per_block). `groups`: the layer group of all fragments, or
+        of each, (n,)."""
         pages, parts, lengths = self._match(groups, fragments, ids)
         return CopyPieces(parts, pages, lengths)
 
