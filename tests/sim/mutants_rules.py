@@ -5,6 +5,8 @@ from typing import Any
 from kvtier.appliance.core.catalog.rules import Rules
 from kvtier.tiers.block import Tier
 
+from .ladder import CXL
+
 Patch = tuple[Any, str, Any]
 
 
@@ -46,6 +48,16 @@ def eviction_ignores_children() -> list[Patch]:
     return [*_without("num_children_placed"), (Rules, "may_leave", may_leave)]
 
 
+def slower_memory_ignores_children() -> list[Patch]:
+    """What is continued in a faster tier leaves the second memory tier, and is nowhere else."""
+    may_leave = Rules.may_leave
+
+    def careless(self: Any, row: int, tier: Tier) -> bool:
+        return bool(self.is_candidate(row, tier) if tier is CXL else may_leave(self, row, tier))
+
+    return [(Rules, "may_leave", careless)]
+
+
 def any_part_below_is_enough() -> list[Patch]:
     """A block of which one fragment is in a slower tier counts as safe there."""
 
@@ -59,5 +71,6 @@ def any_part_below_is_enough() -> list[Patch]:
 PLANTED = [
     ("evict held", "eviction does not look at holds", eviction_ignores_holds),
     ("evict parent", "eviction does not look at children", eviction_ignores_children),
+    ("evict parent below", "so does eviction from slower memory", slower_memory_ignores_children),
     ("half below is enough", "a block of which a part is below is clean", any_part_below_is_enough),
 ]

@@ -5,19 +5,22 @@ from typing import Any
 from kvtier.appliance.core.catalog import run_eviction
 from kvtier.appliance.core.catalog.catalog import NO_ROW
 
+from .ladder import DRAM, MAPPED
+
 Patch = tuple[Any, str, Any]
 
 
 def _climb(self: Any, leaf: int, limit: int, may_pass: Any) -> list[int]:
     """Return leaf and ancestors that `may_pass`; all complete and nowhere else."""
     catalog = self._core.catalog
-    tier = 1  # dram: where seeds without other tiers keep everything
+    tier = DRAM  # where seeds without other tiers keep everything
+    others = [catalog.num_placed[other] for other in MAPPED.tiers if other != tier]
     rows, row = [leaf], catalog.parent[leaf]
-    if any(catalog.num_placed[other][leaf] for other in (0, 2)) or catalog.first_child[leaf] != NO_ROW:
+    if any(placed[leaf] for placed in others) or catalog.first_child[leaf] != NO_ROW:
         return []
     groups = catalog.namespace_of(leaf).num_groups
     while row != NO_ROW and len(rows) < limit and catalog.num_resident[tier][row] == groups:
-        if any(catalog.num_placed[other][row] for other in (0, 2)) or not may_pass(catalog, row):
+        if any(placed[row] for placed in others) or not may_pass(catalog, row):
             break
         rows.append(row)
         row = catalog.parent[row]

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from .mutants import MUTANTS, Mutant, hunt
+from kvtier.appliance.core.requests import puts
+
+from .mutants import MUTANTS, Mutant, Patch, hunt
 from .run import run_seed
 
 SEEDS = range(300)
@@ -48,3 +50,18 @@ def test_mutant_is_killed(mutant: Mutant) -> None:
     """A planted defect is seen within a bounded number of seeds, in one mode or the other."""
     hunts = (hunt(mutant, verify, range(2000), stop_at_first=True) for verify in (False, True))
     assert any(kill.num_killed for kill in hunts), mutant.what
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        (puts.PutJob, "_finish_if_landed", lambda self: self.name_that_is_gone),
+        (puts.PutJob, "landed", lambda self: None),
+        (puts.PutJob, "name_that_is_gone", lambda self: None),
+    ],
+    ids=["asks for a name", "has other arguments", "replaces a name"],
+)
+def test_a_mutant_that_does_not_fit_the_code_is_no_kill(patch: Patch) -> None:
+    mutant = Mutant("former", "breaks code that is gone", lambda: [patch])
+    with pytest.raises(AssertionError, match="the mutant former is stale"):
+        hunt(mutant, True, range(20), stop_at_first=True)
