@@ -65,6 +65,9 @@ class Ladder:
         self.host_tiers = self.tiers[1:-1]  # of kind memory
         #: Ways down from one memory of the host to another.
         self.host_edges = frozenset((a, b) for a in self.host_tiers for b in self.host_tiers if a < b)
+        #: Edges on which blocks leave a tier: from host memory also past the next one, which may be full.
+        self.ways_down = {tier: tuple((tier, slower) for slower in self.below(tier)) for tier in self.tiers}
+        self.ways_down[self.device_tier] = ((self.device_tier, self.put_tier),)
 
     def spec(self, tier: Tier) -> TierSpec:
         """Return what a tier is and can do."""

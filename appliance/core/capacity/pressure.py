@@ -60,6 +60,7 @@ class Pressure:
         self._core = core
         self._ladder, self._log_tier = core.ladder, core.ladder.log_tier
         self._host_edges = core.ladder.host_edges
+        self._ways_down = core.ladder.ways_down
         self._residency = residency
         self._copies = copies
         self._reclaim = reclaim
@@ -175,9 +176,12 @@ class Pressure:
 
     def spilling_bytes(self, tier: Tier) -> int:
         """Return the bytes that are on their way out of a tier, or are about to be."""
-        lower = self._lower(tier)
-        in_flight = self._core.bytes_in_flight.get((tier, lower), 0) if lower is not None else 0
-        return in_flight + self._spilled_bytes[tier]
+        num_bytes = self._spilled_bytes[tier]
+        if self._lower(tier) is not None:
+            in_flight = self._core.bytes_in_flight
+            for edge in self._ways_down[tier]:
+                num_bytes += in_flight.get(edge, 0)
+        return num_bytes
 
     def cold_spilling_bytes(self, *sources: Tier) -> int:
         """Return the bytes on their way from `sources` into the cold store, or about to be.
@@ -299,11 +303,9 @@ class Pressure:
             residency.evict(row, tier, "coldest", victim)  # no room in the next tier; a slower one has it
             return Step.EVICTED
         further = self._lower(lower)
-        if self.spilling_bytes(tier) or (further is not None and self.spilling_bytes(lower)):
-            return Step.NOTHING  # room appears when that ends
-        if further is not None:  # too small for the block: past it
-            return self._send_down(victim, tier, further)
-        if not residency.may_leave(row, tier):
+        if further is not None:  # past it, unless room appears there
+            return Step.NOTHING if self.spilling_bytes(lower) else self._send_down(victim, tier, further)
+        if self.spilling_bytes(tier) or not residency.may_leave(row, tier):
             return Step.NOTHING
         residency.evict(row, tier, f"coldest, no room in {lower.label}", victim)
         return Step.EVICTED

@@ -29,6 +29,12 @@ class RunEviction:
         self._residency = residency
         self._ladder = core.ladder
         self._tier = core.ladder.put_tier
+        #: Where a stored run has to be complete when it leaves a tier: in the next memory of the host, for
+        #: blocks go down one memory at a time; below the last one in the log.
+        self._stored_in = dict.fromkeys(core.ladder.tiers, core.ladder.log_tier)
+        for tier, slower in sorted(core.ladder.host_edges, reverse=True):
+            if slower in core.rooms:
+                self._stored_in[tier] = slower
         self._rows: list[int] = []  # taken, of one namespace and tier
         self._nowhere: list[int] = []  # those of them that are in no other tier
         self._parents: list[int] = []  # of those that were taken last of their run
@@ -99,19 +105,19 @@ class RunEviction:
         when it must leave by itself.
 
         A block goes along when nothing but the run keeps it, and it is as safe as the leaf: all of them are
-        nowhere else, or all of them are complete in the cold store.
+        nowhere else, or all of them are complete in the next slower tier (`_stored_in`).
         """
         core = self._core
         catalog, leaf = core.catalog, victim.row
         num_groups = catalog.namespace_of(leaf).num_groups
-        log_tier = self._ladder.log_tier
+        stored_in = self._stored_in[tier]
         # With a single tier nothing can be elsewhere.
         elsewhere = [catalog.num_placed[other] for other in core.rooms if other != tier]
-        complete, cold = catalog.num_resident[tier], catalog.num_resident[log_tier]
+        complete, stored = catalog.num_resident[tier], catalog.num_resident[stored_in]
         # A child in a tier that is offline may stay behind; its parent's row then has to.
         is_only_here = catalog.first_child[leaf] == NO_ROW and catalog.is_only_in(leaf, tier)
-        is_cold = cold[leaf] == num_groups and log_tier not in core.offline
-        if complete[leaf] != num_groups or not (is_only_here or is_cold):
+        is_stored = stored[leaf] == num_groups and stored_in not in core.offline
+        if complete[leaf] != num_groups or not (is_only_here or is_stored):
             return []
         faster = [catalog.num_children_placed[one] for one in core.rooms if one < tier]
         children, holds = catalog.num_children_placed[tier], catalog.num_holds[tier]
@@ -128,7 +134,7 @@ class RunEviction:
                     break
                 if elsewhere and _is_in_any(elsewhere, row):
                     break
-            elif cold[row] != num_groups:
+            elif stored[row] != num_groups:
                 break
             run.append(row)
             child, row = row, parent[row]

@@ -25,6 +25,9 @@ MIN_USES: Final = 2
 #: Blocks considered per event; and waiting, beyond which the oldest are dropped.
 MAX_STEPS: Final = 64
 MAX_WAITING: Final = 4096
+#: How long a block waits for the copy that makes room for it: what is being copied is no victim meanwhile,
+#: and the block would be compared with a younger one.
+ROOM_S: Final = 0.05
 
 
 class ReusePromotions:
@@ -40,12 +43,13 @@ class ReusePromotions:
         ]
         self._counts = Counts()
         self._waiting: deque[tuple[int, float]] = deque(maxlen=MAX_WAITING)  # handle, first use
+        self._room_asked_at = float("-inf")
         if self._below:
             core.listeners.join(Listener(used=self._note_used))
 
     def run(self) -> None:
         """Begin what waits, as far as the bounds allow."""
-        if not self._waiting:
+        if not self._waiting or self._is_room_being_made():
             return
         core, catalog = self._core, self._core.catalog
         moving_bytes = sum(core.bytes_in_flight.get((tier, self._put_tier), 0) for tier in self._below)
@@ -62,6 +66,7 @@ class ReusePromotions:
             if self._loads.hot_room.admits(row, first_at, self._put_tier):
                 if not self._loads.promote(row, self._put_tier, Urgency.WAITING, float("inf")):
                     self._waiting.appendleft((handle, first_at))  # room is being made: an event says when
+                    self._room_asked_at = core.now
                     break
                 num_promoted += 1
         if num_promoted:
@@ -76,6 +81,13 @@ class ReusePromotions:
                 count, first_at = self._counts.add(catalog.handle(row), use.now)
                 if count >= MIN_USES:
                     self._waiting.append((catalog.handle(row), first_at))
+
+    def _is_room_being_made(self) -> bool:
+        """Whether room was asked for a moment ago, and something is on its way out of the put tier."""
+        core = self._core
+        return core.now < self._room_asked_at + ROOM_S and any(
+            core.bytes_in_flight.get(edge) for edge in core.ladder.ways_down[self._put_tier]
+        )
 
     def _is_below(self, row: int) -> bool:
         """Whether a slower memory tier has a block whole, and the put tier nothing of it."""

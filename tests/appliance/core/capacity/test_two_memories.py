@@ -4,7 +4,7 @@ both, and promoted when they are used again. The core knows neither by name (tes
 from kvtier.appliance.core import events as ev
 from kvtier.tiers.ladder import with_memory
 
-from ..rig import STORED, Rig, hashes
+from ..rig import SLOT_BYTES, STORED, Rig, hashes
 
 LADDER = with_memory(["cxl"])
 DRAM, CXL, NVME = LADDER.put_tier, LADDER.named("cxl"), LADDER.log_tier
@@ -77,3 +77,36 @@ def test_a_memory_that_takes_nothing_is_passed_over() -> None:
     put(rig, "a")
     put(rig, "b")
     assert (where(rig, "a"), where(rig, "b")) == ({"nvme"}, {"dram"})
+
+
+def test_what_is_passed_over_is_bounded_like_other_spills() -> None:
+    rig = Rig(
+        dram_blocks=8, cxl_blocks=1, nvme_blocks=32, high_watermark=0.125, max_spill_bytes=6 * SLOT_BYTES
+    )
+    assert rig.planner.rooms[CXL].reserve(7, 4096) is not None  # its extent belongs to another domain
+    for number in range(8):
+        rig.start_put(hashes(f"p{number}", 1))
+        (copy,) = (copy for copy in rig.copies if copy.source is None)
+        rig.finish(copy)
+    for _ in range(8):
+        rig.tick()
+    moving = [copy for copy in rig.copies if (copy.source, copy.target) == (DRAM, NVME)]
+    assert sum(len(copy.items) for copy in moving) == 6, "as many fragments as may be spilled at a time"
+
+
+def test_a_run_leaves_only_when_the_next_memory_has_all_of_it() -> None:
+    rig = Rig(dram_blocks=32, cxl_blocks=64, nvme_blocks=128, write="through")
+    chain = hashes("a", 32)
+    rig.put(chain)
+    rig.settle()
+    put(rig, "x")
+    assert rig.where(chain[-1]) == {"cxl", "nvme"}
+    for _ in range(2):
+        rig.now += 1.0
+        rig.release(rig.acquire(chain))
+        rig.settle()
+    assert rig.where(chain[-1]) == {"dram", "cxl", "nvme"}
+    assert rig.where(chain[-2]) == {"dram", "nvme"}
+    rig.put(hashes("b", 32))
+    rig.settle()
+    assert all(rig.where(name) == {"cxl", "nvme"} for name in chain)
