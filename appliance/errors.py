@@ -218,7 +218,7 @@ REASONS: dict[str, ErrorReason] = {
         grpc.StatusCode.PERMISSION_DENIED,
         AccessError,
         "AdminService and EventsService are for administrators",
-        "name the identity under `access.admin`",
+        "name the identity in `access.admin`",
     ),
     "BAD_POLICY": ErrorReason(
         _INVALID,

@@ -4,7 +4,7 @@
 
 A real daemon with hbm (host memory), dram and nvme; writers and readers over the local channel and one over
 gRPC, every block bearing its own number. Each reload draws sizes of all tiers, eviction, admission, prefetch,
-watermarks, leases and limits from a seed, and comes in by the admin call, by SIGHUP, or by the
+leases and limits from a seed, and comes in by the admin call, by SIGHUP, or by the
 file alone, which is exchanged the way Kubernetes does it: a symbolic link two folders up. A tenth of the
 policies is wrong and must be refused.
 
@@ -87,15 +87,12 @@ class PolicyFolder:
 def draw(rng: random.Random, folder: Path, target: str) -> dict[str, Any]:
     """Return a policy that the running daemon can change to."""
     sizes = {tier: rng.randrange(SMALLEST[tier] // 4, LARGEST[tier] // 4 + 1) * 4 for tier in SMALLEST}
-    low = rng.choice((50, 70, 80))
     return policy(folder, target, sizes) | {
         "policy": {
             "eviction": rng.choice(("urgency", "lru", "s3fifo", "arc", "sieve", "gdsf", "wtinylfu")),
             "admission": rng.choice(("all", "urgency")),
             "prefetch": rng.choice(("", "turns", "announced")),
         },
-        "watermarks": {"low": f"{low}%", "high": f"{rng.choice((85, 90, 100))}%"},
-        "prefetch": {"bandwidth": f"{rng.choice((10, 50))}%"},
         "leases": {"ttl": f"{rng.choice((10, 30))}s"},
         "limits": {"max_clients": rng.choice((64, 256)), "max_pinned": f"{rng.choice((25, 50))}%"},
     }
@@ -108,7 +105,7 @@ def policy(folder: Path, target: str, sizes: dict[str, int]) -> dict[str, Any]:
     return {
         "listen": target,
         "tiers": {
-            "hbm": {"capacity": f"{sizes['hbm']}MiB", "extent": extent},
+            "hbm": {"capacity": f"{sizes['hbm']}MiB"},
             "dram": {"capacity": f"{sizes['dram']}MiB", "extent": extent},
             "nvme": {
                 "path": nvme,
@@ -122,7 +119,7 @@ def policy(folder: Path, target: str, sizes: dict[str, int]) -> dict[str, Any]:
 
 
 WRONG = (
-    {"watermarks": {"low": "95%", "high": "90%"}},
+    {"leases": {"ttl": "0s"}},
     {"tiers": {"dram": {"capacty": "1GiB"}}},
     {"reflection": False},  # right, but not while it runs
     {"policy": {"eviction": "lur"}},

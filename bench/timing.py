@@ -244,8 +244,8 @@ def prepare(folder: Path) -> None:
         "access": {"tokens": str(folder / "tokens")},
         "observe": {"http": "off"},
         "tenants": {
-            "attacker": {"tokens": ["attacker"], "uids": [os.getuid()]},
-            "victim": {"tokens": ["victim"]},
+            "attacker": {"members": ["token:attacker", f"uid:{os.getuid()}"]},
+            "victim": {"members": ["token:victim"]},
         },
         # Room for 900 prompts of 128 slots of 16 KiB, or 150 of 1024, one and a half times: no eviction.
         "tiers": {"dram": {"capacity": "4GiB", "extent": "64MiB"}},

@@ -33,7 +33,6 @@ PIN_TTL_S = 3600.0
 # Small on purpose: three conversations do not fit in dram, so that blocks spill to nvme.
 SETTINGS = [
     "tiers.hbm.capacity=64MiB",
-    "tiers.hbm.extent=16MiB",
     "tiers.dram.capacity=96MiB",
     "tiers.dram.extent=16MiB",
     "tiers.nvme.capacity=512MiB",

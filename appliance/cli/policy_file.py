@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ...v1 import admin_pb2
 from ..config import DEFAULT_SOURCE, Change, Problem, Settings, SettingsError, is_live, note_of_empty
+from ..config.sources import read_policy
 from ..preflight.verdicts import CheckVerdict
 from . import EXIT_FAILED, EXIT_OK
 from .output import console, print_json
@@ -150,7 +151,7 @@ def apply(file: Path | None, dry_run: bool, generation: int, target: str | None,
     request = admin_pb2.ApplyPolicyRequest(dry_run=dry_run, generation=generation)
     if file is not None:
         try:
-            request.yaml, request.name = file.read_text(encoding="utf-8"), str(file)
+            request.yaml, request.name = read_policy(file), str(file)
         except (OSError, UnicodeDecodeError) as error:
             raise RefusedSettings(f"{file}: cannot be read: {error}") from error
     with admin(resolve(target)) as stub:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .reference import reference_table, schema_text, setting_keys
     from .settings import Settings
     from .sources import Problem, SettingsError, note_of_empty
-    from .tenants import COMMON, Access, Identities, Tenant, Tls, bandwidth_shares_of, check_name
+    from .tenants import COMMON, Access, Tenant, Tls, bandwidth_shares_of, check_name, tokens_among
     from .tiers import HbmTier, NvmeTier, Tiers
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "EncryptionSettings",
     "HbmTier",
     "HostShare",
-    "Identities",
     "Loaded",
     "NvmeTier",
     "Observe",
@@ -58,6 +57,7 @@ __all__ = [
     "reference_table",
     "schema_text",
     "setting_keys",
+    "tokens_among",
 ]
 
 _HOMES = {
@@ -70,7 +70,6 @@ _HOMES = {
     "EncryptionSettings": ".encryption",
     "HbmTier": ".tiers",
     "HostShare": ".host_share",
-    "Identities": ".tenants",
     "LIVE": ".live",
     "Loaded": ".origin",
     "NvmeTier": ".tiers",
@@ -95,6 +94,7 @@ _HOMES = {
     "reference_table": ".reference",
     "schema_text": ".reference",
     "setting_keys": ".reference",
+    "tokens_among": ".tenants",
 }
 
 

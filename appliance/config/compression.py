@@ -4,7 +4,7 @@ compression:
   codec: auto
   rules:
     - {layers: "0-3", codec: identity}
-    - {dtype: float32, codec: planes}
+    - {edge: remote, codec: planes}
   profiles: /etc/kvtier/profiles
 
 Fragments of namespaces that name one of the profiles are stored as it says, with a loss within its bounds;
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ...tiers.block import DTYPE_BYTES, NamespaceIdentity
+from ...tiers.block import NamespaceIdentity
 from ...tiers.codecs.registry import BY_NAME
 from .fields import Directory, Section, refuse
 
@@ -29,24 +29,21 @@ _LAYERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class CompressionRule(Section):
-    """One exception to `codec` and `remote`. Empty keys match everything."""
+    """One exception to `codec`. Empty keys match everything."""
 
-    edge: Edge = "nvme"
-    """Where the fragments go: `nvme`, or `remote` for streams to and from clients without shared memory."""
+    edge: Literal["", "nvme", "remote"] = ""
+    """Where the fragments go: `nvme`, or `remote` for streams to and from clients without shared memory. Name
+    `remote` where that network is slow and shared."""
     model: Annotated[str, Field(pattern=r"^[0-9a-f]*$")] = ""
-    """First hex digits of the model's digest."""
-    dtype: str = ""
-    """Data type of the cached values."""
+    """First hex digits of the model's digest. Name one where models of a host compress differently."""
     layers: str = ""
     """First and last layer from 0, such as `0-3`, or one layer. Matches layer groups that lie inside
-    entirely."""
+    entirely. Name them where `kvtier bench codec` shows layers that compress differently."""
     codec: CodecName
-    """Codec for these fragments."""
+    """Codec for these fragments; set it to the one that `kvtier bench codec` shows to be the best."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.dtype and self.dtype not in DTYPE_BYTES:
-            refuse("dtype", f"no dtype {self.dtype!r}; known: {', '.join(DTYPE_BYTES)}")
         if self.layers:
             found = _LAYERS.fullmatch(self.layers)
             if found is None or int(found[1]) > int(found[2] or found[1]):
@@ -55,9 +52,7 @@ class CompressionRule(Section):
 
     def matches(self, identity: NamespaceIdentity, group: int, edge: Edge) -> bool:
         """Return whether this rule applies to layer group `group` of a namespace on this edge."""
-        if self.edge != edge:
-            return False
-        if self.dtype not in ("", identity.geometry.dtype):
+        if self.edge not in ("", edge):
             return False
         if not identity.model_digest.hex().startswith(self.model):
             return False
@@ -73,11 +68,9 @@ class CompressionSettings(Section):
     """Codecs of fragments in nvme and in streams. All named here are exact."""
 
     codec: CodecName = "auto"
-    """Codec of fragments in nvme that no rule matches. `auto` measures and uses the one with the shortest
-    load. Set `identity` where the processors are needed elsewhere."""
-    remote: CodecName = "auto"
-    """The same for streams to and from clients on other hosts; `auto` tries both and keeps the faster. Set a
-    codec when that network is slow and shared."""
+    """Codec of fragments that no rule matches. `auto` measures: for nvme it uses the one with the shortest
+    load, for streams to and from clients on other hosts the faster of encoded and plain. Set `identity`
+    where the processors are needed elsewhere."""
     rules: list[CompressionRule] = []
     """Exceptions; the first that matches counts. Set for layers or models that compress differently."""
     profiles: Directory | None = None
@@ -85,8 +78,8 @@ class CompressionSettings(Section):
     Used where the codec is `auto`, for namespaces that name a profile."""
 
     def codec_for(self, identity: NamespaceIdentity, group: int, edge: Edge = "nvme") -> CodecName:
-        """Return the codec of the first rule that matches, or the one for everything else on this edge."""
+        """Return the codec of the first rule that matches, or the one for everything else."""
         for rule in self.rules:
             if rule.matches(identity, group, edge):
                 return rule.codec
-        return self.codec if edge == "nvme" else self.remote
+        return self.codec

@@ -13,10 +13,8 @@ class EncryptionSettings(Section):
     """Encryption of nvme: AES-256-GCM, with a key for each tenant."""
 
     master_key: File | None = None
-    """File with 64 hex digits, readable by the daemon's user only (mode 0600); set it where the device can be
-    stolen or shared. It wraps the tenants' keys in keys.json beside the segments. To rotate, put a new line
-    on top and keep the old ones until a reload or start has wrapped all keys again. Empty: no encryption.
+    """File with 64 hex digits, mode 0600, or 0440 in a Secret that Kubernetes mounts; set it where the device
+    can be stolen or shared. It wraps the tenants' keys in keys.json beside the segments. To rotate, put a
+    new line on top and keep the old ones until a reload or start has wrapped all keys again. Empty: no
+    encryption.
     Needs `pip install kvtier[encryption]`."""
-    group_may_read: bool = False
-    """Accepts a file that its group can read (mode 0440). Set it where Kubernetes mounts the Secret for a
-    user other than root, and only if no other user is in that group."""

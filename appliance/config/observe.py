@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, WithJsonSchema, model_validator
 
 from .fields import Section, refuse
-from .tenants import Access, Tenant, check_name
+from .tenants import Access, Tenant, check_name, tokens_among
 
 DEFAULT_HTTP_PORT = 9464
 LOOPBACK = "127.0.0.1"
@@ -84,20 +84,20 @@ class Observe(Section):
     where Prometheus runs on another host."""
     readers: Readers = "auto"
     """Tokens, by name in `access.tokens`, that may read metrics and the page and nothing else; or `anyone`.
-    `auto`: anyone without `tenants`, none with them. Readiness is always public."""
+    `auto`: anyone without `tenants`, none with them. Set it with `tenants`, for Prometheus. Readiness is
+    always public."""
     names: bool = False
     """Shows session ids and block hashes on the page, to every reader. Turn on while debugging one
     session."""
     log: LogFormat = "text"
-    """Format of the log: `text`, or `json` with one object a line for log collectors."""
+    """Format of the log: `text`, or `json` with one object a line. Set `json` where a collector reads it."""
     traces: Traces = "off"
     """Exporter of spans of get, plan and copy: `otlp` (OTEL_EXPORTER_OTLP_* variables), `console` for
-    debugging, or `off`; needs `pip install 'kvtier[otel]'`."""
+    debugging, or `off`. Set it where requests are traced; needs `pip install 'kvtier[otel]'`."""
     kv_events: Endpoint = "off"
     """Address to publish block events on in vLLM's format; set it for KV-aware routers; needs `pip install
-    'kvtier[events]'`. With `tenants` only ipc:///path is allowed, unless readers is `anyone`."""
-    kv_events_replay: Endpoint = "off"
-    """Address on which routers fetch events they missed. Set it with `kv_events`."""
+    'kvtier[events]'`. Routers fetch events they missed at the next port, or at the path with `.replay`. With
+    `tenants` only ipc:///path is allowed, unless readers is `anyone`."""
 
     @property
     def http_address(self) -> HttpAddress | None:
@@ -125,8 +125,6 @@ class Observe(Section):
         address = self.http_address
         if self.names and address is not None and not ipaddress.ip_address(address.host).is_loopback:
             refuse("names", f"other hosts reach {self.http}; listen at 127.0.0.1, or write false")
-        if self.kv_events_replay != "off" and self.kv_events == "off":
-            refuse("kv_events_replay", "there is nothing to replay; set kv_events, or write off")
         return self
 
 
@@ -134,15 +132,13 @@ def check_readers(observe: Observe, access: Access, tenants: Mapping[str, Tenant
     """Refuse what shows one tenant another one's doings, or gives a reader more than looking."""
     if observe.reader_tokens and access.tokens is None:
         refuse("observe.readers", "there is no file of tokens; set access.tokens, or write anyone")
-    taken = {name for tenant in tenants.values() for name in tenant.tokens} | {*access.admin.tokens}
+    taken = {*tokens_among([*access.admin, *(one for tenant in tenants.values() for one in tenant.members)])}
     if both := sorted(observe.reader_tokens & taken):
         refuse("observe.readers", f"{both[0]} is a tenant's or an administrator's token; make one of its own")
-    if tenants and observe.readers != "anyone":
-        for key in ("kv_events", "kv_events_replay"):
-            endpoint: str = getattr(observe, key)
-            if endpoint != "off" and not is_private(endpoint):
-                words = "publishes the blocks of all tenants to every subscriber"
-                refuse(f"observe.{key}", f"{words}; write ipc:///path, or readers: anyone")
+    is_published = observe.kv_events != "off" and not is_private(observe.kv_events)
+    if tenants and observe.readers != "anyone" and is_published:
+        words = "publishes the blocks of all tenants to every subscriber"
+        refuse("observe.kv_events", f"{words}; write ipc:///path, or readers: anyone")
 
 
 def is_private(endpoint: str) -> bool:

@@ -1,9 +1,8 @@
 """The `policy:` section of the settings: policies by name, with their options.
 
 policy:
-  eviction: lru
+  eviction: "acme.kv:OurEviction"
   allowed_modules: [acme.kv]
-  tiers: {hbm: {eviction: "acme.kv:OurEviction"}}
   options: {lru: {...}}
 """
 
@@ -24,22 +23,12 @@ from ...policies.registry import (
     resolve,
 )
 from ...tiers.block import Tier
-from ...tiers.ladder import STANDARD
 from ..core.catalog.catalog import Catalog
 from ..core.catalog.policy_facts import PolicyFacts
 from ..core.options import PlannerOptions
 from .fields import Section, refuse
 
 DEFAULT = PolicyChoice(eviction="urgency", prefetch="announced")
-
-
-class TierPolicy(Section):
-    """Policies of one tier; an empty one is that of all tiers."""
-
-    eviction: str = ""
-    """Eviction policy of this tier."""
-    admission: str = ""
-    """Admission policy of this tier."""
 
 
 class Policy(Section):
@@ -54,10 +43,9 @@ class Policy(Section):
     prefetch: str = DEFAULT.prefetch
     """Prefetch policy. `announced`: blocks of sessions that sent `back_in_s`; `turns`: also sessions
     predicted to return; empty: none. Set `turns` for chat traffic."""
-    tiers: dict[str, TierPolicy] = {}
-    """Exceptions by tier: hbm, dram, nvme. Set when a replay shows that tiers need different policies."""
     options: dict[str, dict[str, Any]] = {}
-    """Options by policy name; a policy's documentation lists them."""
+    """Options by policy name, such as `{lru: {...}}`; a policy's documentation lists them. Set them when a
+    replay shows more hits with others."""
     allowed_modules: list[str] = []
     """Python modules (and their submodules) from which classes may be named as policies. Set it to use your
     own."""
@@ -67,23 +55,12 @@ class Policy(Section):
         self._check("eviction", EVICTION, self.eviction, is_needed=True)
         self._check("admission", ADMISSION, self.admission, is_needed=True)
         self._check("prefetch", PREFETCH, self.prefetch)
-        known_tiers = [tier.label for tier in (Tier.HBM, Tier.DRAM, Tier.NVME)]
-        for label, of_tier in self.tiers.items():
-            if label not in known_tiers:
-                refuse("tiers", f"no tier {label!r}; known: {', '.join(known_tiers)}")
-            self._check("tiers", EVICTION, of_tier.eviction)
-            self._check("tiers", ADMISSION, of_tier.admission)
-        known_names = sorted({*EVICTION, *ADMISSION, *PREFETCH, *self._own()})
+        own = {name for name in (self.eviction, self.admission, self.prefetch) if ":" in name}
+        known_names = sorted({*EVICTION, *ADMISSION, *PREFETCH, *own})
         for name in self.options:
             if name not in known_names:
                 refuse("options", f"no policy {name!r} has options; known: {', '.join(known_names)}")
         return self
-
-    def _own(self) -> set[str]:
-        """Return the names of policies that are not built in: `module:Class`."""
-        named = [self.eviction, self.admission, self.prefetch]
-        named += [name for of in self.tiers.values() for name in (of.eviction, of.admission)]
-        return {name for name in named if ":" in name}
 
     def _check(self, key: str, known: Mapping[str, Factory], name: str, *, is_needed: bool = False) -> None:
         try:
@@ -104,13 +81,10 @@ class Policy(Section):
 
     def choice(self) -> PolicyChoice:
         """Return what the planner builds its policies from."""
-        tiers = {STANDARD.named(label): of_tier for label, of_tier in self.tiers.items()}
         return PolicyChoice(
             eviction=self.eviction,
             admission=self.admission,
             prefetch=self.prefetch,
-            eviction_of={tier: of.eviction for tier, of in tiers.items() if of.eviction},
-            admission_of={tier: of.admission for tier, of in tiers.items() if of.admission},
             options=self.options,
             allowed_modules=tuple(self.allowed_modules),
         )

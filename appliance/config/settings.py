@@ -41,24 +41,6 @@ from .tenants import Access, Tenants, check_access, quotas_of
 from .tiers import Tiers
 
 
-class Watermarks(Section):
-    """The `watermarks:` section; `low` must be below `high`."""
-
-    high: Fraction = 0.95
-    """Usage above which the coldest blocks of a memory tier are evicted. Lower it when bursts of puts wait
-    for space."""
-    low: Fraction = 0.80
-    """Usage of dram above which new blocks are copied to nvme ahead of eviction; the copies in dram stay.
-    Lower it when puts arrive in bursts, raise it to write less."""
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        low, high = units.format_fraction(self.low), units.format_fraction(self.high)
-        if self.low >= self.high:
-            refuse("low", f"{low} is not below high ({high}); lower low or raise high")
-        return self
-
-
 class Leases(Section):
     """The `leases:` section."""
 
@@ -98,14 +80,6 @@ class Limits(Section):
         return self
 
 
-class Prefetching(Section):
-    """Bound on prefetching; which blocks are prefetched is decided by `policy.prefetch`."""
-
-    bandwidth: Fraction = 0.5
-    """Share of the bandwidth from nvme that prefetches may take. Lower it when other programs use the
-    device."""
-
-
 class Settings(Section):
     """All settings of a daemon."""
 
@@ -117,10 +91,6 @@ class Settings(Section):
     """Tiers of the hierarchy, fastest first."""
     policy: Policy = Policy()
     """Policies of eviction, admission and prefetch, by name."""
-    watermarks: Watermarks = Watermarks()
-    """Usage at which a tier frees memory ahead of demand."""
-    prefetch: Prefetching = Prefetching()
-    """Bound on prefetching."""
     compression: CompressionSettings = CompressionSettings()
     """Codecs of fragments in nvme and in streams."""
     encryption: EncryptionSettings = EncryptionSettings()
@@ -198,9 +168,6 @@ class Settings(Section):
             max_clients=limits.max_clients,
             max_pinned_fraction=limits.max_pinned,
             lease_ttl_s=self.leases.ttl_s,
-            high_watermark=self.watermarks.high,
-            low_watermark=self.watermarks.low,
-            prefetch_bandwidth_fraction=self.prefetch.bandwidth,
             quotas=quotas_of(self.tenants),
             write="idle" if nvme is None else nvme.write,
             daily_write_bytes=None if nvme is None else nvme.daily_limit_bytes,

@@ -3,9 +3,9 @@
 access:
   tokens: /etc/kvtier/tokens
   tls: {certificate: /etc/kvtier/tls.crt, key: /etc/kvtier/tls.key, client_ca: /etc/kvtier/ca.crt}
-  admin: {uids: [0], sans: ["uri:spiffe://cluster/ns/ops/*"]}
+  admin: [uid:0, "uri:spiffe://cluster/ns/ops/*"]
 tenants:
-  acme: {uids: [1001], sans: ["dns:*.acme.svc"], quota: {dram: 16GiB, requests_per_s: 500}}
+  acme: {members: [uid:1001, "dns:*.acme.svc"], quota: {dram: 16GiB, requests_per_s: 500}}
 
 A caller's tenant follows from its credentials (the kernel's on a Unix socket, a certificate, a token), never
 from a request field. An identity in two places is refused: the tenant of a caller must not depend on the
@@ -14,10 +14,10 @@ order of a file.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ...tiers.block import Tier
 from ..core.options import Quota as PlannerQuota
@@ -26,7 +26,8 @@ from .fields import Bytes, Directory, Section, refuse
 MAX_TENANTS = 256
 COMMON = "common:"  # the domain without a name, as printed and as written in commands
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_SAN = re.compile(r"(dns|uri):[^\s]+")
+_IDENTITY = r"(uid|gid):[0-9]{1,10}|token:[a-z0-9][a-z0-9._-]{0,62}|(dns|uri):\S+"
+_GROUP = "group:"
 
 
 def check_name(name: str) -> str:
@@ -37,51 +38,53 @@ def check_name(name: str) -> str:
     return name
 
 
-def _check_san(pattern: str) -> str:
-    if _SAN.fullmatch(pattern) is None:
-        raise ValueError(f"{pattern!r} is no subject alternative name; write dns:NAME or uri:NAME")
-    return pattern
+def _check_identity(identity: object) -> object:
+    """Return an identity `kind:value`; ids of users and groups without leading zeros."""
+    if not isinstance(identity, str) or re.fullmatch(_IDENTITY, identity) is None:
+        raise ValueError(f"{identity!r} is no identity; write uid:N, gid:N, dns:NAME, uri:NAME or token:NAME")
+    kind, _, value = identity.partition(":")
+    if kind not in ("uid", "gid"):
+        return identity
+    if int(value) >= 1 << 32:
+        raise ValueError(f"{identity!r}: the largest id is {(1 << 32) - 1}")
+    return f"{kind}:{int(value)}"
+
+
+def _check_sharing(sharing: object) -> object:
+    if isinstance(sharing, str) and sharing.startswith(_GROUP):
+        return f"{_GROUP}{check_name(sharing.removeprefix(_GROUP))}"
+    if sharing not in ("tenant", "public", "all"):
+        raise ValueError(f"{sharing!r} is not known; write tenant, group:NAME, public or all")
+    return sharing
 
 
 Name = Annotated[str, AfterValidator(check_name)]
-San = Annotated[str, AfterValidator(_check_san)]
-Id = Annotated[int, Field(ge=0, lt=1 << 32)]
+Identity = Annotated[
+    str, BeforeValidator(_check_identity), WithJsonSchema({"type": "string", "pattern": f"^({_IDENTITY})$"})
+]
+Sharing = Annotated[
+    str,
+    BeforeValidator(_check_sharing),
+    WithJsonSchema({"type": "string", "pattern": r"^(tenant|public|all|group:[a-z0-9][a-z0-9._-]{0,62})$"}),
+]
 File = Directory  # an absolute path, too
 
 
-class Identities(Section):
-    """Identities of callers; one match is enough."""
-
-    uids: list[Id] = []
-    """User ids of processes on this host, from the kernel."""
-    gids: list[Id] = []
-    """Primary group ids of such processes; a user id that matches takes precedence."""
-    sans: list[San] = []
-    """Names in client certificates, for callers over TLS: dns:NAME or uri:NAME; `*` matches one part between
-    dots or slashes."""
-    tokens: list[Name] = []
-    """Names of bearer tokens in the file `access.tokens`, for callers over TCP without certificates."""
-
-    def all(self) -> set[str]:
-        """Return every identity as `kind:value`."""
-        return {
-            *(f"uid:{uid}" for uid in self.uids),
-            *(f"gid:{gid}" for gid in self.gids),
-            *self.sans,
-            *(f"token:{name}" for name in self.tokens),
-        }
+def tokens_among(identities: Iterable[str]) -> list[str]:
+    """Return the names of the bearer tokens among identities."""
+    return [one.removeprefix("token:") for one in identities if one.startswith("token:")]
 
 
 class Tls(Section):
     """TLS for TCP addresses. Changed files are read again; open connections keep the old certificate."""
 
     certificate: File
-    """Certificate chain of the daemon, PEM."""
+    """Certificate chain of the daemon, PEM. Set it to what your authority issued for this host."""
     key: File
-    """Private key of the certificate, PEM."""
+    """Private key of the certificate, PEM. Set it with the certificate."""
     client_ca: File | None = None
-    """Authorities that sign client certificates, PEM. Without it no client certificate is requested, and
-    every call over TCP needs a bearer token of `access.tokens`."""
+    """Authorities that sign client certificates, PEM. Set it where callers have certificates; without it none
+    is requested, and every call over TCP needs a bearer token of `access.tokens`."""
 
 
 class Access(Section):
@@ -95,9 +98,10 @@ class Access(Section):
     tokens: File | None = None
     """File of bearer tokens, one line each: name and SHA-256 of the token, as `kvtier tenant token` prints.
     Set it for callers without client certificates."""
-    admin: Identities = Identities()
-    """Callers of AdminService and EventsService. Empty: the daemon's own user and root, on the Unix
-    socket."""
+    admin: list[Identity] = []
+    """Identities of administrators, written as `members` of a tenant: callers of AdminService and
+    EventsService. Set it to admit operators over TCP, or to keep root out. Empty: the daemon's own user and
+    root, on the Unix socket."""
 
 
 class Quota(Section):
@@ -108,7 +112,8 @@ class Quota(Section):
     dram_bytes: Bytes | None = Field(default=None, alias="dram")
     """Memory of dram, in whole extents. Set it where one tenant must not evict the others."""
     nvme_bytes: Bytes | None = Field(default=None, alias="nvme")
-    """Payload in nvme; at the limit the ends of the tenant's oldest chains are evicted."""
+    """Payload in nvme; at the limit the ends of the tenant's oldest chains are evicted. Set it where one
+    tenant must not evict the others."""
     pinned_bytes: Bytes | None = Field(default=None, alias="pinned")
     """Memory that leases and pins of all clients of the tenant may hold. Set it where one tenant must not
     block evictions."""
@@ -129,14 +134,17 @@ class Quota(Section):
         return PlannerQuota(memory, self.pinned_bytes, self.nvme_bytes)
 
 
-class Tenant(Identities):
+class Tenant(Section):
     """One tenant: its identities, sharing and quotas."""
 
-    sharing: Literal["tenant", "group", "public", "all"] = "tenant"
-    """Readers of the tenant's blocks: the `tenant`, its `group`, every tenant that is `public`, or `all`
-    including callers from before there were tenants."""
-    group: str = ""
-    """Name of the group, with `sharing: group`."""
+    members: Annotated[list[Identity], Field(min_length=1)]
+    """Identities of its callers, one match is enough: `uid:N` and `gid:N` (user and primary group of a
+    process on this host, a user goes first), `dns:NAME` and `uri:NAME` in client certificates (`*` matches
+    one part between dots or slashes), `token:NAME` of a bearer token in the file `access.tokens`."""
+    sharing: Sharing = "tenant"
+    """Readers of the tenant's blocks: the `tenant`, the tenants of `group:NAME`, every tenant that is
+    `public`, or `all` including callers from before there were tenants. Widen it for tenants that serve the
+    same prompts and may learn of each other's."""
     quota: Quota = Quota()
     """Resources of the tenant."""
     bandwidth_share: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
@@ -148,15 +156,6 @@ class Tenant(Identities):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.all():
-            refuse("uids", "no identity belongs to this tenant; name uids, gids, sans or tokens")
-        if (self.sharing == "group") != bool(self.group):
-            refuse("group", "a group needs `sharing: group`, and that a group's name")
-        if self.group:
-            try:
-                check_name(self.group)
-            except ValueError as error:
-                refuse("group", str(error))
         if self.sharing != "tenant" and self.quota.has_bytes:
             refuse(
                 "quota", "shared blocks count for no single tenant; give no bytes, or write `sharing: tenant`"
@@ -165,9 +164,8 @@ class Tenant(Identities):
 
     def domain(self, name: str) -> str:
         """Return the isolation domain of this tenant, called `name`; empty: the common one."""
-        return {"tenant": f"tenant:{name}", "group": f"group:{self.group}", "public": "public:", "all": ""}[
-            self.sharing
-        ]
+        own = {"tenant": f"tenant:{name}", "public": "public:", "all": ""}
+        return own.get(self.sharing, self.sharing)
 
 
 Tenants = Annotated[dict[Name, Tenant], Field(max_length=MAX_TENANTS)]
@@ -196,22 +194,21 @@ def check_access(access: Access, tenants: Mapping[str, Tenant], has_tcp: bool) -
         refuse(
             "listen",
             "a TCP address needs access.tls (certificate, key, and client_ca or access.tokens), or "
-            "access.insecure: true "
-            "in a network where every host may call",
+            "access.insecure: true in a network where every host may call",
         )
     if access.tls is not None and access.tls.client_ca is None and access.tokens is None:
         refuse(
             "access",
             "without access.tls.client_ca callers over TCP authenticate by tokens only; give "
-            "access.tokens, "
-            "or client_ca",
+            "access.tokens, or client_ca",
         )
     owner: dict[str, str] = {}
     for name, tenant in tenants.items():
-        for identity in sorted(tenant.all()):
+        for identity in tenant.members:
             other = owner.setdefault(identity, name)
             if other != name:
                 refuse("tenants", f"{identity} belongs to {other} and to {name}; name it once")
-    named = [*access.admin.tokens, *(token for tenant in tenants.values() for token in tenant.tokens)]
+    members = [identity for tenant in tenants.values() for identity in tenant.members]
+    named = tokens_among([*access.admin, *members])
     if named and access.tokens is None:
         refuse("access", f"token {named[0]} is named, but access.tokens names no file")

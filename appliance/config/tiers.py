@@ -8,7 +8,7 @@ tiers:
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from ...v1.shm import HUGE_PAGE_BYTES, PAGE_BYTES
 from ..core.options import WriteMode
@@ -30,46 +30,37 @@ MAX_SEGMENTS = 1_000_000  # of one cold store (tiers/cold/opening.py)
 MIN_SEGMENTS = 3  # one to fill, one to reclaim, one to reclaim into
 
 
-class _MemoryTier(Section):
-    capacity_bytes: Bytes = Field(default=1 << 30, alias="capacity")
-    """Memory taken at start, in whole extents; the rest is not taken. Set it to what the models and other
-    programs on the device leave free."""
-    extent_bytes: Bytes = Field(default=64 << 20, alias="extent")
-    """Unit in which memory is taken and mapped by clients, a multiple of 2MiB, and the largest fragment.
-    Raise it for larger fragments, or for more than 1TiB."""
-
-    @property
-    def num_extents(self) -> int:
-        """Number of extents this tier has."""
-        return self.capacity_bytes // self.extent_bytes
-
-    @model_validator(mode="after")
-    def _check_extents(self) -> Self:
-        require_multiple("extent", self.extent_bytes, HUGE_PAGE_BYTES)
-        capacity, extent = units.format_bytes(self.capacity_bytes), units.format_bytes(self.extent_bytes)
-        if self.capacity_bytes < self.extent_bytes:
-            refuse(
-                "capacity", f"{capacity} is less than one extent of {extent}; raise capacity or lower extent"
-            )
-        if self.num_extents > MAX_EXTENTS:
-            enough = HUGE_PAGE_BYTES
-            while self.capacity_bytes // enough > MAX_EXTENTS:
-                enough *= 2
-            refuse(
-                "extent",
-                f"{capacity} in extents of {extent} are {self.num_extents} extents, limit {MAX_EXTENTS}; "
-                f"write {units.format_bytes(enough)}",
-            )
-        return self
+DEFAULT_EXTENT_BYTES = 64 << 20
 
 
-class HbmTier(_MemoryTier):
+def _check_extents(tier: str, capacity_bytes: int, extent_bytes: int) -> None:
+    """Refuse a capacity that is no extent, or too many of them; names keys below `tiers`."""
+    capacity, extent = units.format_bytes(capacity_bytes), units.format_bytes(extent_bytes)
+    num_extents = capacity_bytes // extent_bytes
+    if not num_extents:
+        words = f"{capacity} is less than one extent of {extent}; raise capacity or lower dram.extent"
+        refuse(f"{tier}.capacity", words)
+    if num_extents > MAX_EXTENTS:
+        enough = HUGE_PAGE_BYTES
+        while capacity_bytes // enough > MAX_EXTENTS:
+            enough *= 2
+        refuse(
+            "dram.extent",
+            f"{capacity} in extents of {extent} are {num_extents} extents, limit {MAX_EXTENTS}; "
+            f"write {units.format_bytes(enough)}",
+        )
+
+
+class HbmTier(Section):
     """The hot tier: memory of a GPU, or host memory in its place."""
 
+    capacity_bytes: Bytes = Field(default=1 << 30, alias="capacity")
+    """Memory taken at start, in whole extents of the size of dram's; the rest is not taken. Set it to what
+    the models and other programs on the device leave free."""
     backend: Literal["host", "cuda"] = "host"
     """`cuda`: memory of an NVIDIA GPU, read on that GPU or through dram; needs `pip install
     kvtier[gpu-cuda12]`, or `kvtier[gpu-cuda13]` with a driver for CUDA 13. `host`: memory of this process,
-    which clients read in place, for hosts without a GPU."""
+    which clients read in place. Set `cuda` on hosts with a GPU that has memory to spare."""
     device: int = Field(default=0, ge=0, le=255)
     """Number of the GPU among those in CUDA_VISIBLE_DEVICES. Set it to place hbm beside the runtime that uses
     it most. Only for `cuda`."""
@@ -77,15 +68,29 @@ class HbmTier(_MemoryTier):
     """Whether blocks go from nvme to the GPU without a copy in dram; encoded ones are decoded on the GPU.
     `auto` tries both at start and uses the faster one; set `on` or `off` where other load disturbs that
     trial. Encrypted blocks always go through dram. Only for `cuda`."""
+    _extent_bytes: int = PrivateAttr(DEFAULT_EXTENT_BYTES)  # dram's, as clients learn one size (Tiers)
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes of an extent."""
+        return self._extent_bytes
+
+    @property
+    def num_extents(self) -> int:
+        """Number of extents this tier has."""
+        return self.capacity_bytes // self.extent_bytes
 
 
-class DramTier(_MemoryTier):
+class DramTier(Section):
     """The warm tier: sealed shared memory that clients read in place."""
 
     capacity_bytes: Capacity = Field(default="auto", alias="capacity", validate_default=True)
     """Memory taken at start, in whole extents: a size, or a share such as `40%` of the memory of the host or
     its container. `auto`: a quarter, at most 32GiB and half of the available memory, at least 256MiB. Set it
     on every host that serves a model."""
+    extent_bytes: Bytes = Field(default=DEFAULT_EXTENT_BYTES, alias="extent")
+    """Unit in which the memory tiers are allocated and mapped by clients, a multiple of 2MiB, and the largest
+    fragment. Raise it for larger fragments, or for more than 1TiB."""
     hugepages: Switch = "auto"
     """Pages of 2MiB: `auto` uses free ones, `on` fails without them, `off` uses none. Set `on` where the host
     reserves them for kvtier."""
@@ -96,14 +101,26 @@ class DramTier(_MemoryTier):
     """NUMA nodes to allocate from, CXL nodes included. Set it on hosts with several nodes, to those near the
     GPU. Empty: the kernel chooses."""
 
+    @property
+    def num_extents(self) -> int:
+        """Number of extents this tier has."""
+        return self.capacity_bytes // self.extent_bytes
+
+    @model_validator(mode="after")
+    def _check_extent(self) -> Self:
+        require_multiple("extent", self.extent_bytes, HUGE_PAGE_BYTES)
+        return self
+
 
 class NvmeTier(Section):
     """The cold tier: append-only segment files."""
 
     path: Directory
-    """Directory of the segment files, on the NVMe device. One daemon uses it at a time."""
+    """Directory of the segment files, which one daemon at a time uses. Set it to the file system of the NVMe
+    device."""
     capacity_bytes: Bytes = Field(alias="capacity")
-    """Disk space to use, in whole segments; the rest is not used."""
+    """Disk space to use, in whole segments; the rest is not used. Set it to what the file system has to
+    spare."""
     segment_bytes: Bytes = Field(default=64 << 20, alias="segment")
     """Size of a segment file, a multiple of 4KiB; space is reclaimed by whole segments. Lower it for a small
     capacity, raise it for a large one on a device with large erase blocks."""
@@ -168,3 +185,11 @@ class Tiers(Section):
     """The warm tier, which clients read; always present."""
     nvme: NvmeTier | None = None
     """The cold tier; null: none, blocks evicted from dram are dropped."""
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Self:
+        _check_extents("dram", self.dram.capacity_bytes, self.dram.extent_bytes)
+        if self.hbm is not None:
+            self.hbm._extent_bytes = self.dram.extent_bytes
+            _check_extents("hbm", self.hbm.capacity_bytes, self.dram.extent_bytes)
+        return self

@@ -126,8 +126,8 @@ def assemble(
     hbm is in the memory of `device`, when one is given, with `peers` beside it.
     """
     tiers = settings.tiers
-    memory = {Tier.DRAM: tiers.dram} if tiers.hbm is None else {Tier.HBM: tiers.hbm, Tier.DRAM: tiers.dram}
-    num_places = sum(part.num_extents * part.extent_bytes // MIN_SLOT_BYTES for part in memory.values())
+    num_extents = tiers.dram.num_extents + (tiers.hbm.num_extents if tiers.hbm else 0)
+    num_places = num_extents * tiers.dram.extent_bytes // MIN_SLOT_BYTES
     num_threads = min(MAX_MEMORY_THREADS, os.cpu_count() or 1)
     threads = make_pool(num_threads)
     assembly = Assembly({}, {}, {}, {}, threads, Indexes(num_places, epoch), pools=[threads])
@@ -193,7 +193,7 @@ def _open_hot(assembly: Assembly, device: Device, room: SlotPool) -> None:
 def _open_store(assembly: Assembly, nvme: NvmeTier, encryption: EncryptionSettings) -> None:
     key_file, masters = encryption.master_key, None
     if key_file is not None:
-        masters = load_master_keys(key_file, group_may_read=encryption.group_may_read)
+        masters = load_master_keys(key_file)
     store = ColdStore.open(
         nvme.path, nvme.segment_bytes, nvme.num_segments, nvme.durability, master_keys=masters
     )

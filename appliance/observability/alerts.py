@@ -56,7 +56,7 @@ ALERTS = (
         "30m",
         "warning",
         "Tier {{ $labels.tier }} has been full for half an hour while spilling to nvme.",
-        "Spilling does not keep up: raise the tier's capacity, lower `watermarks.high`, or mend the device.",
+        "Spilling does not keep up: raise the tier's capacity, or mend the device.",
     ),
     Alert(
         "KvtierPrefetchWaste",
@@ -66,7 +66,7 @@ ALERTS = (
         "1h",
         "warning",
         "Nearly a third of the prefetched blocks are never used.",
-        "Choose another `policy.prefetch`, or lower `prefetch.bandwidth`; `kvtier replay` compares them.",
+        "Choose another `policy.prefetch`; `kvtier replay` compares them.",
     ),
     Alert(
         "KvtierRefusals",

@@ -10,7 +10,8 @@ sent as vLLM would for want of it: `token_ids` is empty, for kvtier never sees t
 tokens itself has to learn the hashes from the engine's own events.
 
 Where to connect and where to bind is decided as vLLM does: wildcards and ipc are bound, the rest is
-connected.
+connected. Replays are served beside an endpoint that is bound: at the next port, or at the path with
+`.replay` at its end.
 
 gRPC's Watch (EventsService) says the same with gaps and reasons; this is for what speaks vLLM already. Sends
 never block: a subscriber that is slow loses batches, sees the gap in the numbers, and asks for a replay.
@@ -49,10 +50,10 @@ END = (-1).to_bytes(8, "big", signed=True)
 class KvEvents:
     """Publishes from `start` to `stop`. Owned by the event loop."""
 
-    def __init__(self, catalog: Catalog, endpoint: str, replay_endpoint: str = "", topic: str = "") -> None:
+    def __init__(self, catalog: Catalog, endpoint: str, topic: str = "") -> None:
         self._catalog = catalog
         self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
+        self._replay_endpoint = replay_endpoint_of(endpoint)
         self._topic = topic.encode()
         self._context = zmq.asyncio.Context()
         self._pub: Any = None
@@ -195,8 +196,22 @@ def chains(
         yield first_parent, chain
 
 
+def replay_endpoint_of(endpoint: str) -> str:
+    """Return where replays are served; empty where `endpoint` is connected."""
+    if not _is_bound(endpoint):
+        return ""
+    if endpoint.startswith("ipc://"):
+        return f"{endpoint}.replay"
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + 1}" if port.isdigit() else ""
+
+
+def _is_bound(endpoint: str) -> bool:
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
+
+
 def _attach(socket: Any, endpoint: str) -> None:
-    if "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://"):
+    if _is_bound(endpoint):
         socket.bind(endpoint)
         _keep_private(endpoint)
     else:

@@ -99,8 +99,7 @@ class Observability:
             raise StartError(
                 f"`observe.kv_events` needs {missing.name}: pip install 'kvtier[events]'"
             ) from missing
-        replay = "" if settings.kv_events_replay == "off" else settings.kv_events_replay
-        self.kv_events = KvEvents(self.view.planner.catalog, settings.kv_events, replay)
+        self.kv_events = KvEvents(self.view.planner.catalog, settings.kv_events)
         self.kv_events.start()
         self.view.appliance.observers.append(self.kv_events.stepped)
 

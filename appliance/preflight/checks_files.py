@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from ..config import Settings
+from ..config import Settings, tokens_among
 from ..config.units import format_duration
 from ..errors import StartError
 from .certificates import TlsFiles
@@ -57,13 +57,13 @@ def _soon(setting: str, not_after: float | None, files: TlsFiles) -> Iterator[Ch
 
 def check_tokens(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Check that the token file can be read, has a line for every name, and only its owner writes it."""
-    from ..security.tokens import parse
+    from ..security.tokens import read_tokens
 
     path, setting = settings.access.tokens, "access.tokens"
     if path is None:
         return
     try:
-        known, mode = parse(path.read_text()), path.stat().st_mode
+        known, mode = read_tokens(path), path.stat().st_mode
     except OSError as problem:
         fix = "`kvtier tenant token NAME` makes its lines"
         yield fail("tokens", f"cannot read {path} on this machine: {problem.strerror}", fix, setting)
@@ -89,13 +89,12 @@ def check_tokens(facts: Facts, settings: Settings) -> Iterator[Check]:
 
 def _named_tokens(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of every token that the settings name."""
-    for name in settings.access.admin.tokens:
-        yield "access.admin.tokens", name
-    for name in sorted(settings.observe.reader_tokens):
-        yield "observe.readers", name
-    for tenant, identities in settings.tenants.items():
-        for name in identities.tokens:
-            yield f"tenants.{tenant}.tokens", name
+    named = {
+        "access.admin": tokens_among(settings.access.admin),
+        "observe.readers": sorted(settings.observe.reader_tokens),
+        **{f"tenants.{name}.members": tokens_among(one.members) for name, one in settings.tenants.items()},
+    }
+    return ((setting, token) for setting, tokens in named.items() for token in tokens)
 
 
 def check_master_keys(facts: Facts, settings: Settings) -> Iterator[Check]:

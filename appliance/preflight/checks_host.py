@@ -68,13 +68,13 @@ def check_libraries(facts: Facts, settings: Settings) -> Iterator[Check]:
 def uses_fast_codec(settings: Settings) -> bool:
     """Return whether blocks may be encoded by the codec that numba compiles."""
     compression = settings.compression
-    remote = any(socket_path(address) is None for address in settings.listen)
-    edges = {"nvme": settings.tiers.nvme is not None, "remote": remote}
-    named = {"nvme": [compression.codec], "remote": [compression.remote]}
-    for rule in compression.rules:
-        named[rule.edge].append(rule.codec)
-    is_named = any(edges[edge] and {"auto", "exponents"} & {*names} for edge, names in named.items())
-    return is_named or (edges["nvme"] and compression.profiles is not None)
+    has_store = settings.tiers.nvme is not None
+    edges = {"nvme"} if has_store else set()
+    if any(socket_path(address) is None for address in settings.listen):
+        edges.add("remote")
+    named = [compression.codec] if edges else []
+    named += [rule.codec for rule in compression.rules if (edges if not rule.edge else edges & {rule.edge})]
+    return bool({"auto", "exponents"} & {*named}) or (has_store and compression.profiles is not None)
 
 
 # ------------------------------------------------------------------------------------------ software
@@ -221,5 +221,5 @@ def check_clock(host: Host) -> Check:
 def wanted_memory_bytes(settings: Settings) -> int:
     """Return the host memory the tiers take at start, slot headers included."""
     hbm, dram = settings.tiers.hbm, settings.tiers.dram
-    tiers = [dram] if hbm is None or hbm.backend != "host" else [hbm, dram]
-    return sum(tier.num_extents * extent_file_bytes(tier.extent_bytes) for tier in tiers)
+    num_extents = dram.num_extents + (hbm.num_extents if hbm is not None and hbm.backend == "host" else 0)
+    return num_extents * extent_file_bytes(dram.extent_bytes)

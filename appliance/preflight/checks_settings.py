@@ -19,14 +19,6 @@ def check_policies(facts: Facts, settings: Settings) -> Iterator[Check]:
         yield fail("policies", what, fix, "policy")
 
 
-def check_extents(facts: Facts, settings: Settings) -> Iterator[Check]:
-    """Check that both memory tiers have extents of one size."""
-    hbm, dram = settings.tiers.hbm, settings.tiers.dram
-    if hbm is not None and hbm.extent_bytes != dram.extent_bytes:
-        sizes = f"is {format_bytes(hbm.extent_bytes)}, tiers.dram.extent {format_bytes(dram.extent_bytes)}"
-        yield fail("extents", sizes, "make them equal: clients learn one size for both", "tiers.hbm.extent")
-
-
 def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:
     """Check that quotas fit into their tiers, and are enough to store something."""
     tiers, owners = settings.tiers, [name for name, t in settings.tenants.items() if t.sharing == "tenant"]
@@ -53,7 +45,7 @@ def check_quotas(facts: Facts, settings: Settings) -> Iterator[Check]:
     domains = {tenant.domain(name) for name, tenant in settings.tenants.items()}
     if len(domains) > tiers.dram.num_extents:
         what = f"{tiers.dram.num_extents} extents for {len(domains)} tenants, and none is shared by two"
-        fix = "raise tiers.dram.capacity, or lower tiers.dram.extent and tiers.hbm.extent"
+        fix = "raise tiers.dram.capacity, or lower tiers.dram.extent"
         yield warn("tenants", what, fix, "tiers.dram.capacity")
 
 

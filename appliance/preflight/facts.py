@@ -288,8 +288,7 @@ def gather_master_keys(settings: Settings) -> MasterKeyFile | None:
         return MasterKeyFile(path, "", True, (), {})
     try:
         owner_uid = next((p.stat().st_uid for p in (nvme.path, path) if p.exists()), None)
-        may_group = settings.encryption.group_may_read
-        ids = known_ids(read_master_keys(path, group_may_read=may_group, owner_uid=owner_uid))
+        ids = known_ids(read_master_keys(path, owner_uid=owner_uid))
         return MasterKeyFile(path, "", False, ids, count_wraps(nvme.path))
     except (KeyringError, OSError) as problem:
         return MasterKeyFile(path, str(problem), False, (), {})

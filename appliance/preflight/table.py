@@ -17,7 +17,7 @@ from .checks_host import (
     check_surroundings,
 )
 from .checks_places import check_cold_store, check_http, check_listens, check_running
-from .checks_settings import check_extents, check_policies, check_quotas, check_tcp
+from .checks_settings import check_policies, check_quotas, check_tcp
 from .facts import Facts
 from .verdicts import Check, CheckVerdict
 
@@ -50,7 +50,6 @@ CHECKS = (
     CheckRow(Scope.DOCTOR, check_surroundings),
     CheckRow(Scope.DOCTOR, check_gpus),
     CheckRow(Scope.SETTINGS, check_policies),
-    CheckRow(Scope.SETTINGS, check_extents),
     CheckRow(Scope.SETTINGS, check_quotas),
     CheckRow(Scope.SETTINGS, check_tcp),
     CheckRow(Scope.FILES, check_tls),

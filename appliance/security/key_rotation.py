@@ -7,7 +7,8 @@ cannot be used changes nothing: the keys read before still hold. A reload is ref
 because the next start would be, and the administrator that reloads can mend it; a change that the watch
 noticed is reported in the log, in the status and to Prometheus.
 
-It all happens in the cold store's own thread: a tenant's key may be made or destroyed at the same time.
+Keys are used in the cold store's own thread: a tenant's key may be made or destroyed at the same time. The
+file is read elsewhere (host/detached.py): one that hangs must not hold up the store.
 """
 
 import logging
@@ -15,7 +16,7 @@ import logging
 from ...tiers.base import CopyError
 from ...tiers.cold.engine import ColdStore
 from ...tiers.encryption.keyring import MasterKeyUse
-from ...tiers.encryption.master_keys import KeyringError, load_master_keys
+from ...tiers.encryption.master_keys import KeyringError, MasterKeys, load_master_keys
 from ..appliance import Appliance
 from ..config import EncryptionSettings
 from ..errors import ApplianceError, error
@@ -39,14 +40,24 @@ class KeyRotation:
         """Return the master keys in use, in the order of their file, and what each is needed for."""
         return self._store.keyring.master_key_uses()
 
-    async def refresh(self, *, is_dry_run: bool = False) -> None:
-        """Read the file again and use what is in it; with `is_dry_run` only see whether that would do.
+    def read(self) -> MasterKeys | KeyringError:
+        """Return what the file holds, or why it cannot be used. Blocks, as long as the file system does."""
+        assert self._settings.master_key is not None
+        try:
+            return load_master_keys(self._settings.master_key)
+        except KeyringError as problem:
+            return problem
+
+    async def refresh(self, keys: MasterKeys | KeyringError, *, is_dry_run: bool = False) -> None:
+        """Use what `read` returned; with `is_dry_run` only see whether that would do.
 
         Raises ApplianceError: BAD_POLICY, or TIER_FULL where the wraps could not be replaced; the keys read
         before still hold then.
         """
         try:
-            await self._appliance.keep_store(lambda: self._refresh(is_dry_run))
+            if isinstance(keys, KeyringError):
+                raise keys
+            await self._appliance.keep_store(lambda: self._use(keys, is_dry_run))
         except (KeyringError, CopyError) as problem:
             refused = _as_error(problem)
             if not is_dry_run:
@@ -55,18 +66,16 @@ class KeyRotation:
         if not is_dry_run:
             self.last_error = ""
 
-    async def file_changed(self) -> None:
-        """The file looks different: use what is in it. Never raises."""
+    async def use(self, keys: MasterKeys | KeyringError) -> None:
+        """Use what `read` returned after a change of the file. Never raises."""
         try:
-            await self.refresh()
+            await self.refresh(keys)
         except ApplianceError as problem:
             log.error("the master keys read before still hold: %s", problem.message)
 
-    def _refresh(self, is_dry_run: bool) -> None:
+    def _use(self, keys: MasterKeys, is_dry_run: bool) -> None:
         """Blocks; in the store's thread."""
-        keyring, path = self._store.keyring, self._settings.master_key
-        assert path is not None
-        keys = load_master_keys(path, group_may_read=self._settings.group_may_read)
+        keyring = self._store.keyring
         if is_dry_run:
             keyring.check(keys)
             return

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ...tiers.block import Urgency
 from ..config import Access as AccessSettings
-from ..config import Identities, Tenant
+from ..config import Tenant
 from ..errors import error
 from .tokens import TokenFile
 
@@ -49,17 +49,15 @@ class Principal:
 
 
 class Authenticator:
-    """Finds principals. Pure but for the token file, which it reads again when that changes."""
+    """Finds principals. Pure; `tokens` is the token file, where there is one."""
 
     def __init__(
         self, settings: AccessSettings, tenants: Mapping[str, Tenant], own_uid: int | None = None
     ) -> None:
         """Raises StartError when the token file cannot be read. `own_uid`: the daemon's by default."""
-        admin = settings.admin
-        if not admin.all():
-            admin = Identities(uids=sorted({ROOT, os.getuid() if own_uid is None else own_uid}))
-        self._admins = admin.all()
-        self._tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
+        own = {f"uid:{ROOT}", f"uid:{os.getuid() if own_uid is None else own_uid}"}
+        self._admins = {*settings.admin} or own
+        self.tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
         self.adopt(tenants)
 
     def adopt(self, tenants: Mapping[str, Tenant]) -> None:
@@ -69,9 +67,7 @@ class Authenticator:
             name: Tenancy(name, tenant.domain(name), Urgency[tenant.most_urgent.upper()])
             for name, tenant in tenants.items()
         }
-        self._tenant_of = {
-            identity: name for name, tenant in tenants.items() for identity in sorted(tenant.all())
-        }
+        self._tenant_of = {identity: name for name, tenant in tenants.items() for identity in tenant.members}
         named = {*self._tenant_of, *self._admins}
         self._patterns = [(_pattern(san), san) for san in named if san[:4] in ("dns:", "uri:")]
         self._known: dict[tuple[str, ...], Principal] = {}  # of certificates, by their names
@@ -83,7 +79,7 @@ class Authenticator:
 
     def token_name(self, token: str) -> str | None:
         """Return the name of a token, None for an unknown one."""
-        return self._tokens.name_of(token) if self._tokens is not None else None
+        return self.tokens.name_of(token) if self.tokens is not None else None
 
     def of_peer(self, uid: int, gid: int) -> Principal:
         """Return the principal of a process on this host."""

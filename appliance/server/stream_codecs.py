@@ -3,7 +3,7 @@
     get: slot -> (encoded in a thread, one fragment ahead of what is being sent) -> chunks
     put: chunks -> fragment -> (decoded in a thread into the put's buffer) -> next fragment
 
-Which codec, the policy says for each layer group (compression.remote, and rules of edge `remote`); what
+Which codec, the policy says for each layer group (compression.codec, and rules of edge `remote`); what
 `auto` takes, tiers/codecs/contest.py finds out for each connection.
 """
 

@@ -1,6 +1,6 @@
 """`python -m bench.compression.streams`: streamed gets and puts over links of a given rate, by codec.
 
-One daemon for each codec of `compression.remote`, a client without shared memory, the same blocks, keys and
+One daemon for each codec of `compression.codec`, a client without shared memory, the same blocks, keys and
 values as a transformer makes them; rounds alternate between the codecs, every other one backwards. What comes
 is compared with what was put after the clock has stopped. Daemon, client and the encoding share the
 processors of this machine, which on two machines they would not.
@@ -105,7 +105,7 @@ def start(codec: str, link: ShapedLink, dram_bytes: int, stack: ExitStack) -> St
         "tiers.dram.capacity": f"{dram_bytes // MIB}MiB",
         "tiers.dram.extent": "16MiB",
         "observe.http": "off",
-        "compression.remote": codec,
+        "compression.codec": codec,
     }
     target = link.serve(settings)
     deadline_at = time.monotonic() + WAIT_S

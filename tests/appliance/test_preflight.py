@@ -132,7 +132,7 @@ def test_a_certificate_that_ends_is_told_in_time(
 
 def test_mistakes_in_the_token_file_are_found(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    access = {"tokens": str(file), "admin": {"tokens": ["ops"]}}
+    access = {"tokens": str(file), "admin": ["token:ops"]}
     (missing,) = found(tmp_path, {"access": access})
     assert (missing.verdict, missing.setting) == (CheckVerdict.FAIL, "access.tokens")
     assert "on this machine" in missing.detail
@@ -142,7 +142,7 @@ def test_mistakes_in_the_token_file_are_found(tmp_path: Path) -> None:
     assert (wrong.verdict, "line 1" in wrong.detail) == (CheckVerdict.FAIL, True)
     file.write_text(f"prometheus {hash_of('x')}\n")
     (unknown,) = found(tmp_path, {"access": access})
-    assert (unknown.verdict, unknown.setting) == (CheckVerdict.WARN, "access.admin.tokens")
+    assert (unknown.verdict, unknown.setting) == (CheckVerdict.WARN, "access.admin")
     file.write_text(f"ops {hash_of('x')}\n")
     assert found(tmp_path, {"access": access}) == []
     file.chmod(0o666)
@@ -154,7 +154,9 @@ def test_mistakes_in_the_token_file_are_found(tmp_path: Path) -> None:
 
 def tenants(**quotas: dict[str, str]) -> dict[str, Any]:
     """Return tenants of 8 MiB of dram in extents of 2 MiB."""
-    people = {name: {"uids": [n], "quota": quota} for n, (name, quota) in enumerate(quotas.items(), 1)}
+    people = {
+        name: {"members": [f"uid:{n}"], "quota": quota} for n, (name, quota) in enumerate(quotas.items(), 1)
+    }
     return {"tenants": people}
 
 
@@ -195,12 +197,12 @@ def test_quotas_that_fit_are_not_told(tmp_path: Path) -> None:
     [
         ({}, "numba", None, ""),
         (
-            {"compression": {"remote": "auto"}, "listen": ["127.0.0.1:0"]},
+            {"compression": {"codec": "auto"}, "listen": ["127.0.0.1:0"]},
             "numba",
             CheckVerdict.WARN,
             "[codecs]",
         ),
-        ({"compression": {"remote": "planes"}, "listen": ["127.0.0.1:0"]}, "numba", None, ""),
+        ({"compression": {"codec": "planes"}, "listen": ["127.0.0.1:0"]}, "numba", None, ""),
         ({"observe": {"http": "off", "traces": "otlp"}}, "opentelemetry.sdk", CheckVerdict.FAIL, "[otel]"),
         (
             {"observe": {"http": "off", "kv_events": "tcp://127.0.0.1:1"}},
@@ -260,13 +262,15 @@ def test_validate_warns_and_says_yes(tmp_path: Path) -> None:
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, tls: dict[str, str]) -> None:
     Path(tls["key"]).unlink()
     access = {"tls": tls, "tokens": str(tmp_path / "absent")}
-    hbm = {"dram": {"capacity": "8MiB", "extent": "2MiB"}, "hbm": {"capacity": "4MiB", "extent": "4MiB"}}
-    policy = write(tmp_path / "policy.yaml", {"access": access, "tiers": hbm})
+    options = {"lru": {"surprise": 1}}
+    policy = write(
+        tmp_path / "policy.yaml", {"access": access, "policy": {"eviction": "lru", "options": options}}
+    )
     with pytest.raises(StartError) as refusal:
         DaemonThread(Origin(policy, {}).load()).__enter__()
     lines = str(refusal.value).splitlines()
     assert [line.partition(": ")[0] for line in lines] == [
-        "tiers.hbm.extent",
+        "policy",
         "access.tls.key",
         "access.tokens",
     ]

@@ -113,7 +113,7 @@ def test_a_refusal_is_exit_code_1_with_the_daemons_own_sentence(scripted: Script
         ["serve", "--set", "tiers.dram.capcity=1GiB"],
         ["serve", "--listen", "nowhere"],
         ["serve", "--policy", "absent.yaml", "--check"],
-        ["doctor", "--set", "watermarks.low=99%"],
+        ["doctor", "--set", "limits.max_pinned=0%"],
         ["dance"],
     ],
     ids=" ".join,

@@ -43,7 +43,7 @@ def test_every_policy_is_one_and_every_runtime_that_is_root_is_no_administrator(
     settings = Settings.load(path, {})
     assert settings.listen == ["unix:///run/kvtier/kvtier.sock"]
     if path.parent.name == "compose":
-        assert settings.access.admin.uids == [10001]
+        assert settings.access.admin == ["uid:10001"]
 
 
 def test_the_daemon_in_compose_may_do_what_the_pod_may() -> None:

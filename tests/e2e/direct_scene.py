@@ -53,7 +53,8 @@ class Served:
         peers: Sequence[FakeDevice] = (),
     ) -> None:
         self.device = device or FakeDevice(is_live=True, num_streams=NUM_STREAMS, seed=1)
-        tiers: dict[str, Any] = {size: {"capacity": "8MiB", "extent": "2MiB"} for size in ("hbm", "dram")}
+        dram = {"capacity": "8MiB", "extent": "2MiB"}
+        tiers: dict[str, Any] = {"hbm": {"capacity": "8MiB"}, "dram": dram}
         if nvme:
             # Tests count bytes here and search for records by content, so nothing is copied until one asks.
             nvme_at = {"path": str(folder / "nvme"), "capacity": "32MiB", "segment": "1MiB"}

@@ -42,7 +42,7 @@ def blocks_like_kv() -> NDArray[np.uint8]:
 
 @pytest.fixture(params=["exponents", "planes", "auto", "identity"])
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
-    started = Daemon(tmp_path, arguments=("--set", f"compression.remote={request.param}"))
+    started = Daemon(tmp_path, arguments=("--set", f"compression.codec={request.param}"))
     started.remote_codec = request.param  # type: ignore[attr-defined]
     started.start()
     try:
@@ -96,7 +96,7 @@ def test_both_ways_and_beside_clients_that_read_no_codec(
 
 @pytest.fixture
 def exponents_daemon(tmp_path: Path) -> Iterator[Daemon]:
-    started = Daemon(tmp_path, arguments=("--set", "compression.remote=exponents"))
+    started = Daemon(tmp_path, arguments=("--set", "compression.codec=exponents"))
     started.start()
     try:
         yield started

@@ -34,7 +34,7 @@ CHAIN = names("chain", NUM_BLOCKS)
 
 def make_settings(folder: Path, **hbm: Any) -> Settings:
     tiers = {
-        "hbm": {"capacity": "4MiB", "extent": "2MiB", "from_nvme": "on", **hbm},
+        "hbm": {"capacity": "4MiB", "from_nvme": "on", **hbm},
         "dram": {"capacity": "4MiB", "extent": "2MiB"},
         "nvme": {
             "path": str(folder / "nvme"),

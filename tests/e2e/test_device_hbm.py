@@ -38,7 +38,7 @@ TIERS = {"dram": {"capacity": "4MiB", "extent": "2MiB"}}
 
 def make_settings(folder: Path, hbm: str = "4MiB") -> Settings:
     tiers = {
-        "hbm": {"capacity": hbm, "extent": "2MiB"},
+        "hbm": {"capacity": hbm},
         "dram": {"capacity": "4MiB", "extent": "2MiB"},
         "nvme": {
             "path": str(folder / "nvme"),
@@ -247,7 +247,7 @@ def test_too_few_streams(tmp_path: Path) -> None:
 def test_without_a_gpu_the_error_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(DeviceError) as why:
         CudaDevice(255)  # there is no such one anywhere
-    hbm = {"capacity": "2MiB", "extent": "2MiB", "backend": "cuda", "device": 255}
+    hbm = {"capacity": "2MiB", "backend": "cuda", "device": 255}
     tiers = {"hbm": hbm, "dram": {"capacity": "2MiB", "extent": "2MiB"}}
     settings = Settings.model_validate({"listen": [f"unix://{tmp_path}/k.sock"], "tiers": tiers})
     with pytest.raises(StartError) as caught:
@@ -259,7 +259,7 @@ def test_what_the_link_makes_is_measured_at_start(tmp_path: Path, monkeypatch: p
     """Of a device that the settings ask for; the first copies are then decided on with it."""
     device = FakeDevice(is_live=True)
     monkeypatch.setattr(assembly, "open_device", lambda hbm: device)
-    hbm = {"capacity": "4MiB", "extent": "2MiB", "backend": "cuda"}
+    hbm = {"capacity": "4MiB", "backend": "cuda"}
     listen = [f"unix://{tmp_path}/k.sock"]
     settings = Settings.model_validate({"listen": listen, "tiers": {**TIERS, "hbm": hbm}})
     with DaemonThread(settings) as served:

@@ -15,7 +15,7 @@ GEOMETRY = Geometry(
 IDENTITY = NamespaceIdentity(hashlib.sha256(b"hot").digest(), GEOMETRY)
 NAMES = [hashlib.sha256(bytes([i])).digest() for i in range(8)]
 SETTINGS = (
-    *("--set", "tiers.hbm.capacity=16MiB", "--set", "tiers.hbm.extent=16MiB"),
+    *("--set", "tiers.hbm.capacity=16MiB"),
     *("--set", "tiers.dram.capacity=16MiB", "--set", "tiers.dram.extent=16MiB"),
     *("--set", "tiers.nvme.capacity=64MiB", "--set", "tiers.nvme.segment=16MiB"),
 )

@@ -83,8 +83,8 @@ def test_the_daemon_takes_the_policy_and_gets_the_memory_for_it(path: Path) -> N
         if settings.tiers.nvme is not None:
             assert str(settings.tiers.nvme.path.parent) in mounts
         assert (
-            settings.access.admin.uids[0]
-            == daemonset["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
+            settings.access.admin[0]
+            == f"uid:{daemonset['spec']['template']['spec']['securityContext']['runAsUser']}"
         )
 
 
@@ -117,7 +117,7 @@ def test_by_default_one_read_only_listener_and_nobody_is_administrator_by_being_
     assert [port["name"] for port in daemon(daemonset)["ports"]] == ["http"]
     settings = settings_of(text)
     assert settings.listen == ["unix:///run/kvtier/kvtier.sock"]
-    assert settings.access.admin.uids == [10001]
+    assert settings.access.admin == ["uid:10001"]
     assert "hostIPC" not in daemonset["spec"]["template"]["spec"]
     [service] = of_kind(manifests, "Service")
     assert service["spec"]["internalTrafficPolicy"] == "Local"
@@ -157,21 +157,22 @@ def digest_of(**policy: Any) -> str:
 @pytest.mark.parametrize(
     "live",
     [
-        {"watermarks": {"high": "95%"}},
         {"leases": {"ttl": "20s"}},
         {"limits": {"max_clients": 7}},
         {"policy": {"eviction": "lru"}},
-        {"tenants": {"acme": {"uids": [7]}}},
+        {"tenants": {"acme": {"members": ["uid:7"]}}},
         {"tiers": {"dram": {"capacity": "32GiB"}}},
     ],
     ids=lambda live: next(iter(live)),
 )
 def test_what_is_live_replaces_no_pod_by_its_digest(live: dict[str, Any]) -> None:
-    before = digest_of(limits={"max_pinned": "25%"}, leases={"ttl": "1s"}, tenants={"x": {"uids": [8]}})
+    before = digest_of(
+        limits={"max_pinned": "25%"}, leases={"ttl": "1s"}, tenants={"x": {"members": ["uid:8"]}}
+    )
     both: dict[str, Any] = {
         "limits": {"max_pinned": "25%"},
         "leases": {"ttl": "1s"},
-        "tenants": {"x": {"uids": [8]}},
+        "tenants": {"x": {"members": ["uid:8"]}},
     }
     after = digest_of(**{**both, **{key: {**both.get(key, {}), **of} for key, of in live.items()}})
     assert after == before
@@ -261,7 +262,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {
             "podMonitor": {"enabled": True},
             "networkPolicy": {"enabled": False},
-            "policy": {"tenants": {"a": {"uids": [7]}}},
+            "policy": {"tenants": {"a": {"members": ["uid:7"]}}},
         },
         "podMonitor.authorization",
     ),
@@ -278,7 +279,10 @@ def test_with_tenants_somebody_says_who_reads(has_policy: bool, readers: Any, ex
     values: dict[str, Any] = {
         "networkPolicy": {"enabled": has_policy},
         "tokens": {"secretName": "t"},
-        "policy": {"tenants": {"acme": {"uids": [1001]}}, "observe": {"readers": readers} if readers else {}},
+        "policy": {
+            "tenants": {"acme": {"members": ["uid:1001"]}},
+            "observe": {"readers": readers} if readers else {},
+        },
     }
     [text] = policies(render(values))
     assert yaml.safe_load(text)["observe"].get("readers") == expected
@@ -312,7 +316,6 @@ def test_the_master_key_is_a_file_of_the_pods_that_store_and_of_nobody_else() ->
     assert "subPath" not in mount, "what is mounted alone is never updated"
     encryption = settings_of(policies(manifests)[0]).encryption
     assert str(encryption.master_key) == f"{mount['mountPath']}/keys"
-    assert encryption.group_may_read
     assert "master-key" not in str(memory_only)
     for daemonset in (stores, memory_only):
         assert "kvtier-master" not in str(daemon(daemonset)["env"])
@@ -385,7 +388,7 @@ def test_every_group_has_its_own_daemonset_and_what_it_does_not_say_is_as_for_al
     names = [m["metadata"]["name"] for m in of_kind(manifests, "DaemonSet")]
     assert names == ["rel-kvtier-h200", "rel-kvtier-l40s", "rel-kvtier-cpu"]
     h200, l40s, cpu = (settings_of(text) for text in policies(manifests))
-    assert h200.watermarks.high == l40s.watermarks.high == cpu.watermarks.high == 0.92
+    assert h200.leases.ttl_s == l40s.leases.ttl_s == cpu.leases.ttl_s == 60
     assert (h200.reflection, cpu.reflection) == (True, False), "false overrides, too"
     pods = [m["spec"]["template"]["spec"] for m in of_kind(manifests, "DaemonSet")]
     assert [pod.get("hostIPC", False) for pod in pods] == [True, False, False]

@@ -220,7 +220,7 @@ def test_nothing_outlives_a_test_run_that_is_killed(node: Node, tmp_path: Path) 
     until(lambda: not Path(f"/proc/{first}").exists(), lambda: f"process {first} lives on")
 
 
-TENANTS = {**VALUES["policy"], "tenants": {"acme": {"uids": [10002]}}}  # 10002 is the check's user
+TENANTS = {**VALUES["policy"], "tenants": {"acme": {"members": ["uid:10002"]}}}  # 10002 is the check's user
 
 
 @pytest.mark.parametrize("node", [{"policy": TENANTS}], indirect=True)

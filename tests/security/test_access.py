@@ -45,7 +45,7 @@ def test_without_tenants_everybody_is_the_common_one_and_the_daemons_user_is_adm
 
 
 def test_a_process_belongs_to_the_tenant_of_its_user_else_of_its_group() -> None:
-    access = access_of({"acme": {"uids": [1001], "gids": [500]}, "bolt": {"uids": [1002]}})
+    access = access_of({"acme": {"members": ["uid:1001", "gid:500"]}, "bolt": {"members": ["uid:1002"]}})
     assert tenant_of(access.of_peer(1001, 7)) == "acme"
     assert tenant_of(access.of_peer(1002, 500)) == "bolt", "the user goes before the group"
     assert tenant_of(access.of_peer(1003, 500)) == "acme"
@@ -55,7 +55,7 @@ def test_a_process_belongs_to_the_tenant_of_its_user_else_of_its_group() -> None
 
 
 def test_named_administrators_replace_the_daemons_user() -> None:
-    access = access_of({}, admin={"uids": [1234], "gids": [44]})
+    access = access_of({}, admin=["uid:1234", "gid:44"])
     assert access.of_peer(1234, 1).is_admin
     assert access.of_peer(1, 44).is_admin
     assert not access.of_peer(DAEMON_UID, 1).is_admin
@@ -81,12 +81,14 @@ def test_named_administrators_replace_the_daemons_user() -> None:
     ],
 )
 def test_a_pattern_stands_for_one_part(pattern: str, name: str, fits: bool) -> None:
-    principal = access_of({"acme": {"sans": [pattern]}}).of_certificate([name])
+    principal = access_of({"acme": {"members": [pattern]}}).of_certificate([name])
     assert (tenant_of(principal) == "acme") == fits
 
 
 def test_a_certificate_of_two_tenants_is_neither() -> None:
-    access = access_of({"acme": {"sans": ["dns:*.svc"]}, "bolt": {"sans": ["dns:b.svc", "dns:c.example"]}})
+    access = access_of(
+        {"acme": {"members": ["dns:*.svc"]}, "bolt": {"members": ["dns:b.svc", "dns:c.example"]}}
+    )
     assert tenant_of(access.of_certificate(["dns:a.svc"])) == "acme"
     assert tenant_of(access.of_certificate(["dns:b.svc"])) is None
     assert tenant_of(access.of_certificate(["dns:a.svc", "dns:c.example"])) is None
@@ -119,17 +121,20 @@ def test_a_token_is_its_tenant_until_the_file_says_otherwise(
     file = tmp_path / "tokens"
     first, second = make_token(), make_token()
     file.write_text(f"# who\nci {hash_of(first)}\n\nops {hash_of(second)}  # both\n")
-    access = access_of({"acme": {"tokens": ["ci"]}}, tokens=str(file), admin={"tokens": ["ops"]})
+    access = access_of({"acme": {"members": ["token:ci"]}}, tokens=str(file), admin=["token:ops"])
     assert first.startswith(PREFIX)
     assert tenant_of(access.of_token(first)) == "acme"
     assert access.of_token(second) == Principal("token ops", None, True)
     for wrong in ("", "ci", hash_of(first), first[:-1], first + "x", "\udcff", make_token()):
         assert reason_of(lambda wrong=wrong: access.of_token(wrong)) == "NOT_AUTHENTICATED"
     third = make_token()
+    assert access.tokens is not None
     file.write_text(f"ci {hash_of(third)}\n")
+    access.tokens.read_again()
     assert tenant_of(access.of_token(third)) == "acme"
     assert reason_of(lambda: access.of_token(first)) == "NOT_AUTHENTICATED"
     file.write_text("ci is a secret word\n")
+    access.tokens.read_again()
     assert tenant_of(access.of_token(third)) == "acme", "what was read before still holds"
     assert "line 1: write a name" in caplog.text
     assert third not in caplog.text
@@ -163,15 +168,15 @@ def test_a_wrong_token_file_is_refused_with_its_line(text: str, message: str, tm
 def test_domains_of_different_tenants_never_meet() -> None:
     """Over all ways to share, all names, and all that a connection may ask for within its own."""
     tenants = {
-        "acme": {"uids": [1]},
-        "acme.eu": {"uids": [2]},
-        "red-1": {"uids": [3], "sharing": "group", "group": "red"},
-        "red-2": {"uids": [4], "sharing": "group", "group": "red"},
-        "red": {"uids": [5]},
-        "open-1": {"uids": [6], "sharing": "public"},
-        "open-2": {"uids": [7], "sharing": "public"},
-        "public": {"uids": [8]},
-        "old": {"uids": [9], "sharing": "all"},
+        "acme": {"members": ["uid:1"]},
+        "acme.eu": {"members": ["uid:2"]},
+        "red-1": {"members": ["uid:3"], "sharing": "group:red"},
+        "red-2": {"members": ["uid:4"], "sharing": "group:red"},
+        "red": {"members": ["uid:5"]},
+        "open-1": {"members": ["uid:6"], "sharing": "public"},
+        "open-2": {"members": ["uid:7"], "sharing": "public"},
+        "public": {"members": ["uid:8"]},
+        "old": {"members": ["uid:9"], "sharing": "all"},
     }
     access = access_of(tenants)
     may_meet = [{"red-1", "red-2"}, {"open-1", "open-2"}]
@@ -189,7 +194,7 @@ def test_domains_of_different_tenants_never_meet() -> None:
 
 
 def test_sessions_of_one_name_are_two_and_nobody_can_forge_the_other() -> None:
-    access = access_of({"acme": {"uids": [1]}, "bolt": {"uids": [2]}})
+    access = access_of({"acme": {"members": ["uid:1"]}, "bolt": {"members": ["uid:2"]}})
     acme, bolt = (Caller(principal=access.of_peer(uid, 0)) for uid in (1, 2))
     common = Caller(principal=Principal("uid 3", COMMON))
     names = {caller.known_session("session_id", "s") for caller in (acme, bolt, common)}
@@ -204,7 +209,9 @@ def test_sessions_of_one_name_are_two_and_nobody_can_forge_the_other() -> None:
 
 
 def test_nobody_is_more_urgent_than_its_tenant_may_be() -> None:
-    access = access_of({"batch": {"uids": [1], "most_urgent": "queued"}, "chat": {"uids": [2]}})
+    access = access_of(
+        {"batch": {"members": ["uid:1"], "most_urgent": "queued"}, "chat": {"members": ["uid:2"]}}
+    )
     batch, chat = (Caller(principal=access.of_peer(uid, 0)) for uid in (1, 2))
     wire = {urgency: urgency + 1 for urgency in Urgency}
     assert batch.urgency(wire[Urgency.DECODING]) is Urgency.QUEUED
@@ -222,17 +229,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "give access.tokens, or client_ca",
     ),
     "one user, two tenants": (
-        {"tenants": {"a": {"uids": [1]}, "b": {"uids": [1]}}},
+        {"tenants": {"a": {"members": ["uid:1"]}, "b": {"members": ["uid:1"]}}},
         "uid:1 belongs to a and",
     ),
-    "nobody's tenant": ({"tenants": {"a": {}}}, "no identity belongs"),
-    "a name with a separator": ({"tenants": {"a/b": {"uids": [1]}}}, "is no name"),
-    "a group nobody named": ({"tenants": {"a": {"uids": [1], "sharing": "group"}}}, "a group needs"),
-    "a group without sharing": ({"tenants": {"a": {"uids": [1], "group": "g"}}}, "a group needs"),
-    "a name of no type": ({"tenants": {"a": {"sans": ["a.svc"]}}}, "write dns:NAME"),
-    "tokens without a file": ({"tenants": {"a": {"tokens": ["t"]}}}, "names no file"),
+    "nobody's tenant": ({"tenants": {"a": {"members": []}}}, "at least 1 item"),
+    "a name with a separator": ({"tenants": {"a/b": {"members": ["uid:1"]}}}, "is no name"),
+    "a group nobody named": ({"tenants": {"a": {"members": ["uid:1"], "sharing": "group"}}}, "group:NAME"),
+    "a group of no name": ({"tenants": {"a": {"members": ["uid:1"], "sharing": "group:A b"}}}, "is no name"),
+    "an id that is none": ({"tenants": {"a": {"members": ["uid:4294967296"]}}}, "largest id is 4294967295"),
+    "a name of no type": ({"tenants": {"a": {"members": ["a.svc"]}}}, "dns:NAME"),
+    "tokens without a file": ({"tenants": {"a": {"members": ["token:t"]}}}, "names no file"),
     "bytes of what is shared": (
-        {"tenants": {"a": {"uids": [1], "sharing": "public", "quota": {"dram": "1GiB"}}}},
+        {"tenants": {"a": {"members": ["uid:1"], "sharing": "public", "quota": {"dram": "1GiB"}}}},
         "count for no single tenant",
     ),
 }
@@ -249,6 +257,6 @@ def test_plain_tcp_must_be_spelled_out() -> None:
     settings = Settings.model_validate({"listen": ["0.0.0.0:5000"], **MEMORY, "access": {"insecure": True}})
     assert settings.socket_mode == 0o660
     with_tenants = Settings.model_validate(
-        {"listen": ["unix:///tmp/k.sock"], **MEMORY, "tenants": {"a": {"uids": [1]}}}
+        {"listen": ["unix:///tmp/k.sock"], **MEMORY, "tenants": {"a": {"members": ["uid:1"]}}}
     )
     assert with_tenants.socket_mode == 0o666, "tenants run as other users; the kernel says who they are"

@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -72,7 +73,7 @@ def test_the_kernel_says_whose_process_calls(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     for parent in tmp_path.parents[:3]:
         parent.chmod(0o755)
-    settings = small_settings(tmp_path, tenants={"acme": {"uids": [OTHER_UID]}})
+    settings = small_settings(tmp_path, tenants={"acme": {"members": [f"uid:{OTHER_UID}"]}})
     with DaemonThread(settings) as served, grpc.insecure_channel(served.daemon.grpc.addresses[0]) as channel:
         assert code_of(lambda: get_status(channel)) == "answered"
         assert code_of(lambda: open_client(channel)) == "PERMISSION_DENIED", "root is admin and no tenant"
@@ -125,7 +126,7 @@ def test_large_messages_and_many_calls_pass_the_gate(tmp_path: Path) -> None:
 
 
 def test_a_local_connection_is_in_its_users_domain_whatever_it_says(tmp_path: Path) -> None:
-    tenants = {"acme": {"uids": [os.getuid()]}, "bolt": {"uids": [OTHER_UID]}}
+    tenants = {"acme": {"members": [f"uid:{os.getuid()}"]}, "bolt": {"members": [f"uid:{OTHER_UID}"]}}
     with DaemonThread(small_settings(tmp_path, tenants=tenants)) as served:
         path = served.daemon.service.facts.local_socket_path
         for wanted, domain in (("", "tenant:acme"), ("bolt", "tenant:acme/bolt")):
@@ -138,7 +139,7 @@ def test_a_local_connection_is_in_its_users_domain_whatever_it_says(tmp_path: Pa
 
 
 def test_a_local_connection_of_no_tenant_is_refused(tmp_path: Path) -> None:
-    settings = small_settings(tmp_path, tenants={"bolt": {"uids": [OTHER_UID]}})
+    settings = small_settings(tmp_path, tenants={"bolt": {"members": [f"uid:{OTHER_UID}"]}})
     with DaemonThread(settings) as served, RawClient(f"{tmp_path}/k.sock.local") as client:
         with pytest.raises(Refused, match="belongs to no tenant"):
             client.attach()
@@ -178,7 +179,7 @@ def test_a_token_goes_before_the_door_and_a_wrong_one_is_never_overlooked(tmp_pa
     token = make_token()
     (tmp_path / "tokens").write_text(f"ci {hash_of(token)}\n")
     settings = small_settings(
-        tmp_path, access={"tokens": str(tmp_path / "tokens")}, tenants={"acme": {"tokens": ["ci"]}}
+        tmp_path, access={"tokens": str(tmp_path / "tokens")}, tenants={"acme": {"members": ["token:ci"]}}
     )
     with DaemonThread(settings) as served, grpc.insecure_channel(served.daemon.grpc.addresses[0]) as channel:
         bearer = [("authorization", f"Bearer {token}")]
@@ -228,7 +229,7 @@ def authority() -> Authority:
 def secured(tmp_path: Path, authority: Authority) -> Iterator[DaemonThread]:
     """A daemon on TCP with TLS; `ops` is its administrator."""
     tls = write_server_files(tmp_path, authority)
-    settings = small_settings(tmp_path, access={"tls": tls, "admin": {"sans": ["dns:ops"]}})
+    settings = small_settings(tmp_path, access={"tls": tls, "admin": ["dns:ops"]})
     with DaemonThread(settings.model_copy(update={"listen": ["127.0.0.1:0"]})) as served:
         yield served
 
@@ -261,11 +262,16 @@ def test_certificates_are_read_again_without_a_restart(
     with authority.channel(address, authority.sign("dns:ops")) as standing:
         assert code_of(lambda: get_status(standing)) == "answered"
         write_server_files(tmp_path, successor)
-        assert seen(successor, successor) == "answered"
+        deadline_at = time.monotonic() + 60
+        while seen(successor, successor) != "answered":
+            assert time.monotonic() < deadline_at, "the files are watched"
         assert seen(authority, authority) == "UNAVAILABLE", "the daemon shows the new certificate"
         assert seen(successor, authority) == "UNAVAILABLE", "and trusts the new authority only"
         assert code_of(lambda: get_status(standing)) == "answered", "what is connected stays so"
     (tmp_path / "certificate.pem").write_bytes(b"-----BEGIN nonsense")
+    certificates = secured.daemon.listeners.certificates
+    assert certificates is not None
+    certificates.read_again()
     assert seen(successor, successor) == "answered", "what cannot be used changes nothing"
 
 
@@ -288,7 +294,9 @@ def test_clients_of_one_identity_are_no_others(tmp_path: Path) -> None:
     tokens = {name: make_token() for name in ("one", "two")}
     (tmp_path / "tokens").write_text("".join(f"{name} {hash_of(t)}\n" for name, t in tokens.items()))
     settings = small_settings(
-        tmp_path, access={"tokens": str(tmp_path / "tokens")}, tenants={"acme": {"tokens": ["one", "two"]}}
+        tmp_path,
+        access={"tokens": str(tmp_path / "tokens")},
+        tenants={"acme": {"members": ["token:one", "token:two"]}},
     )
     with DaemonThread(settings) as served, grpc.insecure_channel(served.daemon.grpc.addresses[0]) as channel:
         one, two = ((("authorization", f"Bearer {token}"),) for token in tokens.values())
@@ -306,7 +314,7 @@ def test_clients_of_one_identity_are_no_others(tmp_path: Path) -> None:
 
 
 def test_a_tenants_calls_have_a_rate_over_both_transports_and_giving_back_has_none(tmp_path: Path) -> None:
-    tenants = {"acme": {"uids": [os.getuid()], "quota": {"requests_per_s": 3}}}
+    tenants = {"acme": {"members": [f"uid:{os.getuid()}"], "quota": {"requests_per_s": 3}}}
     with DaemonThread(small_settings(tmp_path, tenants=tenants)) as served:
         at_s = served.daemon.appliance.clock()
         served.daemon.appliance.clock = lambda: at_s
@@ -339,7 +347,7 @@ def test_tenants_change_while_the_daemon_runs(tmp_path: Path) -> None:
     with DaemonThread(settings) as served, grpc.insecure_channel(served.daemon.grpc.addresses[0]) as channel:
         assert code_of(lambda: open_client(channel)) == "answered"
         for uid, code in ((OTHER_UID, "PERMISSION_DENIED"), (os.getuid(), "answered")):
-            changed = small_settings(tmp_path, tenants={"acme": {"uids": [uid]}})
+            changed = small_settings(tmp_path, tenants={"acme": {"members": [f"uid:{uid}"]}})
             served.call(partial(served.daemon._adopt, changed))
             assert code_of(lambda: open_client(channel)) == code
             assert {os.stat(path).st_mode & mode for path in tmp_path.glob("*.sock")} == {0o666}

@@ -43,8 +43,8 @@ def test_certificates_from_the_environment(tmp_path: Path, monkeypatch: pytest.M
     authority = Authority("ours")
     settings = small_settings(
         tmp_path,
-        access={"tls": write_server_files(tmp_path, authority), "admin": {"sans": ["dns:ops"]}},
-        tenants={"acme": {"sans": ["dns:rt.acme"]}},
+        access={"tls": write_server_files(tmp_path, authority), "admin": ["dns:ops"]},
+        tenants={"acme": {"members": ["dns:rt.acme"]}},
     ).model_copy(update={"listen": ["127.0.0.1:0"]})
     with DaemonThread(settings) as served:
         target = served.daemon.grpc.addresses[0]
@@ -76,7 +76,7 @@ def test_a_token_from_a_file_over_a_unix_socket(tmp_path: Path, monkeypatch: pyt
     token = make_token()
     (tmp_path / "tokens").write_text(f"ops {hash_of(token)}\n")
     (tmp_path / "mine").write_text(f"{token}\n")
-    access = {"tokens": str(tmp_path / "tokens"), "admin": {"tokens": ["ops"]}}
+    access = {"tokens": str(tmp_path / "tokens"), "admin": ["token:ops"]}
     with DaemonThread(small_settings(tmp_path, access=access)) as served:
         target = served.daemon.grpc.addresses[0]
         assert "NOT_ADMIN" in status(target)[1]

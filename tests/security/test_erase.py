@@ -33,7 +33,7 @@ def settings_in(folder: Path, *, is_encrypted: bool = True, **sections: Any) -> 
             key.touch(0o600)
             key.write_text(os.urandom(32).hex())
         sections["encryption"] = {"master_key": str(key)}
-    sections.setdefault("tenants", {"acme": {"uids": [os.getuid()]}})
+    sections.setdefault("tenants", {"acme": {"members": [f"uid:{os.getuid()}"]}})
     compression = {"codec": "identity"}
     return small_settings(folder, nvme=True, compression=compression, **sections)
 
@@ -150,8 +150,8 @@ def test_a_block_that_is_being_read_stays_until_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_erased_is_said(tmp_path: Path, name: str, reason: str) -> None:
-    red = {"uids": [4321], "sharing": "group", "group": "colours"}
-    tenants = {"acme": {"uids": [os.getuid()]}, "red": red}
+    red = {"members": ["uid:4321"], "sharing": "group:colours"}
+    tenants = {"acme": {"members": [f"uid:{os.getuid()}"]}, "red": red}
     with Served(settings_in(tmp_path, tenants=tenants)) as served:
         served.put(NAMES[:2])
         with pytest.raises(grpc.RpcError) as refused:
@@ -172,7 +172,10 @@ def test_nothing_is_erased_that_is_not_encrypted(tmp_path: Path) -> None:
 
 
 def test_who_there_is(tmp_path: Path) -> None:
-    tenants = {"acme": {"uids": [os.getuid()], "bandwidth_share": 3}, "bolt": {"uids": [4321]}}
+    tenants = {
+        "acme": {"members": [f"uid:{os.getuid()}"], "bandwidth_share": 3},
+        "bolt": {"members": ["uid:4321"]},
+    }
     with Served(settings_in(tmp_path, tenants=tenants)) as served:
         data = served.put(NAMES)
         served.push_out()

@@ -80,7 +80,7 @@ def by_reload(served: Served) -> None:
 def by_watch(served: Served) -> None:
     rotation = served.running.daemon.rotation
     assert rotation is not None
-    served.running.wait(rotation.file_changed())
+    served.running.wait(rotation.use(rotation.read()))
 
 
 @pytest.mark.parametrize("notice", [by_reload, by_watch])
@@ -156,14 +156,16 @@ def test_a_daemon_without_a_policy_file_takes_a_key_at_sighup(tmp_path: Path) ->
         assert uses(served)[0] == (key_id(NEW), True, 1)
 
 
-def test_a_secret_that_the_group_may_read_must_be_spelled_out(tmp_path: Path) -> None:
+def test_a_file_that_the_group_may_read_must_be_a_mounted_secret(tmp_path: Path) -> None:
     write(tmp_path, OLD)
     (tmp_path / "master.key").chmod(0o440)
     settings = settings_in(tmp_path, observe=OFF)
     with pytest.raises(StartError, match="chmod 600"), Served(settings):
         pass
-    encryption = settings.encryption.model_copy(update={"group_may_read": True})
-    with Served(settings.model_copy(update={"encryption": encryption})) as served:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "master.key").rename(tmp_path / "..data/master.key")
+    (tmp_path / "master.key").symlink_to("..data/master.key")
+    with Served(settings) as served:
         served.put(NAMES)
         assert uses(served) == [(key_id(OLD), True, 0)]
 

@@ -76,8 +76,11 @@ def _with_certificates(folder: Path) -> Iterator[World]:
     authority, stranger = Authority("ours"), Authority("theirs")
     settings = small_settings(
         folder,
-        access={"tls": write_server_files(folder, authority), "admin": {"sans": ["dns:ops.example"]}},
-        tenants={"acme": {"sans": ["dns:*.acme.example"]}, "bolt": {"sans": ["uri:spiffe://kv/bolt/*"]}},
+        access={"tls": write_server_files(folder, authority), "admin": ["dns:ops.example"]},
+        tenants={
+            "acme": {"members": ["dns:*.acme.example"]},
+            "bolt": {"members": ["uri:spiffe://kv/bolt/*"]},
+        },
     ).model_copy(update={"listen": [f"unix://{folder}/k.sock", "127.0.0.1:0"]})
     with DaemonThread(settings) as served:
         address = served.daemon.grpc.addresses[1]
@@ -106,11 +109,11 @@ def _with_tokens(folder: Path) -> Iterator[World]:
         access={
             "tls": write_server_files(folder, authority, client_ca=False),
             "tokens": str(folder / "tokens"),
-            "admin": {"tokens": ["ops"]},
+            "admin": ["token:ops"],
         },
         tenants={
-            "acme": {"tokens": ["acme"], "sans": ["dns:*.acme.example"]},
-            "bolt": {"tokens": ["bolt"]},
+            "acme": {"members": ["token:acme", "dns:*.acme.example"]},
+            "bolt": {"members": ["token:bolt"]},
         },
     ).model_copy(update={"listen": [f"unix://{folder}/k.sock", "127.0.0.1:0"]})
     with DaemonThread(settings) as served:

@@ -33,7 +33,6 @@ ROLES = ("chat", "agent", "review", "summary")
 
 SETTINGS = {
     "tiers.hbm.capacity": "32MiB",
-    "tiers.hbm.extent": "16MiB",
     "tiers.dram.capacity": "96MiB",
     "tiers.dram.extent": "16MiB",
     "tiers.nvme.capacity": "384MiB",

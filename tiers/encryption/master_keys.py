@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...v1.files import open_regular_file
 from ..base import ColdStoreError
 
 KEY_BYTES = 32
@@ -81,17 +82,16 @@ def key_id(key: bytes) -> str:
     return hashlib.sha256(b"kvtier master key" + key).hexdigest()[:8]
 
 
-def read_master_keys(
-    path: Path, *, group_may_read: bool = False, owner_uid: int | None = None
-) -> list[bytes]:
+def read_master_keys(path: Path, *, owner_uid: int | None = None) -> list[bytes]:
     """Return the keys of a file, the one in force first. Only the user `owner_uid` (this process's
-    unless given) may be able to read it; with `group_may_read` its group, too.
+    unless given) may be able to read it; of a Secret that a kubelet mounted its group, too: the file is
+    root's, and no process outside of the pod sees it.
 
     Raises KeyringError: it is missing, others could read it, or it holds something else.
     """
     owner_uid = os.geteuid() if owner_uid is None else owner_uid
     try:
-        with open(path, "rb") as file:
+        with open_regular_file(path) as file:
             status = os.fstat(file.fileno())
             text = file.read(_MAX_FILE_BYTES + 1).decode("ascii", "replace")
     except PermissionError:
@@ -103,11 +103,12 @@ def read_master_keys(
             f"encryption.master_key: {path}: {error.strerror}; put the file back, or make a first one with "
             f"`(umask 077; openssl rand -hex 32 > {path})`"
         ) from error
-    forbidden = stat.S_IRWXO | (stat.S_IWGRP | stat.S_IXGRP if group_may_read else stat.S_IRWXG)
+    is_secret = _is_mounted_secret(path)
+    forbidden = stat.S_IRWXO | (stat.S_IWGRP | stat.S_IXGRP if is_secret else stat.S_IRWXG)
     if status.st_mode & forbidden:
         raise KeyringError(
             f"encryption.master_key: {path} has mode {stat.S_IMODE(status.st_mode):04o}, others could read "
-            f"it; `chmod {'640' if group_may_read else '600'} {path}`"
+            f"it; {'set defaultMode: 0440 for the Secret' if is_secret else f'`chmod 600 {path}`'}"
         )
     if status.st_uid not in (0, owner_uid):
         raise KeyringError(
@@ -147,9 +148,15 @@ def parse_master_keys(text: str) -> list[bytes]:
     return list(found)
 
 
-def load_master_keys(path: Path, *, group_may_read: bool = False) -> MasterKeys:
+def _is_mounted_secret(path: Path) -> bool:
+    """Return whether `path` is a key of a Secret that a kubelet mounted: a link by way of `..data`, which it
+    exchanges to publish all keys at once."""
+    return path.is_symlink() and path.readlink().parts[:1] == ("..data",)
+
+
+def load_master_keys(path: Path) -> MasterKeys:
     """Return the keys of a file, ready to be used. Raises KeyringError."""
-    return MasterKeys(*read_master_keys(path, group_may_read=group_may_read))
+    return MasterKeys(*read_master_keys(path))
 
 
 def known_ids(keys: Sequence[bytes]) -> tuple[str, ...]:

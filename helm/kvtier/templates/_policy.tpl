@@ -31,14 +31,11 @@ Of (root, shape).
 {{- end -}}
 {{- /* The kubelet gives a Secret's files to root and to the pod's group, for which it adds the right to read (0440). */ -}}
 {{- with $values.masterKey.secretName -}}
-{{- $_ := set $policy "encryption" (dict "master_key" (printf "/etc/kvtier-master-key/%s" $values.masterKey.key) "group_may_read" true) -}}
+{{- $_ := set $policy "encryption" (dict "master_key" (printf "/etc/kvtier-master-key/%s" $values.masterKey.key)) -}}
 {{- end -}}
 {{- /* Runtimes' containers often run as root, and root is an administrator where none is named: name ourselves. */ -}}
-{{- $admin := default dict $access.admin -}}
-{{- $uids := list (int64 $values.security.runAsUser) -}}
-{{- range default list $admin.uids }}{{- $uids = append $uids (int64 .) }}{{- end -}}
-{{- $_ := set $admin "uids" (uniq $uids) -}}
-{{- $_ := set $access "admin" $admin -}}
+{{- $own := printf "uid:%d" (int64 $values.security.runAsUser) -}}
+{{- $_ := set $access "admin" (prepend (default list $access.admin) $own | uniq) -}}
 {{- $_ := set $policy "access" $access -}}
 {{- toYaml $policy -}}
 {{- end -}}

@@ -57,7 +57,7 @@ def test_the_first_rule_that_matches_counts() -> None:
             CompressionRule(layers="0-2", codec="identity"),  # group 0; group 1 is half inside
             CompressionRule(model="abab", layers="0-5", codec="planes"),
             CompressionRule(model="ffff", codec="zstd"),
-            CompressionRule(dtype="float16", codec="zstd"),
+            CompressionRule(edge="remote", codec="zstd"),
         ],
     )
     assert names(CodecChoice(settings)) == ["identity", "planes", "planes", "lz4"]
@@ -97,9 +97,9 @@ def test_speeds_are_measured_for_every_dtype(dtype: str) -> None:
     [
         ("compression: {codec: gzip}", "'auto', 'identity', 'exponents'"),
         ("compression: {rules: [{layers: '3-1', codec: planes}]}", "no range of layers"),
-        ("compression: {rules: [{dtype: fp64, codec: planes}]}", "known: float32"),
+        ("compression: {rules: [{edge: dram, codec: planes}]}", "'nvme' or 'remote'"),
         ("compression: {rules: [{model: XYZ, codec: planes}]}", "model"),
-        ("compression: {rules: [{layers: '3'}]}", "must be given: Codec for these fragments"),
+        ("compression: {rules: [{layers: '3'}]}", "must be given: Codec for these fragments;"),
         ("compression: {rules: [{layer: '3', codec: lz4}]}", "did you mean 'layers'"),
     ],
 )

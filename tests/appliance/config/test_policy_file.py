@@ -26,7 +26,7 @@ from kvtier.appliance.config import (
 )
 from kvtier.appliance.host.policy_watch import FileWatch, signature_of
 
-MAX_SETTINGS = 72
+MAX_SETTINGS = 55
 
 
 def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:
@@ -34,17 +34,17 @@ def test_every_value_says_where_it_is_from(tmp_path: Path) -> None:
     file.write_text(
         "leases:\n  ttl: 10s\nlimits:\n  max_clients: 7\ntiers:\n  nvme: {path: /d,\n    capacity: 1TiB}\n"
     )
-    env = {"KVTIER_LIMITS__MAX_CLIENTS": "3", "KVTIER_WATERMARKS__LOW": "50%"}
-    loaded = Origin(file, env, ("watermarks.low=60%", "tiers.dram.numa_nodes=[0, 1]")).load()
+    env = {"KVTIER_LIMITS__MAX_CLIENTS": "3", "KVTIER_LIMITS__MAX_PINNED": "50%"}
+    loaded = Origin(file, env, ("limits.max_pinned=60%", "tiers.dram.numa_nodes=[0, 1]")).load()
     sources = {key: (value, source) for key, value, source in loaded.rows()}
     assert sources["leases.ttl"] == ("10s", f"{file}:2")
     assert sources["limits.max_clients"] == (3, "KVTIER_LIMITS__MAX_CLIENTS")
-    assert sources["watermarks.low"] == ("60%", "--set watermarks.low")
+    assert sources["limits.max_pinned"] == ("60%", "--set limits.max_pinned")
     assert sources["tiers.dram.numa_nodes"] == ([0, 1], "--set tiers.dram.numa_nodes")
     assert sources["tiers.nvme.path"] == ("/d", f"{file}:6")
     assert sources["tiers.nvme.capacity"] == ("1TiB", f"{file}:7")
     assert sources["tiers.nvme.durability"] == ("segment", "default"), "its tier is written, it is not"
-    assert sources["limits.max_pinned"] == ("50%", "default")
+    assert sources["limits.staging_per_client"] == ("64MiB", "default")
     assert [*sources] == [".".join(map(str, path)) for path, _ in leaves(loaded.settings.canonical())]
 
 
@@ -112,7 +112,7 @@ def test_patterns_of_the_schema_accept_what_is_read_and_nothing_else() -> None:
 
 def test_schema_and_reference_know_every_setting() -> None:
     schema = json.loads(schema_text())
-    assert schema["properties"]["watermarks"]["$ref"] == "#/$defs/Watermarks"
+    assert schema["properties"]["limits"]["$ref"] == "#/$defs/Limits"
     assert schema["additionalProperties"] is False
     table = reference_table()
     loaded = Origin(None, {}, ("tiers={hbm: {}, nvme: {path: /d, capacity: 1TiB}}",)).load()

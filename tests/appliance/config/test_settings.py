@@ -28,9 +28,8 @@ tiers:
     capacity: 1TB
     segment: 256MiB
     durability: record
-watermarks: {high: 92%, low: 0.85}
 leases: {ttl: 90s}
-limits: {max_clients: 8, staging_per_client: 16MiB}
+limits: {max_clients: 8, staging_per_client: 16MiB, max_pinned: 0.45}
 reflection: false
 """
 
@@ -45,22 +44,21 @@ def test_reads_a_whole_policy(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     assert settings.listen == ["unix:///tmp/kvtier.sock"]
     assert settings.tiers.hbm is not None
-    assert settings.tiers.hbm.num_extents == 8
+    assert settings.tiers.hbm.num_extents == 4, "in extents of dram's size"
     assert settings.tiers.dram.num_extents == 32
     assert (settings.tiers.dram.hugepages, settings.tiers.dram.lock) == ("off", True)
     assert settings.tiers.nvme is not None
     assert settings.tiers.nvme.path == Path("/var/lib/kvtier")
     assert settings.tiers.nvme.num_segments == 10**12 // (256 << 20)
-    assert (settings.watermarks.high, settings.watermarks.low) == (0.92, 0.85)
     assert settings.leases.ttl_s == 90
-    assert settings.limits.staging_per_client_bytes == 16 << 20
+    assert (settings.limits.staging_per_client_bytes, settings.limits.max_pinned) == (16 << 20, 0.45)
     assert not settings.reflection
 
 
 def test_canonical_form_reads_back_equal(tmp_path: Path) -> None:
     settings = load(tmp_path, WHOLE)
     assert load(tmp_path, settings.to_yaml()) == settings
-    assert yaml.safe_load(settings.to_yaml())["watermarks"] == {"high": "92%", "low": "85%"}
+    assert yaml.safe_load(settings.to_yaml())["limits"]["max_pinned"] == "45%"
     assert settings.canonical()["leases"]["ttl"] == "1m30s"
 
 
@@ -112,15 +110,12 @@ def test_planner_options_follow_the_settings() -> None:
         "limits.max_clients=3",
         "limits.max_pinned=7%",
         "leases.ttl=12s",
-        "watermarks.high=81%",
-        "watermarks.low=18%",
     ]
     options = Settings.load(env={}, overrides=overrides).planner_options()
     defaults = PlannerOptions()
     changed = [f.name for f in fields(options) if getattr(options, f.name) != getattr(defaults, f.name)]
     assert len(changed) == len(overrides)
     assert (options.max_clients, options.max_pinned_fraction, options.lease_ttl_s) == (3, 0.07, 12)
-    assert (options.high_watermark, options.low_watermark) == (0.81, 0.18)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +150,18 @@ MALFORMED = {
     "elsewhere": ("eviction: lru", 1, "eviction", "did you mean 'policy.eviction'?"),
     "unknown top": ("\n\ncapacity: 1GiB", 3, "capacity", "allowed here: schema_version, listen, tiers"),
     "unknown in a tenant": (
-        "tenants:\n  acme:\n    uid: [1]",
-        3,
-        "tenants.acme.uid",
-        "did you mean 'uids'?",
+        "tenants:\n  acme:\n    members: [uid:1]\n    member: [uid:1]",
+        4,
+        "tenants.acme.member",
+        "did you mean 'members'?",
     ),
     "unknown in a quota": (
-        "tenants:\n  acme:\n    uids: [1]\n    quota: {ram: 1GiB}",
+        "tenants:\n  acme:\n    members: [uid:1]\n    quota: {ram: 1GiB}",
         4,
         "tenants.acme.quota.ram",
         "allowed here: ",
     ),
-    "no tenant": ("tenants:\n  acme: 7", 2, "tenants.acme", "must be a mapping with the keys uids"),
+    "no tenant": ("tenants:\n  acme: 7", 2, "tenants.acme", "must be a mapping with the keys members"),
     "unknown tier": ("tiers:\n  ssd: {}", 2, "tiers.ssd", "allowed here: hbm, dram, nvme"),
     "twice": ("reflection: true\nreflection: false", 2, "", "'reflection' is written twice, first in line 1"),
     "twice deep": ("leases:\n  ttl: 1s\n  ttl: 2s", 3, "", "'ttl' is written twice"),
@@ -182,7 +177,7 @@ MALFORMED = {
         "tiers:\n  dram:\n    capacity: 1MiB",
         3,
         "tiers.dram.capacity",
-        "raise capacity or lower extent",
+        "raise capacity or lower dram.extent",
     ),
     "odd extent": (
         "tiers:\n  dram:\n    extent: 3MiB",
@@ -271,9 +266,7 @@ MALFORMED = {
         "tiers.nvme.daily_writes",
         "less than one segment of 64MiB; write 64MiB or more, or `write: spill`",
     ),
-    "low = high": ("watermarks:\n  high: 80%", 1, "watermarks.low", "80% is not below high (80%)"),
-    "low > high": ("watermarks:\n  high: 80%\n  low: 95%", 3, "watermarks.low", "lower low or raise high"),
-    "share of 90": ("watermarks:\n  high: 90", 2, "watermarks.high", "like 90% or 0.9"),
+    "share of 90": ("limits:\n  max_pinned: 90", 2, "limits.max_pinned", "like 90% or 0.9"),
     "ttl > max": ("leases:\n  ttl: 20m", 2, "leases.ttl", "longer than 10m, the longest lease"),
     "no time": ("leases:\n  ttl: 0s", 2, "leases.ttl", "longer than 0s"),
     "bare number": ("leases:\n  ttl: '30'", 2, "leases.ttl", "like 500ms, 30s or 10m"),
@@ -326,10 +319,9 @@ def test_an_unknown_key_is_told_wherever_it_stands() -> None:
     whole: dict[str, Any] = {
         **Settings().canonical(),
         "tiers": {"hbm": {}, "dram": {}, "nvme": {"path": "/d", "capacity": "1GiB"}},
-        "tenants": {"acme": {"uids": [1], "quota": {"dram": "1GiB"}}},
-        "access": {"tls": {"certificate": "/c", "key": "/k", "client_ca": "/a"}, "admin": {"uids": [0]}},
+        "tenants": {"acme": {"members": ["uid:1"], "quota": {"dram": "1GiB"}}},
+        "access": {"tls": {"certificate": "/c", "key": "/k", "client_ca": "/a"}, "admin": ["uid:0"]},
         "compression": {"rules": [{"codec": "planes"}]},
-        "policy": {"tiers": {"dram": {"eviction": "lru"}}},
     }
     places = set(mappings(whole)) - FREE
     assert ("tenants", "acme", "quota") in places
@@ -362,10 +354,10 @@ def mappings(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
-        load(tmp_path, "leases: {ttl: 20m}\nreflection: 7\nnothing: 1", {}, "watermarks.low=99%")
+        load(tmp_path, "leases: {ttl: 20m}\nreflection: 7\nnothing: 1", {}, "limits.max_pinned=0%")
     assert [problem.path for problem in caught.value.problems] == [
-        "watermarks.low",
         "leases.ttl",
+        "limits.max_pinned",
         "reflection",
         "nothing",
     ]
@@ -387,7 +379,12 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         ({}, ["tiers.dram.capacity"], "--set tiers.dram.capacity", "write it like --set"),
         ({}, ["tiers..capacity=1"], "--set tiers..capacity=1", "write it like --set"),
         ({}, ["tiers.dram.capacity="], "--set tiers.dram.capacity", "not a size"),
-        ({}, ["tiers.dram.capacity=1MiB"], "--set tiers.dram.capacity", "raise capacity or lower extent"),
+        (
+            {},
+            ["tiers.dram.capacity=1MiB"],
+            "--set tiers.dram.capacity",
+            "raise capacity or lower dram.extent",
+        ),
     ],
 )
 def test_other_sources_are_named_too(

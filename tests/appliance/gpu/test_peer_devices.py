@@ -13,7 +13,7 @@ from tests.fakes.gpu.device import FakeDevice
 
 def hbm(**options: Any) -> Any:
     """The settings of a hot tier on GPU 1."""
-    part = {"capacity": "8MiB", "extent": "2MiB", "backend": "cuda", "device": 1, **options}
+    part = {"capacity": "8MiB", "backend": "cuda", "device": 1, **options}
     dram = {"capacity": "8MiB", "extent": "2MiB"}
     return Settings.model_validate({"tiers": {"hbm": part, "dram": dram}}).tiers.hbm
 

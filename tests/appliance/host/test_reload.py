@@ -40,7 +40,7 @@ class Scene:
             "observe": {"http": "off"},
             "compression": {"codec": "identity"},  # not something else in the middle of a test
             "tiers": {
-                "hbm": {"capacity": "4MiB", "extent": "2MiB"},
+                "hbm": {"capacity": "4MiB"},
                 "dram": {"capacity": "16MiB", "extent": "2MiB"},
                 "nvme": {"path": str(folder / "nvme"), "capacity": "16MiB", "segment": "2MiB"},
             },
@@ -252,7 +252,7 @@ def test_reloads_under_load_fail_nobody_and_leak_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"uids": [1]}, "given"),
+        ({"members": ["uid:1"]}, "given"),
         ([1, 2], "[1, 2]"),
         (["dns:*.acme.svc"] * 5, "5 entries"),
         (None, "none"),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtier.appliance.config import Settings
+from kvtier.appliance.core.options import PlannerOptions
 from kvtier.appliance.errors import REASONS
 from kvtier.appliance.observability.alerts import ALERTS
 from kvtier.appliance.observability.dashboard import ROWS, expression
@@ -153,4 +153,4 @@ def test_every_alert_says_what_to_do() -> None:
 def test_a_tier_that_stands_at_its_high_watermark_wakes_nobody() -> None:
     (alert,) = [alert for alert in ALERTS if alert.name == "KvtierAboveWatermark"]
     (share,) = re.findall(r"capacity_bytes\) > ([0-9.]+)", alert.expression)
-    assert Settings.load(env={}).watermarks.high < float(share) < 1.0
+    assert PlannerOptions().high_watermark < float(share) < 1.0

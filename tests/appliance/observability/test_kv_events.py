@@ -10,7 +10,14 @@ import msgpack
 import pytest
 import zmq
 
-from kvtier.appliance.observability.kv_events import END, chains, encode, removed, stored
+from kvtier.appliance.observability.kv_events import (
+    END,
+    chains,
+    encode,
+    removed,
+    replay_endpoint_of,
+    stored,
+)
 from kvtier.clients import Client
 
 from ...generated import ROOT
@@ -74,11 +81,25 @@ def test_notices_are_cut_into_chains() -> None:
     assert list(chains([], parents.get)) == []
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "replays"),
+    [
+        ("tcp://*:5557", "tcp://*:5558"),
+        ("tcp://[::]:5557", "tcp://[::]:5558"),
+        ("ipc:///run/kvtier/events", "ipc:///run/kvtier/events.replay"),
+        ("tcp://router:5557", ""),
+        ("tcp://*:*", ""),
+    ],
+)
+def test_replays_are_served_beside_what_is_bound(endpoint: str, replays: str) -> None:
+    assert replay_endpoint_of(endpoint) == replays
+
+
 class Subscriber:
     """What a router does: subscribe, and ask for what it missed."""
 
     def __init__(self, folder: Path) -> None:
-        self.endpoint, self.replay_endpoint = f"ipc://{folder}/pub", f"ipc://{folder}/replay"
+        self.endpoint, self.replay_endpoint = f"ipc://{folder}/pub", f"ipc://{folder}/pub.replay"
         self._context = zmq.Context()
 
     def listen(self) -> Any:
@@ -113,7 +134,7 @@ class Subscriber:
 
 def test_a_router_follows_the_tiers_of_a_daemon(start: Start, tmp_path: Path) -> None:
     router = Subscriber(tmp_path)
-    shown = start(nvme=False, kv_events=router.endpoint, kv_events_replay=router.replay_endpoint)
+    shown = start(nvme=False, kv_events=router.endpoint)
     payload = bytes(CHAIN_BLOCKS * GEOMETRY.block_bytes)
     try:
         with Client(shown.target) as client:

@@ -229,7 +229,6 @@ def test_an_address_that_is_taken_stops_the_start_only_when_it_was_asked_for(sta
         ({"http": "example.org:80"}, "IP:PORT"),
         ({"http": "0.0.0.0:9464", "names": True}, "other hosts"),
         ({"kv_events": "5557"}, "tcp://HOST:PORT"),
-        ({"kv_events_replay": "tcp://127.0.0.1:5558"}, "nothing to replay"),
     ],
 )
 def test_settings_are_refused_with_the_fix(values: dict[str, object], fix: str) -> None:

@@ -223,11 +223,11 @@ def test_on_a_slow_edge_a_small_tenant_s_load_takes_its_share_of_time() -> None:
 
 def _tenants(**shares: float) -> dict[str, Tenant]:
     given = {
-        name: Tenant.model_validate({"uids": [number], "bandwidth_share": share})
+        name: Tenant.model_validate({"members": [f"uid:{number}"], "bandwidth_share": share})
         for number, (name, share) in enumerate(shares.items(), 1000)
     }
     for number, share in ((1, 2.0), (2, 0.5)):
-        values = {"uids": [number], "sharing": "group", "group": "colours", "bandwidth_share": share}
+        values = {"members": [f"uid:{number}"], "sharing": "group:colours", "bandwidth_share": share}
         given[f"member-{number}"] = Tenant.model_validate(values)
     return given
 

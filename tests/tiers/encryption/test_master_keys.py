@@ -52,14 +52,27 @@ def test_a_file_that_others_could_read_is_refused(tmp_path: Path, mode: int) -> 
 
 
 @pytest.mark.parametrize(("mode", "is_good"), [(0o440, True), (0o640, True), (0o660, False), (0o444, False)])
-def test_the_group_may_read_it_where_that_was_said(tmp_path: Path, mode: int, is_good: bool) -> None:
-    path = key_file(tmp_path, MASTER.hex())
-    path.chmod(mode)
+def test_the_group_may_read_a_mounted_secret(tmp_path: Path, mode: int, is_good: bool) -> None:
+    version = tmp_path / "..2026_11_22"
+    version.mkdir()
+    key_file(version, MASTER.hex()).chmod(mode)
+    (tmp_path / "..data").symlink_to(version.name)
+    path = tmp_path / "master.key"
+    path.symlink_to("..data/master.key")
     if is_good:
-        assert read_master_keys(path, group_may_read=True) == [MASTER]
+        assert read_master_keys(path) == [MASTER]
     else:
-        with pytest.raises(KeyringError, match=r"chmod 640"):
-            read_master_keys(path, group_may_read=True)
+        with pytest.raises(KeyringError, match="defaultMode: 0440"):
+            read_master_keys(path)
+
+
+def test_any_other_link_is_a_file_like_others(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    key_file(tmp_path / "elsewhere", MASTER.hex()).chmod(0o440)
+    path = tmp_path / "master.key"
+    path.symlink_to("elsewhere/master.key")
+    with pytest.raises(KeyringError, match="chmod 600"):
+        read_master_keys(path)
 
 
 def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
