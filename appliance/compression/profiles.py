@@ -2,11 +2,10 @@
 
 Only the administrator writes there, as to the policy file itself, so nothing is signed; a digest over all
 that a decoder needs finds damage. A damaged file keeps the daemon from starting: a namespace that names it
-would be refused later, without a visible reason. A reload keeps the former set whole and logs the reason.
+would be refused later, without a visible reason. A reload is refused for one.
 Taking a profile away makes its records unreadable until it is back; they are misses meanwhile.
 """
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from ...tiers.codecs.lossy.profile import Profile, ProfileError
 from ...tiers.codecs.lossy.profile_file import SUFFIX, read_profile
 from ..config import CompressionSettings
 from ..errors import StartError, error
-
-log = logging.getLogger(__name__)
 
 Profiles = Mapping[bytes, Profile]  # by digest
 
@@ -33,18 +30,6 @@ def read_profiles(settings: CompressionSettings) -> Profiles:
         except (ProfileError, OSError) as problem:
             raise StartError(f"compression.profiles: {problem}; repair the file or take it away") from problem
         found[profile.digest] = profile
-    return found
-
-
-def read_profiles_again(settings: CompressionSettings, before: Profiles) -> Profiles:
-    """Return the profiles there are now; those of before when they cannot be read."""
-    try:
-        found = read_profiles(settings)
-    except StartError as problem:
-        log.error("profiles stay as they were: %s", problem)
-        return before
-    if found.keys() != before.keys():
-        log.info("%d profiles: %s", len(found), ", ".join(digest.hex()[:12] for digest in found))
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .marked_yaml import KeyPath
 from .settings import Settings
-from .sources import Gathered, gather
+from .sources import Gathered, gather, read_policy
 
 DEFAULT_SOURCE = "default"
 
@@ -59,7 +59,7 @@ class Origin:
     def read(self) -> str | None:
         """Return what is in the file; None when there is none, or it cannot be read: loading it says why."""
         try:
-            return self.path.read_text(encoding="utf-8") if self.path is not None else None
+            return read_policy(self.path) if self.path is not None else None
         except (OSError, UnicodeDecodeError):
             return None
 

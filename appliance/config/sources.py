@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from ...v1.files import read_regular_file
 from ..errors import StartError
 from . import marked_yaml
 from .marked_yaml import KeyPath
@@ -122,9 +123,14 @@ def gather(
     return gathered
 
 
+def read_policy(path: Path) -> str:
+    """Return the text of a policy file. Raises OSError and UnicodeDecodeError."""
+    return read_regular_file(path, marked_yaml.MAX_FILE_BYTES).decode("utf-8")
+
+
 def _read_file(path: Path, text: str | None) -> Gathered:
     try:
-        document = marked_yaml.read(path.read_text(encoding="utf-8") if text is None else text)
+        document = marked_yaml.read(read_policy(path) if text is None else text)
     except OSError as error:
         raise SettingsError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:

@@ -13,13 +13,12 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ...tiers.block import Tier
 from ...tiers.gpu.device.contract import Device
 from ...v1.addresses import socket_path
-from ..compression.profiles import read_profiles_again
 from ..config import Loaded, Settings, bandwidth_shares_of
 from ..core.events import ColdEdgeOpened, DrainStarted
 from ..core.results import CountResult
@@ -43,6 +42,7 @@ from ..server.listeners import Listeners
 from ..server.local_server import LocalServer
 from ..server.streams import MAX_STREAM_PUT_BYTES, ByteStreams, PutBuffers
 from .assembly import Assembly, assemble
+from .detached import detached
 from .policy_watch import watch
 from .reload import Reload
 from .wiring import (
@@ -86,6 +86,7 @@ class Daemon:
             assembly.recovered = None  # a column per fragment: hundreds of megabytes in a large store
         self.reload = Reload(loaded, self.appliance, self.planner, assembly.prefault)
         self.reload.parts.append(self._adopt)
+        self.reload.profiles = assembly.profiles
         self.rotation = self.reload.rotation = build_rotation(settings, self.appliance, assembly)
         self.codec_selection = build_codec_selection(settings, self.appliance, self.planner, assembly)
         self._wire_services(settings, epoch)
@@ -170,9 +171,9 @@ class Daemon:
         that changes. With a `device`, hbm is in its memory, and runtimes on `peers` are served, too.
         """
         loaded = Loaded(source) if isinstance(source, Settings) else source
-        settings, origin = loaded.settings, loaded.origin
+        settings = loaded.settings
         epoch = secrets.randbits(63) | 1
-        for warning in await asyncio.to_thread(require, settings):
+        for warning in await detached(lambda: require(settings)):
             if warning.setting:  # of the host the doctor tells more
                 log.warning("%s", str(warning))
         assembly = await asyncio.to_thread(assemble, settings, epoch, device, peers)
@@ -192,15 +193,34 @@ class Daemon:
         daemon._prefaulting = asyncio.create_task(daemon._prefault())
         if daemon.codec_selection is not None:
             daemon._selecting_codecs = asyncio.create_task(daemon.codec_selection.run())
-        if origin is not None and origin.path is not None:
-            daemon._watching.append(asyncio.create_task(watch(origin.path, daemon.reload.file_changed)))
-        if daemon.rotation is not None and settings.encryption.master_key is not None:
-            watching = watch(settings.encryption.master_key, daemon.rotation.file_changed)
-            daemon._watching.append(asyncio.create_task(watching))
+        daemon._watch_files()
         daemon._sweep()
         daemon.learned.begin()
         daemon.writes.begin()
         return daemon
+
+    def _watch_files(self) -> None:
+        """Read the administrator's files again when they change."""
+        settings, rotation = self.settings, self.rotation
+        tokens, certificates = self.access.tokens, self.listeners.certificates
+
+        def watch_one(paths: Iterable[Path | None], changed: Callable[[], Awaitable[object]]) -> None:
+            if present := [path for path in paths if path is not None]:
+                self._watching.append(asyncio.create_task(watch(present, changed)))
+
+        async def use_master_keys() -> None:
+            assert rotation is not None
+            await rotation.use(await detached(rotation.read))
+
+        watch_one([self.reload.origin.path], self.reload.file_changed)
+        if rotation is not None:
+            watch_one([settings.encryption.master_key], use_master_keys)
+        if tokens is not None:
+            watch_one([tokens.path], lambda: detached(tokens.read_again))
+        if certificates is not None:
+            files = certificates.files
+            paths = [files.certificate, files.key, files.client_ca]
+            watch_one(paths, lambda: detached(certificates.read_again))
 
     def serve_pages(self, devices: list[DirectDevice]) -> None:
         """Let runtimes register pages on these devices. Local clients only."""
@@ -286,7 +306,7 @@ class Daemon:
 
     def _adopt(self, settings: Settings) -> None:
         """Apply another policy to the shell's parts."""
-        self._adopt_profiles(settings)
+        self._adopt_profiles()
         self.settings = settings
         self.service.options = settings.planner_options()
         self.service.compression = settings.compression
@@ -313,9 +333,9 @@ class Daemon:
         """Wait until gRPC's health says what was last noticed."""
         await asyncio.gather(*self._reports)
 
-    def _adopt_profiles(self, settings: Settings) -> None:
-        """Read the profiles again."""
-        self.service.profiles = profiles = read_profiles_again(settings.compression, self.service.profiles)
+    def _adopt_profiles(self) -> None:
+        """Use the profiles that the reload has read."""
+        self.service.profiles = profiles = self.reload.profiles
         if self.assembly.store is not None:
             self.assembly.store.codecs.adopt(profiles)
 
@@ -352,7 +372,7 @@ def embedded_settings(listen: str, directory: Path | None = None) -> Settings:
     hbm 64 MiB, dram 256 MiB, and with a `directory` nvme 1 GiB in it.
     """
     tiers: dict[str, object] = {
-        "hbm": {"capacity": "64MiB", "extent": "16MiB"},
+        "hbm": {"capacity": "64MiB"},
         "dram": {"capacity": "256MiB", "extent": "16MiB"},
     }
     if directory is not None:

@@ -1,19 +1,22 @@
-"""FileWatch: notices that a file is another one, however it became that.
+"""FileWatch: notices that a file of the administrator's is another one, however it became that.
 
 Editors write in place or rename over it; Kubernetes swaps a symbolic link two folders up (`..data`) and the
 path stays what it was. All of these show in what `stat` says about the end of the path, so that is looked at
-once a second, from a thread: a ConfigMap arrives a minute after it was changed anyway. inotify was rejected:
-it watches inodes, and every one of these ways exchanges the inode, so all folders on the way would have to be
-watched as well, and it tells nothing on network file systems.
+once a second, from a thread that the end of the process does not wait for: a ConfigMap arrives a minute
+after it was changed anyway. inotify was rejected: it watches inodes, and every one of these ways exchanges
+the inode, so all folders on the way would have to be watched as well, and it tells nothing on network file
+systems.
 
 A file is read when it stood still for one look: an editor that writes in place may be in the middle of it.
 """
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from .detached import detached
 
 POLL_S = 1.0
 
@@ -60,10 +63,12 @@ class FileWatch:
         return True
 
 
-async def watch(path: Path, changed: Callable[[], Awaitable[object]], poll_s: float = POLL_S) -> None:
-    """Call `changed` whenever the file at `path` became another one, until cancelled."""
-    file = FileWatch(path)
+async def watch(
+    paths: Sequence[Path], changed: Callable[[], Awaitable[object]], poll_s: float = POLL_S
+) -> None:
+    """Call `changed` whenever a file at one of `paths` became another one, until cancelled."""
+    files = [FileWatch(path) for path in paths]
     while True:
         await asyncio.sleep(poll_s)
-        if await asyncio.to_thread(file.look):
+        if any(await detached(lambda: [file.look() for file in files])):
             await changed()

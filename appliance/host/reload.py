@@ -15,11 +15,13 @@ unseen.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ...tiers.base import ColdStoreError
 from ...tiers.block import Tier
 from ...v1.shm import extent_file_bytes
 from ..appliance import Appliance
+from ..compression.profiles import Profiles, read_profiles
 from ..config import (
     Loaded,
     Origin,
@@ -31,16 +33,18 @@ from ..config import (
 )
 from ..core.events import PolicyChanged
 from ..core.planner import Planner
-from ..errors import ApplianceError, error
+from ..errors import ApplianceError, StartError, error
 from ..preflight.checks_host import check_memory
 from ..preflight.facts import Facts, gather_host
 from ..preflight.table import RELOAD, examine, failed, sentence
 from ..preflight.verdicts import CheckVerdict
 from ..security.key_rotation import KeyRotation
 from ..server.ports import AppliedPolicy, ReloadStatus
+from .detached import detached
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 MAX_LOGGED_CHANGES = 20
 MAX_LOGGED_LIST = 60  # characters
 
@@ -63,12 +67,15 @@ class Reload:
         self.loaded = loaded  # in force
         self.parts: list[Callable[[Settings], None]] = []
         self.rotation: KeyRotation | None = None  # reads its file again with every policy
+        self.profiles: Profiles = {}  # of the policy in force, for `parts`
         self.status = ReloadStatus(applied_at=appliance.clock())
         self._appliance = appliance
         self._planner = planner
         self._prefault = prefault
         self._prefaulting: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
+        self._reading: asyncio.Future[Any] | None = None  # what holds the turn, if that is a file
+        self._is_closed = False
         self._file_text = loaded.text  # as read last
 
     async def file_changed(self) -> None:
@@ -76,7 +83,7 @@ class Reload:
 
         (At SIGHUP, say; another policy may have been applied since.)
         """
-        if await asyncio.to_thread(self.origin.read) != self._file_text:
+        if await detached(self.origin.read) != self._file_text:
             await self.from_file()
 
     async def from_file(self) -> AppliedPolicy | None:
@@ -85,7 +92,7 @@ class Reload:
         Never raises: a policy that is refused is logged; None is returned.
         """
         if self.origin.path is None and self.rotation is not None:
-            await self.rotation.file_changed()
+            await self.rotation.use(await self._read(self.rotation.read))
             return None
         try:
             return await self.apply()
@@ -112,11 +119,24 @@ class Reload:
                 raise
 
     async def close(self) -> None:
-        """Wait for memory that is being made."""
+        """Wait for memory that is being made, and for a policy that comes into force; not for files."""
+        self._is_closed = True
+        if self._reading is not None:
+            self._reading.cancel()
         async with self._turn:
             await asyncio.gather(*self._prefaulting)
 
     # ------------------------------------------------------------------------------------ internals
+
+    async def _read(self, function: Callable[[], Result]) -> Result:
+        """Return what `function` reads of the administrator's files. `close` cancels it, as they may hang."""
+        if self._is_closed:
+            raise asyncio.CancelledError
+        self._reading = reading = asyncio.ensure_future(detached(function))
+        try:
+            return await reading
+        finally:
+            self._reading = None
 
     async def _apply(self, text: str | None, name: str, is_dry_run: bool, generation: int) -> AppliedPolicy:
         status = self.status
@@ -130,24 +150,28 @@ class Reload:
                 "BAD_POLICY", "this daemon has no policy file; start it with --policy, or send a policy"
             )
         if text is None:
-            self._file_text = await asyncio.to_thread(self.origin.read)
+            self._file_text = await self._read(self.origin.read)
         try:
-            if await asyncio.to_thread(self._names_new_code, text, name):
+            if await self._read(lambda: self._names_new_code(text, name)):
                 what = "policy.allowed_modules (which code may run is decided at the start)"
                 raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {what}")
-            loaded = await asyncio.to_thread(self.origin.load, text, name)
+            loaded = await self._read(lambda: self.origin.load(text, name))
         except SettingsError as problem:
             raise error("BAD_POLICY", str(problem)) from problem
         found = changes(self.loaded.settings, loaded.settings)
         if stuck := needing_restart(found):
             words = (f"{c.key} ({c.was} -> {c.becomes})" for c in stuck)
             raise error("NEEDS_RESTART", f"nothing is changed; these need a restart: {', '.join(words)}")
-        if self.rotation is not None:  # before the planner is asked: things go on meanwhile
-            await self.rotation.refresh(is_dry_run=is_dry_run)
         wanted = loaded.settings
-        checks = await asyncio.to_thread(examine, Facts(wanted), wanted, RELOAD)
+        if self.rotation is not None:  # before the planner is asked: things go on meanwhile
+            await self.rotation.refresh(await self._read(self.rotation.read), is_dry_run=is_dry_run)
+        checks = await self._read(lambda: examine(Facts(wanted), wanted, RELOAD))
         if wrong := failed(checks):
             raise error("BAD_POLICY", sentence(wrong))
+        try:
+            profiles = await self._read(lambda: read_profiles(wanted.compression))
+        except StartError as problem:
+            raise error("BAD_POLICY", str(problem)) from problem
         change = self._event(wanted)
         self._check(change, wanted)
         if is_dry_run:
@@ -155,6 +179,7 @@ class Reload:
         if Tier.NVME in change.num_units:
             await self._resize_store(change, wanted)
         if found:
+            self.profiles = profiles
             self._appliance.step(change)
             for part in self.parts:
                 part(loaded.settings)

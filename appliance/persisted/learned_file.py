@@ -13,13 +13,13 @@ import asyncio
 import contextlib
 import logging
 import os
-import stat
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from ...tiers.durable import sync_directory
+from ...v1.files import read_regular_file
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +37,7 @@ def read_learned(directory: Path) -> bytes:
 def read_whole(path: Path, max_bytes: int) -> bytes:
     """Return a file; empty, and said in the log, when there is none to be read. Blocks, never raises."""
     try:
-        # Without O_NONBLOCK a pipe of that name would hold the start for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError("it is no file")
-            data = file.read(max_bytes + 1)
-            if len(data) > max_bytes:
-                raise OSError(f"it is larger than {max_bytes} bytes")
-            return data
+        return read_regular_file(path, max_bytes, os.O_NOFOLLOW)
     except FileNotFoundError:
         return b""
     except OSError as problem:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...v1.files import read_regular_file
 from ..config import Tls
+from ..security.tls import MAX_FILE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def gather_tls(tls: Tls | None) -> TlsFiles | None:
 def _unusable(path: Path) -> str:
     """Return why a file cannot be one of PEM, empty when it can."""
     try:
-        text = path.read_bytes()
+        text = read_regular_file(path, MAX_FILE_BYTES)
     except OSError as problem:
         return f"cannot read {path} on this machine: {problem.strerror}"
     return "" if b"-----BEGIN" in text else f"{path} holds nothing in PEM format"

@@ -3,30 +3,33 @@
 gRPC does the handshake, asks for a client certificate and verifies it; without `client_ca` it asks for none,
 and the names in one that is shown all the same are worth nothing. It cannot be told the lowest version
 of TLS, but says with every call which one a connection has; `names_of` refuses calls over less than 1.3.
-Before each handshake gRPC asks for certificates anew, so a changed file needs no restart.
+Before each handshake gRPC asks for certificates anew, so files that were read again need no restart.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import cast
 
 import grpc
 
+from ...v1.files import read_regular_file
 from ..config import Tls
 from ..errors import StartError, error
 
 log = logging.getLogger(__name__)
 
 LOWEST_VERSION = b"TLSv1.3"
+MAX_FILE_BYTES = 1 << 20  # of certificates
 
 
 class Certificates:
     """The certificate files. Raises StartError when they cannot be read at start."""
 
     def __init__(self, files: Tls) -> None:
-        self._files = files
+        self.files = files
         try:
-            self._read_last = self._read()
+            self._in_force = self._read_last = self._read()
         except OSError as problem:
             raise StartError(f"access.tls: cannot read {problem.filename}: {problem.strerror}") from problem
         for setting, part in zip(("certificate", "key", "client_ca"), self._read_last, strict=True):
@@ -34,7 +37,7 @@ class Certificates:
                 raise StartError(f"access.tls.{setting} holds nothing in PEM format")
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return server credentials that follow the files.
+        """Return server credentials that follow what was read last.
 
         A client certificate is required where an authority for those is set.
         """
@@ -43,29 +46,31 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(
             _configuration(*self._read_last),
             changed,
-            require_client_authentication=self._files.client_ca is not None,
+            require_client_authentication=self.files.client_ca is not None,
         )
+
+    def read_again(self) -> None:
+        """Use what the files hold now. Blocks; never raises: files that cannot be read change nothing."""
+        try:
+            self._read_last = self._read()
+        except OSError as problem:
+            log.error("access.tls: cannot read %s: %s; it stays", problem.filename, problem.strerror)
 
     def _changed(self) -> "grpc.ServerCertificateConfiguration | None":
         """Return new certificates, None when they are the old ones; called by gRPC before a handshake.
 
         gRPC keeps the last ones that worked when new ones do not fit together.
         """
-        try:
-            now = self._read()
-        except OSError as problem:
-            log.error("access.tls: cannot read %s: %s; it stays", problem.filename, problem.strerror)
+        if self._read_last == self._in_force:
             return None
-        if now == self._read_last:
-            return None
-        self._read_last = now
+        self._in_force = self._read_last
         log.info("access.tls: certificates have changed")
-        return _configuration(*now)
+        return _configuration(*self._in_force)
 
     def _read(self) -> tuple[bytes, bytes, bytes | None]:
-        files = self._files
-        client_ca = files.client_ca.read_bytes() if files.client_ca is not None else None
-        return files.certificate.read_bytes(), files.key.read_bytes(), client_ca
+        files, read = self.files, partial(read_regular_file, max_bytes=MAX_FILE_BYTES)
+        client_ca = read(files.client_ca) if files.client_ca is not None else None
+        return read(files.certificate), read(files.key), client_ca
 
 
 def _configuration(

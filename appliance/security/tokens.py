@@ -15,11 +15,13 @@ import re
 import secrets
 from pathlib import Path
 
+from ...v1.files import read_regular_file
 from ..config import check_name
 from ..errors import StartError
 
 log = logging.getLogger(__name__)
 
+MAX_FILE_BYTES = 1 << 20
 PREFIX = "kvt_"  # so that scanners for leaked secrets know one when they see one
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -53,14 +55,18 @@ def parse(text: str) -> dict[str, str]:
     return hashes
 
 
+def read_tokens(path: Path) -> dict[str, str]:
+    """Return the hash of each name in a file. Raises OSError, and ValueError with the line that is wrong."""
+    return parse(read_regular_file(path, MAX_FILE_BYTES).decode("utf-8"))
+
+
 class TokenFile:
     """The tokens of one file. Raises StartError when it cannot be read at start."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp = self._look()
+        self.path = path
         try:
-            self._hashes = parse(path.read_text())
+            self._hashes = read_tokens(path)
         except OSError as error:
             fix = "`kvtier tenant token NAME` makes its lines"
             raise StartError(f"access.tokens: cannot read {path}: {error.strerror}; {fix}") from error
@@ -69,7 +75,6 @@ class TokenFile:
 
     def name_of(self, token: str) -> str | None:
         """Return the name of a token, None for an unknown one. Takes as long for any of them."""
-        self._refresh()
         wanted = hash_of(token)
         found = None
         for name, known in self._hashes.items():
@@ -77,20 +82,9 @@ class TokenFile:
                 found = name
         return found
 
-    def _refresh(self) -> None:
-        stamp = self._look()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
+    def read_again(self) -> None:
+        """Use what the file holds now; one that cannot be read changes nothing. Blocks, never raises."""
         try:
-            self._hashes = parse(self._path.read_text())
+            self._hashes = read_tokens(self.path)
         except (OSError, ValueError) as error:
-            log.error("access.tokens: %s: %s; the tokens read before still hold", self._path, error)
-
-    def _look(self) -> tuple[int, int, int]:
-        """Return what changes when the file does, through symbolic links (a mounted Secret is one)."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return (0, 0, 0)
-        return (status.st_mtime_ns, status.st_size, status.st_ino)
+            log.error("access.tokens: %s: %s; the tokens read before still hold", self.path, error)

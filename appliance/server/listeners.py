@@ -33,12 +33,14 @@ class Listeners:
         self._wanted = list(addresses)
         self._access = access
         self._tls = tls
+        self.certificates: Certificates | None = None  # made by `add_to`
         self._socket_mode = socket_mode
         self._proxies: list[PeerCredentialProxy] = []
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Add every address to `server`. Raises StartError."""
-        credentials = Certificates(self._tls).credentials() if self._tls is not None else None
+        self.certificates = Certificates(self._tls) if self._tls is not None else None
+        credentials = self.certificates.credentials() if self.certificates is not None else None
         for address in self._wanted:
             path = socket_path(address)
             try:

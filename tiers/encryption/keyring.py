@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...v1.files import read_regular_file
 from ..base import Cause, CopyError
 from ..durable import cause_of, sync_directory
 from .master_keys import KEY_BYTES, KeyringError, MasterKeys
@@ -37,6 +38,7 @@ FILE_NAME = "keys.json"
 _NEW_NAME = "keys.json.new"
 _FORMAT, _VERSION = "kvtier keys", 1
 PLAIN = 0  # the key id of what is not encrypted
+MAX_FILE_BYTES = 64 << 20
 MAX_NAMED = 3  # tenants in a message
 
 
@@ -250,7 +252,7 @@ def _count_wraps(wrapped: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
 def _read(path: Path) -> _Content:
     """Read a key file; one that is missing is empty. Raises KeyringError."""
     try:
-        text = path.read_text("utf-8")
+        text = read_regular_file(path, MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
         return _Content({}, {})
     except (OSError, UnicodeDecodeError) as error:
@@ -261,7 +263,7 @@ def _read(path: Path) -> _Content:
             raise KeyringError(f"{path} is of version {content['version']}; use the kvtier that wrote it")
         erased = {str(tenant): int(before) for tenant, before in content["erased"].items()}
         wrapped = {str(tenant): _checked(entry) for tenant, entry in content["keys"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise KeyringError(
             f"{path} is damaged ({type(error).__name__}); restore it, or remove it: what was encrypted is "
             "then lost"

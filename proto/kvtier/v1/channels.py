@@ -19,7 +19,10 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from .files import read_regular_file
+
 Options: TypeAlias = Sequence[tuple[str, Any]]
+MAX_FILE_BYTES = 1 << 20  # of certificates or a token
 _NO_PROXY = ("grpc.enable_http_proxy", 0)
 
 
@@ -84,6 +87,6 @@ def _read(environment: Mapping[str, str], variable: str) -> bytes:
     if not path:
         return b""
     try:
-        return Path(path).read_bytes()
+        return read_regular_file(Path(path), MAX_FILE_BYTES)
     except OSError as error:
         raise ValueError(f"{variable}: cannot read {path}: {error.strerror}") from error

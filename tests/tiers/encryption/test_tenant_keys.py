@@ -63,7 +63,9 @@ def test_a_key_moved_to_another_tenant_s_name_is_none(tmp_path: Path) -> None:
         Keyring(tmp_path, MasterKeys(MASTER))
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": "kvtier keys", "version": 2}', "\xff"])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"format": "kvtier keys", "version": 2}', "\xff", "[" * 100_000]
+)
 def test_a_damaged_key_file_is_refused(tmp_path: Path, damage: str) -> None:
     (tmp_path / FILE_NAME).write_bytes(damage.encode("latin-1"))
     with pytest.raises(KeyringError, match=FILE_NAME):

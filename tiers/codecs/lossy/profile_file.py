@@ -8,11 +8,13 @@ decodes anything. It is no signature: only the administrator writes profiles. Nu
 them and nothing else: no tags, no Python objects.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ....v1.files import read_regular_file
 from .profile import PLANES, VERSION, Profile, ProfileError, Rule
 
 MAX_FILE_BYTES = 16 << 20
@@ -56,14 +58,14 @@ def write_profile(profile: Profile, path: Path) -> None:
 def read_profile(path: Path) -> Profile:
     """Return the profile of a file. Raises ProfileError, naming the file and the fix, and OSError."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ProfileError(f"longer than {MAX_FILE_BYTES} bytes")
-        document = yaml.safe_load(path.read_text())
+        document = yaml.safe_load(read_regular_file(path, MAX_FILE_BYTES))
         return _profile_of(document, path)
     except (ProfileError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProfileError(f"{path}: a field is missing or of another type ({error})") from error
+    except RecursionError as error:
+        raise ProfileError(f"{path}: nested too deeply") from error
 
 
 def _profile_of(document: Any, path: Path) -> Profile:
@@ -96,10 +98,11 @@ def _profile_of(document: Any, path: Path) -> Profile:
 def _read_tables(path: Path, lengths: list[int]) -> tuple[bytes, ...]:
     if not lengths:
         return ()
-    if min(lengths) < 0 or sum(lengths) > MAX_TABLE_BYTES or path.stat().st_size != sum(lengths):
+    tables = read_regular_file(path, MAX_TABLE_BYTES)
+    if min(lengths) < 0 or len(tables) != sum(lengths):
         raise ProfileError(f"{path} is not {sum(lengths)} bytes long")
-    with path.open("rb") as file:
-        return tuple(file.read(length) for length in lengths)
+    ends = list(itertools.accumulate(lengths))
+    return tuple(tables[end - length : end] for length, end in zip(lengths, ends, strict=True))
 
 
 def _rule_to_yaml(rule: Rule) -> dict[str, Any]:
