@@ -119,10 +119,9 @@ def calibrate(
     model_digest: str | None,
     as_json: bool,
 ) -> None:
-    """Measure how sensitive each head of MODEL's keys and values is, and write the smallest profile within
-    the budget.
+    """Write the smallest compression profile of MODEL within a budget of quality.
 
-    MODEL is a folder with a Hugging Face model, or one in the hub's local cache; nothing is fetched. A
+    Measures how sensitive each head of its keys and values is. MODEL is a folder with a Hugging Face model, or one in the hub's local cache; nothing is fetched. A
     namespace that names the profile's digest is then stored by it.
 
     \b

@@ -59,10 +59,9 @@ def diff(
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Print what differs between two settings files, and what needs a restart; with a trace, also what the
-    change would have done to it.
+    """Print what differs between two settings files, and what of it needs a restart.
 
-    OLD and NEW are settings files, tiers and limits included; `default` is the built-in settings.
+    With a trace, also what the change would have done to it. OLD and NEW are settings files, tiers and limits included; `default` is the built-in settings.
 
     \b
     Example:

@@ -99,8 +99,10 @@ def show(
     only_changed: bool,
     as_json: bool,
 ) -> None:
-    """Print every setting, its value, and where that was written: command line, variable, file and line, or
-    default. The first of these that says something is stronger than the others. FILE is the same as --policy.
+    """Print every setting, its value, and where that was written.
+
+    Sources are the command line, variables, a line of the file, and defaults, the strongest first. FILE is
+    the same as --policy.
 
     \b
     Example:
@@ -167,7 +169,9 @@ def apply(file: Path | None, dry_run: bool, generation: int, target: str | None,
 
 @click.command()
 def schema() -> None:
-    """Print the JSON Schema of policy files, for editors: put
+    """Print the JSON Schema of policy files, for editors.
+
+    Put
 
     \b
       # yaml-language-server: $schema=policy.schema.json

@@ -112,8 +112,10 @@ def cells(tier: admin_pb2.TierStatus, width: int) -> list[tuple[BarPart, int]]:
 
 
 def picture(answer: admin_pb2.GetStatusResponse, width: int) -> Group:
-    """Return the tiers drawn to scale, with the legend, for a screen of `width` columns. (The demo ends
-    with it, too.) Where it is narrow the bars are shorter and the backends are left out."""
+    """Return the tiers drawn to scale, with the legend, for a screen of `width` columns.
+
+    Where it is narrow the bars are shorter and the backends are left out. (The demo ends with it, too.)
+    """
     with_backend = width >= BAR_CELLS + TEXT_CELLS + BACKEND_CELLS
     bar_cells = max(8, min(BAR_CELLS, width - TEXT_CELLS))
     return Group(_tiers(answer, bar_cells, with_backend), _legend())

@@ -97,9 +97,12 @@ def _watch(screen: Console, look: Any, interval_s: float) -> None:
 
 @contextlib.contextmanager
 def keys(terminal: TextIO) -> Iterator[Callable[[float], str]]:
-    """Have keys arrive without Return. Yields a function that waits so many seconds, or until one of LEAVING
-    was pressed, which it returns; else "". A signal with a handler counts as one of them: Python calls the
-    handler between two bytecodes, and one that arrives right before `select` would not interrupt it."""
+    """Yield a function that waits so many seconds, or until one of LEAVING was pressed.
+
+    Keys arrive without Return meanwhile. The function returns that key, or "". A signal with a handler counts
+    as one of them: Python calls the handler between two bytecodes, and one that arrives right before `select`
+    would not interrupt it.
+    """
     with signals() as signalled:
         if not terminal.isatty():
             yield lambda seconds: LEAVING[0] if select.select([signalled], [], [], seconds)[0] else ""

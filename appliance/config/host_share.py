@@ -43,8 +43,10 @@ def auto_bytes(memory: HostMemory) -> int:
 
 
 def parse_capacity(value: object) -> int:
-    """Return a number of bytes from a size, a percentage of the host's memory, or `auto`. Raises ValueError,
-    saying how to write it."""
+    """Return a number of bytes from a size, a percentage of the host's memory, or `auto`.
+
+    Raises ValueError, saying how to write it.
+    """
     if isinstance(value, HostShare):
         return value
     if isinstance(value, str) and value.strip() == AUTO:

@@ -41,7 +41,7 @@ from .tenants import Access, Tenants, check_access, quotas_of
 from .tiers import Tiers
 
 
-class Leases(Section):
+class LeaseSettings(Section):
     """The `leases:` section."""
 
     ttl_s: Seconds = Field(default=30.0, alias="ttl")
@@ -59,7 +59,7 @@ class Leases(Section):
         return self
 
 
-class Limits(Section):
+class LimitSettings(Section):
     """Bounds that depend on the host and its runtimes; beyond them the answer is RESOURCE_EXHAUSTED."""
 
     max_clients: Count = 256
@@ -95,9 +95,9 @@ class Settings(Section):
     """Codecs of fragments in nvme and in streams."""
     encryption: EncryptionSettings = EncryptionSettings()
     """Encryption of nvme."""
-    leases: Leases = Leases()
+    leases: LeaseSettings = LeaseSettings()
     """Lifetime of leases."""
-    limits: Limits = Limits()
+    limits: LimitSettings = LimitSettings()
     """Bounds per client and on clients."""
     reflection: bool = True
     """Describes the services to tools such as grpcurl, on every connection. Turn it off where a security

@@ -99,8 +99,10 @@ def gather(
     overrides: Iterable[str],
     text: str | None = None,
 ) -> Gathered:
-    """Overlay file, environment and `KEY.KEY=VALUE` overrides. `text` stands for what is in the file, which
-    is then not read. Raises SettingsError."""
+    """Return file, environment and `KEY.KEY=VALUE` overrides, overlaid.
+
+    `text` stands for what is in the file, which is then not read. Raises SettingsError.
+    """
     gathered = _read_file(path, text) if path is not None else Gathered()
     known = {name.upper(): name for name in keys_of(model)}
     for variable in sorted(environment):
@@ -214,8 +216,10 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel]:
-    """Return the model of the mapping at `path`, also inside optional mappings, lists and mappings with free
-    keys (tenants). Raises KeyError."""
+    """Return the model of the mapping at `path`. Raises KeyError.
+
+    Also inside optional mappings, lists and mappings with free keys (tenants).
+    """
     keys = iter(path)
     for key in keys:
         if isinstance(key, int):  # an index; the model of the list's items is known already

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ...tiers.block import Tier
-from ..core.options import Quota as PlannerQuota
+from ..core.options import Quota
 from .fields import Bytes, Directory, Section, refuse
 
 MAX_TENANTS = 256
@@ -31,8 +31,10 @@ _GROUP = "group:"
 
 
 def check_name(name: str) -> str:
-    """Return the name of a tenant, group or token. Raises ValueError. Without ':' and '/', which the
-    isolation domains made of such names use as separators."""
+    """Return the name of a tenant, group or token. Raises ValueError.
+
+    It has no ':' and '/', which separate such names in isolation domains.
+    """
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is no name; write lower case letters, digits, '.', '_', '-', at most 63")
     return name
@@ -104,7 +106,7 @@ class Access(Section):
     root, on the Unix socket."""
 
 
-class Quota(Section):
+class QuotaSettings(Section):
     """Resources of a tenant; what is not set is bounded by the tiers only."""
 
     hbm_bytes: Bytes | None = Field(default=None, alias="hbm")
@@ -127,11 +129,11 @@ class Quota(Section):
         given = (self.hbm_bytes, self.dram_bytes, self.nvme_bytes, self.pinned_bytes)
         return any(num_bytes is not None for num_bytes in given)
 
-    def for_planner(self) -> PlannerQuota:
+    def for_planner(self) -> Quota:
         """Return the quota in bytes for the planner."""
         by_tier = {Tier.HBM: self.hbm_bytes, Tier.DRAM: self.dram_bytes}
         memory = {tier: num_bytes for tier, num_bytes in by_tier.items() if num_bytes is not None}
-        return PlannerQuota(memory, self.pinned_bytes, self.nvme_bytes)
+        return Quota(memory, self.pinned_bytes, self.nvme_bytes)
 
 
 class Tenant(Section):
@@ -145,7 +147,7 @@ class Tenant(Section):
     """Readers of the tenant's blocks: the `tenant`, the tenants of `group:NAME`, every tenant that is
     `public`, or `all` including callers from before there were tenants. Widen it for tenants that serve the
     same prompts and may learn of each other's."""
-    quota: Quota = Quota()
+    quota: QuotaSettings = QuotaSettings()
     """Resources of the tenant."""
     bandwidth_share: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """Weight of the tenant's copies against equally urgent ones of other tenants, on every edge. Raise it for
@@ -171,7 +173,7 @@ class Tenant(Section):
 Tenants = Annotated[dict[Name, Tenant], Field(max_length=MAX_TENANTS)]
 
 
-def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, PlannerQuota]:
+def quotas_of(tenants: Mapping[str, Tenant]) -> dict[str, Quota]:
     """Return the quotas in bytes by isolation domain."""
     return {
         tenant.domain(name): tenant.quota.for_planner()

@@ -143,8 +143,10 @@ class NvmeTier(Section):
 
     @property
     def daily_limit_bytes(self) -> int | None:
-        """Bytes a day, None without a limit. One write of the capacity a day is what drives made for reading
-        are warranted for."""
+        """Bytes a day, None without a limit.
+
+        One write of the capacity a day is what drives made for reading are warranted for.
+        """
         daily = self.daily_writes_bytes
         if isinstance(daily, str):
             return self.capacity_bytes if daily == "auto" else None

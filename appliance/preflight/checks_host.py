@@ -119,8 +119,10 @@ def check_shared_memory(host: Host) -> Check:
 
 
 def check_memory(host: Host, settings: Settings, running: bool, held_bytes: int = 0) -> Check:
-    """Check that the tiers fit into memory. Huge pages were set aside for them, and are no part
-    of what the kernel calls available. `held_bytes` of it are taken already."""
+    """Check that the tiers fit into memory, of which they have `held_bytes` already.
+
+    Huge pages were set aside for them, and are no part of what the kernel calls available.
+    """
     wanted = max(0, wanted_memory_bytes(settings) - held_bytes)
     there = host.available_bytes
     if settings.tiers.dram.hugepages != "off":

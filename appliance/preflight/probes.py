@@ -68,8 +68,10 @@ def may_listen(host: str, port: int) -> bool:
 
 
 def kind_at(path: Path) -> str:
-    """Return what is at the path of a Unix socket: "", "socket" (nothing listens), "live" (something does),
-    "closed" (this user may not connect) or "other"."""
+    """Return what is at the path of a Unix socket.
+
+    "", "socket" (nothing listens), "live" (something does), "closed" (this user may not connect) or "other".
+    """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return "other"
@@ -88,6 +90,7 @@ def kind_at(path: Path) -> str:
 
 
 def numa_nodes(folder: Path) -> tuple[Node, ...]:
+    """Return the NUMA nodes with memory, from their folder in sysfs, by number."""
     nodes = []
     for entry in folder.glob("node[0-9]*"):
         memory = next(
@@ -100,6 +103,7 @@ def numa_nodes(folder: Path) -> tuple[Node, ...]:
 
 
 def seal_error() -> str:
+    """Return why memfds cannot be made or sealed, empty when they can."""
     try:
         descriptor = memfd.create("kvtier-doctor", PAGE_BYTES)
     except OSError as error:
@@ -114,6 +118,7 @@ def seal_error() -> str:
 
 
 def has_pidfd() -> bool:
+    """Return whether the kernel has pidfds."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError):
@@ -122,6 +127,7 @@ def has_pidfd() -> bool:
 
 
 def has_capability(number: int) -> bool:
+    """Return whether this process has a capability in effect."""
     for line in read_text(Path("/proc/self/status")).splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
@@ -147,6 +153,7 @@ def direct_error(directory: Path) -> str:
 
 
 def lock_holder(path: Path) -> str:
+    """Return the holder of the flock on a file, as "pid 17"; empty when it is not locked."""
     try:
         status = path.stat()
     except OSError:
@@ -156,6 +163,7 @@ def lock_holder(path: Path) -> str:
 
 
 def allocated_bytes(file: Path) -> int:
+    """Return the disk space of a file, 0 where there is none."""
     try:
         return file.stat().st_blocks * 512
     except OSError:
@@ -180,6 +188,7 @@ def installed_version(*names: str) -> str:
 
 
 def filesystem_bytes(path: str) -> int:
+    """Return the size of the file system at `path`, 0 where there is none."""
     try:
         space = os.statvfs(path)
     except OSError:

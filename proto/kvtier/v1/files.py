@@ -22,8 +22,10 @@ def open_regular_file(path: Path, flags: int = 0) -> BinaryIO:
 
 
 def read_regular_file(path: Path, max_bytes: int, flags: int = 0) -> bytes:
-    """Return what a file holds. Raises OSError like `open_regular_file`, and when it is larger than
-    `max_bytes`."""
+    """Return what a file holds.
+
+    Raises OSError like `open_regular_file`, and when it is larger than `max_bytes`.
+    """
     with open_regular_file(path, flags) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:

@@ -112,7 +112,7 @@ def test_patterns_of_the_schema_accept_what_is_read_and_nothing_else() -> None:
 
 def test_schema_and_reference_know_every_setting() -> None:
     schema = json.loads(schema_text())
-    assert schema["properties"]["limits"]["$ref"] == "#/$defs/Limits"
+    assert schema["properties"]["limits"]["$ref"] == "#/$defs/LimitSettings"
     assert schema["additionalProperties"] is False
     table = reference_table()
     loaded = Origin(None, {}, ("tiers={hbm: {}, nvme: {path: /d, capacity: 1TiB}}",)).load()
