@@ -121,8 +121,9 @@ def calibrate(
 ) -> None:
     """Write the smallest compression profile of MODEL within a budget of quality.
 
-    Measures how sensitive each head of its keys and values is. MODEL is a folder with a Hugging Face model, or one in the hub's local cache; nothing is fetched. A
-    namespace that names the profile's digest is then stored by it.
+    Measures how sensitive each head of its keys and values is. MODEL is a folder with a Hugging Face model,
+    or one in the hub's local cache; nothing is fetched. A namespace that names the profile's digest is
+    then stored by it.
 
     \b
     Example:

@@ -61,7 +61,8 @@ def diff(
 ) -> None:
     """Print what differs between two settings files, and what of it needs a restart.
 
-    With a trace, also what the change would have done to it. OLD and NEW are settings files, tiers and limits included; `default` is the built-in settings.
+    With a trace, also what the change would have done to it. OLD and NEW are settings files, tiers and limits
+    included; `default` is the built-in settings.
 
     \b
     Example:

@@ -403,7 +403,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="not UTF-8"):
         Settings.load(tmp_path / "latin.yaml", {})
     (tmp_path / "huge.yaml").write_text("#" * (1 << 20) + "\n#")
-    with pytest.raises(SettingsError, match="more than a policy may have"):
+    with pytest.raises(SettingsError, match="it is larger than 1048576 bytes"):
         Settings.load(tmp_path / "huge.yaml", {})
 
 
