@@ -10,7 +10,7 @@ rare block that is archived from hbm is fetched into host memory first."""
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from ...tiers.gpu.device.cuda import CudaDevice
 from ...tiers.gpu.device.links import LinkSpeed, measure
 from ...tiers.gpu.device.pinned import Pinned, limits
 from ...tiers.gpu.device.topology import describe, gpus, place_of
-from ...tiers.gpu.hbm import Fetched, HbmEngine
+from ...tiers.gpu.hbm import HbmEngine
 from ...tiers.memory.engine import ExtentEngine
 from ...tiers.memory.slots import SlotPool
 from ..config import HbmTier, Switch
@@ -136,7 +136,7 @@ class HotTier:
 
     def spill_route(self, store: ColdStore, threads: ThreadPoolExecutor) -> Route:
         """Return the way from hbm straight to the cold store."""
-        return Route(HostCopier(Fetched(self.engine), store, threads, num_tasks=1))
+        return Route(HostCopier(self.engine, store, threads, num_tasks=1))
 
     def cold_route(self, store: ColdStore, readers: ThreadPoolExecutor) -> Route | None:
         """Return the way from the cold store straight into hbm.
@@ -189,10 +189,6 @@ class HotTier:
         slots = {Tier.HBM: self.engine.addresses_of, Tier.DRAM: self.pinned.addresses_of}
         peers = self._peers.direct if self._peers is not None else []
         return [DirectDevice(self.device, slots), *peers]
-
-    def when_lost(self, call: Callable[[str], object]) -> None:
-        """Call `call(why)` once, on any thread, when the device turns out to be lost."""
-        self.engine.on_lost = call
 
 
 def _advice(problem: Exception, room: SlotPool, device: Device) -> str:

@@ -75,7 +75,7 @@ class Daemon:
         self.accesses = AccessLog(self.appliance, self.planner, MAX_BLOCK_EVENTS)
         if assembly.hot is not None:
             soon, lose = asyncio.get_running_loop().call_soon_threadsafe, self.appliance.lose_tier
-            assembly.hot.when_lost(lambda reason: soon(lose, Tier.HBM, reason))
+            assembly.hot.engine.on_lost = lambda reason: soon(lose, Tier.HBM, reason)
         self._recall(assembly.learned)
         self.learned = LearnedFile(cold_path(settings), self._what_was_learned)
         budget = self.planner.write_budget

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Protocol, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Cause, CopyError, CopyItem, CopyOutcome, landed
-from ..block import FragmentLabel, Tier
+from ..block import Tier
 from ..memory.headers import LabelColumns
 from ..memory.places import I64, column_of, extents_of
 from ..payload import checksum
@@ -30,28 +30,11 @@ from .hbm import HbmEngine
 
 log = logging.getLogger(__name__)
 
+NUM_STREAMS = 2  # of an edge: one copies while the other is given its next batch
 
-class DeviceEnd(Protocol):
-    """A tier with places that the device addresses: pinned host memory, or the device's own."""
 
-    @property
-    def tier(self) -> Tier:
-        """Which tier it is."""
-        ...
-
-    def addresses_of(self, places: Sequence[int] | I64) -> Addresses:
-        """Return where the slots at `places` begin, (n,) uint64. Raises CopyError."""
-        ...
-
-    def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
-        """Return the generation of what is published there under `label`. Raises CopyError."""
-        ...
-
-    def generations_of(self, places: I64, labels: LabelColumns) -> NDArray[np.uint64] | None:
-        """Return the generations of what is published at `places`, (n,) uint64.
-
-        None where that is not what the labels say: `verify` says what is wrong, if anything is."""
-        ...
+#: A tier with places that the device addresses: its own memory, or pinned host memory.
+DeviceEnd: TypeAlias = HbmEngine | Pinned
 
 
 class _DeviceBatch:
@@ -97,7 +80,7 @@ class DeviceCopier:
 
     `enqueuer` runs what a batch costs the host, tens of microseconds (milliseconds where warm memory must be
     registered first). With `hashers` every fragment that landed in `target`, which is warm memory then, is
-    hashed there and compared before it counts. Keeps `num_streams` streams of the device until the engine is
+    hashed there and compared before it counts. Keeps two streams of the device until the engine is
     closed. Raises DeviceError (REFUSED) when there are none left."""
 
     def __init__(
@@ -108,7 +91,6 @@ class DeviceCopier:
         enqueuer: Executor,
         *,
         hashers: Executor | None = None,
-        num_streams: int = 2,
     ) -> None:
         assert hashers is None or isinstance(target, Pinned), "only what lies in host memory can be hashed"
         self._engine = engine
@@ -119,7 +101,7 @@ class DeviceCopier:
         self._streams: list[Stream] = []
         self._next = 0
         engine.before_close.append(self._give_streams)
-        for _ in range(num_streams):
+        for _ in range(NUM_STREAMS):
             stream = engine.device.take_stream()
             if stream is None:
                 raise DeviceError(
@@ -255,9 +237,7 @@ class DeviceCopier:
 
     def _fail(self, batch: _DeviceBatch, error: DeviceError) -> None:
         if error.fault is DeviceFault.LOST:
-            hot = [item.source for item in batch.begun if self._source.tier is Tier.HBM]
-            hot += [item.target for item in batch.begun if self._target.tier is Tier.HBM]
-            self._engine.lost(str(error), hot)
+            self._engine.lost(str(error))
         else:
             log.warning("copy from or to hbm: %s", error)
         batch.end_all(as_copy_error(error).cause)

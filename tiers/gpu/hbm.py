@@ -18,13 +18,13 @@ import itertools
 import logging
 import mmap
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...v1.shm import CHECKSUM_BYTES, place_of
+from ...v1.shm import CHECKSUM_BYTES
 from ..base import Buffer, Cause, CopyError, EngineStatistics
 from ..block import FragmentLabel, Tier
 from ..memory.headers import LabelColumns
@@ -61,9 +61,7 @@ class HbmEngine:
         self._grown: dict[int, DeviceMemory] = {}  # extent -> its own allocation
         self._published: dict[int, tuple[int, FragmentLabel]] = {}  # place -> generation, label
         self._generations = itertools.count(2, 2)
-        self._quarantine: set[int] = set()  # places of copies without a known end
         self._statistics = EngineStatistics(f"device memory ({device.name})")
-        self._failures: Counter[Cause] = Counter()
         self._lost = ""
         self._is_closed = False
         self._lock = threading.Lock()
@@ -78,19 +76,13 @@ class HbmEngine:
     def addresses_of(self, places: Sequence[int] | NDArray[np.int64]) -> Addresses:
         """Return the device addresses of the slots at `places`, (n,) uint64.
 
-        Raises CopyError when the tier is gone or a place is quarantined."""
-        column = column_of(places)
+        Raises CopyError when the tier is gone."""
         if self._lost or self._is_closed:
             raise CopyError(Cause.TIER_OFFLINE, self._lost or "the tier is closed")
-        if self._quarantine and (kept := self._quarantine.intersection(column.tolist())):
-            raise CopyError(Cause.TIER_OFFLINE, f"place {min(kept):#x} is quarantined")
-        return addresses(column, self._start_of, self._slot_bytes_of)
+        return addresses(column_of(places), self._start_of, self._room.slot_bytes_of)
 
     def _address_of(self, place: int) -> int:
         return int(self.addresses_of([place])[0])
-
-    def _slot_bytes_of(self, number: int) -> int:
-        return self._room.slot_bytes_of(place_of(number, 0))
 
     def _start_of(self, number: int) -> int:
         """Return where extent `number` begins; one that came later is allocated now."""
@@ -139,6 +131,14 @@ class HbmEngine:
             raise self._failed(error) from error
         self.count_reads(1, len(into))
 
+    def view(self, place: int, length: int) -> Buffer:
+        """Return a copy of the `length` bytes at `place`, page-aligned, as the cold store likes them. Blocks.
+
+        Raises CopyError."""
+        into: Buffer = memoryview(mmap.mmap(-1, length))
+        self.fetch(place, into)
+        return into
+
     def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
         """Return the generation of the published fragment at `place`.
 
@@ -171,7 +171,6 @@ class HbmEngine:
         """Make the fragment at `place` readable under its label."""
         assert place not in self._published, "published twice"
         assert len(label.checksum) == CHECKSUM_BYTES, "published before its bytes were hashed"
-        assert place not in self._quarantine, "published though its copy never ended"
         self._published[place] = (next(self._generations), label)
 
     def publish_run(self, places: Sequence[int], labels: Sequence[FragmentLabel]) -> None:
@@ -192,10 +191,9 @@ class HbmEngine:
 
     # ------------------------------------------------------------------------------------------- failure
 
-    def lost(self, detail: str, places: Iterable[int] = ()) -> None:
-        """The device is lost; what was on its way into `places` was never known to end. Idempotent."""
+    def lost(self, detail: str) -> None:
+        """The device is lost: no place of this tier is read or written any more. Idempotent."""
         with self._lock:
-            self._quarantine.update(places)
             is_news, self._lost = not self._lost, self._lost or detail
         if is_news:
             log.error("hbm is lost: %s", detail)
@@ -217,37 +215,28 @@ class HbmEngine:
     def _failed(self, error: CopyError, device_error: DeviceError | None = None) -> CopyError:
         """Count a failure; return it."""
         with self._lock:
-            self._failures[error.cause] += 1
+            failures = self._statistics.failures
+            failures[error.cause] = failures.get(error.cause, 0) + 1
         if device_error is not None and device_error.fault is DeviceFault.LOST:
             self.lost(str(device_error))
         return error
 
     # ------------------------------------------------------------------------------------------ the rest
 
-    @property
-    def quarantined_bytes(self) -> int:
-        """Bytes of slots that stay unused until the device is shut down."""
-        return sum(self._room.slot_bytes_of(place) for place in self._quarantine)
-
     def statistics(self) -> EngineStatistics:
         """Return counters; a copy."""
         with self._lock:
-            s = self._statistics
-            return EngineStatistics(
-                s.backend, s.num_reads, s.num_writes, s.read_bytes, s.written_bytes, dict(self._failures)
-            )
+            return replace(self._statistics, failures=dict(self._statistics.failures))
 
     def check_integrity(self) -> list[str]:
-        """Return what is wrong: published slots that are free, too small, quarantined, or not told apart."""
-        problems = [*self.flights.check_integrity(), *getattr(self.device, "check_integrity", list)()]
+        """Return what is wrong: published slots that are free, too small, or not told apart; flights."""
+        problems = self.flights.check_integrity()
         seen: set[int] = set()
         for place, (generation, label) in self._published.items():
             if not self._room.is_taken(place):
                 problems.append(f"slot {place:#x} is published and free")
             elif label.raw_length > self._room.slot_bytes_of(place):
                 problems.append(f"slot {place:#x}: {label.raw_length} bytes are more than it has")
-            if place in self._quarantine:
-                problems.append(f"slot {place:#x} is published and quarantined")
             if generation in seen:
                 problems.append(f"slot {place:#x}: generation {generation} is not unique")
             seen.add(generation)
@@ -282,22 +271,3 @@ def _is_same(held: FragmentLabel, asked: FragmentLabel) -> bool:
         and held.namespace_digest == asked.namespace_digest
         and held.raw_length == asked.raw_length
     )
-
-
-class Fetched:
-    """An HbmEngine as a source with `view`: each view is a copy in host memory, made now."""
-
-    def __init__(self, engine: HbmEngine) -> None:
-        self._engine = engine
-
-    def view(self, place: int, length: int) -> Buffer:
-        """Return the `length` bytes at `place`, page-aligned, as the cold store likes them. Blocks.
-
-        Raises CopyError."""
-        into: Buffer = memoryview(mmap.mmap(-1, length))
-        self._engine.fetch(place, into)
-        return into
-
-    def verify(self, place: int, label: FragmentLabel, generation: int | None = None) -> int:
-        """See HbmEngine.verify."""
-        return self._engine.verify(place, label, generation)

@@ -51,15 +51,17 @@ def by_extent(places: I64) -> Iterator[tuple[int, "slice | I64"]]:
 def addresses(
     places: I64, start_of: Callable[[int], int], slot_bytes_of: Callable[[int], int]
 ) -> NDArray[np.uint64]:
-    """Return the addresses (n,) uint64 of the slots at `places` (n,) int64. `start_of` and `slot_bytes_of`
-    return an extent's address and the size of its slots, in bytes."""
+    """Return the addresses (n,) uint64 of the slots at `places` (n,) int64.
+
+    `start_of` returns the address of an extent, `slot_bytes_of` the size of the slot at a place in bytes: all
+    slots of an extent have one."""
     if not len(places):
         return np.empty(0, np.uint64)
     numbers = extents_of(places)
     first = int(numbers[0])
     if bool((numbers == first).all()):
-        return (slots_of(places) * slot_bytes_of(first) + start_of(first)).view(np.uint64)
+        return (slots_of(places) * slot_bytes_of(first << _SLOT_BITS) + start_of(first)).view(np.uint64)
     known, which = np.unique(numbers, return_inverse=True)
     starts = np.array([start_of(number) for number in known.tolist()], np.int64)
-    slot_bytes = np.array([slot_bytes_of(number) for number in known.tolist()], np.int64)
+    slot_bytes = np.array([slot_bytes_of(number << _SLOT_BITS) for number in known.tolist()], np.int64)
     return (slots_of(places) * slot_bytes[which] + starts[which]).view(np.uint64)

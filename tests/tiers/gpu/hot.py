@@ -48,7 +48,7 @@ class Hot:
         self.up = DeviceCopier(self.hot, self.pinned, self.hot, Inline())
         hashers = Inline() if verifies else None
         self.down = DeviceCopier(self.hot, self.hot, self.pinned, Inline(), hashers=hashers)
-        self.across = DeviceCopier(self.hot, self.hot, self.hot, Inline(), num_streams=1)
+        self.across = DeviceCopier(self.hot, self.hot, self.hot, Inline())
         self.hot.before_close.append(self.pinned.close)
 
     def put(self, number: int, length: int = LENGTH) -> tuple[int, FragmentLabel]:

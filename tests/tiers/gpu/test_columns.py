@@ -138,7 +138,7 @@ def test_a_batch_ends_item_by_item(
             reserve()
         items = [CopyItem(place, reserve(), label) for place, label in rows]
         if is_lost:
-            hot.hot.lost("test", [items[0].target])
+            hot.hot.lost("test")
         expected = [expected_outcome(source, item, edge, is_lost) for item in items]
         before = engine.statistics().failures.get(Cause.WRONG_IDENTITY, 0)
         future = copier.start(items)

@@ -23,20 +23,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from ....v1.shm import PAGE_BYTES
 from ...base import Buffer, Cause, CopyError, CopyItem, CopyOutcome
 from ...block import FragmentLabel, Tier
 from ...codecs.base import Codec, CodecError, Shape
-from ...codecs.records import RecordCodecs
+from ...cold.engine import ColdStore
 from ...cold.log import record_bytes
 from ...cold.record_io import stored_bytes
-from ...cold.segment_io import TransferItem
 from ..device.contract import Device, DeviceError, DeviceFault, DeviceMemory, Stream, pieces_of
 from ..device.flights import NOTHING, TouchedPlaces
 from ..device.slabs import Slab, Slabs
 from ..hbm import HbmEngine
+from . import gds
 from .decoding import DecodeItem, DeviceDecoding, Findings
 from .exponents import Record
 
@@ -52,31 +51,6 @@ def make_chunks(device: Device, chunk_bytes: int = CHUNK_BYTES, num_chunks: int 
     Every record has an area of whole pages in both halves of a chunk, at the same offset: its header's page,
     its payload. Raises DeviceError."""
     return Slabs(device, {"records": chunk_bytes}, {}, num_chunks)
-
-
-class ColdSource(Protocol):
-    """The cold store, as far as this edge needs it."""
-
-    @property
-    def codecs(self) -> RecordCodecs:
-        """See ColdStore."""
-        ...
-
-    def read_batch(self, items: Sequence[TransferItem], *, as_stored: bool = False) -> list[CopyOutcome]:
-        """See ColdStore."""
-        ...
-
-    def confirm(self, place: int, label: FragmentLabel, page: Buffer) -> CopyOutcome:
-        """See ColdStore."""
-        ...
-
-
-class DirectReads(Protocol):
-    """Reads records into device memory without the host (gds.py)."""
-
-    def read(self, place: int, memory: DeviceMemory) -> None:
-        """Fill `memory` from the record at `place` on, header first. Blocks. Raises DeviceError."""
-        ...
 
 
 @dataclass(slots=True)
@@ -120,14 +94,14 @@ class ColdCopier:
     def __init__(
         self,
         engine: HbmEngine,
-        store: ColdSource,
+        store: ColdStore,
         enqueuer: Executor,
         readers: Executor,
         decoding: DeviceDecoding,
         chunks: Slabs | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.direct: DirectReads | None = None  # once it was found to be quicker
+        self.direct: gds.Records | None = None  # once it was found to be quicker
         self._engine = engine
         self._store = store
         self._enqueuer = enqueuer
@@ -232,7 +206,7 @@ class ColdCopier:
                     batch.on_host.append(load.position)
         batch.loads = good
 
-    def _read_directly(self, batch: _ColdBatch, direct: DirectReads) -> bool:
+    def _read_directly(self, batch: _ColdBatch, direct: gds.Records) -> bool:
         """Let the disk write into the device; False, and never again, when that fails."""
         assert batch.chunk is not None
         try:
@@ -299,7 +273,7 @@ class ColdCopier:
             batch.on_host += positions
         else:  # hbm is gone
             if isinstance(error, DeviceError):
-                self._engine.lost(str(error), batch.targets)
+                self._engine.lost(str(error))
             for position in positions:
                 batch.outcomes[position] = CopyOutcome(Cause.TIER_OFFLINE)
         batch.loads = []

@@ -121,10 +121,9 @@ class Reader:
 
 
 class Records:
-    """Implements DirectReads for the records of a cold store.
+    """Reads records of a cold store into device memory without the host.
 
-    Keeps one open file per life of a segment, the ones used last. Thread-safe. `close` when no read is under
-    way."""
+    Keeps one open file per life of a segment, the ones used last. Thread-safe."""
 
     def __init__(self, whereabouts: Callable[[int], tuple[Path, int, int]], open_file: OpenFile) -> None:
         self._whereabouts = whereabouts
@@ -142,12 +141,6 @@ class Records:
             while len(self._files) > MAX_OPEN:  # a read under way holds its file; it closes after that
                 self._files.popitem(last=False)
         reader.read(offset, memory)
-
-    def close(self) -> None:
-        """Close all files. Idempotent."""
-        with self._lock:
-            while self._files:
-                self._files.popitem()[1].close()
 
 
 class _Array:

@@ -11,7 +11,7 @@ run only for places that two flights touch."""
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -39,24 +39,19 @@ class Flight:
     reads: TouchedPlaces
     writes: TouchedPlaces
     is_over: bool = False
-    is_overwritten: bool = False  # perhaps: a later flight waits for it
-
-
-@dataclass(slots=True)
-class _Open:
-    """The open flights of one tier by the places they touch."""
-
-    reading: dict[int, Flight] = field(default_factory=dict)  # one of the readers of a place
-    also_reading: dict[int, list[Flight]] = field(default_factory=dict)  # the others, if there are any
-    writing: dict[int, Flight] = field(default_factory=dict)  # the last one to write a place
+    is_followed: bool = False  # a later flight waits for it, and touches some of its places
 
 
 class Flights:
-    """The flights of `device` that have not ended. Thread-safe."""
+    """The flights of `device` that have not ended. Thread-safe.
+
+    Flights that touch the same place follow one another, two that read it as well: so a new one waits for the
+    last, which waited for those before it.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._open = {tier: _Open() for tier in STANDARD_TIERS}
+        self._last: dict[Tier, dict[int, Flight]] = {tier: {} for tier in STANDARD_TIERS}  # by place
         self._num_open = 0
         self._changed = threading.Condition()
 
@@ -110,33 +105,20 @@ class Flights:
     def begin(self, flight: Flight) -> None:
         """Enter a flight, before anything of it is enqueued: its stream waits for all that it conflicts with.
 
-        Of several writers of a place it waits for the last one, which waited for the others. Raises
-        DeviceError (LOST); nothing is entered then.
+        Raises DeviceError (LOST); nothing is entered then.
         """
-        reads, writes = flight.reads.places, flight.writes.places
         with self._changed:
-            read, written = self._open[flight.reads.tier], self._open[flight.writes.tier]
             before: dict[int, Flight] = {}
-            for known, places in (
-                (read.writing, reads),
-                (written.writing, writes),
-                (written.reading, writes),
-            ):
-                if not known.keys().isdisjoint(places):
-                    before.update((id(known[place]), known[place]) for place in known.keys() & {*places})
-            for place in written.also_reading.keys() & {*writes} if written.also_reading else ():
-                before.update((id(other), other) for other in written.also_reading[place])
+            for tier, places in (flight.reads, flight.writes):
+                last = self._last[tier]
+                if not last.keys().isdisjoint(places):
+                    before.update((id(last[place]), last[place]) for place in last.keys() & {*places})
             for other in before.values():
                 if other.stream is not flight.stream:
                     flight.stream.wait(other.event)
-                other.is_overwritten = True
-            if not read.reading.keys().isdisjoint(reads):
-                shared = read.reading.keys() & {*reads}
-                for place in shared:
-                    read.also_reading.setdefault(place, []).append(flight)
-                reads = [place for place in reads if place not in shared]
-            read.reading.update(zip(reads, repeat(flight)))
-            written.writing.update(zip(writes, repeat(flight)))
+                other.is_followed = True
+            for tier, places in (flight.reads, flight.writes):
+                self._last[tier].update(zip(places, repeat(flight)))
             self._num_open += 1
 
     def end(self, flight: Flight) -> None:
@@ -144,11 +126,11 @@ class Flights:
         with self._changed:
             assert not flight.is_over
             flight.is_over = True
-            _end_reads(flight, self._open[flight.reads.tier])
-            writing, written = self._open[flight.writes.tier].writing, flight.writes.places
-            if flight.is_overwritten:
-                written = [place for place in written if writing.get(place) is flight]
-            _pop_all(writing, written)
+            for tier, places in (flight.reads, flight.writes):
+                last = self._last[tier]
+                if flight.is_followed:
+                    places = [place for place in places if last.get(place) is flight]
+                deque(map(last.pop, places, repeat(None)), 0)  # a place may stand twice in a batch
             self._num_open -= 1
             self._changed.notify_all()
 
@@ -167,41 +149,14 @@ class Flights:
         with self._changed:
             problems: list[str] = []
             flights: set[int] = set()
-            for tier, known in self._open.items():
-                readers = [*known.reading.items()]
-                readers += [(place, one) for place, others in known.also_reading.items() for one in others]
-                for kind, entries in (("read", readers), ("written", [*known.writing.items()])):
-                    for place, flight in entries:
-                        flights.add(id(flight))
-                        touched = flight.reads if kind == "read" else flight.writes
-                        if flight.is_over:
-                            problems.append(f"{tier.label} {place:#x} is {kind} by a flight that is over")
-                        elif touched.tier is not tier or place not in touched.places:
-                            problems.append(
-                                f"{tier.label} {place:#x} is not {kind} by the flight entered there"
-                            )
+            for tier, last in self._last.items():
+                for place, flight in last.items():
+                    flights.add(id(flight))
+                    touched = [one.places for one in (flight.reads, flight.writes) if one.tier is tier]
+                    if flight.is_over:
+                        problems.append(f"{tier.label} {place:#x} is touched by a flight that is over")
+                    elif not any(place in places for places in touched):
+                        problems.append(f"{tier.label} {place:#x} is not touched by the flight entered there")
             if len(flights) > self._num_open:
                 problems.append(f"{len(flights)} flights touch places, {self._num_open} are open")
             return problems
-
-
-def _end_reads(flight: Flight, known: _Open) -> None:
-    """Take a flight out of the readers of its places."""
-    places = flight.reads.places
-    if known.also_reading:
-        shared = known.also_reading.keys() & {*places}
-        places = [place for place in places if place not in shared]
-        for place in shared:
-            others = known.also_reading[place]
-            if known.reading[place] is flight:
-                known.reading[place] = others.pop()
-            else:
-                others.remove(flight)
-            if not others:
-                del known.also_reading[place]
-    _pop_all(known.reading, places)
-
-
-def _pop_all(known: dict[int, Flight], places: Sequence[int]) -> None:
-    """Forget places, which may stand twice in a batch."""
-    deque(map(known.pop, places, repeat(None)), 0)

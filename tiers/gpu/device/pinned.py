@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ....v1.shm import place_of
 from ...base import Cause, CopyError
 from ...block import FragmentLabel, Tier
 from ...memory.engine import ExtentEngine
@@ -64,7 +63,7 @@ class Pinned:
         """Return the addresses of the slots at `places`, (n,) uint64.
 
         May register their extents, which takes milliseconds. Raises CopyError."""
-        return addresses(column_of(places), self._start_of, self._slot_bytes_of)
+        return addresses(column_of(places), self._start_of, self._room.slot_bytes_of)
 
     def _start_of(self, number: int) -> int:
         """Return where the data of extent `number` begins, which is registered now if need be. Raises
@@ -76,9 +75,6 @@ class Pinned:
             return self.pin(number)
         except DeviceError as error:
             raise as_copy_error(error) from error
-
-    def _slot_bytes_of(self, number: int) -> int:
-        return self._room.slot_bytes_of(place_of(number, 0))
 
     def pin(self, number: int) -> int:
         """Register extent `number` unless it is; return where its data begins.

@@ -79,11 +79,6 @@ class PageTable:
         """Pages that hold the tokens of one block."""
         return self.geometry.block_tokens // self.layout.page_tokens
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one head of one token."""
-        return row_bytes_of(self.geometry)
-
 
 def row_bytes_of(geometry: Geometry) -> int:
     """Return the bytes of one head of one token in one plane."""
@@ -101,7 +96,12 @@ def check_layout(layout: PageLayout, geometry: Geometry, allocation_bytes: Seque
             f"block_tokens, {geometry.block_tokens}, is {layout.page_tokens}"
         )
     _check_numbers(layout, geometry, allocation_bytes)
-    bounds = _within_page(layout, geometry)
+    bounds = [
+        (layout.page_stride, layout.num_pages),
+        (layout.token_stride, layout.page_tokens),
+        (layout.head_stride, geometry.num_kv_heads),
+    ]
+    row_bytes = row_bytes_of(geometry)
     seen: set[tuple[int, int]] = set()
     for number, tensor in enumerate(layout.tensors):
         where = f"tensor {number}"
@@ -115,11 +115,11 @@ def check_layout(layout: PageLayout, geometry: Geometry, allocation_bytes: Seque
                 f"the geometry has {geometry.num_layers} and {geometry.num_planes}"
             )
         dims = [*bounds, (tensor.layer_stride, len(layers)), (tensor.plane_stride, len(planes))]
-        end = tensor.offset + row_bytes_of(geometry) + sum(stride * (count - 1) for stride, count in dims)
+        end = tensor.offset + row_bytes + sum(stride * (count - 1) for stride, count in dims)
         limit = allocation_bytes[tensor.allocation]
         if end > limit:
             raise LayoutError(f"{where} ends at byte {end} of its allocation, which has {limit}")
-        _check_overlap(where, dims, row_bytes_of(geometry))
+        _check_overlap(where, dims, row_bytes)
         mine = {(layer, plane) for layer in layers for plane in planes}
         if not seen.isdisjoint(mine):
             raise LayoutError(f"{where} has layers and planes that an earlier tensor has, too")
@@ -167,15 +167,6 @@ def _check_numbers(layout: PageLayout, geometry: Geometry, allocation_bytes: Seq
     )
     if num_rows > MAX_ROWS:
         raise LayoutError(f"a fragment has {num_rows} rows, limit {MAX_ROWS}; lower layers_per_group")
-
-
-def _within_page(layout: PageLayout, geometry: Geometry) -> list[tuple[int, int]]:
-    """Return (stride, count) of page, token and head."""
-    return [
-        (layout.page_stride, layout.num_pages),
-        (layout.token_stride, layout.page_tokens),
-        (layout.head_stride, geometry.num_kv_heads),
-    ]
 
 
 def _check_overlap(where: str, dims: Sequence[tuple[int, int]], row_bytes: int) -> None:

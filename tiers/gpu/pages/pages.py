@@ -15,7 +15,7 @@ import numpy as np
 
 from ...memory.places import I64
 from ..device.contract import Addresses, CopyPieces
-from .layouts import PageTable
+from .layouts import PageTable, row_bytes_of
 
 
 class Template(NamedTuple):
@@ -137,7 +137,7 @@ def make_template(table: PageTable, group: int) -> Template:
     A portable fragment is layer, plane, token, head; any other is layer after layer as it lies in the page.
     """
     geometry, layout = table.geometry, table.layout
-    row_bytes, num_heads, num_tokens = table.row_bytes, geometry.num_kv_heads, layout.page_tokens
+    row_bytes, num_heads, num_tokens = row_bytes_of(geometry), geometry.num_kv_heads, layout.page_tokens
     run_bytes = row_bytes
     if num_heads == 1 or layout.head_stride == row_bytes:  # heads of a token are one run
         run_bytes, num_heads = row_bytes * num_heads, 1
