@@ -18,6 +18,8 @@ rejected: handlers differ by family, and new reasons must not break old clients.
 
 from collections.abc import Mapping
 
+from google.protobuf.message import DecodeError
+
 from ..v1 import types_pb2
 from ..v1.errors import InvalidRequest, KvtierError
 from ..v1.unreachable import (
@@ -33,6 +35,7 @@ from ..v1.unreachable import (
 __all__ = [
     "BAD_CREDENTIALS",
     "BAD_TARGET",
+    "BROKEN_ANSWER",
     "CLIENT_REASONS",
     "CONNECTION_LOST",
     "DETAIL_KEY",
@@ -50,16 +53,22 @@ __all__ = [
     "PreconditionFailed",
     "ServerBug",
     "Unavailable",
+    "broken_answer",
     "from_detail",
     "from_diagnosis",
     "from_status",
 ]
 
+BROKEN_ANSWER = "BROKEN_ANSWER"
 DETAIL_KEY = "kvtier-error-bin"  # gRPC trailing metadata: a serialized ErrorDetail
 #: Reasons that hold for every call of this process until files, groups or the policy change.
 REJECTS_CALLER = frozenset((SOCKET_DENIED, BAD_CREDENTIALS, BAD_TARGET, "NOT_AUTHENTICATED", "NO_TENANT"))
-#: Reasons that only a client gives, with a daemon that works: condition and recovery. docs/api.md prints it.
+#: Reasons that only a client gives, of a daemon that was reached: condition and recovery; see docs/api.md.
 CLIENT_REASONS: dict[str, tuple[str, str]] = {
+    BROKEN_ANSWER: (
+        "an answer of the daemon is malformed or contradicts its call; the connection was closed",
+        "treat as a miss; install the same version of kvtier on both sides, or look at the daemon's log",
+    ),
     "STAGING_FULL": (
         "the client's staging extent has no room for a buffer or for the pieces of a put",
         "release staging buffers, or raise Limits.staging_bytes",
@@ -139,8 +148,18 @@ _BY_CODE: dict[int, type[KvtierError]] = {
 }
 
 
-def from_detail(detail: types_pb2.ErrorDetail) -> KvtierError:
-    """Return (not raise) the exception that `detail` describes."""
+def broken_answer(what: str) -> Unavailable:
+    """Return (not raise) the exception for an answer that must not be believed. Drivers close the connection
+    of the operation that raises it."""
+    return Unavailable(f"broken answer: {what}; the connection was closed", reason="BROKEN_ANSWER")
+
+
+def from_detail(packed: bytes) -> KvtierError:
+    """Return (not raise) the exception that `packed`, a serialized ErrorDetail, describes."""
+    try:
+        detail = types_pb2.ErrorDetail.FromString(packed)
+    except DecodeError:
+        return broken_answer("an error without words")
     family = _BY_CODE.get(detail.code, ServerBug)
     return family(
         detail.message,
@@ -164,7 +183,7 @@ def from_status(code: int, message: str, trailing: Mapping[str, bytes | str]) ->
     """Return the exception for a gRPC status; `trailing` is its metadata, where the detail travels."""
     packed = trailing.get(DETAIL_KEY)
     if isinstance(packed, bytes):
-        return from_detail(types_pb2.ErrorDetail.FromString(packed))
+        return from_detail(packed)
     if code == 4:
         return Unavailable(f"no answer in time ({message})", reason=NO_ANSWER)
     reason = CONNECTION_LOST if _BY_CODE.get(code) is Unavailable else "UNKNOWN"

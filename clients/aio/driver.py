@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from ..errors import CONNECTION_LOST, KvtierError, Unavailable
+from ..errors import BROKEN_ANSWER, CONNECTION_LOST, KvtierError, Unavailable
 from ..links.aio_link import AsyncLink, open_link
 from ..links.forks import reset_after_fork
 from ..operations.base import Operations, Settings
@@ -57,9 +57,11 @@ class AsyncDriver:
             try:
                 return await self._drive(make(), used)
             except KvtierError as problem:
-                if not repeat or not self.operations.should_repeat(problem, attempt):
+                is_repeated = repeat and self.operations.should_repeat(problem, attempt)
+                if is_repeated or problem.reason == BROKEN_ANSWER:
+                    await self._leave(used)
+                if not is_repeated:
                     raise
-                await self._leave(used)
 
     async def _disconnect(self) -> None:
         """Report what was read one-sidedly, then close the connection, if there is one."""

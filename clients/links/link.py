@@ -12,7 +12,7 @@ import time
 from typing import Any, Protocol
 
 from ...v1.diagnosis import explain_socket
-from ...v1.local import MAX_DESCRIPTORS
+from ...v1.local import MAX_DESCRIPTORS, MAX_PAYLOAD_BYTES
 from ...v1.local_pb2 import AttachRequest
 from ..errors import CONNECTION_LOST, NO_ANSWER, Unavailable, from_diagnosis
 from ..operations.effects import Answer, Attachment
@@ -20,6 +20,7 @@ from ..options import Limits, Timeout
 from .local import CLOSED, LocalProtocol, attachment_of
 
 RECEIVE_BYTES = 64 << 10
+_MAX_LATE_READS = MAX_PAYLOAD_BYTES // RECEIVE_BYTES + 1  # past a deadline: one answer that had arrived
 ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
@@ -92,12 +93,18 @@ class LocalLink:
         self._transmit(self._protocol.request(call, request, no_reply=True)[1], self._grace_s)
 
     def receive(self, ticket: int) -> Answer:
+        num_late_reads = 0
         try:
             while True:
                 answer = self._protocol.take(ticket)
                 if answer is not None:
                     return answer
-                self._fill(self._deadlines[ticket] - time.monotonic())
+                left_s = self._deadlines[ticket] - time.monotonic()
+                num_late_reads += left_s <= 0
+                if num_late_reads > _MAX_LATE_READS:
+                    self.close()
+                    raise lost(TimeoutError())
+                self._fill(left_s)
         finally:
             if not self._protocol.listens(ticket):
                 self._deadlines.pop(ticket, None)

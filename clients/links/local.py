@@ -11,15 +11,27 @@ import os
 from collections import deque
 from typing import Any
 
-from ...v1 import direct_pb2, kvcache_pb2, local_pb2, types_pb2
-from ...v1.local import MAX_PAYLOAD_BYTES, TRACEPARENT_BYTES, Decoder, Flag, Frame, Method, encode, traced
+from google.protobuf.message import DecodeError
+
+from ...v1 import direct_pb2, kvcache_pb2, local_pb2
+from ...v1.local import (
+    MAX_DESCRIPTORS,
+    MAX_PAYLOAD_BYTES,
+    TRACEPARENT_BYTES,
+    Decoder,
+    Flag,
+    Frame,
+    Method,
+    encode,
+    traced,
+)
 from ...v1.shm import ONE_SIDED_READS_ARE_SAFE
-from ..errors import CONNECTION_LOST, InvalidRequest, Unavailable, from_detail
+from ..errors import CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer, from_detail
 from ..memory.extents import ExtentTable, map_memory
 from ..memory.shared import OneSidedReader
 from ..memory.staging import StagingArea
+from ..operations.answers import server_info
 from ..operations.effects import Answer, Attachment
-from ..values.types import ServerInfo
 from .tracing import traceparent
 
 __all__ = ["CLOSED", "LocalProtocol", "attachment_of"]
@@ -38,6 +50,7 @@ def _responses() -> dict[str, tuple[Method, Any]]:
 
 
 _CALLS = _responses()
+_STREAMED = (Method.ACQUIRE, Method.GET_PAGES)  # the calls with several answers
 
 
 class LocalProtocol:
@@ -46,6 +59,7 @@ class LocalProtocol:
     def __init__(self) -> None:
         self._decoder = Decoder()
         self._next_call = 1
+        self._unanswered: dict[int, Method] = {}  # calls with a last answer that has not arrived
         self._response_of: dict[int, Any] = {}  # calls that still listen
         self._answers: dict[int, deque[tuple[Frame, list[int]]]] = {}  # with the descriptors of each
         self._descriptors: deque[int] = deque()
@@ -64,27 +78,33 @@ class LocalProtocol:
         number = self._next_call
         self._next_call += 1
         if not no_reply:
+            self._unanswered[number] = method
             self._response_of[number] = response
         flags = Flag.NO_REPLY if no_reply else Flag.NONE
         frame = Frame(method, flags, number, payload)
         return number, encode(traced(frame, context) if context else frame)
 
     def feed(self, data: bytes, descriptors: list[int]) -> None:
-        """Take in what arrived. Raises Unavailable when the peer speaks another language."""
+        """Take in what arrived. Raises Unavailable for bytes that are no frames, and for frames that answer
+        no call; the connection is then to be closed."""
         self._descriptors.extend(descriptors)
         try:
             frames = self._decoder.feed(data)
         except ValueError as problem:
             raise Unavailable(f"broken frame: {problem}", reason=CONNECTION_LOST) from None
         for frame in frames:
+            self._check(frame)
             arrived = frame, self._memory_of(frame)
             if frame.call in self._response_of:
                 self._answers.setdefault(frame.call, deque()).append(arrived)
             else:
                 self._drop(*arrived)
+        if len(self._descriptors) > MAX_DESCRIPTORS:  # more than the frame that is still to come may have
+            raise broken_answer("file descriptors that belong to no answer")
 
     def take(self, number: int) -> Answer | None:
-        """Return the next answer to a call; None when it has not arrived. Raises what the daemon raised."""
+        """Return the next answer to a call; None when it has not arrived. Raises what the daemon raised, and
+        Unavailable for an answer that cannot be read."""
         waiting = self._answers.get(number)
         if not waiting:
             return None
@@ -93,8 +113,12 @@ class LocalProtocol:
         if frame.flags & (Flag.LAST | Flag.ERROR):
             self.forget(number)
         if frame.flags & Flag.ERROR:
-            raise from_detail(types_pb2.ErrorDetail.FromString(frame.payload))
-        message = response.FromString(frame.payload)
+            raise from_detail(frame.payload)
+        message = _parsed(response, frame.payload)
+        if frame.method in _STREAMED and message.last != bool(frame.flags & Flag.LAST):
+            raise broken_answer(
+                f"frame and message of a {frame.method.name} differ on whether it is the last"
+            )
         if frame.method is Method.ATTACH:
             self._is_traced = message.is_traced
         return Answer(message, memory)
@@ -127,6 +151,15 @@ class LocalProtocol:
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
+    def _check(self, frame: Frame) -> None:
+        """Raise Unavailable for a frame that is not the next answer of a call."""
+        if self._unanswered.get(frame.call) is not frame.method:
+            raise broken_answer(f"a {frame.method.name} for call {frame.call}, which awaits none")
+        if frame.flags & (Flag.LAST | Flag.ERROR):
+            del self._unanswered[frame.call]
+        elif frame.method not in _STREAMED:
+            raise broken_answer(f"a {frame.method.name} that is not the last one")
+
     def _memory_of(self, frame: Frame) -> list[int]:
         """Take the descriptors of a frame that has just arrived. Raises Unavailable when it lacks some."""
         if frame.flags & Flag.ERROR:
@@ -134,7 +167,7 @@ class LocalProtocol:
         if frame.method is Method.ATTACH:
             wanted = 2
         elif frame.method is Method.MAP_EXTENTS:
-            wanted = len(local_pb2.MapExtentsResponse.FromString(frame.payload).extents)
+            wanted = len(_parsed(local_pb2.MapExtentsResponse, frame.payload).extents)
         else:
             return []
         if len(self._descriptors) < wanted:
@@ -148,9 +181,17 @@ class LocalProtocol:
         for descriptor in memory:
             os.close(descriptor)
         if frame.method is Method.ACQUIRE and not frame.flags & Flag.ERROR:
-            message = kvcache_pb2.AcquireResponse.FromString(frame.payload)
+            message = _parsed(kvcache_pb2.AcquireResponse, frame.payload)
             if message.tiers:  # the first answer: its reader knows the lease, and gives it back itself
                 self._unwanted.append(message.lease_id)
+
+
+def _parsed(kind: Any, payload: bytes) -> Any:
+    """Return the message of class `kind`. Raises Unavailable when the bytes are none."""
+    try:
+        return kind.FromString(payload)
+    except DecodeError:
+        raise broken_answer(f"no {kind.DESCRIPTOR.name}") from None
 
 
 def attachment_of(answer: Answer) -> Attachment:
@@ -170,5 +211,4 @@ def attachment_of(answer: Answer) -> Attachment:
         reader = OneSidedReader(memory, extents, message.epoch) if ONE_SIDED_READS_ARE_SAFE else None
     except ValueError as problem:
         raise Unavailable(str(problem), reason="VERSION_MISMATCH") from None
-    info = ServerInfo(message.version, message.epoch, "local", message.max_blocks_per_request)
-    return Attachment(info, message.client_id, True, extents, area, reader)
+    return Attachment(server_info(message, "local"), message.client_id, True, extents, area, reader)

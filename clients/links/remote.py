@@ -28,14 +28,15 @@ from ..errors import (
     from_status,
 )
 from ..memory.extents import ExtentTable
+from ..operations.answers import server_info
 from ..operations.base import Settings
 from ..operations.effects import Answer, Attachment
 from ..options import service_config
-from ..values.types import ServerInfo
 from .tracing import trace_metadata
 
 STREAMS = ("Acquire", "Get")
 _MAX_MESSAGE_BYTES = 16 << 20
+_MIN_PERIOD_S, _MAX_PERIOD_S = 0.05, 3600.0  # of keep-alives, whatever TTL the daemon names
 _abandoned: list[grpc.Channel] = []  # of the parent process; closing one here would wait for its threads
 
 
@@ -81,13 +82,17 @@ def connect_problem(error: grpc.RpcError, settings: Settings) -> KvtierError:
 
 def remote_attachment(info: pb.GetServerInfoResponse, client: pb.OpenClientResponse) -> Attachment:
     """Return what a gRPC connection is worth: no extents, no staging."""
-    server = ServerInfo(info.version, info.epoch, "grpc", info.max_blocks_per_request)
-    return Attachment(server, client.client_id, False, ExtentTable(0))
+    return Attachment(server_info(info, "grpc"), client.client_id, False, ExtentTable(0))
 
 
 def open_request(settings: Settings) -> pb.OpenClientRequest:
     """Return the message that makes this client known."""
     return pb.OpenClientRequest(request_id=uuid.uuid4().hex, name=settings.name)
+
+
+def keep_alive_period_s(client: pb.OpenClientResponse) -> float:
+    """Return how often the client says that it lives, three times in its TTL; 0 where it has none."""
+    return min(max(client.ttl_ms / 3000, _MIN_PERIOD_S), _MAX_PERIOD_S) if client.ttl_ms else 0.0
 
 
 class GrpcLink:
@@ -115,8 +120,7 @@ class GrpcLink:
             self.close()
             raise
         self.attachment = remote_attachment(info, client)
-        if client.ttl_ms:
-            period_s = client.ttl_ms / 3000
+        if period_s := keep_alive_period_s(client):
             threading.Thread(
                 target=self._keep_alive, args=(period_s,), name="kvtier-keep-alive", daemon=True
             ).start()

@@ -12,10 +12,18 @@ import grpc.aio
 from ...v1 import kvcache_pb2 as pb
 from ...v1.channels import open_aio_channel
 from ...v1.kvcache_pb2_grpc import KVCacheServiceStub
-from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable
+from ..errors import BAD_CREDENTIALS, CONNECTION_LOST, InvalidRequest, Unavailable, broken_answer
 from ..operations.base import Settings
 from ..operations.effects import Answer, Attachment
-from .remote import STREAMS, channel_options, connect_problem, open_request, problem_of, remote_attachment
+from .remote import (
+    STREAMS,
+    channel_options,
+    connect_problem,
+    keep_alive_period_s,
+    open_request,
+    problem_of,
+    remote_attachment,
+)
 from .tracing import trace_metadata
 
 _abandoned: list["AsyncGrpcLink"] = []  # of the parent process; closing one here would wait for its loop
@@ -43,13 +51,13 @@ class AsyncGrpcLink:
         """Open the client. Raises Unavailable."""
         timeout_s = settings.timeout.connect_s
         try:
-            info = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s)
-            client = await self._stub.OpenClient(open_request(settings), timeout=timeout_s)
+            info = _read(await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s))
+            client = _read(await self._stub.OpenClient(open_request(settings), timeout=timeout_s))
         except grpc.RpcError as error:
             raise await asyncio.to_thread(connect_problem, error, settings) from None
         self.attachment = remote_attachment(info, client)
-        if client.ttl_ms:
-            self._keeper = asyncio.create_task(self._keep_alive(client.ttl_ms / 3000))
+        if period_s := keep_alive_period_s(client):
+            self._keeper = asyncio.create_task(self._keep_alive(period_s))
 
     def send(self, call: str, request: Any, timeout_s: float) -> int:
         ticket = next(self._tickets)
@@ -64,10 +72,11 @@ class AsyncGrpcLink:
         try:
             if name not in STREAMS:
                 del self._calls[ticket]
-                return Answer(await call)
+                return Answer(_read(await call))
             message = await call.read()
             if message is grpc.aio.EOF:
                 raise Unavailable("the stream ended too early", reason=CONNECTION_LOST)
+            _read(message)
             if message.last:
                 del self._calls[ticket]
                 while await call.read() is not grpc.aio.EOF:
@@ -123,6 +132,13 @@ class AsyncGrpcLink:
             await asyncio.sleep(period_s)
             with suppress(grpc.RpcError):  # the next call finds out and says so
                 await self._stub.KeepAlive(request, timeout=period_s)
+
+
+def _read(message: Any) -> Any:
+    """Return an answer. Raises Unavailable for one that could not be read: grpc.aio makes None of it."""
+    if message is None:
+        raise broken_answer("bytes that are no message")
+    return message
 
 
 async def _in_a_thread(messages: Iterable[Any]) -> AsyncIterator[Any]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...v1.shm import MIN_SLOT_BYTES, PAGE_BYTES, SLOT_HEADER
-from ..errors import Overloaded
+from ..errors import Overloaded, broken_answer
 from .buffers import address_of, copy_bytes
 
 U8: TypeAlias = npt.NDArray[np.uint8]
@@ -34,12 +34,15 @@ _ONE, _HALF, _LOW_WORD = np.uint64(1), np.uint64(32), np.uint64(0xFFFF_FFFF)
 
 
 class Extent:
-    """One mapped extent of `data_bytes` and the headers behind them (layout: v1/shm.py)."""
+    """One mapped extent of `data_bytes` and the headers behind them (layout: v1/shm.py). Raises Unavailable
+    when `memory` is too short."""
 
     __slots__ = ("address", "data", "data_bytes", "header_bytes", "headers")
 
     def __init__(self, memory: U8, data_bytes: int) -> None:
         num_slots = data_bytes // MIN_SLOT_BYTES
+        if len(memory) < data_bytes + num_slots * HEADER_BYTES:
+            raise broken_answer(f"an extent of {len(memory)} bytes, announced with {data_bytes} of data")
         table = memory[data_bytes : data_bytes + num_slots * HEADER_BYTES]
         self.data = memory[:data_bytes]
         self.data_bytes = data_bytes
@@ -141,7 +144,10 @@ class ExtentTable:
                 rows = rows[slots < len(extent.headers)]
                 slots = places[rows] & 0xFFFF_FFFF
             found = extent.headers[slots, :CHECKED_WORDS]
-            found[found[:, OFFSET] + found[:, LENGTH] > np.uint64(extent.data_bytes), GENERATION] = 1
+            room = np.uint64(extent.data_bytes)
+            is_inside = found[:, LENGTH] <= room
+            is_inside &= found[:, OFFSET] <= room - found[:, LENGTH]  # a sum could wrap
+            found[~is_inside, GENERATION] = 1
             headers[rows] = found
             addresses[rows] = found[:, OFFSET].astype(np.int64) + extent.address
         return headers, addresses
@@ -157,12 +163,15 @@ class ExtentTable:
 
 def map_memory(memory: Memory, *, writable: bool = False) -> U8:
     """Return `memory` as an array of bytes. A file descriptor is mapped shared and prefaulted, then
-    closed: the mapping keeps the memory. Raises Overloaded when this process has no room for it."""
+    closed: the mapping keeps the memory. Raises Overloaded when this process has no room for it, Unavailable
+    when the descriptor is of no memory."""
     if isinstance(memory, np.ndarray):
         return memory
     assert isinstance(memory, int)
     try:
         num_bytes = os.fstat(memory).st_size // PAGE_BYTES * PAGE_BYTES
+        if not num_bytes:
+            raise broken_answer("a file descriptor without memory")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         return np.frombuffer(mmap.mmap(memory, num_bytes, flags=flags, prot=protection), np.uint8)

@@ -29,6 +29,7 @@ from .buffers import copy_bytes
 from .extents import CHECKED_BYTES, HEADER_BYTES, I64, U8, U64, ExtentTable, Wanted
 
 NO_PLACE = -1
+_MAX_LOG2_ENTRIES = 40  # more would take a terabyte
 
 _ENTRY = struct.Struct("<QQ")
 _CHECKED = struct.Struct("<QQQQQQ32s")
@@ -49,7 +50,7 @@ class OneSidedReader:
         if int(head["epoch"]) != epoch:
             raise ValueError("the shared index belongs to another life of the daemon")
         log2_entries = int(head["log2_entries"])
-        if len(index) < index_file_bytes(log2_entries):
+        if log2_entries > _MAX_LOG2_ENTRIES or len(index) < index_file_bytes(log2_entries):
             raise ValueError(f"the shared index has {len(index)} bytes, too few for 2**{log2_entries}")
         self.extents = extents
         self._mask = (1 << log2_entries) - 1

@@ -14,7 +14,7 @@ from typing import Any
 from ...v1 import kvcache_pb2
 from ...v1.addresses import default_target
 from ...v1.arguments import instance, member, number, text, whole
-from ...v1.conversions import identity_to_wire, tier_to_wire, tiers_from_wire, urgency_to_wire
+from ...v1.conversions import identity_to_wire, tier_to_wire, urgency_to_wire
 from ...v1.shm import HASH_BYTES
 from ...v1.types import STANDARD_TIERS, NamespaceIdentity, Tier, Urgency
 from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError
@@ -22,6 +22,7 @@ from ..options import DEFAULT_LIMITS, DEFAULT_RETRY, DEFAULT_TIMEOUT, Limits, Re
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import Lookup, Prefetch, PrefillSpeed, ServerInfo
+from .answers import num_blocks_of, tiers_of
 from .effects import Answer, Attach, Attachment, Forget, Operation, Post, Receive, Send
 
 _LEAST_S, _DAY_S, _CENTURY_S = 0.001, 86_400.0, 100 * 366 * 86_400.0
@@ -170,12 +171,13 @@ class Operations:
             return Lookup(0, (), 0.0)
         request = kvcache_pb2.LookupRequest(namespace_id=namespace_id, prefix_hashes=packed)
         response = yield from self.call(attachment, "Lookup", request, self.deadline(None))
+        num_blocks = num_blocks_of(response, len(packed) // HASH_BYTES)
         return Lookup(
-            response.num_blocks,
-            tiers_from_wire(response.tiers),
+            num_blocks,
+            tiers_of(response.tiers),
             response.load_s,
             response.recompute_s,
-            response.num_worth_loading,
+            min(response.num_worth_loading, num_blocks),
             response.reason,
         )
 
@@ -190,7 +192,7 @@ class Operations:
             ttl_ms=milliseconds("ttl_s", ttl_s, 0.0),
         )
         response = yield from self.call(attachment, "Pin", request, self.deadline(None))
-        return response.pin_id, response.num_blocks
+        return response.pin_id, num_blocks_of(response, len(request.prefix_hashes) // HASH_BYTES)
 
     def unpin(self, pin_id: int) -> Operation[None]:
         attachment: Attachment = yield Attach()
@@ -209,7 +211,8 @@ class Operations:
             deadline_ms=milliseconds("deadline_s", deadline_s),
         )
         response = yield from self.call(attachment, "Prefetch", request, self.deadline(None))
-        return Prefetch(response.num_blocks, response.num_promoted)
+        num_blocks = num_blocks_of(response, len(request.prefix_hashes) // HASH_BYTES)
+        return Prefetch(num_blocks, response.num_promoted)
 
     def update_session(
         self,

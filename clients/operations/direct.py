@@ -17,13 +17,20 @@ import numpy as np
 
 from ...v1 import direct_pb2, kvcache_pb2
 from ...v1.arguments import instances, number, text
-from ...v1.conversions import tiers_from_wire
 from ...v1.shm import HASH_BYTES
-from ...v1.types import PutOutcome, Tier, Urgency
-from ..errors import CONNECTION_LOST, InvalidRequest, KvtierError, PreconditionFailed, Unavailable
+from ...v1.types import Tier, Urgency
+from ..errors import (
+    CONNECTION_LOST,
+    InvalidRequest,
+    KvtierError,
+    PreconditionFailed,
+    Unavailable,
+    broken_answer,
+)
 from ..values.keys import pack, parent_hash
 from ..values.namespace import Namespace
 from ..values.types import PutReport, Retention
+from .answers import num_blocks_of, outcomes_of, tiers_of
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block
@@ -177,7 +184,7 @@ class PagesState:
             with suppress(KvtierError):
                 yield Receive(ticket)
             raise
-        return PutReport([PutOutcome(number) for number in answer.message.outcomes])
+        return PutReport(outcomes_of(answer.message.outcomes, num_blocks))
 
     def _request(self, namespace_id: int) -> direct_pb2.RegisterPagesRequest:
         """Return the message that registers the pages."""
@@ -275,6 +282,8 @@ class DeliveryState:
         self._attachment: Attachment | None = None
         self._ticket = 0
         self._request_id = ""
+        self._num_named = 0  # blocks
+        self._next_group = 0  # the first layer group that no answer has named
 
     def open(
         self,
@@ -317,7 +326,7 @@ class DeliveryState:
             after_event=event,
             with_events=with_events,
         )
-        self._attachment, self._request_id = attachment, acquire.request_id
+        self._attachment, self._request_id, self._num_named = attachment, acquire.request_id, num_named
         self._ticket = yield from operations.send(attachment, "GetPages", request, chain.timeout_s)
 
     def next_group(self) -> Operation[LayerGroup | None]:
@@ -333,16 +342,27 @@ class DeliveryState:
         except BaseException:
             yield from self.cancel()
             raise
+        num_blocks = num_blocks_of(message, self._num_named)
         if not message.last:
-            return LayerGroup(message.group, message.num_blocks, self._pages._group_events[message.event])
+            return LayerGroup(message.group, num_blocks, self._event_of(message))
         self.report = PagesReport(
-            message.num_blocks,
+            num_blocks,
             self._first_block,
-            tiers_from_wire(message.tiers),
+            tiers_of(message.tiers),
             message.num_stored,
             message.reason,
         )
         return None
+
+    def _event_of(self, message: direct_pb2.GetPagesResponse) -> Any:
+        """Return the event of an answer about a layer group; the daemon names each group once, in order."""
+        events = self._pages._group_events
+        if not self._next_group <= message.group < len(self._pages.namespace.fragment_bytes):
+            raise broken_answer(f"layer group {message.group}, where {self._next_group} is next")
+        if message.event >= len(events):
+            raise broken_answer(f"event {message.event} of {len(events)}")
+        self._next_group = message.group + 1
+        return events[message.event]
 
     def finish(self) -> Operation[PagesReport]:
         """Wait until the get is over."""

@@ -19,18 +19,20 @@ from ...v1 import kvcache_pb2, local_pb2
 from ...v1.arguments import instance, instances, member, text, whole
 from ...v1.conversions import urgency_to_wire
 from ...v1.local import MAX_DESCRIPTORS
-from ...v1.shm import HASH_BYTES, extent_of, place_of, slot_bytes_for, tags_of
+from ...v1.shm import HASH_BYTES, extent_of, slot_bytes_for, tags_of
 from ...v1.types import Urgency
-from ..errors import InvalidRequest, KvtierError, NotFound
+from ..errors import InvalidRequest, KvtierError, NotFound, broken_answer
 from ..memory.buffers import Pieces, blocks_of, copy_bytes, target_span
-from ..memory.extents import I64, U64, Wanted
-from ..memory.shared import NO_PLACE
+from ..memory.extents import I64, Wanted
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import GetReport, Retention
+from .answers import Arrivals
 from .base import Operations, milliseconds, only_answer
 from .coded import CodedReader, readable_codecs
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
+
+_MAX_NUMBER = (1 << 31) - 1  # of extents and slots: a place has 64 bits, one of them for a sign
 
 
 @dataclass(slots=True)
@@ -166,25 +168,32 @@ def release(attachment: Attachment, lease_id: int) -> Operation[None]:
     yield Post("Release", request)
 
 
-def wanted_of(chain: Chain, fragments: kvcache_pb2.Fragments) -> tuple[Wanted, I64, I64]:
-    """Return what the fragments of an answer must look like in memory, and their (block, group)."""
-    blocks = np.array(fragments.block, np.int64)
-    groups = np.array(fragments.group, np.int64)
-    lengths = np.array(chain.namespace.fragment_bytes, np.uint64)[groups]
-    places = [
-        place_of(extent, offset // slot_bytes_for(length))
-        for extent, offset, length in zip(fragments.extent, fragments.offset, fragments.length, strict=True)
-    ]
-    names: U64 = np.frombuffer(chain.packed, "<u8").reshape(-1, 4)[blocks]
+def wanted_of(chain: Chain, arrivals: Arrivals, ready: kvcache_pb2.Fragments) -> tuple[Wanted, I64, I64]:
+    """Return what the fragments of an answer must look like in memory, their rows in `arrivals`, and their
+    layer groups. Raises Unavailable for fragments that were not asked for."""
+    columns = (ready.block, ready.group, ready.extent, ready.offset, ready.length, ready.generation)
+    if len(set(map(len, columns))) != 1:
+        raise broken_answer("columns of different lengths")
+    blocks, groups = np.array(ready.block, np.int64), np.array(ready.group, np.int64)
+    rows = arrivals.rows_of(blocks, groups)
+    fragment_bytes = chain.namespace.fragment_bytes
+    lengths = np.array(fragment_bytes, np.uint64)[groups]
+    slots = (
+        np.array(ready.offset, np.uint64)
+        // np.array(list(map(slot_bytes_for, fragment_bytes)), np.uint64)[groups]
+    )
+    extents = np.array(ready.extent, np.int64)
+    if (lengths != np.array(ready.length, np.uint64)).any() or max(slots.max(), extents.max()) > _MAX_NUMBER:
+        raise broken_answer("fragments where none can be")
     wanted = Wanted(
         chain.namespace_id,
-        np.array(places, np.int64),
-        names,
+        extents << 32 | slots.astype(np.int64),
+        np.frombuffer(chain.packed, "<u8").reshape(-1, 4)[blocks],
         groups.astype(np.uint64),
         lengths,
-        np.array(fragments.generation, np.uint64),
+        np.array(ready.generation, np.uint64),
     )
-    return wanted, blocks, groups
+    return wanted, rows, groups
 
 
 def _read_shared(
@@ -195,7 +204,7 @@ def _read_shared(
     assert reader is not None
     packed = chain.packed[chain.first_block * HASH_BYTES :]
     places = reader.find(tags_of(packed, chain.namespace_id, chain.namespace.num_groups))
-    listed = (places != NO_PLACE).all(axis=1)
+    listed = (places >= 0).all(axis=1)
     num_listed = len(listed) if listed.all() else int(listed.argmin())
     if num_listed == 0:
         return 0
@@ -224,24 +233,24 @@ def _read_leased(
     request = chain.acquire_request(operations, attachment, first_block)
     ticket = yield from operations.send(attachment, "Acquire", request, chain.timeout_s)
     lease_id = 0
-    end = chain.num_blocks
+    arrivals = Arrivals(first_block, chain.num_blocks, chain.namespace.fragment_bytes)
     try:
         while True:
             message = (yield Receive(ticket)).message
+            arrivals.count_answer()
             lease_id = message.lease_id
             if message.ready.block:
-                wanted, blocks, groups = wanted_of(chain, message.ready)
+                wanted, rows, groups = wanted_of(chain, arrivals, message.ready)
                 extents = [extent_of(place) for place in wanted.places.tolist()]
                 yield from map_extents(operations, attachment, extents, chain.timeout_s)
-                copy = partial(attachment.extents.copy, wanted, targets[blocks - first_block, groups])
+                copy = partial(attachment.extents.copy, wanted, targets[rows, groups])
                 right = yield Work(copy, int(wanted.lengths.sum()))
-                if not right.all():  # a lease that does not hold: whatever the reason, a miss
-                    end = min(end, int(blocks[~right].min()))
+                arrivals.add_all(rows, groups, right)  # a wrong one: its lease does not hold; a miss
             if message.arriving_extents:  # takes milliseconds, and the device is busy reading meanwhile
                 with suppress(NotFound):
                     yield from map_extents(operations, attachment, message.arriving_extents, chain.timeout_s)
             if message.last:
-                return min(end, int(message.num_blocks))
+                return arrivals.end(message.num_blocks)
     finally:
         with suppress(KvtierError):  # on a broken connection everything is released anyway
             yield Forget(ticket)
@@ -258,27 +267,24 @@ def _read_streamed(
     )
     ticket = yield from operations.send(attachment, "Get", request, chain.timeout_s)
     fragment_bytes = chain.namespace.fragment_bytes
-    missing = np.tile(np.array(fragment_bytes, np.int64), (len(targets), 1))
+    arrivals = Arrivals(first_block, chain.num_blocks, fragment_bytes)
     coded = CodedReader(chain.namespace.identity.geometry)
     try:
         while True:
             message = (yield Receive(ticket)).message
             if message.HasField("encoded"):
-                row, group = message.block - first_block, message.group
+                row, group = arrivals.chunk(message)
                 if coded.take(message):  # the last chunk of it
                     is_right = yield Work(
                         partial(coded.decode, group, targets[row, group]), fragment_bytes[group]
                     )
-                    missing[row, group] = 0 if is_right else fragment_bytes[group]
+                    arrivals.add(row, group, fragment_bytes[group] if is_right else 0)
             elif message.chunk:
-                row, group = message.block - first_block, message.group
-                assert message.offset + len(message.chunk) <= fragment_bytes[group], "chunk past its fragment"
+                row, group = arrivals.chunk(message)
                 _scatter(targets[row, group], fragment_bytes[group], message.offset, message.chunk)
-                missing[row, group] -= len(message.chunk)
+                arrivals.add(row, group, len(message.chunk))
             if message.last:
-                whole = (missing == 0).all(axis=1)
-                num_whole = len(whole) if whole.all() else int(whole.argmin())
-                return min(first_block + num_whole, int(message.num_blocks))
+                return arrivals.end(message.num_blocks)
     finally:
         with suppress(KvtierError):
             yield Forget(ticket)

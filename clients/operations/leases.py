@@ -15,16 +15,16 @@ import numpy as np
 
 from ...v1 import kvcache_pb2
 from ...v1.arguments import number, whole
-from ...v1.conversions import tiers_from_wire
 from ...v1.shm import HASH_BYTES, extent_of
 from ...v1.types import Tier, Urgency
 from ..errors import KvtierError, NotFound, PreconditionFailed
-from ..memory.buffers import copy_bytes
-from ..memory.extents import U8, Wanted
+from ..memory.buffers import address_of, copy_bytes
+from ..memory.extents import OFFSET, U8, Wanted
 from ..memory.fragments import Fragment, Readable, end_all
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import Retention
+from .answers import Arrivals, num_blocks_of, tiers_of
 from .base import Operations, milliseconds
 from .effects import Attach, Attachment, Forget, Operation, Receive
 from .gets import Chain, check_first_block, map_extents, release, wanted_of
@@ -50,7 +50,7 @@ class LeaseState:
         self._operations = operations
         self._ticket = 0
         self._streamed: dict[tuple[int, int], U8] = {}  # gRPC: bytes of fragments not yet whole
-        self._missing: dict[tuple[int, int], int] = {}
+        self._arrivals = Arrivals(chain.first_block, chain.num_blocks, chain.namespace.fragment_bytes)
         self._wanted: list[Wanted] = []  # what must still be in the slots; empty over gRPC
         self._fragments: dict[tuple[int, int], Readable] = {}
         self._fresh: list[Fragment] = []  # readable, not iterated yet
@@ -177,45 +177,48 @@ class LeaseState:
 
     def _receive_pins(self) -> Operation[None]:
         message = (yield Receive(self._ticket)).message
+        self._arrivals.count_answer()
         if message.tiers:
-            self.tiers = tiers_from_wire(message.tiers)
+            self.tiers = tiers_of(message.tiers)
         if message.num_stored:  # also where nothing of it could be pinned
             self.num_stored, self.reason = message.num_stored, message.reason
         self.lease_id = message.lease_id
-        self.num_blocks = message.num_blocks
+        self.num_blocks = num_blocks_of(message, self.chain.num_blocks)
         self.finished = message.last
-        if message.ready.block and self.attachment.local and self._views:
-            yield from self._add(message.ready)
+        if self.attachment.local and self._views:
+            if message.ready.block:
+                yield from self._add(message.ready)
+            if message.last:
+                self.num_blocks = self._arrivals.end(self.num_blocks)
 
     def _add(self, ready: kvcache_pb2.Fragments) -> Operation[None]:
-        wanted, blocks, groups = wanted_of(self.chain, ready)
+        wanted, rows, groups = wanted_of(self.chain, self._arrivals, ready)
         numbers = [extent_of(place) for place in wanted.places.tolist()]
         yield from map_extents(self._operations, self.attachment, numbers, self.chain.timeout_s)
-        right, _, _ = self.attachment.extents.check(wanted)
+        right, headers, _ = self.attachment.extents.check(wanted)
+        self._arrivals.add_all(rows, groups, right)
         self._wanted.append(wanted)
-        for row, (block, group) in enumerate(zip(blocks.tolist(), groups.tolist(), strict=True)):
-            if not right[row]:  # a lease that does not hold: whatever the reason, a miss
-                self.num_blocks = min(self.num_blocks, block)
-                continue
-            data = self.attachment.extents.mapped[ready.extent[row]].data
-            offset = ready.offset[row]
-            self._arrived(block, group, data[offset : offset + ready.length[row]])
+        if not right.all():  # a lease that does not hold: whatever the reason, a miss
+            self.num_blocks = min(self.num_blocks, self.chain.first_block + int(rows[~right].min()))
+        for row in np.flatnonzero(right).tolist():
+            data = self.attachment.extents.mapped[numbers[row]].data
+            start = int(headers[row, OFFSET])
+            memory = data[start : start + int(wanted.lengths[row])]
+            self._arrived(int(rows[row]) + self.chain.first_block, int(groups[row]), memory)
 
     def _receive_chunk(self) -> Operation[None]:
         message = (yield Receive(self._ticket)).message
-        key = (message.block, message.group)
         if message.chunk:
-            length = self.chain.namespace.fragment_bytes[message.group]
+            row, group = self._arrivals.chunk(message)
+            key = (message.block, group)
+            length = self.chain.namespace.fragment_bytes[group]
             target = self._streamed.setdefault(key, np.empty(length, np.uint8))
-            assert message.offset + len(message.chunk) <= length, "chunk past its fragment"
-            address = target.__array_interface__["data"][0] + message.offset
-            copy_bytes(address, message.chunk, len(message.chunk))
-            self._missing[key] = self._missing.get(key, length) - len(message.chunk)
-            if self._missing[key] == 0:
+            copy_bytes(address_of(target) + message.offset, message.chunk, len(message.chunk))
+            if self._arrivals.add(row, group, len(message.chunk)):
                 self._arrived(*key, self._streamed.pop(key)[:])
         if message.last:
             self.finished = True
-            self.num_blocks = min(self.num_blocks, message.num_blocks)
+            self.num_blocks = self._arrivals.end(min(self.num_blocks, message.num_blocks))
 
     def _arrived(self, block: int, group: int, memory: U8) -> None:
         self._fragments[block, group] = Readable(memory)

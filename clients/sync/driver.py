@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from ..errors import CONNECTION_LOST, KvtierError, Unavailable
+from ..errors import BROKEN_ANSWER, CONNECTION_LOST, KvtierError, Unavailable
 from ..links.connect import open_link
 from ..links.forks import reset_after_fork
 from ..links.link import Link
@@ -57,9 +57,11 @@ class Driver:
                 try:
                     return self._drive(make())
                 except KvtierError as problem:
-                    if not repeat or not self.operations.should_repeat(problem, attempt):
+                    is_repeated = repeat and self.operations.should_repeat(problem, attempt)
+                    if is_repeated or problem.reason == BROKEN_ANSWER:
+                        self._disconnect()  # before another thread has connected anew
+                    if not is_repeated:
                         raise
-                    self._disconnect()  # before another thread has connected anew
 
     def _disconnect(self) -> None:
         """Report what was read one-sidedly, then close the connection, if there is one."""

@@ -116,7 +116,7 @@ def test_every_reason_of_the_daemon_has_a_family() -> None:
     for reason, row in REASONS.items():
         code = row.code.value[0]
         detail = types_pb2.ErrorDetail(code=code, reason=reason, message="m", retry_after_ms=1500)
-        problem = errors.from_detail(detail)
+        problem = errors.from_detail(detail.SerializeToString())
         assert (problem.reason, problem.retry_after_s, problem.message) == (reason, 1.5, "m")
         assert (type(problem) is errors.ServerBug) == (reason == "BUG")
 

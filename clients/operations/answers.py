@@ -1,0 +1,109 @@
+"""Answers of the daemon, checked before they are believed.
+
+A wrong number in an answer, of a broken daemon or a hostile one, must not become a report of blocks that
+never arrived, a copy to another address, or an exception that is no KvtierError. Each function returns what
+an answer says, or raises `broken_answer`, whereupon the driver closes the connection.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...v1 import kvcache_pb2
+from ...v1.conversions import tiers_from_wire
+from ...v1.types import PutOutcome, Tier
+from ..errors import broken_answer
+from ..values.types import ServerInfo
+
+_OUTCOMES = {int(outcome): outcome for outcome in PutOutcome}
+
+
+def server_info(message: Any, transport: str) -> ServerInfo:
+    """Return what the daemon says of itself, in an AttachResponse or a GetServerInfoResponse."""
+    if not message.max_blocks_per_request:
+        raise broken_answer("a daemon that takes no blocks")
+    return ServerInfo(message.version, message.epoch, transport, message.max_blocks_per_request)
+
+
+def num_blocks_of(message: Any, limit: int) -> int:
+    """Return `num_blocks` of a message about a chain of `limit` blocks."""
+    num_blocks: int = message.num_blocks
+    if num_blocks > limit:
+        raise broken_answer(f"{num_blocks} blocks of a chain of {limit}")
+    return num_blocks
+
+
+def tiers_of(packed: bytes) -> tuple[Tier, ...]:
+    """Return the tiers in a `tiers` field."""
+    try:
+        return tiers_from_wire(packed)
+    except KeyError as problem:
+        raise broken_answer(f"a tier numbered {problem}") from None
+
+
+def outcomes_of(packed: bytes, num_blocks: int) -> list[PutOutcome]:
+    """Return what became of the blocks of a put that names `num_blocks`."""
+    if len(packed) != num_blocks:
+        raise broken_answer(f"{len(packed)} outcomes of {num_blocks} blocks")
+    try:
+        # Not PutOutcome(number) for each: that took an eighth of what the client does for a put of 64 blocks.
+        return [_OUTCOMES[number] for number in packed]
+    except KeyError as problem:
+        raise broken_answer(f"an outcome numbered {problem}") from None
+
+
+class Arrivals:
+    """Counts the bytes that a get, or a lease, still lacks of blocks `first_block` up to `num_blocks`.
+
+    Only what has arrived as a whole counts, whatever number of blocks the daemon names.
+    """
+
+    def __init__(self, first_block: int, num_blocks: int, fragment_bytes: tuple[int, ...]) -> None:
+        self._first_block = first_block
+        self._lengths = np.array(fragment_bytes, np.int64)
+        self._missing = np.tile(self._lengths, (max(0, num_blocks - first_block), 1))
+        self._num_answers_left = 2 * self._missing.size + 16  # the daemon needs one for each fragment at most
+
+    def count_answer(self) -> None:
+        """Count an answer of a stream that has no deadline of its own."""
+        self._num_answers_left -= 1
+        if self._num_answers_left < 0:
+            raise broken_answer("answers without end")
+
+    def rows_of(self, blocks: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the places of `blocks` behind the first one. `groups` has the same shape."""
+        rows = blocks - self._first_block
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._missing)):
+            raise broken_answer("a block that was not asked for")
+        if len(groups) and groups.max() >= len(self._lengths):
+            raise broken_answer("a layer group that the namespace does not have")
+        return rows
+
+    def chunk(self, message: kvcache_pb2.GetResponse) -> tuple[int, int]:
+        """Return row and layer group of a chunk. Chunks of a fragment come in order."""
+        row, group = message.block - self._first_block, message.group
+        if not (0 <= row < len(self._missing) and group < len(self._lengths)):
+            raise broken_answer(f"a chunk of fragment ({message.block}, {group}), which was not asked for")
+        if not message.HasField("encoded"):
+            have_bytes = int(self._lengths[group] - self._missing[row, group])
+            if message.offset != have_bytes or have_bytes + len(message.chunk) > self._lengths[group]:
+                raise broken_answer(f"a chunk at {message.offset}, where {have_bytes} bytes have arrived")
+        return row, group
+
+    def add(self, row: int, group: int, num_bytes: int) -> bool:
+        """Count bytes of a fragment; return whether that was the last of it."""
+        self._missing[row, group] -= num_bytes
+        return not self._missing[row, group]
+
+    def add_all(
+        self, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], right: npt.NDArray[np.bool_]
+    ) -> None:
+        """Count whole fragments, as far as they are `right`."""
+        self._missing[rows[right], groups[right]] = 0
+
+    def end(self, num_blocks: int) -> int:
+        """Return the end of the prefix that has arrived, at most `num_blocks`."""
+        is_whole = (self._missing == 0).all(axis=1)
+        num_whole = len(is_whole) if is_whole.all() else int(is_whole.argmin())
+        return min(self._first_block + num_whole, num_blocks)
