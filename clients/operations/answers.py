@@ -104,6 +104,10 @@ class Arrivals:
 
     def end(self, num_blocks: int) -> int:
         """Return the end of the prefix that has arrived, at most `num_blocks`."""
-        is_whole = (self._missing == 0).all(axis=1)
-        num_whole = len(is_whole) if is_whole.all() else int(is_whole.argmin())
+        num_whole = num_leading((self._missing == 0).all(axis=1))
         return min(self._first_block + num_whole, num_blocks)
+
+
+def num_leading(is_there: npt.NDArray[np.bool_]) -> int:
+    """Return how many are there from the first one on without a gap."""
+    return len(is_there) if is_there.all() else int(is_there.argmin())

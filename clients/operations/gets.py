@@ -27,7 +27,7 @@ from ..memory.extents import I64, Wanted
 from ..values.keys import pack
 from ..values.namespace import Namespace
 from ..values.types import GetReport, Retention
-from .answers import Arrivals
+from .answers import Arrivals, num_leading
 from .base import Operations, milliseconds, only_answer
 from .coded import CodedReader, readable_codecs
 from .effects import Attachment, Forget, Operation, Post, Receive, Send, Work
@@ -204,8 +204,7 @@ def _read_shared(
     assert reader is not None
     packed = chain.packed[chain.first_block * HASH_BYTES :]
     places = reader.find(tags_of(packed, chain.namespace_id, chain.namespace.num_groups))
-    listed = (places >= 0).all(axis=1)
-    num_listed = len(listed) if listed.all() else int(listed.argmin())
+    num_listed = num_leading(np.all(places >= 0, axis=1))
     if num_listed == 0:
         return 0
     places, packed = places[:num_listed], packed[: num_listed * HASH_BYTES]

@@ -80,7 +80,8 @@ def _change(message: Message, random: Random) -> None:
     """Give one field of a message another value."""
     if not message.DESCRIPTOR.fields:
         return
-    field = random.choice(message.DESCRIPTOR.fields)
+    fields: Any = message.DESCRIPTOR.fields
+    field: FieldDescriptor = random.choice(fields)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return
     if field.is_repeated:

@@ -225,7 +225,7 @@ def test_a_flood_of_late_answers_does_not_outlast_a_deadline(server: HostileLoca
 
     def flood(connection: Connection, _: Frame) -> None:
         answer = encode(Frame(Method.ACQUIRE, Flag.NONE, acquires[0].call, b"")) * 4096
-        for _ in range(1024):
+        for _number in range(1024):
             connection.socket.sendall(answer)
         connection.hang_up()
 

@@ -15,7 +15,7 @@ from kvtier.clients.memory.extents import map_memory
 from kvtier.clients.memory.shared import NO_PLACE
 from kvtier.v1.shm import SLOT_HEADER, tags_of
 
-from .mapped import DOMAIN, EPOCH, Memory, address, memory, random_bytes
+from .mapped import DOMAIN, EPOCH, EXTENT_BYTES, Memory, address, memory, random_bytes
 
 LENGTHS = (16 << 10, 20 << 10, 7 << 10)  # of the fragments of one block
 BLOCK = sum(LENGTHS)
@@ -173,6 +173,23 @@ def test_every_field_of_the_header_counts(filled: Memory, field: str) -> None:
         assert read_all(reader, [1])[0] == 0
     finally:
         headers[field][slot] -= 1
+    assert read_one(reader, 1) == payload
+
+
+@pytest.mark.parametrize("offset", [EXTENT_BYTES, (1 << 64) - 4096])
+def test_an_offset_outside_of_the_extent_is_a_miss(filled: Memory, offset: int) -> None:
+    """Also one that, with the length added, is inside again in 64 bits: bytes before the extent were read."""
+    payload, places = store_block(filled, 1)
+    reader = filled.reader()
+    slot = places[0] & 0xFFFF_FFFF
+    headers = filled.engine._extents[places[0] >> 32].headers.table()
+    before = int(headers["offset"][slot])
+    headers["offset"][slot] = offset
+    try:
+        assert read_one(reader, 1) is None
+        assert read_all(reader, [1])[0] == 0
+    finally:
+        headers["offset"][slot] = before
     assert read_one(reader, 1) == payload
 
 
